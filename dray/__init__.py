@@ -1,0 +1,1 @@
+"""dray trains PyTorch models and searches their hyperparameters on Ray."""
