@@ -1,1 +1,43 @@
-"""dray trains PyTorch models and searches their hyperparameters on Ray."""
+"""dray trains PyTorch models and searches their hyperparameters on Ray.
+
+The names below are loaded on first use, so that ``import dray.training.loop`` brings neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dray.core import get_cluster_info as get_cluster_info
+    from dray.imports import import_from_path as import_from_path
+    from dray.experiment.experiment import Experiment as Experiment
+    from dray.experiment.result import Result as Result
+    from dray.pytorch import InvalidHP as InvalidHP
+
+__version__ = "0.1.0"
+
+#: The format of log lines, as Determined's: pass it to ``logging.basicConfig(format=dray.LOG_FORMAT)``.
+LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
+
+_HOMES = {
+    "Experiment": "dray.experiment.experiment",
+    "Result": "dray.experiment.result",
+    "InvalidHP": "dray.pytorch",
+    "get_cluster_info": "dray.core",
+    "import_from_path": "dray.imports",
+}
+
+__all__ = ["LOG_FORMAT", "Experiment", "InvalidHP", "Result", "__version__", "get_cluster_info", "import_from_path"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dray' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

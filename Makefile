@@ -1,0 +1,61 @@
+# make demo    the ASHA search of examples/digits on Ray, on this machine
+# make check   ruff, mypy --strict, import-linter, the fast tests: under a minute
+# make test    check, then the slow tests and those on a real Ray
+# make bench   the benchmarks (see bench/)
+#
+# Each makes .venv on first use, from constraints.txt, and again only when pyproject.toml or constraints.txt change.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# The pins are those of Python 3.11, so it comes first; a name on the PATH can be a shim that does not run, so each is tried.
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python3.10; do \
+	"$$name" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo "$$name" && break; done)
+
+# Ray asks about usage statistics at its first start; a build must not wait for, or send, an answer.
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: help demo check lint types floors test-fast test bench clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@if [ -z "$(PYTHON)" ]; then echo "dray needs Python 3.10 or newer; found none. Give one: make PYTHON=/path/to/python" >&2; exit 1; fi
+	@echo "installing into $(VENV) with $$($(PYTHON) --version) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,report]'
+	@touch $@
+
+demo: $(INSTALLED)
+	@$(BIN)/dray experiment create examples/digits/asha.yaml examples/digits
+
+check: lint types floors test-fast
+
+lint: $(INSTALLED)
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+types: $(INSTALLED)
+	@$(BIN)/mypy
+
+floors: $(INSTALLED)
+	@$(BIN)/lint-imports --no-logo
+
+test-fast: $(INSTALLED)
+	@$(BIN)/python -m pytest -q -m "not slow and not ray and not gpu and not cluster"
+
+test: check
+	@$(BIN)/python -m pytest -q -m "slow or ray or gpu or cluster"
+
+bench: $(INSTALLED)
+	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+clean:
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
