@@ -1,0 +1,163 @@
+"""An append-only log: one JSON object a line, on disk before `append` returns. What is in it has happened, all of it.
+
+A process can die while it writes, so the last line may be torn: it was never acknowledged, and is dropped. A bad line
+anywhere else means that the file was damaged, and is an error.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from searchers.errors import JournalError
+
+Record = dict[str, object]
+
+
+class Journal:
+    """The journal at `path`, open for appending by this process alone; made, with its directory, if it is not there.
+
+    A torn last line is cut off at opening. The lock is a file beside it, `<path>.lock`, and ends with the process.
+
+    Args:
+        path: e.g. `experiment/journal.jsonl`.
+
+    Raises:
+        JournalError: Another process has it open.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "journal.jsonl"
+    >>> with Journal(path) as journal:
+    ...     journal.append({"event": "started", "trial": 0})
+    >>> Journal.read(path)
+    [{'event': 'started', 'trial': 0}]
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._mutex = threading.Lock()
+        self._lock = _lock(self.path)
+        try:
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._size = _whole_bytes(self.path.read_bytes())
+            os.ftruncate(self._file, self._size)
+            os.fsync(self._file)
+            _fsync_directory(self.path.parent)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def append(self, record: Mapping[str, object]) -> None:
+        """Write the record as one line, and return when it is on disk. Safe to call from several threads.
+
+        Raises:
+            ValueError: It is not strict JSON (NaN and infinities are not). Nothing is written.
+            OSError: The disk refused it. What was written of it is taken back.
+        """
+        line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        with self._mutex:
+            try:
+                written = 0
+                while written < len(line):
+                    written += os.write(self._file, line[written:])
+                os.fsync(self._file)
+            except BaseException:
+                # Without this the next record would follow half a line, and the journal would be damaged in its middle.
+                os.ftruncate(self._file, self._size)
+                raise
+            self._size += len(line)
+
+    def close(self) -> None:
+        """Give up the lock. Idempotent."""
+        with self._mutex:
+            if self._lock >= 0:
+                os.close(self._file)
+                os.close(self._lock)
+                self._file = self._lock = -1
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    @staticmethod
+    def read(path: str | os.PathLike[str]) -> list[Record]:
+        """All whole records; the n-th one is line n + 1. Works while another process appends.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            JournalError: A line other than the last one is no JSON object.
+        """
+        return [record for record, _ in _parse(Path(path).read_bytes(), where=str(path))]
+
+
+read = Journal.read
+
+
+def _parse(data: bytes, *, where: str) -> list[tuple[Record, int]]:
+    """Whole records and the offsets where they end."""
+    records: list[tuple[Record, int]] = []
+    begin, number = 0, 1
+    while begin < len(data):
+        newline = data.find(b"\n", begin)
+        end = len(data) if newline < 0 else newline + 1
+        record = _record(data[begin:end]) if newline >= 0 else None
+        if record is None:
+            if end == len(data):  # torn: a line without its end, or one of which not all blocks came to the disk
+                break
+            shown = data[begin:end][:60]
+            raise JournalError(
+                f"{where}: line {number} is damaged: expected a JSON object, got {shown!r}; "
+                "restore the file from a copy, or cut it before this line to go on from there"
+            )
+        records.append((record, end))
+        begin, number = end, number + 1
+    return records
+
+
+def _record(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line)
+    except ValueError:  # also UnicodeDecodeError
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _whole_bytes(data: bytes) -> int:
+    """Length of the data up to the end of its last whole line; a look at the last two lines is enough."""
+    end = data.rfind(b"\n") + 1
+    begin = data.rfind(b"\n", 0, max(end - 1, 0)) + 1
+    return end if end == begin or _record(data[begin:end]) is not None else begin
+
+
+def _lock(path: Path) -> int:
+    # A file of its own: closing *any* descriptor of a file can drop the process's lock on it where locks are POSIX's
+    # (NFS), and the journal is read while it is open. It is never deleted: two processes could then hold two files.
+    lock_path = path.with_name(path.name + ".lock")
+    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        owner = os.read(descriptor, 64).decode(errors="replace").strip() or "unknown"
+        os.close(descriptor)
+        raise JournalError(
+            f"{path} is being written by another run, process {owner}; wait until it has ended, or end it"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()}\n".encode())
+    return descriptor
+
+
+def _fsync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,301 @@
+"""A search: a method, a space and a log, as the one object that a driver holds.
+
+    search = Search(method, space, seed=7, smaller_is_better=True, log=journal.append)
+    for action in search.start(): ...             # then, for whatever happens:
+    for action in search.on(event): ...           # the event is in the log before an action is handed out
+
+It normalises metrics (once, here), draws hyperparameters (counted, not carried: those of trial 7 depend on the seed and
+on 7), keeps a view of every trial, and writes one record per event. Its state is the fold of these records: `replay`
+is restore.
+
+Records, each one line of the journal:
+
+    {"event": "start", "actions": [...]}
+    {"event": "started",  "trial": 3, "hparams": {...}, "actions": []}
+    {"event": "reported", "trial": 3, "step": 4, "value": 0.31, "actions": [{"action": "stop", "trial": 3}, ...]}
+    {"event": "exited",   "trial": 3, "reason": "stopped", "actions": []}
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from types import MappingProxyType
+from typing import Literal
+
+from searchers.errors import IllegalEvent, JournalError
+from searchers.events import (
+    EVENT_KINDS,
+    Action,
+    Create,
+    Done,
+    Event,
+    Exited,
+    Pause,
+    Reason,
+    Reported,
+    Resume,
+    Started,
+    Stop,
+    action_to_json,
+    assert_never,
+    event_from_json,
+    event_to_json,
+    number_from_json,
+    number_to_json,
+)
+from searchers.method import Method
+from searchers.space import Space
+
+State = Literal["PENDING", "RUNNING", "PAUSED", "STOPPED", "COMPLETED", "ERRORED", "INVALID_HP", "CANCELED"]
+Record = dict[str, object]
+
+_ENDS: dict[Reason, State] = {
+    "completed": "COMPLETED",
+    "stopped": "STOPPED",
+    "errored": "ERRORED",
+    "invalid_hp": "INVALID_HP",
+    "canceled": "CANCELED",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialView:
+    """What the search knows of a trial.
+
+    Attributes:
+        id: Its number, in order of creation.
+        state: PENDING until it gets its workers; PAUSED by the method; STOPPED, COMPLETED, ... when it has ended.
+        hparams: As drawn when it started first; None before.
+        best: Best finite value reported, as measured (its sign not turned); None if there is none.
+        best_step: The step of `best`.
+        last: Last value reported, as measured; it may be NaN.
+        last_step: Longest step reported.
+        stop_requested: A `Stop` was issued. With a live state: not obeyed yet.
+    """
+
+    id: int
+    state: State = "PENDING"
+    hparams: Mapping[str, object] | None = None
+    best: float | None = None
+    best_step: float | None = None
+    last: float | None = None
+    last_step: float | None = None
+    stop_requested: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended for good."""
+        return self.state not in ("PENDING", "RUNNING", "PAUSED")
+
+
+class Search:
+    """A running search.
+
+    Args:
+        method: A new method; the search owns it.
+        space: Where hyperparameters are drawn from.
+        seed: Any integer. The same seed, method and space give the same trials.
+        smaller_is_better: Of the values that are reported.
+        log: Called with one record per event, before the event's actions are returned; it should not return before the
+            record is safe. If it raises, the search is ahead of its log: drop it, and `replay` the log.
+    """
+
+    def __init__(
+        self, method: Method, space: Space, *, seed: int, smaller_is_better: bool, log: Callable[[Record], None]
+    ) -> None:
+        self.method, self.space, self.seed = method, space, seed
+        self.done: Done | None = None
+        self.started = False
+        self._sign = 1 if smaller_is_better else -1
+        self._log = log
+        self._trials: dict[int, TrialView] = {}
+        self.trials: Mapping[int, TrialView] = MappingProxyType(self._trials)
+
+    def start(self) -> list[Action]:
+        """The first actions. Once; after `replay` of a log that is not empty this has happened (`started`)."""
+        assert not self.started, "the search has started before; look at Search.started after a replay"
+        actions = self._begin()
+        self._log({"event": "start", "actions": [action_to_json(action) for action in actions]})
+        return actions
+
+    def on(self, event: Event) -> list[Action]:
+        """What to do about the event; [] and no record for one of a trial that has ended.
+
+        Raises:
+            IllegalEvent: No such trial was created, it reports before it started, or its step is no number. Nothing
+                has changed.
+        """
+        if self._is_late(event):
+            return []
+        hparams = self._sample(event.trial) if isinstance(event, Started) else None
+        actions = self._apply(event, hparams)
+        record = event_to_json(event)
+        if isinstance(event, Started):
+            record["hparams"] = _encode(self._trials[event.trial].hparams)
+        self._log(record | {"actions": [action_to_json(action) for action in actions]})
+        return actions
+
+    def params(self, trial: int) -> dict[str, object]:
+        """The trial's hyperparameters: those it started with, or those it will start with. A new dict each time.
+
+        Raises:
+            IllegalEvent: No such trial was created.
+        """
+        return self._sample(self._view(trial).id)
+
+    def seed_of(self, trial: int) -> int:
+        """The trial's own seed, 31 bits: a function of the search's seed and the trial's number alone."""
+        return Random(f"{self.seed}:{trial}:seed").getrandbits(31)
+
+    @classmethod
+    def replay(
+        cls,
+        records: Iterable[Mapping[str, object]],
+        method: Method,
+        space: Space,
+        *,
+        seed: int,
+        smaller_is_better: bool,
+        log: Callable[[Record], None],
+    ) -> Search:
+        """The search that wrote these records, ready to go on; the records are not logged again.
+
+        Trials that were PENDING or RUNNING are simply live. A `Stop` that was recorded and not obeyed shows as
+        `stop_requested`. Records of unknown events (a driver may log its own) are passed over.
+
+        Args:
+            records: `Journal.read(path)`.
+            method: A new method, configured as the one before.
+
+        Raises:
+            JournalError: A record cannot be, or its actions are not the ones that the method takes; names the line.
+        """
+        search = cls(method, space, seed=seed, smaller_is_better=smaller_is_better, log=log)
+        for line, record in enumerate(records, start=1):
+            if record.get("event") not in (*EVENT_KINDS, "start"):
+                continue
+            try:
+                actions = search._repeat(record)
+            except (ValueError, TypeError) as error:
+                raise JournalError(f"journal, line {line}: {error}") from error
+            decided = [action_to_json(action) for action in actions]
+            if decided != record.get("actions"):
+                raise JournalError(
+                    f"journal, line {line}: recorded were the actions {record.get('actions')}, but this search takes "
+                    f"{decided}; the searcher's configuration differs from the one that wrote the journal"
+                )
+        return search
+
+    def _begin(self) -> list[Action]:
+        self.started = True
+        actions = self.method.start()
+        self._carry(actions)
+        return actions
+
+    def _repeat(self, record: Mapping[str, object]) -> list[Action]:
+        if record["event"] == "start":
+            if self.started:
+                raise ValueError("the search starts a second time")
+            return self._begin()
+        event = event_from_json(record)
+        if self._is_late(event):
+            raise ValueError(f"{event} comes after the trial's end")
+        # The log is the truth: hyperparameters may stem from a sampler that knew more than their number.
+        hparams = _decode(record.get("hparams")) if isinstance(event, Started) else None
+        if hparams is not None and not isinstance(hparams, dict):
+            raise ValueError(f"hparams must be a mapping, got {hparams!r}")
+        return self._apply(event, hparams)
+
+    def _view(self, trial: int) -> TrialView:
+        if trial not in self._trials:
+            raise IllegalEvent(f"trial {trial} was never created; so far there are {len(self._trials)}, from 0")
+        return self._trials[trial]
+
+    def _is_late(self, event: Event) -> bool:
+        view = self._view(event.trial)
+        match event:
+            case Reported(step=step) if not math.isfinite(step) or step < 0:
+                raise IllegalEvent(f"trial {event.trial} reported at step {step}; must be a finite number >= 0")
+            case Reported() if view.state == "PENDING" and view.hparams is None:
+                raise IllegalEvent(f"trial {event.trial} reported at step {event.step} before it started")
+            case Exited(reason=reason) if reason not in _ENDS:
+                raise IllegalEvent(f"trial {event.trial} exited with {reason!r}; must be one of {', '.join(_ENDS)}")
+        return view.ended
+
+    def _apply(self, event: Event, hparams: dict[str, object] | None) -> list[Action]:
+        actions = self.method.on(self._normalised(event))
+        self._trials[event.trial] = self._seen(self._trials[event.trial], event, hparams)
+        self._carry(actions)
+        return actions
+
+    def _normalised(self, event: Event) -> Event:
+        """Smaller is better from here on, and what is not finite is the worst, whichever sign it has."""
+        if not isinstance(event, Reported):
+            return event
+        value = event.value
+        bad = value is None or not math.isfinite(value)
+        return replace(event, value=math.inf if bad or value is None else self._sign * value)
+
+    def _seen(self, view: TrialView, event: Event, hparams: dict[str, object] | None) -> TrialView:
+        match event:
+            case Started():
+                return replace(view, state="RUNNING", hparams=hparams if view.hparams is None else view.hparams)
+            case Reported(step=step, value=value):
+                last_step = step if view.last_step is None else max(step, view.last_step)
+                view = replace(view, last=value, last_step=last_step)
+                if value is None or not math.isfinite(value):
+                    return view
+                if view.best is None or self._sign * value < self._sign * view.best:
+                    return replace(view, best=value, best_step=step)
+                return view
+            case Exited(reason=reason):
+                return replace(view, state=_ENDS[reason])
+            case _:
+                assert_never(event)
+
+    def _carry(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Create(trial=trial):
+                    self._trials[trial] = TrialView(id=trial)
+                case Stop(trial=trial):
+                    self._trials[trial] = replace(self._trials[trial], stop_requested=True)
+                case Pause(trial=trial):
+                    self._trials[trial] = replace(self._trials[trial], state="PAUSED")
+                case Resume(trial=trial):
+                    self._trials[trial] = replace(self._trials[trial], state="PENDING")
+                case Done():
+                    self.done = action
+                case _:
+                    assert_never(action)
+
+    def _sample(self, trial: int) -> dict[str, object]:
+        bound = self._trials[trial].hparams
+        return self.space.sample(Random(f"{self.seed}:{trial}")) if bound is None else copy.deepcopy(dict(bound))
+
+
+def _encode(value: object) -> object:
+    """Hyperparameters as strict JSON: a float that is not finite becomes {"$float": "inf"}, so that it comes back."""
+    match value:
+        case dict():
+            return {name: _encode(item) for name, item in value.items()}
+        case list():
+            return [_encode(item) for item in value]
+        case float() if not math.isfinite(value):
+            return {"$float": number_to_json(value)}
+    return value
+
+
+def _decode(value: object) -> object:
+    match value:
+        case {"$float": number, **others} if not others:
+            return number_from_json(number)
+        case dict():
+            return {name: _decode(item) for name, item in value.items()}
+        case list():
+            return [_decode(item) for item in value]
+    return value

@@ -1,0 +1,25 @@
+"""One trial, run to its end."""
+
+from __future__ import annotations
+
+from searchers.random_search import RandomSearch
+
+
+class Single(RandomSearch):
+    """Determined's `single`: random search with one trial.
+
+    Args:
+        max_length: Length of the trial, >= 1, if it is the search that sets it.
+        max_invalid: Times that the trial is replaced, should its hyperparameters be invalid, >= 0. 16 by default.
+
+    Raises:
+        MethodError: A field is invalid.
+
+    >>> Single().start()
+    [Create(trial=0)]
+    """
+
+    _name = "single"
+
+    def __init__(self, *, max_length: int | None = None, max_invalid: int | None = None) -> None:
+        super().__init__(max_trials=1, max_concurrent_trials=1, max_length=max_length, max_invalid=max_invalid)
