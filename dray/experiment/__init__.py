@@ -1,0 +1,1 @@
+"""One experiment: its config, its run, its results."""

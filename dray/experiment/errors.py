@@ -1,0 +1,52 @@
+"""What can be wrong with an experiment, said so that it can be mended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong with a config.
+
+    Attributes:
+        path: The field, as in ``searcher.divisor``, or the line of the file where there is no field yet.
+        what: What was expected, what came, and what to do: ``must be > 1, got 1; ...``.
+    """
+
+    path: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}"
+
+
+class ConfigError(ValueError):
+    """An experiment config that cannot be run; it lists every fault that was found, one a line.
+
+    Args:
+        faults: ``Fault`` or ``(path, what)`` pairs; at least one.
+        source: Where the config came from: a file's name, or a phrase.
+
+    >>> print(ConfigError([("searcher.divisor", "must be > 1, got 1")], source="asha.yaml"))
+    asha.yaml has 1 fault:
+      searcher.divisor: must be > 1, got 1
+    """
+
+    def __init__(self, faults: Iterable[tuple[str, str]], source: str = "The experiment config") -> None:
+        self.faults = tuple(Fault(path, what) for path, what in faults)
+        self.source = source
+        assert self.faults, "a ConfigError without a fault says nothing"
+        super().__init__(self.faults, source)
+
+    def __str__(self) -> str:
+        count = "1 fault" if len(self.faults) == 1 else f"{len(self.faults)} faults"
+        return "\n  ".join([f"{self.source} has {count}:", *map(str, self.faults)])
+
+
+class EntrypointError(ConfigError):
+    """``entrypoint`` does not lead to a class that can be trained."""
+
+
+class ExperimentError(RuntimeError):
+    """A search that began and could not end well; its message is for the user, without a traceback."""

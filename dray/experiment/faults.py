@@ -1,0 +1,124 @@
+"""Put what pydantic found into words: ``path: what was expected, what came; what to write``."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from dray.experiment.errors import Fault
+from dray.experiment.schema import SECTIONS
+
+# Fields of Determined's configs that describe its cluster and its web pages, or features that dray does not have.
+_DETERMINED_ONLY = frozenset(
+    """
+    agent_label bind_mounts bracket_rungs debug devices environment integrations internal is_single_node log_policies
+    max_rungs max_slots max_time mode native_parallel optimizations pbs perform_initial_validation preemption_timeout
+    priority profiling project propagation records_per_epoch resource_manager resource_pool retention_policy
+    save_experiment_best save_trial_best save_trial_latest scheduling_unit shm_size slurm source_checkpoint_uuid
+    source_trial_id stop_once tensorboard_storage time_metric weight workspace
+    """.split()  # noqa: SIM905 - read as words, not as a column of quotes
+)
+
+_KINDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+
+
+def faults_of(error: ValidationError) -> list[Fault]:
+    """Every fault that pydantic found, in the order of the config's fields.
+
+    Args:
+        error: What validating one of the sections, or the whole config, raised.
+    """
+    return [_fault(details) for details in error.errors(include_url=False)]
+
+
+def unknown_field(location: tuple[str, ...], name: str) -> Fault:
+    """The fault of a field that is not there, with the nearest that is."""
+    path = ".".join((*location, name))
+    known = SECTIONS[location].model_fields
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return Fault(path, f"unknown field; did you mean {near[0]}?")
+    for place, model in SECTIONS.items():
+        if name in model.model_fields:
+            return Fault(path, f"unknown field here; it belongs at {'.'.join((*place, name))}")
+    if name in _DETERMINED_ONLY:
+        return Fault(path, "a field of Determined that dray does not have; remove it")
+    return Fault(path, f"unknown field; the fields here are {', '.join(sorted(known))}")
+
+
+def missing_field(location: tuple[str, ...], name: str) -> Fault:
+    """The fault of a field that has to be given, with what it means and an example."""
+    field = SECTIONS[location].model_fields[name]
+    return Fault(".".join((*location, name)), f"required, got nothing; {field.description}, {_example(name, field)}")
+
+
+def _fault(details: ErrorDetails) -> Fault:
+    *location, name = (str(part) for part in details["loc"])
+    place = tuple(location)
+    if details["type"] == "extra_forbidden":
+        return unknown_field(place, name)
+    if details["type"] == "missing":
+        return missing_field(place, name)
+    return Fault(".".join((*location, name)), _what(details, place, name))
+
+
+def _what(details: ErrorDetails, place: tuple[str, ...], name: str) -> str:
+    kind, got, context = details["type"], details["input"], details.get("ctx", {})
+    field = _field(place, name)
+    example = f"; {_example(name, field)}" if field is not None else ""
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "literal_error":
+        return f"must be one of {_choices(context)}, got {_shown(got)}{_nearest(got, context) or example}"
+    if kind in _KINDS:
+        return f"must be {_KINDS[kind]}, got {_shown(got)}{example}"
+    if kind == "string_too_short":
+        return f"must not be empty{example}"
+    for limit, sign in (("gt", ">"), ("ge", ">="), ("le", "<=")):
+        if limit in context:
+            bound = context[limit]
+            whole = isinstance(bound, float) and bound.is_integer()
+            return f"must be {sign} {int(bound) if whole else bound}, got {_shown(got)}{example}"
+    return f"{details['msg']}, got {_shown(got)}{example}"
+
+
+def _field(place: tuple[str, ...], name: str) -> FieldInfo | None:
+    # A location that is no field lies inside a list or a free mapping: labels.0
+    model: type[BaseModel] | None = SECTIONS.get(place)
+    return None if model is None else model.model_fields.get(name)
+
+
+def _example(name: str, field: FieldInfo) -> str:
+    assert field.examples, f"{name} needs an example in the schema, its error messages show it"
+    example = field.examples[0]
+    return f"for example {name}: {str(example).lower() if isinstance(example, bool) else example}"
+
+
+def _shown(got: object) -> str:
+    kind = {str: "text", bool: "a truth value", list: "a list", dict: "a mapping"}.get(type(got), type(got).__name__)
+    return f"{got!r:.60} ({kind})" if isinstance(got, str | bool | list | Mapping) else repr(got)[:60]
+
+
+def _choices(context: Mapping[str, Any]) -> str:
+    return str(context["expected"]).replace("'", "").replace(" or ", ", ")
+
+
+def _nearest(got: object, context: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(str(got), _choices(context).split(", "), n=1)
+    return f"; did you mean {near[0]}?" if near else ""

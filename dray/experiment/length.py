@@ -1,0 +1,76 @@
+"""How much training: a number of batches, epochs or records, as Determined's configs write it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from dray.training.units import Batch, Epoch, Records, TrainUnit
+
+LengthUnit: TypeAlias = Literal["batches", "epochs", "records"]
+UNITS: tuple[LengthUnit, ...] = get_args(LengthUnit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Length:
+    """``value`` units of training, from the start of the trial.
+
+    Attributes:
+        unit: ``batches`` (of the global batch size), ``epochs`` (passes over the training data) or ``records``.
+        value: How many; never negative.
+    """
+
+    unit: LengthUnit
+    value: int
+
+    def __str__(self) -> str:
+        return f"{self.value} {self.unit}"
+
+    def to_dict(self) -> dict[str, int]:
+        """As a config writes it: ``{"epochs": 16}``."""
+        return {self.unit: self.value}
+
+    def to_unit(self) -> TrainUnit:
+        """As the training loop takes it: ``Epoch(16)``."""
+        kinds: dict[LengthUnit, type[TrainUnit]] = {"batches": Batch, "epochs": Epoch, "records": Records}
+        return kinds[self.unit](self.value)
+
+
+def parse_length(raw: object, *, minimum: int) -> Length:
+    """``{"epochs": 16}`` or a plain number, which counts batches.
+
+    A plain number is Determined's legacy form without a unit; a trial that is written for PyTorch counts batches.
+
+    Args:
+        raw: What the config says.
+        minimum: The least value that makes sense, 1 for a length, 0 for a period.
+
+    Raises:
+        ValueError: neither; the message says what came.
+
+    >>> parse_length({"epochs": 16}, minimum=1)
+    Length(unit='epochs', value=16)
+    """
+    if isinstance(raw, Length):
+        return raw
+    unit: LengthUnit = "batches"
+    value: object = raw
+    if isinstance(raw, Mapping):
+        if len(raw) != 1 or next(iter(raw)) not in UNITS:
+            raise ValueError(f"must have exactly one of {', '.join(UNITS)}, got {dict(raw)!r}{_hint(raw)}")
+        [(unit, value)] = raw.items()
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"must be a whole number of batches, epochs or records, got {value!r}; write {{epochs: 16}}")
+    if value < minimum:
+        raise ValueError(f"must be at least {minimum}, got {value} {unit}")
+    return Length(unit=unit, value=value)
+
+
+def _hint(raw: Mapping[object, object]) -> str:
+    for key in raw:
+        near = difflib.get_close_matches(str(key), UNITS, n=1)
+        if near and key != near[0]:
+            return f"; did you mean {near[0]}?"
+    return "; write {epochs: 16}"

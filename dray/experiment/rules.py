@@ -1,0 +1,114 @@
+"""The rules of a config that take more than one field to judge. Each looks at the raw mapping, whatever else is wrong
+with it, so that one run tells every fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from dray.experiment.errors import Fault
+from dray.experiment.faults import missing_field
+from dray.experiment.schema import SEARCHER_FIELDS, Resources, Searcher, SearcherName
+from searchers.errors import SpaceError
+from searchers.space import parse
+
+# The schema itself demands what every method needs; these depend on the method.
+_REQUIRED: dict[SearcherName, tuple[str, ...]] = {
+    "single": (),
+    "random": ("max_trials",),
+    "asha": ("max_trials", "num_rungs"),
+    "async_halving": ("max_trials", "num_rungs"),
+}
+
+
+def broken_rules(raw: Mapping[str, Any]) -> Iterator[Fault]:
+    """The faults that no single field shows."""
+    yield from _searcher(raw.get("searcher"))
+    yield from _storage(raw.get("checkpoint_storage"))
+    hyperparameters = raw.get("hyperparameters", {})
+    if isinstance(hyperparameters, Mapping):
+        yield from _space(hyperparameters)
+        yield from _batch_size(hyperparameters, raw)
+
+
+def _searcher(raw: object) -> Iterator[Fault]:
+    name = raw.get("name") if isinstance(raw, Mapping) else None
+    if not isinstance(raw, Mapping) or not isinstance(name, str) or name not in SEARCHER_FIELDS:
+        return
+    for field in _REQUIRED[name]:
+        if raw.get(field) is None:
+            yield missing_field(("searcher",), field)
+    for field in sorted((Searcher.model_fields.keys() - SEARCHER_FIELDS[name]) & raw.keys()):
+        takers = [kind for kind in ("random", "asha") if field in SEARCHER_FIELDS[kind]]
+        what = f"{name} has no such field, got {raw[field]!r}; remove it, or use name: {' or '.join(takers)}"
+        yield Fault(f"searcher.{field}", what)
+
+
+def _storage(raw: object) -> Iterator[Fault]:
+    if not isinstance(raw, Mapping):
+        return
+    paths = sorted({"container_path", "host_path", "storage_path"} & raw.keys())
+    if raw.get("type") == "directory" and (len(paths) != 1 or "host_path" in paths):
+        yield Fault(
+            "checkpoint_storage",
+            "type directory needs exactly one path, as container_path (or storage_path), "
+            f"got {', '.join(paths) or 'none'}; for example {{type: directory, container_path: /mnt/results}}",
+        )
+    if raw.get("type") == "shared_fs" and ("host_path" not in paths or "container_path" in paths):
+        yield Fault(
+            "checkpoint_storage",
+            f"type shared_fs needs host_path, and may have storage_path below it, got {', '.join(paths) or 'none'}; "
+            "for example {type: shared_fs, host_path: /mnt/results}",
+        )
+
+
+def _space(hyperparameters: Mapping[str, Any]) -> Iterator[Fault]:
+    try:
+        parse(hyperparameters)
+    except SpaceError as error:
+        yield from (Fault(path, what) for path, what in error.faults)
+
+
+def _batch_size(hyperparameters: Mapping[str, Any], raw: Mapping[str, Any]) -> Iterator[Fault]:
+    """``global_batch_size`` is divided among a trial's slots: each value it can take must give every slot a record."""
+    path = "hyperparameters.global_batch_size"
+    if "global_batch_size" not in hyperparameters:
+        units = [raw.get("min_validation_period"), raw.get("min_checkpoint_period")]
+        units += [raw["searcher"].get("max_length")] if isinstance(raw.get("searcher"), Mapping) else []
+        if any(isinstance(unit, Mapping) and "records" in unit for unit in units):
+            yield Fault(path, "required, got nothing; a length in records is counted in batches of this size")
+        return
+    try:
+        slots = Resources.model_validate(raw.get("resources", {})).slots_per_trial
+    except ValidationError:
+        slots = 1  # told elsewhere
+    for value in _extremes(hyperparameters["global_batch_size"]):
+        if isinstance(value, bool) or not isinstance(value, int):
+            yield Fault(path, f"must be a whole number of records, got {value!r}; for example global_batch_size: 64")
+            return
+        if value < slots:
+            yield Fault(
+                path,
+                f"must be at least resources.slots_per_trial ({slots}) so that every slot gets a record, got {value}; "
+                "raise it, or ask for fewer slots",
+            )
+            return
+
+
+def _extremes(spec: object) -> list[object]:
+    """The values that a hyperparameter can take, or the least of them; nothing for a spec that ``parse`` refuses."""
+    if not isinstance(spec, Mapping) or "type" not in spec:
+        return [spec]
+    match spec["type"]:
+        case "const":
+            return [spec["val"]] if "val" in spec else []
+        case "categorical":
+            return list(spec["vals"]) if isinstance(spec.get("vals"), list) else []
+        case "int":
+            return [spec["minval"]] if isinstance(spec.get("minval"), int) else []
+        case "double" | "log":
+            return [f"a {spec['type']}"]
+        case _:
+            return []

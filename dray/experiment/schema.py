@@ -1,0 +1,195 @@
+"""The fields of an experiment config, as Determined names them, each with its type, bounds and default.
+
+What needs more than one field to judge stands in ``rules.py``; how a fault is worded, in ``faults.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+from dray.experiment.length import Length, parse_length
+
+SearcherName: TypeAlias = Literal["single", "random", "asha", "async_halving"]
+MAX_SEED = 2**32 - 1
+
+
+def _entrypoint(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
+        raise ValueError(f"must be module:Class, got {text!r}; for example model_def:DigitsTrial")
+    return text
+
+
+def _whole_if_whole(number: float) -> float:
+    # 4.0 and 4 are one divisor; as an integer, the rungs are computed exactly.
+    return int(number) if number == int(number) else number
+
+
+def _length(raw: object) -> Length:
+    return parse_length(raw, minimum=1)
+
+
+def _period(raw: object) -> Length | None:
+    # Determined writes "no period" as {batches: 0}.
+    length = None if raw is None else parse_length(raw, minimum=0)
+    return length if length is not None and length.value > 0 else None
+
+
+def _as_text(raw: object) -> object:
+    return os.fspath(raw) if isinstance(raw, os.PathLike) else raw
+
+
+_as_dict = PlainSerializer(lambda length: None if length is None else length.to_dict())
+MaxLength: TypeAlias = Annotated[Length, BeforeValidator(_length), _as_dict]
+Period: TypeAlias = Annotated[Length | None, BeforeValidator(_period), _as_dict]
+Directory: TypeAlias = Annotated[str, BeforeValidator(_as_text), Field(min_length=1)]
+
+
+class _Section(BaseModel):
+    # strict: "64" is not a number and 1 is not true, a config that says so is mistaken.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Searcher(_Section):
+    """Which trials run, and for how long."""
+
+    name: SearcherName = Field(description="the search method", examples=["asha"])
+    metric: str = Field(
+        min_length=1, description="the validation metric that the search compares", examples=["validation_loss"]
+    )
+    smaller_is_better: bool = Field(default=True, description="whether the metric is to fall", examples=[True])
+    max_length: MaxLength = Field(description="how long a trial trains at most", examples=["{epochs: 16}"])
+    max_trials: int | None = Field(default=None, ge=1, description="how many trials there are", examples=[64])
+    max_concurrent_trials: int = Field(
+        default=16, ge=0, description="how many trials run at once at most, 0 for no limit", examples=[16]
+    )
+    divisor: Annotated[float, AfterValidator(_whole_if_whole)] = Field(
+        default=4, gt=1, description="one trial in so many goes on at each rung", examples=[4]
+    )
+    num_rungs: int | None = Field(
+        default=None, ge=1, description="how many lengths trials are compared at", examples=[3]
+    )
+
+
+_COMMON = frozenset({"name", "metric", "smaller_is_better", "max_length"})
+_RANDOM = _COMMON | {"max_trials", "max_concurrent_trials"}
+_ASHA = _RANDOM | {"divisor", "num_rungs"}
+
+#: The fields under ``searcher`` that each method uses.
+SEARCHER_FIELDS: dict[SearcherName, frozenset[str]] = {
+    "single": _COMMON,
+    "random": _RANDOM,
+    "asha": _ASHA,
+    "async_halving": _ASHA,
+}
+
+
+class Resources(_Section):
+    """What one trial runs on."""
+
+    slots_per_trial: int = Field(default=1, ge=1, description="how many workers train one trial", examples=[1])
+    slot: Literal["gpu", "cpu"] | None = Field(
+        default=None, description="what a slot is; found out from the cluster where it is not said", examples=["gpu"]
+    )
+    cpus_per_slot: int = Field(default=1, ge=1, description="CPUs that each worker gets", examples=[1])
+
+
+class CheckpointStorage(_Section):
+    """Where experiments and their checkpoints are kept: a directory that every node sees."""
+
+    type: Literal["directory", "shared_fs"] = Field(description="the kind of storage", examples=["directory"])
+    container_path: Directory | None = Field(default=None, description="the directory", examples=["/mnt/results"])
+    host_path: Directory | None = Field(default=None, description="the shared directory", examples=["/mnt/results"])
+    storage_path: Directory | None = Field(default=None, description="the directory", examples=["/mnt/results"])
+
+    @property
+    def path(self) -> Path:
+        """The directory, with ``~`` expanded; ``storage_path`` of a ``shared_fs`` lies below its ``host_path``."""
+        parts = (
+            (self.host_path, self.storage_path)
+            if self.type == "shared_fs"
+            else (self.container_path, self.storage_path)
+        )
+        return Path(*[part for part in parts if part is not None]).expanduser()
+
+
+class Reproducibility(_Section):
+    """What makes two experiments equal."""
+
+    experiment_seed: int = Field(
+        default_factory=lambda: secrets.randbits(31),
+        ge=0,
+        le=MAX_SEED,
+        description="the seed of hyperparameters, initial weights and data order",
+        examples=[7],
+    )
+
+
+class ExperimentConfig(_Section):
+    """A checked experiment config. Made by ``load_config``; equal configs with equal seeds run equal searches.
+
+    Attributes:
+        entrypoint: ``module:Class``; None where the trial's class is given from Python.
+        hyperparameters: As written: constants and spaces, by name.
+        data: Free for the user; the trial reads it with ``context.get_data_config()``.
+        min_validation_period: A trial validates at least this often; None: only where the search or the end asks.
+        min_checkpoint_period: A trial saves at least this often; None: by ``checkpoint_policy`` and at the end.
+        max_restarts: How often one trial may be started again after a failure.
+    """
+
+    name: str = Field(min_length=1, description="the experiment's name", examples=["digits-asha"])
+    description: str = Field(default="", description="for people", examples=["a first sweep"])
+    labels: list[str] = Field(default_factory=list, description="for people", examples=["[digits, sweep]"])
+    data: dict[str, Any] = Field(default_factory=dict, description="free for the trial", examples=["{path: /data}"])
+    entrypoint: Annotated[str, AfterValidator(_entrypoint)] | None = Field(
+        default=None, description="the trial's class", examples=["model_def:DigitsTrial"]
+    )
+    hyperparameters: dict[str, Any] = Field(
+        default_factory=dict, description="constants and spaces", examples=["{global_batch_size: 64}"]
+    )
+    searcher: Searcher = Field(
+        description="the search", examples=["{name: single, metric: validation_loss, max_length: {epochs: 16}}"]
+    )
+    resources: Resources = Field(
+        default_factory=Resources, description="what a trial runs on", examples=["{slots_per_trial: 1}"]
+    )
+    min_validation_period: Period = Field(default=None, description="how often to validate", examples=["{epochs: 1}"])
+    min_checkpoint_period: Period = Field(default=None, description="how often to save", examples=["{epochs: 1}"])
+    checkpoint_policy: Literal["best", "all", "none"] = Field(
+        default="best", description="which validations are followed by a checkpoint", examples=["best"]
+    )
+    checkpoint_storage: CheckpointStorage | None = Field(
+        default=None,
+        description="where results are kept",
+        examples=["{type: directory, container_path: /mnt/results}"],
+    )
+    max_restarts: int = Field(default=5, ge=0, description="restarts of one trial after failures", examples=[5])
+    reproducibility: Reproducibility = Field(
+        default_factory=Reproducibility, description="the seed", examples=["{experiment_seed: 7}"]
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config as plain lists, mappings and scalars, with every default filled in.
+
+        ``load_config(config.to_dict()) == config``, also by way of a YAML file.
+        """
+        plain = self.model_dump(mode="python", exclude_none=True)
+        used = SEARCHER_FIELDS[self.searcher.name]
+        plain["searcher"] = {field: value for field, value in plain["searcher"].items() if field in used}
+        # None is a value here, a constant like any other.
+        plain["hyperparameters"], plain["data"] = self.hyperparameters, self.data
+        return plain
+
+
+SECTIONS: dict[tuple[str, ...], type[_Section]] = {
+    (): ExperimentConfig,
+    ("searcher",): Searcher,
+    ("resources",): Resources,
+    ("checkpoint_storage",): CheckpointStorage,
+    ("reproducibility",): Reproducibility,
+}

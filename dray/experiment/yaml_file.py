@@ -1,0 +1,64 @@
+"""Read one YAML file as a mapping, safely, and tell the line of whatever is wrong with it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dray.experiment.errors import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe subset, with two traps of it closed: ``1e-3`` is a number, and a key given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the field {key.value!r} is given twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+# PyYAML follows YAML 1.1, where a float needs a point: `lr: 1e-3` would arrive as the text "1e-3".
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def read_mapping(path: Path) -> dict[Any, Any]:
+    """The mapping that the file at ``path`` holds.
+
+    Raises:
+        ConfigError: no such file, not readable, not YAML (with the line), or not a mapping.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError([("config", f"no such file: {path}; give the path of a YAML file")], str(path)) from None
+    except IsADirectoryError:
+        raise ConfigError([("config", f"{path} is a directory; give a YAML file in it")], str(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([("config", f"cannot be read as UTF-8 text: {error}")], str(path)) from None
+    try:
+        content = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError([_fault(error)], str(path)) from None
+    if not isinstance(content, dict):
+        got = "an empty file" if content is None else f"{content!r:.60}"
+        raise ConfigError([("config", f"must be a mapping of fields to values, got {got}")], str(path))
+    return content
+
+
+def _fault(error: yaml.YAMLError) -> tuple[str, str]:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        context = f" {error.context}" if error.context else ""
+        return f"line {mark.line + 1}, column {mark.column + 1}", f"not valid YAML{context}: {error.problem}"
+    return "config", f"not valid YAML: {error}"

@@ -1,0 +1,391 @@
+"""What a config may say, what it then means, and that every fault is told at once, by its path."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dray.experiment.config import ConfigError, ExperimentConfig, Length, build_method, build_space, load_config
+from dray.training.units import Batch, Epoch, Records
+from searchers import ASHA, RandomSearch, Single
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "digits"
+
+ASHA_CONFIG: dict[str, Any] = {
+    "name": "digits-asha",
+    "entrypoint": "model_def:DigitsTrial",
+    "hyperparameters": {
+        "global_batch_size": 64,
+        "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
+        "hidden": {"type": "int", "minval": 16, "maxval": 256},
+    },
+    "searcher": {
+        "name": "asha",
+        "metric": "validation_loss",
+        "smaller_is_better": True,
+        "max_length": {"epochs": 16},
+        "max_trials": 64,
+        "divisor": 4,
+        "num_rungs": 3,
+    },
+    "resources": {"slots_per_trial": 1},
+    "min_validation_period": {"epochs": 1},
+    "reproducibility": {"experiment_seed": 7},
+}
+
+
+def changed(**fields: Any) -> dict[str, Any]:
+    """ASHA_CONFIG with fields replaced: ``searcher__divisor=1``; ``...`` removes one."""
+    config = copy.deepcopy(ASHA_CONFIG)
+    for path, value in fields.items():
+        *sections, field = path.split("__")
+        place = config
+        for section in sections:
+            place = place.setdefault(section, {})
+        if value is ...:
+            del place[field]
+        else:
+            place[field] = value
+    return config
+
+
+def faults(source: Any) -> dict[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(source)
+    return dict(caught.value.faults)
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    return file
+
+
+# ------------------------------------------------------------------------------------------------- what is accepted
+
+
+@pytest.mark.parametrize("name", ["asha", "const", "random", "distributed"])
+def test_examples_are_valid_and_survive_a_round_trip(name: str, tmp_path: Path) -> None:
+    config = load_config(EXAMPLES / f"{name}.yaml")
+    assert config.name == f"digits-{name}"
+    stored = write(tmp_path, yaml.safe_dump(config.to_dict()))
+    assert load_config(stored) == config
+    assert load_config(config.to_dict()) == config
+
+
+def test_file_and_mapping_of_the_same_shape_are_the_same_config() -> None:
+    assert load_config(EXAMPLES / "asha.yaml") == load_config(ASHA_CONFIG)
+
+
+def test_fields_have_determineds_defaults() -> None:
+    config = load_config({"searcher": {"name": "single", "metric": "loss", "max_length": 100}})
+    assert config.name == "experiment"
+    assert config.searcher.smaller_is_better is True
+    assert (config.searcher.max_concurrent_trials, config.searcher.divisor) == (16, 4)
+    assert (config.resources.slots_per_trial, config.resources.slot, config.resources.cpus_per_slot) == (1, None, 1)
+    assert (config.max_restarts, config.checkpoint_policy, config.checkpoint_storage) == (5, "best", None)
+    assert config.min_validation_period is None
+    assert config.min_checkpoint_period is None
+    assert (config.hyperparameters, config.data, config.labels) == ({}, {}, [])
+
+
+def test_async_halving_is_asha() -> None:
+    assert isinstance(build_method(load_config(changed(searcher__name="async_halving"))), ASHA)
+
+
+@pytest.mark.parametrize(
+    ("written", "means", "unit"),
+    [
+        ({"batches": 500}, Length(unit="batches", value=500), Batch(500)),
+        ({"epochs": 16}, Length(unit="epochs", value=16), Epoch(16)),
+        ({"records": 64}, Length(unit="records", value=64), Records(64)),
+        (500, Length(unit="batches", value=500), Batch(500)),
+    ],
+)
+def test_length_is_batches_epochs_or_records(written: Any, means: Length, unit: Any) -> None:
+    length = load_config(changed(searcher__max_length=written)).searcher.max_length
+    assert length == means
+    assert length.to_unit() == unit
+
+
+def test_period_of_zero_is_no_period() -> None:
+    assert load_config(changed(min_checkpoint_period={"batches": 0})).min_checkpoint_period is None
+
+
+def test_null_field_has_its_default() -> None:
+    config = load_config(changed(resources=None, max_restarts=None, searcher__max_concurrent_trials=None))
+    assert (config.resources.slots_per_trial, config.max_restarts) == (1, 5)
+    assert config.searcher.max_concurrent_trials == 16
+
+
+def test_null_stays_a_value_among_hyperparameters_and_data() -> None:
+    config = load_config(changed(hyperparameters__scheduler=None, data={"cache": None}))
+    assert config.to_dict()["hyperparameters"]["scheduler"] is None
+    assert load_config(config.to_dict()) == config
+
+
+def test_missing_seed_is_drawn_and_recorded() -> None:
+    first, second = (load_config(changed(reproducibility=...)) for _ in range(2))
+    assert first.reproducibility.experiment_seed != second.reproducibility.experiment_seed
+    assert load_config(first.to_dict()) == first
+
+
+def test_missing_name_is_that_of_the_file_or_of_the_class(tmp_path: Path) -> None:
+    unnamed = changed(name=...)
+    assert load_config(unnamed).name == "DigitsTrial"
+    assert load_config(write(tmp_path, yaml.safe_dump(unnamed))).name == "config"
+
+
+def test_scientific_notation_without_a_point_is_a_number(tmp_path: Path) -> None:
+    text = "searcher: {name: single, metric: loss, max_length: 1}\nhyperparameters: {lr: 1e-3, wd: -2E+4, tag: 1e-3x}"
+    config = load_config(write(tmp_path, text))
+    assert config.hyperparameters == {"lr": 1e-3, "wd": -2e4, "tag": "1e-3x"}
+
+
+def test_numpy_scalars_and_tuples_from_a_driver_become_plain() -> None:
+    numpy = pytest.importorskip("numpy")
+    config = load_config(changed(searcher__max_trials=numpy.int64(8), hyperparameters__sizes=(numpy.float32(0.5), 2)))
+    assert config.searcher.max_trials == 8
+    assert config.hyperparameters["sizes"] == [0.5, 2]
+    yaml.safe_dump(config.to_dict())
+
+
+def test_storage_is_a_directory_or_a_path_below_a_shared_one(tmp_path: Path) -> None:
+    def path(storage: dict[str, Any]) -> Path:
+        loaded = load_config(changed(checkpoint_storage=storage))
+        assert loaded.checkpoint_storage is not None
+        assert load_config(loaded.to_dict()) == loaded
+        return loaded.checkpoint_storage.path
+
+    assert path({"type": "directory", "container_path": "/mnt/a"}) == Path("/mnt/a")
+    assert path({"type": "directory", "storage_path": tmp_path}) == tmp_path
+    assert path({"type": "directory", "storage_path": "~/a"}) == Path.home() / "a"
+    assert path({"type": "shared_fs", "host_path": "/mnt/a"}) == Path("/mnt/a")
+    assert path({"type": "shared_fs", "host_path": "/mnt/a", "storage_path": "b"}) == Path("/mnt/a/b")
+
+
+def test_config_is_frozen_picklable_and_passes_through() -> None:
+    config = load_config(ASHA_CONFIG)
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert load_config(config) is config
+    with pytest.raises(ValueError, match="frozen"):
+        config.name = "other"  # type: ignore[misc]
+
+
+def test_loading_leaves_the_callers_mapping_alone() -> None:
+    mine = changed(name=...)
+    before = copy.deepcopy(mine)
+    load_config(mine).hyperparameters["lr"]["minval"] = -9
+    assert mine == before
+
+
+def test_methods_have_the_configs_numbers() -> None:
+    assert build_method(load_config(ASHA_CONFIG)).rungs == (1, 4, 16)
+    random = build_method(load_config(EXAMPLES / "random.yaml"))
+    assert isinstance(random, RandomSearch)
+    assert len(random.start()) == 8
+    single = build_method(load_config(EXAMPLES / "const.yaml"))
+    assert isinstance(single, Single)
+    assert len(single.start()) == 1
+
+
+def test_space_has_the_configs_hyperparameters() -> None:
+    from random import Random
+
+    sample = build_space(load_config(ASHA_CONFIG)).sample(Random(7))
+    assert sample["global_batch_size"] == 64
+    assert 1e-4 <= sample["lr"] <= 1e-1  # type: ignore[operator]
+
+
+# -------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "what"),
+    [
+        ({"searcher__max_trails": 3}, "searcher.max_trails", "unknown field; did you mean max_trials?"),
+        ({"hyperparameter": {}}, "hyperparameter", "unknown field; did you mean hyperparameters?"),
+        ({"max_trials": 3}, "max_trials", "unknown field here; it belongs at searcher.max_trials"),
+        ({"workspace": "w"}, "workspace", "a field of Determined that dray does not have; remove it"),
+        ({"zzz": 1}, "zzz", "unknown field; the fields here are checkpoint_policy"),
+        ({"searcher": ...}, "searcher", "required, got nothing"),
+        ({"searcher": 5}, "searcher", "must be a mapping, got 5"),
+        ({"searcher__metric": ...}, "searcher.metric", "required, got nothing"),
+        ({"searcher__metric": None}, "searcher.metric", "required, got nothing"),
+        ({"searcher__max_length": ...}, "searcher.max_length", "required, got nothing"),
+        ({"searcher__max_trials": ...}, "searcher.max_trials", "required, got nothing"),
+        ({"searcher__num_rungs": ...}, "searcher.num_rungs", "required, got nothing"),
+        ({"searcher__divisor": 1}, "searcher.divisor", "must be > 1, got 1"),
+        ({"searcher__divisor": float("nan")}, "searcher.divisor", "got nan"),
+        ({"searcher__divisor": "4"}, "searcher.divisor", "must be a number, got '4' (text)"),
+        ({"searcher__max_trials": "64"}, "searcher.max_trials", "must be a whole number, got '64' (text)"),
+        ({"searcher__max_trials": 6.5}, "searcher.max_trials", "must be a whole number, got 6.5"),
+        ({"searcher__max_trials": True}, "searcher.max_trials", "must be a whole number, got True"),
+        ({"searcher__max_trials": 0}, "searcher.max_trials", "must be >= 1, got 0"),
+        ({"searcher__smaller_is_better": "yes"}, "searcher.smaller_is_better", "must be true or false"),
+        ({"searcher__name": "asa"}, "searcher.name", "did you mean asha?"),
+        ({"searcher__name": "grid"}, "searcher.name", "must be one of single, random, asha, async_halving"),
+        ({"searcher__name": "single"}, "searcher.max_trials", "single has no such field, got 64; remove it"),
+        ({"searcher__name": "random"}, "searcher.divisor", "use name: asha"),
+        ({"searcher__max_length": {"epoch": 1}}, "searcher.max_length", "did you mean epochs?"),
+        ({"searcher__max_length": {"epochs": 1, "batches": 2}}, "searcher.max_length", "exactly one of"),
+        ({"searcher__max_length": {"epochs": 0}}, "searcher.max_length", "must be at least 1, got 0 epochs"),
+        ({"searcher__max_length": {"epochs": 1.5}}, "searcher.max_length", "must be a whole number"),
+        ({"searcher__max_length": "16"}, "searcher.max_length", "must be a whole number"),
+        ({"min_validation_period": {"batches": -1}}, "min_validation_period", "must be at least 0"),
+        ({"resources__slots_per_trial": 0}, "resources.slots_per_trial", "must be >= 1, got 0"),
+        ({"resources__slot": "tpu"}, "resources.slot", "must be one of gpu, cpu, got 'tpu'"),
+        ({"resources__cpus_per_slot": 0.5}, "resources.cpus_per_slot", "must be a whole number, got 0.5"),
+        ({"resources__slots_per_trial": 128}, "hyperparameters.global_batch_size", "slots_per_trial (128)"),
+        ({"checkpoint_policy": "latest"}, "checkpoint_policy", "must be one of best, all, none"),
+        ({"checkpoint_storage": {"type": "s3"}}, "checkpoint_storage.type", "must be one of directory, shared_fs"),
+        ({"checkpoint_storage": {"type": "directory"}}, "checkpoint_storage", "exactly one path"),
+        ({"checkpoint_storage": {"type": "shared_fs", "container_path": "/a"}}, "checkpoint_storage", "host_path"),
+        ({"max_restarts": -1}, "max_restarts", "must be >= 0, got -1"),
+        ({"entrypoint": "python3 train.py"}, "entrypoint", "must be module:Class"),
+        ({"labels": ["a", 3]}, "labels.1", "must be text, got 3"),
+        ({"reproducibility__experiment_seed": -1}, "reproducibility.experiment_seed", "must be >= 0"),
+        ({"reproducibility__experiment_seed": 2**32}, "reproducibility.experiment_seed", "must be <= 4294967295"),
+        ({"hyperparameters__lr__maxval": -5}, "hyperparameters.lr.minval", "must be < maxval"),
+        ({"hyperparameters": []}, "hyperparameters", "must be a mapping"),
+        ({"name": ""}, "name", "must not be empty"),
+    ],
+)
+def test_fault_is_told_with_its_path(change: dict[str, Any], path: str, what: str) -> None:
+    found = faults(changed(**change))
+    assert what in found[path]
+
+
+@pytest.mark.parametrize("change", [{"searcher__divisor": 1}, {"searcher__max_trails": 3}, {"max_restarts": "5"}])
+def test_one_mistake_is_one_fault(change: dict[str, Any]) -> None:
+    assert len(faults(changed(**change))) == 1
+
+
+def test_every_fault_is_told_at_once() -> None:
+    broken = changed(
+        searcher__divisor=1,
+        searcher__metric=...,
+        searcher__max_trails=3,
+        searcher__num_rungs=...,
+        max_restarts="5",
+        resources__slots_per_trial=128,
+        hyperparameters__lr__maxval=-5,
+    )
+    assert set(faults(broken)) == {
+        "searcher.divisor",
+        "searcher.metric",
+        "searcher.max_trails",
+        "searcher.num_rungs",
+        "max_restarts",
+        "hyperparameters.global_batch_size",
+        "hyperparameters.lr.minval",
+    }
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "fits"),
+    [
+        (4, True),
+        (3, False),
+        ({"type": "const", "val": 3}, False),
+        ({"type": "int", "minval": 3, "maxval": 64}, False),
+        ({"type": "int", "minval": 4, "maxval": 64}, True),
+        ({"type": "categorical", "vals": [64, 2]}, False),
+        ({"type": "categorical", "vals": [64, "32"]}, False),
+        ({"type": "log", "base": 2, "minval": 3, "maxval": 6}, False),
+        ("64", False),
+        (64.0, False),
+    ],
+)
+def test_each_possible_batch_gives_every_slot_a_record(batch_size: Any, fits: bool) -> None:
+    config = changed(hyperparameters__global_batch_size=batch_size, resources__slots_per_trial=4)
+    if fits:
+        load_config(config)
+    else:
+        assert set(faults(config)) == {"hyperparameters.global_batch_size"}
+
+
+def test_length_in_records_needs_a_batch_size() -> None:
+    config = changed(searcher__max_length={"records": 6400}, hyperparameters__global_batch_size=...)
+    assert "required" in faults(config)["hyperparameters.global_batch_size"]
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "what"),
+    [
+        ("searcher:\n  name: asha\n  metric: a: b\n", "line 3, column 12", "not valid YAML"),
+        ("searcher:\n  name: asha\nsearcher: {}\n", "line 3, column 1", "the field 'searcher' is given twice"),
+        ("a: !!python/object/apply:os.system ['true']", "line 1, column 4", "not valid YAML"),
+        ("- a\n", "config", "must be a mapping of fields to values"),
+        ("", "config", "got an empty file"),
+    ],
+)
+def test_what_is_not_a_yaml_mapping_is_told_with_its_line(tmp_path: Path, text: str, path: str, what: str) -> None:
+    assert what in faults(write(tmp_path, text))[path]
+
+
+def test_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    assert "no such file" in faults(tmp_path / "none.yaml")["config"]
+    assert "is a directory" in faults(tmp_path)["config"]
+    (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9")
+    assert "UTF-8" in faults(tmp_path / "latin.yaml")["config"]
+
+
+def test_message_names_the_file_and_has_a_line_for_each_fault(tmp_path: Path) -> None:
+    file = write(tmp_path, yaml.safe_dump(changed(searcher__divisor=1, searcher__max_trails=3)))
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    header, *lines = str(caught.value).splitlines()
+    assert header == f"{file} has 2 faults:"
+    assert lines == [
+        "  searcher.divisor: must be > 1, got 1; for example divisor: 4",
+        "  searcher.max_trails: unknown field; did you mean max_trials?",
+    ]
+
+
+def test_error_survives_pickling() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(changed(searcher__divisor=1))
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.faults, again.source, str(again)) == (
+        caught.value.faults,
+        caught.value.source,
+        str(caught.value),
+    )
+
+
+_ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+_FIELD = st.sampled_from([*ExperimentConfig.model_fields, "searcher__name", "searcher__max_length", "resources__slot"])
+
+
+@given(field=_FIELD, value=_ANYTHING)
+def test_no_value_of_any_field_raises_anything_but_config_error(field: str, value: Any) -> None:
+    config = changed(**{field: value})
+    try:
+        loaded = load_config(config)
+    except ConfigError as error:
+        assert str(error)  # noqa: PT017 - either outcome is right, no third one is
+    else:
+        assert load_config(loaded.to_dict()) == loaded
+        assert build_method(loaded).start()
+
+
+def test_config_is_checked_without_torch_or_ray() -> None:
+    code = (
+        "import sys, dray.experiment.config, dray.experiment.entrypoint, dray.experiment.errors;"
+        "assert not {'torch', 'ray', 'pandas', 'optuna'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
