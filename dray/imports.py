@@ -1,0 +1,112 @@
+"""Import a user's model code from a directory, and from another one after it, in one process."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+# Never taken for a user's module, wherever they lie: two copies of one of these in a process do not work together.
+_OURS = frozenset({"__main__", "dray", "searchers", "ray", "torch", "numpy"})
+
+_current: Path | None = None  # the model directory that `use_model_dir` put on sys.path
+_older: frozenset[str] = frozenset()  # the modules that were there before, which are the driver's own
+
+
+@contextmanager
+def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Import from a directory for the length of a ``with`` block, as ``determined.import_from_path`` does.
+
+    What was imported from there is forgotten afterwards, so that several directories can each have a ``model_def``:
+
+    .. code-block:: python
+
+        with dray.import_from_path(checkpoint_dir / "code"):
+            import model_def as old
+        import model_def as new
+
+    Args:
+        path: The directory; its modules win over all others of the same names.
+    """
+    directory = Path(path).resolve()
+    hidden = _forget_clashes(directory)
+    sys.path.insert(0, str(directory))
+    importlib.invalidate_caches()
+    before = set(sys.modules)
+    try:
+        yield
+    finally:
+        _forget(directory, keep=before)
+        sys.modules.update(hidden)
+        if str(directory) in sys.path:
+            sys.path.remove(str(directory))
+
+
+def use_model_dir(path: str | os.PathLike[str]) -> None:
+    """Import from a directory from now on, and no longer from the one that was given before.
+
+    It stays on ``sys.path``: model code imports within its functions too, and the worker processes of a data loader
+    import by name.
+    """
+    global _current, _older
+    directory = Path(path).resolve()
+    if _current != directory:
+        if _current is not None and str(_current) in sys.path:
+            sys.path.remove(str(_current))
+        forget_model_dir()
+        _older = frozenset(sys.modules)
+    _forget_clashes(directory)
+    if sys.path[:1] != [str(directory)]:
+        sys.path.insert(0, str(directory))
+    importlib.invalidate_caches()
+    _current = directory
+
+
+def forget_model_dir() -> None:
+    """Take what was imported since ``use_model_dir``, from its directory, out of ``sys.modules``."""
+    if _current is not None:
+        _forget(_current, keep=_older)
+
+
+def _forget(directory: Path, *, keep: Collection[str]) -> None:
+    for name, module in list(sys.modules.items()):
+        origin = _origin(module)
+        if name not in keep and origin is not None and origin.is_relative_to(directory) and _is_users(name, origin):
+            del sys.modules[name]
+
+
+def _forget_clashes(directory: Path) -> dict[str, ModuleType]:
+    """Take out what was loaded from elsewhere under a name that ``directory`` has too; give it back by name."""
+    names = {entry.stem for entry in directory.iterdir() if entry.suffix == ".py" or entry.is_dir()}
+    gone = {}
+    for name, module in list(sys.modules.items()):
+        origin = _origin(module)
+        clashes = name.partition(".")[0] in names and origin is not None and not origin.is_relative_to(directory)
+        if clashes and origin is not None and _is_users(name, origin):
+            gone[name] = sys.modules.pop(name)
+    return gone
+
+
+def _origin(module: ModuleType) -> Path | None:
+    file = getattr(module, "__file__", None)
+    if isinstance(file, str):
+        return Path(file).resolve()
+    # A package without an __init__.py has no file, but a path.
+    paths = list(getattr(module, "__path__", []))
+    return Path(paths[0]).resolve() if paths and isinstance(paths[0], str) else None
+
+
+def _is_users(name: str, origin: Path) -> bool:
+    return name.partition(".")[0] not in _OURS and not any(origin.is_relative_to(place) for place in _INSTALLED)
+
+
+_INSTALLED = tuple(
+    {Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    | {Path(place).resolve() for place in site.getsitepackages()}
+)
