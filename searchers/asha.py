@@ -147,3 +147,17 @@ def rung_lengths(*, max_length: int, num_rungs: int, divisor: float) -> tuple[in
     """
     exact = Fraction(str(divisor))
     return tuple(max(math.floor(max_length / exact**power), 1) for power in reversed(range(num_rungs)))
+
+
+def rungs_that_fit(*, length: int, divisor: float) -> int:
+    """floor(log(length) / log(divisor)) + 1: as many rungs have lengths of 1 or more without rounding up.
+
+    Exact, where a quotient of two float logarithms is not:
+
+    >>> rungs_that_fit(length=1000, divisor=10), math.floor(math.log(1000) / math.log(10)) + 1
+    (4, 3)
+    """
+    power = round(math.log(length) / math.log(divisor)) + 1
+    while Fraction(str(divisor)) ** power > length:  # the estimate is off by one, or by two
+        power -= 1
+    return power + 1

@@ -62,6 +62,7 @@ class Journal:
         """
         line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         with self._mutex:
+            assert self._lock >= 0, f"the journal {self.path} was closed"
             try:
                 written = 0
                 while written < len(line):

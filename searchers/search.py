@@ -53,6 +53,7 @@ from searchers.space import Space
 State = Literal["PENDING", "RUNNING", "PAUSED", "STOPPED", "COMPLETED", "ERRORED", "INVALID_HP", "CANCELED"]
 Record = dict[str, object]
 
+_KINDS = EVENT_KINDS | {"start"}
 _ENDS: dict[Reason, State] = {
     "completed": "COMPLETED",
     "stopped": "STOPPED",
@@ -176,7 +177,7 @@ class Search:
         """
         search = cls(method, space, seed=seed, smaller_is_better=smaller_is_better, log=log)
         for line, record in enumerate(records, start=1):
-            if record.get("event") not in (*EVENT_KINDS, "start"):
+            if record.get("event") not in _KINDS:
                 continue
             try:
                 actions = search._repeat(record)

@@ -1,0 +1,314 @@
+"""The contract of a search method, as plain functions: `check_method(make, max_creations=...)` from any test.
+
+Each check drives the method through a random history: trials start, report (in order, late, twice, not finite), obey a
+stop or finish before it comes, fail, turn out invalid, are canceled. A broken rule is an `AssertionError` that names
+the rule and the seed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Protocol
+
+from searchers.errors import IllegalEvent
+from searchers.events import Action, Create, Done, Event, Exited, Pause, Reason, Reported, Resume, Started, Stop
+from searchers.method import Method
+from searchers.search import Record, Search
+from searchers.space import parse
+
+Make = Callable[[], Method]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What happened to a method: its first actions, then every event with the actions that followed."""
+
+    first: list[Action]
+    steps: list[tuple[Event, list[Action]]]
+
+    def actions(self) -> list[Action]:
+        """All actions in order."""
+        return [*self.first, *(action for _, actions in self.steps for action in actions)]
+
+
+class Driven(Protocol):
+    """A `Method` or a `Search`."""
+
+    def start(self) -> list[Action]: ...
+    def on(self, event: Event) -> list[Action]: ...
+
+
+def check_method(make: Make, *, max_creations: int, seeds: Iterable[int] = range(10)) -> None:
+    """All checks, on several histories each.
+
+    Args:
+        make: A new method, equally configured each time.
+        max_creations: Trials that it may create at most: its budget and the replacements of invalid ones.
+        seeds: A history for each.
+    """
+    for seed in seeds:
+        for check in CHECKS:
+            check(make, seed)
+        check_creations_are_bounded(make, seed, max_creations=max_creations)
+
+
+def check_equal_events_give_equal_states(make: Make, seed: int) -> None:
+    """A method is a function of its events: replay is restore."""
+    first, second = make(), make()
+    history = play(first, seed, length=_length(first))
+    assert second.start() == history.first, f"seed {seed}: another start"
+    for event, actions in history.steps:
+        assert second.on(event) == actions, f"seed {seed}: other actions at {event}"
+    assert second.dump() == first.dump(), f"seed {seed}: equal events, other states"
+
+
+def check_dump_and_load_change_nothing(make: Make, seed: int) -> None:
+    """After every event the method is written as strict JSON and read into a new one, which goes on the same."""
+    history = play(method := make(), seed, length=_length(method))
+    method = make()
+    assert method.start() == history.first
+    for event, actions in history.steps:
+        state = method.dump()
+        method = make()
+        method.load(json.loads(json.dumps(state, allow_nan=False)))
+        assert method.dump() == state, f"seed {seed}: lost at load"
+        assert method.on(event) == actions, f"seed {seed}: other actions at {event} after load(dump())"
+
+
+def check_repeated_and_late_events_change_nothing(make: Make, seed: int) -> None:
+    """An event told again, and a report of a trial that has ended, return [] and leave the state as it was."""
+    method = make()
+    history = play(make(), seed, length=_length(method))
+    method.start()
+    ended: list[int] = []
+    for event, _ in history.steps:
+        method.on(event)
+        if isinstance(event, Exited):
+            ended.append(event.trial)
+        before = method.dump()
+        late = [Reported(trial=trial, step=_length(method), value=0.0) for trial in ended[-2:]]
+        for again in [event, *late, *(Exited(trial=trial, reason="errored") for trial in ended[-2:])]:
+            assert method.on(again) == [], f"seed {seed}: {again} is late or repeated, and was acted upon"
+            assert method.dump() == before, f"seed {seed}: {again} is late or repeated, and changed the state"
+
+
+def check_illegal_events_change_nothing(make: Make, seed: int) -> None:
+    """Events of a trial never created raise `IllegalEvent` and leave the state as it was."""
+    method = make()
+    created = sum(isinstance(action, Create) for action in method.start())
+    before = method.dump()
+    for trial in (created, created + 7, -1):
+        for event in (
+            Started(trial=trial),
+            Reported(trial=trial, step=1, value=0.0),
+            Exited(trial=trial, reason="errored"),
+        ):
+            try:
+                method.on(event)
+            except IllegalEvent:
+                assert method.dump() == before, f"{event} raised, but changed the state"
+            else:
+                raise AssertionError(f"{event} is of a trial never created, and did not raise IllegalEvent")
+
+
+def check_stop_names_only_live_trials(make: Make, seed: int) -> None:
+    """`Stop`, `Pause` and `Resume` are about trials created and not ended; `Stop` comes at most once for each."""
+    history = play(method := make(), seed, length=_length(method))
+    live = {action.trial for action in history.first if isinstance(action, Create)}
+    stopped: set[int] = set()
+    for event, actions in history.steps:
+        if isinstance(event, Exited):
+            live.discard(event.trial)
+        for action in actions:
+            match action:
+                case Create(trial=trial):
+                    live.add(trial)
+                case Stop(trial=trial) | Pause(trial=trial) | Resume(trial=trial):
+                    assert trial in live - stopped, f"seed {seed}: {action} names a trial that has ended or was stopped"
+                    stopped |= {trial} if isinstance(action, Stop) else set()
+
+
+def check_creations_are_bounded(make: Make, seed: int, *, max_creations: int) -> None:
+    """Trials are numbered in order of creation, and there are at most `max_creations`, also if all are invalid."""
+    for reason in (None, "invalid_hp"):
+        history = play(method := make(), seed, length=_length(method), always=_INVALID if reason else None)
+        created = [action.trial for action in history.actions() if isinstance(action, Create)]
+        assert created == list(range(len(created))), f"seed {seed}: trials must be numbered 0, 1, 2, ..., got {created}"
+        assert len(created) <= max_creations, (
+            f"seed {seed}: {len(created)} trials created, at most {max_creations} may be"
+        )
+
+
+def check_done_comes_exactly_once(make: Make, seed: int) -> None:
+    """`Done` is the last action of every history, comes when all trials have ended, and not before."""
+    for always in (None, "completed", "errored", "invalid_hp", "canceled"):
+        history = play(method := make(), seed, length=_length(method), always=always)
+        actions = history.actions()
+        assert sum(isinstance(action, Done) for action in actions) == 1, f"seed {seed}: Done must come once"
+        assert isinstance(actions[-1], Done), f"seed {seed}: {actions[-1]} follows Done"
+        live: set[int] = set()
+        for event, following in [(None, history.first), *history.steps]:
+            live |= {action.trial for action in following if isinstance(action, Create)}
+            live -= {event.trial} if isinstance(event, Exited) else set()
+            assert not live or Done not in map(type, following), f"seed {seed}: Done, but {sorted(live)} are live"
+
+
+def check_sign_of_the_metric_changes_nothing(make: Make, seed: int) -> None:
+    """Values negated, and larger being better: the same actions and the same state."""
+    small, large = make(), make()
+    one, other = _search(small, smaller_is_better=True), _search(large, smaller_is_better=False)
+    history = play(one, seed, length=_length(small), normalised=False)
+    assert other.start() == history.first
+    for event, actions in history.steps:
+        if isinstance(event, Reported) and event.value is not None:
+            event = replace(event, value=-event.value)
+        assert other.on(event) == actions, f"seed {seed}: other actions at {event} when larger is better"
+    assert small.dump() == large.dump(), f"seed {seed}: another state when larger is better"
+
+
+def check_replay_restores(make: Make, seed: int) -> None:
+    """A search replayed from its log, cut anywhere, is the search; it goes on the same."""
+    log: list[Record] = []
+    play(search := _search(make(), log=log.append), seed, length=_length(search.method), normalised=False)
+    records: list[Record] = json.loads(json.dumps(log, allow_nan=False))
+    cut = Random(seed).randrange(len(records) + 1)
+    rest: list[Record] = []
+    again = Search.replay(records[:cut], make(), _SPACE, seed=0, smaller_is_better=True, log=rest.append)
+    assert rest == [], "replayed records must not be logged again"
+    whole = Search.replay(records, make(), _SPACE, seed=0, smaller_is_better=True, log=rest.append)
+    assert whole.method.dump() == search.method.dump(), f"seed {seed}: another state after replay"
+    assert str(dict(whole.trials)) == str(dict(search.trials)), f"seed {seed}: other trials after replay"  # nan != nan
+    assert whole.done == search.done
+    assert len(again.trials) <= len(whole.trials)
+
+
+CHECKS: tuple[Callable[[Make, int], None], ...] = (
+    check_equal_events_give_equal_states,
+    check_dump_and_load_change_nothing,
+    check_repeated_and_late_events_change_nothing,
+    check_illegal_events_change_nothing,
+    check_stop_names_only_live_trials,
+    check_done_comes_exactly_once,
+    check_sign_of_the_metric_changes_nothing,
+    check_replay_restores,
+)
+
+
+def play(
+    subject: Driven, seed: int, *, length: float, normalised: bool = True, always: Reason | None = None
+) -> History:
+    """Drive a method or a search through a random history until it is done.
+
+    Args:
+        subject: A new one; it is started here.
+        seed: The same seed and the same answers give the same history.
+        length: Where trials end by themselves.
+        normalised: Tell values as a method gets them; else also NaN, None and infinities, as a search does.
+        always: Every trial ends this way and reports nothing.
+    """
+    player = _Player(subject=subject, rng=Random(seed), length=length, normalised=normalised, always=always)
+    first = subject.start()
+    player.obey(first)
+    while not player.done:
+        assert len(player.steps) < 100_000, f"seed {seed}: no end after 100,000 events"
+        player.step()
+    for trial in sorted(player.ended)[-3:]:  # whatever comes after the end, late
+        player.tell(Reported(trial=trial, step=length, value=0.5))
+    return History(first=first, steps=player.steps)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Player:
+    subject: Driven
+    rng: Random
+    length: float
+    normalised: bool
+    always: Reason | None
+    pending: list[int] = field(default_factory=list)
+    running: dict[int, float] = field(default_factory=dict)  # trial: step it came to
+    paused: set[int] = field(default_factory=set)
+    stopping: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
+    reached: dict[int, float] = field(default_factory=dict)
+    steps: list[tuple[Event, list[Action]]] = field(default_factory=list)
+    done: bool = False
+
+    def step(self) -> None:
+        rng = self.rng
+        if self.pending and (not self.running or (len(self.running) < 4 and rng.random() < 0.4)):
+            trial = self.pending.pop(rng.randrange(len(self.pending)))
+            self.running[trial] = self.reached.get(trial, 0)
+            self.tell(Started(trial=trial))
+            return
+        assert self.running, f"no trial is pending or running, {len(self.paused)} are paused, and Done did not come"
+        trial = rng.choice(list(self.running))
+        chance = rng.random()
+        if self.always is not None:
+            self.exit(trial, self.always)
+        elif self.ended and chance < 0.05:
+            self.tell(Reported(trial=rng.choice(sorted(self.ended)), step=self.length, value=self.value()))
+        elif chance < 0.1:
+            self.exit(trial, rng.choice(_REASONS))
+        elif chance < 0.15:  # restarted from an earlier checkpoint
+            self.running[trial] *= rng.random()
+            self.tell(Started(trial=trial))
+        elif trial in self.stopping and chance < 0.7:
+            self.exit(trial, "stopped")
+        elif self.running[trial] >= self.length:
+            self.exit(trial, "completed")
+        else:
+            stride = max(1, round(rng.random() ** 3 * self.length))
+            self.running[trial] = min(self.running[trial] + stride, self.length)
+            self.tell(Reported(trial=trial, step=self.running[trial], value=self.value()))
+
+    def value(self) -> float | None:
+        odd = self.rng.random()
+        if odd < 0.15:
+            return math.inf if self.normalised else self.rng.choice([math.nan, math.inf, -math.inf, None])
+        return round(self.rng.random(), 1 if odd < 0.5 else 6)  # one decimal: many ties
+
+    def exit(self, trial: int, reason: Reason) -> None:
+        del self.running[trial]
+        self.ended.add(trial)
+        self.tell(Exited(trial=trial, reason=reason))
+
+    def tell(self, event: Event) -> None:
+        actions = self.subject.on(event)
+        self.steps.append((event, actions))
+        self.obey(actions)
+
+    def obey(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Create(trial=trial):
+                    self.pending.append(trial)
+                case Stop(trial=trial):
+                    self.stopping.add(trial)
+                    if trial in self.paused:
+                        self.paused.remove(trial)
+                        self.running[trial] = self.reached[trial]
+                case Pause(trial=trial):
+                    self.reached[trial] = self.running.pop(trial)
+                    self.paused.add(trial)
+                case Resume(trial=trial):
+                    self.paused.remove(trial)
+                    self.pending.append(trial)
+                case Done():
+                    self.done = True
+
+
+_INVALID: Reason = "invalid_hp"
+_REASONS: tuple[Reason, ...] = ("completed", "stopped", "errored", "invalid_hp", "canceled")
+_SPACE = parse({"x": {"type": "double", "minval": 0, "maxval": 1}})
+
+
+def _length(method: Method) -> float:
+    return method.rungs[-1] if method.rungs else 16
+
+
+def _search(method: Method, *, smaller_is_better: bool = True, log: Callable[[Record], None] | None = None) -> Search:
+    return Search(method, _SPACE, seed=0, smaller_is_better=smaller_is_better, log=log or (lambda record: None))

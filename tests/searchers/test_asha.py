@@ -1,0 +1,329 @@
+"""ASHA's decisions in closed form: rungs 1, 4, 16, divisor 4; and the weaknesses of its model, mended."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from searchers import (
+    ASHA,
+    Create,
+    Done,
+    Exited,
+    IllegalEvent,
+    MethodError,
+    Reported,
+    Started,
+    Stop,
+    rung_lengths,
+)
+from searchers.asha import rungs_that_fit
+from searchers.events import Action, Reason
+
+
+def asha(max_trials: int = 64, max_concurrent_trials: int = 4, max_invalid: int | None = None) -> ASHA:
+    method = ASHA(
+        max_trials=max_trials,
+        max_length=16,
+        num_rungs=3,
+        divisor=4,
+        max_concurrent_trials=max_concurrent_trials,
+        max_invalid=max_invalid,
+    )
+    method.start()
+    return method
+
+
+def report(method: ASHA, trial: int, step: float, value: float | None) -> list[Action]:
+    return method.on(Reported(trial=trial, step=step, value=value))
+
+
+def leave(method: ASHA, trial: int, reason: Reason = "completed") -> list[Action]:
+    return method.on(Exited(trial=trial, reason=reason))
+
+
+def ranked(method: ASHA) -> list[list[tuple[int, float]]]:
+    """(trial, value) by rung."""
+    dumped = json.loads(json.dumps(method.dump()["rungs"]))
+    return [[(trial, float(value)) for trial, value in rung] for rung in dumped]
+
+
+# ------------------------------------------------------------------------------------------------------------ traces
+
+
+def test_start_creates_as_many_as_may_run() -> None:
+    method = ASHA(max_trials=64, max_length=16, num_rungs=3, max_concurrent_trials=3)
+    assert method.start() == [Create(trial=0), Create(trial=1), Create(trial=2)]
+
+
+@pytest.mark.parametrize(
+    ("max_concurrent", "max_trials", "divisor", "num_rungs", "created"),
+    [
+        (16, 64, 4, 3, 16),
+        (16, 5, 4, 3, 5),
+        (0, 64, 4, 3, 16),  # 4 ** 2
+        (0, 10, 4, 3, 10),
+        (0, 64, 4, 1, 1),
+        (0, 64, 2.5, 3, 6),  # floor(6.25)
+        (0, 500, 3, 5, 81),
+        (1, 64, 4, 3, 1),
+    ],
+)
+def test_number_of_first_trials(
+    max_concurrent: int, max_trials: int, divisor: float, num_rungs: int, created: int
+) -> None:
+    method = ASHA(
+        max_trials=max_trials,
+        max_length=1000,
+        num_rungs=num_rungs,
+        divisor=divisor,
+        max_concurrent_trials=max_concurrent,
+    )
+    assert method.start() == [Create(trial=trial) for trial in range(created)]
+
+
+def test_first_rung_in_closed_form() -> None:
+    """n = 1..8 at rung 1: the best one goes on while n < 8, the best two at n = 8."""
+    method = asha(max_concurrent_trials=8)
+    answers = [report(method, t, 1, v) for t, v in enumerate([0.5, 0.6, 0.4, 0.45, 0.41, 0.3, 0.39, 0.35])]
+    assert answers == [
+        [],
+        [Stop(trial=1), Create(trial=8)],
+        [],
+        [Stop(trial=3), Create(trial=9)],
+        [Stop(trial=4), Create(trial=10)],
+        [],
+        [Stop(trial=6), Create(trial=11)],
+        [],  # 0.35 is second of eight
+    ]
+
+
+def test_one_trial_through_all_rungs_ends_by_itself() -> None:
+    method = asha(max_trials=1)
+    assert [report(method, 0, step, 0.5) for step in (1, 2, 3, 4, 8, 16)] == [[]] * 6
+    assert ranked(method) == [[(0, 0.5)]] * 3
+    assert leave(method, 0) == [Done(reason="completed")]
+
+
+def test_rungs_compare_only_their_own_values() -> None:
+    method = asha()
+    report(method, 0, 1, 0.9)
+    report(method, 0, 4, 0.2)
+    report(method, 1, 1, 0.8)
+    assert report(method, 1, 4, 0.3) == [Stop(trial=1), Create(trial=4)]
+
+
+def test_report_below_a_rung_is_not_ranked() -> None:
+    method = asha()
+    assert report(method, 0, 0.5, 0.1) == []
+    assert ranked(method) == [[], [], []]
+    report(method, 0, 1, 0.5)
+    report(method, 0, 3.9, 0.1)
+    assert ranked(method) == [[(0, 0.5)], [], []]
+
+
+def test_late_report_counts_in_every_rung_it_crossed() -> None:
+    method = asha()
+    assert report(method, 0, 5, 0.5) == []
+    assert ranked(method) == [[(0, 0.5)], [(0, 0.5)], []]
+    # Worse in the first rung: stopped there, and not ranked in the second.
+    assert report(method, 1, 5, 0.7) == [Stop(trial=1), Create(trial=4)]
+    assert ranked(method) == [[(0, 0.5), (1, 0.7)], [(0, 0.5)], []]
+
+
+def test_stops_give_one_successor_each_until_the_budget_is_spent() -> None:
+    method = asha(max_trials=5, max_concurrent_trials=3)
+    report(method, 0, 1, 0.1)
+    assert report(method, 1, 1, 0.2) == [Stop(trial=1), Create(trial=3)]
+    assert report(method, 2, 1, 0.3) == [Stop(trial=2), Create(trial=4)]
+    assert report(method, 3, 1, 0.4) == [Stop(trial=3)]
+    assert leave(method, 1, "stopped") == leave(method, 2, "stopped") == leave(method, 3, "stopped") == []
+    assert leave(method, 0) == []
+    assert leave(method, 4) == [Done(reason="completed")]
+
+
+def test_constant_metric_stops_nobody() -> None:
+    method = asha(max_trials=8, max_concurrent_trials=8)
+    assert all(report(method, trial, step, 0.5) == [] for step in (1, 4, 16) for trial in range(8))
+
+
+def test_failed_trial_counts_as_the_worst_where_it_was_going() -> None:
+    method = asha()
+    report(method, 0, 1, 0.1)
+    assert leave(method, 0, "errored") == [Create(trial=4)]
+    assert leave(method, 1, "errored") == [Create(trial=5)]
+    assert ranked(method) == [[(0, 0.1), (1, math.inf)], [(0, math.inf)], []]
+
+
+def test_trial_that_fails_while_it_winds_down_is_not_ranked_again() -> None:
+    method = asha()
+    report(method, 0, 1, 0.1)
+    report(method, 1, 1, 0.2)
+    before = ranked(method)
+    assert leave(method, 1, "errored") == []
+    assert ranked(method) == before
+
+
+def test_trial_that_fails_after_the_top_rung_is_not_ranked_again() -> None:
+    method = asha()
+    report(method, 0, 16, 0.1)
+    assert leave(method, 0, "errored") == [Create(trial=4)]
+    assert ranked(method) == [[(0, 0.1)]] * 3
+
+
+def test_invalid_trial_leaves_no_trace_and_is_replaced() -> None:
+    method = asha(max_trials=4)
+    report(method, 0, 4, 0.1)
+    assert leave(method, 0, "invalid_hp") == [Create(trial=4)]
+    assert ranked(method) == [[], [], []]
+    assert report(method, 1, 1, 0.9) == [], "the first in the rung again"
+
+
+def test_trial_found_invalid_after_its_stop_is_replaced_once_in_total() -> None:
+    method = asha(max_trials=5)
+    report(method, 0, 1, 0.1)
+    assert report(method, 1, 1, 0.2) == [Stop(trial=1), Create(trial=4)]
+    assert leave(method, 1, "invalid_hp") == [], "all four places are taken"
+    assert leave(method, 2) == [Create(trial=5)], "the sixth, for one of the first five was invalid"
+    assert leave(method, 3) == []
+
+
+def test_space_that_is_always_invalid_ends() -> None:
+    method = asha(max_trials=64, max_invalid=10)
+    created, actions = 4, []
+    for trial in range(100):
+        if trial == created:
+            break
+        actions = leave(method, trial, "invalid_hp")
+        created += sum(isinstance(action, Create) for action in actions)
+    assert (created, actions) == (14, [Done(reason="invalid_hp")])
+
+
+@pytest.mark.parametrize(
+    ("reasons", "outcome"),
+    [
+        (["errored"] * 4, "errored"),
+        (["canceled"] * 4, "canceled"),
+        (["errored", "canceled", "canceled", "errored"], "errored"),
+        (["errored", "errored", "completed", "errored"], "completed"),
+        (["stopped", "canceled", "errored", "canceled"], "completed"),
+    ],
+)
+def test_how_it_ended(reasons: list[Reason], outcome: str) -> None:
+    method = asha(max_trials=4)
+    *before, last = [leave(method, trial, reason) for trial, reason in enumerate(reasons)]
+    assert before == [[]] * 3
+    assert last == [Done(reason=outcome)]  # type: ignore[arg-type]
+
+
+def test_nothing_follows_done() -> None:
+    method = asha(max_trials=1)
+    leave(method, 0)
+    assert [report(method, 0, 1, 0.1), leave(method, 0), method.on(Started(trial=0))] == [[], [], []]
+
+
+def test_unknown_trial_is_illegal_and_changes_nothing() -> None:
+    method = asha()
+    before = method.dump()
+    with pytest.raises(IllegalEvent, match="trial 4 was never created; so far there are 4"):
+        report(method, 4, 1, 0.1)
+    assert method.dump() == before
+
+
+# ------------------------------------------------------------------------------------------------- weaknesses, mended
+
+
+def test_weakness_1_trial_that_ends_by_itself_gets_a_successor() -> None:
+    method = asha(max_trials=6, max_concurrent_trials=2)
+    assert leave(method, 0) == [Create(trial=2)], "before any rung"
+    report(method, 1, 1, 0.5)
+    assert leave(method, 1) == [Create(trial=3)], "between rungs"
+    assert [leave(method, trial) for trial in (2, 3, 4)] == [[Create(trial=4)], [Create(trial=5)], []]
+    assert leave(method, 5) == [Done(reason="completed")], "all six have been"
+
+
+def test_weakness_2_report_after_a_stop_is_not_ranked_and_stops_nobody() -> None:
+    method = asha()
+    report(method, 0, 1, 0.1)
+    report(method, 1, 1, 0.2)
+    before = method.dump()
+    assert report(method, 1, 1, 0.2) == report(method, 1, 4, 0.0) == report(method, 1, 16, 0.0) == []
+    assert method.dump() == before
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, None])
+def test_weakness_3_nan_is_the_worst_wherever_it_comes(bad: float | None) -> None:
+    method = asha(max_concurrent_trials=8)
+    assert report(method, 0, 1, bad) == [Stop(trial=0), Create(trial=8)], "even as the first in its rung"
+    assert report(method, 1, 1, 0.9) == [], "and the first real value goes on"
+    assert report(method, 2, 1, bad) == [Stop(trial=2), Create(trial=9)]
+    assert report(method, 3, 1, 0.8) == []
+    assert report(method, 4, 1, 0.85) == [Stop(trial=4), Create(trial=10)], "0.85 is second of five, and one is kept"
+    assert [value for _, value in ranked(method)[0]] == [math.inf, 0.9, math.inf, 0.8, 0.85]
+
+
+@pytest.mark.parametrize(
+    ("length", "divisor", "rungs"),
+    [(1000, 10, 4), (999, 10, 3), (1, 4, 1), (3, 4, 1), (4, 4, 2), (243, 3, 6), (242, 3, 5), (10**15, 10, 16)],
+)
+def test_weakness_4_logarithms_are_exact(length: int, divisor: float, rungs: int) -> None:
+    assert rungs_that_fit(length=length, divisor=divisor) == rungs
+
+
+def test_weakness_4_fractional_divisors_are_exact() -> None:
+    assert rungs_that_fit(length=10, divisor=1.1) == 25  # 1.1 ** 24 = 9.85, 1.1 ** 25 = 10.83
+    assert rung_lengths(max_length=121, num_rungs=3, divisor=1.1) == (100, 110, 121)
+    assert math.floor(121 / 1.1**2) == 99, "what floats say"
+
+
+# ---------------------------------------------------------------------------------------------------- configuration
+
+
+@pytest.mark.parametrize(
+    ("max_length", "num_rungs", "divisor", "lengths"),
+    [
+        (16, 3, 4, (1, 4, 16)),
+        (100, 5, 4, (1, 1, 6, 25, 100)),
+        (1000, 4, 10, (1, 10, 100, 1000)),
+        (9000, 3, 3, (1000, 3000, 9000)),
+        (1, 3, 4, (1, 1, 1)),
+        (81, 5, 3, (1, 3, 9, 27, 81)),
+        (100, 3, 2.5, (16, 40, 100)),
+        (7, 1, 4, (7,)),
+    ],
+)
+def test_rung_lengths(max_length: int, num_rungs: int, divisor: float, lengths: tuple[int, ...]) -> None:
+    assert rung_lengths(max_length=max_length, num_rungs=num_rungs, divisor=divisor) == lengths
+    assert ASHA(max_trials=1, max_length=max_length, num_rungs=num_rungs, divisor=divisor).rungs == lengths
+
+
+def test_equal_rungs_are_all_decided_by_one_report() -> None:
+    method = ASHA(max_trials=4, max_length=1, num_rungs=3)
+    method.start()
+    assert report(method, 0, 1, 0.5) == []
+    assert ranked(method) == [[(0, 0.5)]] * 3
+
+
+def test_all_invalid_fields_are_named_at_once() -> None:
+    with pytest.raises(MethodError) as caught:
+        ASHA(max_trials=0, max_length=1.5, num_rungs=True, divisor=1, max_concurrent_trials=-1)  # type: ignore[arg-type]
+    assert str(caught.value).splitlines() == [
+        "searcher.max_trials: must be an integer >= 1, got 0",
+        "searcher.max_length: must be an integer >= 1, got 1.5",
+        "searcher.num_rungs: must be an integer >= 1, got True",
+        "searcher.divisor: must be > 1, got 1",
+        "searcher.max_concurrent_trials: must be an integer >= 0, got -1",
+    ]
+
+
+@pytest.mark.parametrize("divisor", [1, 0, -4, 0.5, math.nan, math.inf, "4", None, True])
+def test_divisor_must_be_a_number_above_1(divisor: object) -> None:
+    with pytest.raises(MethodError, match=r"searcher\.divisor: must be > 1, got"):
+        ASHA(max_trials=1, max_length=1, num_rungs=1, divisor=divisor)  # type: ignore[arg-type]
+
+
+def test_state_of_another_method_is_refused() -> None:
+    with pytest.raises(ValueError, match="'random', this is 'asha'"):
+        asha().load({"method": "random"})

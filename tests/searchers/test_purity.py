@@ -1,0 +1,45 @@
+"""`searchers` is pure: it imports neither torch nor ray nor optuna nor dray, and in little time."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import searchers
+
+PACKAGE = Path(searchers.__file__).parent
+ADAPTERS = {"ray_tune.py", "optuna_sampler.py"}
+
+
+def test_importing_everything_but_the_adapters_loads_only_the_standard_library() -> None:
+    modules = sorted(path.stem for path in PACKAGE.glob("*.py") if path.name not in ADAPTERS | {"__init__.py"})
+    assert "asha" in modules
+    code = f"""
+import sys
+before = set(sys.modules)
+import searchers
+for module in {modules}:
+    __import__("searchers." + module)
+loaded = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+print(*sorted(name for name in loaded if name not in sys.stdlib_module_names))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent, timeout=30
+    )
+    assert done.stdout.split() == ["searchers"]
+
+
+def test_only_the_adapters_name_ray_or_optuna_and_none_names_dray() -> None:
+    for path in PACKAGE.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            roots = {name.partition(".")[0] for name in names}
+            assert "dray" not in roots, path
+            assert path.name in ADAPTERS or roots.isdisjoint({"ray", "optuna", "torch"}), path
+
+
+def test_every_public_name_is_there() -> None:
+    assert [name for name in searchers.__all__ if not hasattr(searchers, name)] == []

@@ -1,0 +1,168 @@
+"""A rung decides as Determined's sorted list does, in O(log n)."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left
+from fractions import Fraction
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from searchers.rung import Rung
+
+
+class SortedListOracle:
+    """Determined's rule, word for word: insert before equals, go on iff index < max(floor(n / divisor), 1)."""
+
+    def __init__(self, divisor: float) -> None:
+        self.divisor = Fraction(str(divisor))
+        self.values: list[float] = []
+
+    def offer(self, value: float) -> bool:
+        index = bisect_left(self.values, value)
+        self.values.insert(index, value)
+        return index < max(math.floor(len(self.values) / self.divisor), 1)
+
+    def withdraw(self, value: float) -> None:
+        self.values.remove(value)
+
+
+VALUES = st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0, math.inf]) | st.floats(allow_nan=False)
+DIVISORS = st.sampled_from([2, 3, 4, 10, 1.5, 2.5, 1.1, 3.7])
+
+
+@settings(deadline=None)  # this machine may be busy
+@given(st.lists(VALUES, max_size=60), DIVISORS)
+def test_decides_as_a_sorted_list(values: list[float], divisor: float) -> None:
+    rung, oracle = Rung(divisor=divisor), SortedListOracle(divisor)
+    for trial, value in enumerate(values):
+        assert rung.offer(trial, value) == oracle.offer(value)
+    assert len(rung) == len(values)
+
+
+@settings(deadline=None)  # this machine may be busy
+@given(st.lists(st.tuples(VALUES, st.booleans(), st.integers(0, 100)), max_size=80), DIVISORS, st.booleans())
+def test_decides_as_a_sorted_list_when_trials_are_withdrawn(
+    steps: list[tuple[float, bool, int]], divisor: float, through_dump: bool
+) -> None:
+    rung, oracle = Rung(divisor=divisor), SortedListOracle(divisor)
+    there: dict[int, float] = {}
+    for trial, (value, withdraws, which) in enumerate(steps):
+        if withdraws and there:
+            gone = sorted(there)[which % len(there)]
+            rung.withdraw(gone)
+            oracle.withdraw(there.pop(gone))
+        else:
+            assert rung.offer(trial, value) == oracle.offer(value)
+            there[trial] = value
+        if through_dump:
+            state = rung.dump()
+            rung = Rung(divisor=divisor)
+            rung.load(state)
+        assert len(rung) == len(there)
+
+
+def test_long_run_decides_as_a_sorted_list() -> None:
+    rng, rung, oracle = Random(0), Rung(divisor=4), SortedListOracle(4)
+    values = [rng.choice([round(rng.random(), 2), rng.random(), math.inf]) for _ in range(5000)]
+    assert [rung.offer(t, v) for t, v in enumerate(values)] == [oracle.offer(v) for v in values]
+
+
+def test_equal_values_all_go_on() -> None:
+    rung = Rung(divisor=4)
+    assert all(rung.offer(trial, 0.5) for trial in range(20))
+
+
+def test_first_one_goes_on_and_the_worse_ones_do_not() -> None:
+    rung = Rung(divisor=4)
+    assert [rung.offer(trial, value) for trial, value in enumerate([5, 6, 7, 8])] == [True, False, False, False]
+    # n = 8 keeps two: 6 is second. Before, at n = 5, 6 and 7, only the best one is kept.
+    assert [rung.offer(trial, value) for trial, value in enumerate([9, 5.5, 4, 4.5], start=4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_fractional_divisor_is_the_decimal_number_that_was_written() -> None:
+    assert math.floor(33 / 1.1) == 29, "the float quotient, which is not what a user would compute"
+    rung = Rung(divisor=1.1)
+    for trial in range(32):
+        rung.offer(trial, trial)
+    assert rung.offer(32, 28.5), "28.5 is the 30th smallest of 33, and floor(33 / 1.1) is 30"
+
+
+def test_withdrawn_value_gives_its_place_back() -> None:
+    kept, gone = Rung(divisor=2), Rung(divisor=2)
+    for rung in (kept, gone):
+        rung.offer(0, 0.1)
+        rung.offer(1, 0.3)
+    gone.withdraw(0)
+    assert (kept.offer(2, 0.2), gone.offer(2, 0.2)) == (False, True)
+
+
+class Counted(float):
+    """A float that counts how often it is compared."""
+
+    comparisons = 0
+
+    def __lt__(self, other: float) -> bool:
+        Counted.comparisons += 1
+        return float(self) < float(other)
+
+    def __le__(self, other: float) -> bool:
+        Counted.comparisons += 1
+        return float(self) <= float(other)
+
+    def __eq__(self, other: object) -> bool:
+        Counted.comparisons += 1
+        return float(self) == other
+
+    def __neg__(self) -> Counted:
+        return Counted(-float(self))
+
+    __hash__ = float.__hash__
+
+
+@pytest.mark.parametrize("order", ["random", "falling", "rising"])
+def test_an_offer_costs_a_logarithm(order: str) -> None:
+    n, rng = 1 << 12, Random(0)
+    values = {"random": [rng.random() for _ in range(n)], "falling": range(n, 0, -1), "rising": range(n)}[order]
+    rung, worst = Rung(divisor=4), 0
+    for trial, value in enumerate(values):
+        Counted.comparisons = 0
+        rung.offer(trial, Counted(value))
+        worst = max(worst, Counted.comparisons)
+    # Two pushes and two pops at most, each of <= 2 log2(n) comparisons of a pair (== and then <), and the decision.
+    assert worst <= 4 * 2 * 2 * math.log2(n) + 4
+
+
+def test_withdrawals_cost_a_logarithm_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    pops = 0
+
+    def counted_pop(heap: list[tuple[float, int]]) -> tuple[float, int]:
+        nonlocal pops
+        pops += 1
+        return heapq.heappop(heap)
+
+    monkeypatch.setattr("searchers.rung.heappop", counted_pop)
+    n, rng, rung = 4000, Random(1), Rung(divisor=3)
+    for trial in range(n):
+        rung.offer(trial, rng.random())
+    for trial in rng.sample(range(n), n - 10):
+        rung.withdraw(trial)
+    assert pops <= 3 * n, "an entry is moved, or dropped, a bounded number of times"
+    assert len(rung) == 10
+
+
+def test_a_trial_is_ranked_once() -> None:
+    rung = Rung(divisor=4)
+    rung.offer(7, 0.5)
+    assert 7 in rung
+    with pytest.raises(AssertionError, match="trial 7 was ranked"):
+        rung.offer(7, 0.4)
