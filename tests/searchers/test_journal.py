@@ -1,0 +1,246 @@
+"""The journal: whole lines or none, one writer, and what a SIGKILL leaves behind."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from searchers import Journal, JournalError
+
+REPO = Path(__file__).parents[2]
+
+
+def numbered(path: Path, count: int) -> list[dict[str, object]]:
+    records: list[dict[str, object]] = [{"event": "reported", "n": n, "text": "é\n" * n} for n in range(count)]
+    with Journal(path) as journal:
+        for record in records:
+            journal.append(record)
+    return records
+
+
+def test_what_is_appended_is_read(tmp_path: Path) -> None:
+    records = numbered(tmp_path / "deep" / "er" / "journal.jsonl", 5)
+    assert Journal.read(tmp_path / "deep" / "er" / "journal.jsonl") == records
+
+
+def test_it_is_one_json_object_a_line(tmp_path: Path) -> None:
+    records = numbered(tmp_path / "j", 4)
+    assert [json.loads(line) for line in (tmp_path / "j").read_text().splitlines()] == records
+
+
+def test_reopened_it_goes_on(tmp_path: Path) -> None:
+    records = numbered(tmp_path / "j", 3)
+    with Journal(tmp_path / "j") as journal:
+        journal.append({"n": 3})
+    assert Journal.read(tmp_path / "j") == [*records, {"n": 3}]
+
+
+def test_every_torn_end_reads_as_the_whole_lines_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    records = numbered(path, 4)
+    whole = path.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        kept = sum(end <= cut for end in ends)
+        assert Journal.read(path) == records[:kept]
+        with Journal(path) as journal:
+            assert path.read_bytes() == whole[: ends[kept - 1] if kept else 0], "the torn line is cut off"
+            journal.append({"n": "next"})
+        assert Journal.read(path) == [*records[:kept], {"n": "next"}]
+
+
+@pytest.mark.parametrize("tail", [b"\0\0\0\0", b'{"n":\0\0\0}\n', b"\xff\xfe\n", b"[1]\n", b"\n"])
+def test_last_line_that_did_not_come_to_the_disk_whole_is_dropped(tmp_path: Path, tail: bytes) -> None:
+    path = tmp_path / "j"
+    records = numbered(path, 3)
+    before = path.read_bytes()
+    path.write_bytes(before + tail)
+    assert Journal.read(path) == records
+    Journal(path).close()
+    assert path.read_bytes() == before
+
+
+def test_damage_in_the_middle_is_an_error_naming_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    numbered(path, 4)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].replace(b'"n"', b"'n'")
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(JournalError, match=rf"{path}: line 2 is damaged: expected a JSON object"):
+        Journal.read(path)
+
+
+def test_opening_cuts_only_the_last_line_of_a_damaged_file(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    path.write_bytes(b'{"n":0}\nrubbish\n{"n":2}\n{"n":')
+    Journal(path).close()
+    assert path.read_bytes() == b'{"n":0}\nrubbish\n{"n":2}\n'
+
+
+def test_no_file_is_no_journal(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Journal.read(tmp_path / "j")
+
+
+def test_what_is_not_strict_json_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j") as journal:
+        for bad in ({"value": math.nan}, {"value": object()}):
+            with pytest.raises((ValueError, TypeError)):
+                journal.append(bad)
+        journal.append({"n": 0})
+    assert Journal.read(tmp_path / "j") == [{"n": 0}]
+
+
+def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.append({"n": 0})
+    real = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if len(data) < 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data[: len(data) // 2])
+
+    with monkeypatch.context() as patch:
+        patch.setattr("searchers.journal.os.write", full)
+        with pytest.raises(OSError, match="No space left"):
+            journal.append({"n": 1})
+    journal.append({"n": 2})
+    journal.close()
+    assert Journal.read(tmp_path / "j") == [{"n": 0}, {"n": 2}]
+
+
+def test_it_is_on_disk_when_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    real_write, real_fsync = os.write, os.fsync
+
+    def write(descriptor: int, data: bytes) -> int:
+        order.append("write")
+        return real_write(descriptor, data)
+
+    def fsync(descriptor: int) -> None:
+        order.append("fsync")
+        real_fsync(descriptor)
+
+    with Journal(tmp_path / "j") as journal:
+        monkeypatch.setattr("searchers.journal.os.write", write)
+        monkeypatch.setattr("searchers.journal.os.fsync", fsync)
+        journal.append({"n": 0})
+    assert order == ["write", "fsync"]
+
+
+def test_threads_do_not_mix_their_lines(tmp_path: Path) -> None:
+    def write(journal: Journal, who: int) -> None:
+        for n in range(25):
+            journal.append({"who": who, "n": n})
+
+    with Journal(tmp_path / "j") as journal:
+        threads = [threading.Thread(target=write, args=(journal, who)) for who in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    read = Journal.read(tmp_path / "j")
+    assert len(read) == 100
+    assert all([r["n"] for r in read if r["who"] == who] == list(range(25)) for who in range(4))
+
+
+# ------------------------------------------------------------------------------------------------------------- locks
+
+
+def test_second_writer_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
+    with (
+        Journal(tmp_path / "j") as journal,
+        pytest.raises(JournalError, match=f"is being written by another run, process {os.getpid()}"),
+    ):
+        Journal(tmp_path / "j")
+    journal.close()  # a second time: nothing
+    Journal(tmp_path / "j").close()
+
+
+def test_reading_does_not_give_up_the_lock(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j"):
+        Journal.read(tmp_path / "j")
+        with pytest.raises(JournalError):
+            Journal(tmp_path / "j")
+
+
+WRITER = """
+import sys
+from searchers import Journal
+journal = Journal(sys.argv[1])
+print("open", flush=True)
+n = 0
+while True:
+    journal.append({"n": n, "text": "x" * (n * 97 % 20_000)})
+    print(n, flush=True)                                         # acknowledged
+    n += 1
+"""
+
+HALF_WRITER = """
+import os, signal, sys
+from searchers import Journal
+journal = Journal(sys.argv[1])
+journal.append({"n": 0})
+real = os.write
+def die_in_the_middle(descriptor, data):
+    real(descriptor, data[:len(data) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+os.write = die_in_the_middle
+journal.append({"n": 1, "text": "x" * 1000})
+"""
+
+
+def spawn(code: str, path: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True, cwd=REPO)
+
+
+def test_another_process_is_locked_out_until_the_writer_is_killed(tmp_path: Path) -> None:
+    with spawn(WRITER, tmp_path / "j") as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "open\n"
+        with pytest.raises(JournalError, match=f"process {writer.pid}"):
+            Journal(tmp_path / "j")
+        writer.send_signal(signal.SIGKILL)
+    Journal(tmp_path / "j").close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_writer_killed_at_any_moment_loses_nothing_it_acknowledged(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "j"
+    with spawn(WRITER, path) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "open\n"
+        time.sleep(Random(seed).uniform(0.01, 0.15))
+        writer.send_signal(signal.SIGKILL)
+        acknowledged = writer.stdout.read().split("\n")[:-1]
+    with Journal(path) as journal:
+        read = Journal.read(path)
+        assert [record["n"] for record in read] == list(range(len(read)))
+        assert len(acknowledged) <= len(read) <= len(acknowledged) + 1
+        journal.append({"n": len(read)})
+    assert len(Journal.read(path)) == len(read) + 1
+
+
+def test_writer_killed_in_the_middle_of_a_line_leaves_the_lines_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    with spawn(HALF_WRITER, path) as writer:
+        pass
+    assert writer.returncode == -signal.SIGKILL
+    assert not path.read_bytes().endswith(b"\n")
+    assert Journal.read(path) == [{"n": 0}]
+    with Journal(path) as journal:
+        journal.append({"n": 1})
+    assert Journal.read(path) == [{"n": 0}, {"n": 1}]

@@ -1,0 +1,482 @@
+"""A search: normalised values, counted draws, a view of each trial, and a log that restores it all."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from searchers import (
+    ASHA,
+    Create,
+    Done,
+    Exited,
+    IllegalEvent,
+    Journal,
+    JournalError,
+    Pause,
+    RandomSearch,
+    Reported,
+    Resume,
+    Search,
+    Started,
+    Stop,
+    parse_space,
+)
+from searchers.events import Action, Event, Reason
+from searchers.search import Record
+from searchers.testing import play
+
+REPO = Path(__file__).parents[2]
+SPACE = parse_space({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}, "clip": math.inf})
+
+
+def asha(max_trials: int = 8) -> ASHA:
+    return ASHA(max_trials=max_trials, max_length=16, num_rungs=3, max_concurrent_trials=2)
+
+
+def new(log: list[Record] | None = None, *, smaller_is_better: bool = True, method: ASHA | None = None) -> Search:
+    records: list[Record] = [] if log is None else log
+    return Search(method or asha(), SPACE, seed=7, smaller_is_better=smaller_is_better, log=records.append)
+
+
+def begun(log: list[Record] | None = None, *, smaller_is_better: bool = True) -> Search:
+    """Trials 0 and 1 are running."""
+    search = new(log, smaller_is_better=smaller_is_better)
+    search.start()
+    search.on(Started(trial=0))
+    search.on(Started(trial=1))
+    return search
+
+
+def report(search: Search, trial: int, step: float, value: float | None) -> list[Action]:
+    return search.on(Reported(trial=trial, step=step, value=value))
+
+
+def replayed(records: list[Record], log: list[Record] | None = None, *, method: ASHA | None = None) -> Search:
+    stored: list[Record] = json.loads(json.dumps(records, allow_nan=False))
+    log = [] if log is None else log
+    return Search.replay(stored, method or asha(), SPACE, seed=7, smaller_is_better=True, log=log.append)
+
+
+# ---------------------------------------------------------------------------------------------------------- the log
+
+
+def test_one_record_per_event_with_its_actions() -> None:
+    log: list[Record] = []
+    search = begun(log)
+    report(search, 0, 1, 0.25)
+    report(search, 1, 1, 0.5)
+    search.on(Exited(trial=1, reason="stopped"))
+    assert log == [
+        {"event": "start", "actions": [{"action": "create", "trial": 0}, {"action": "create", "trial": 1}]},
+        {
+            "event": "started",
+            "trial": 0,
+            "hparams": {"clip": {"$float": "inf"}, "lr": search.params(0)["lr"]},
+            "actions": [],
+        },
+        {
+            "event": "started",
+            "trial": 1,
+            "hparams": {"clip": {"$float": "inf"}, "lr": search.params(1)["lr"]},
+            "actions": [],
+        },
+        {"event": "reported", "trial": 0, "step": 1, "value": 0.25, "actions": []},
+        {
+            "event": "reported",
+            "trial": 1,
+            "step": 1,
+            "value": 0.5,
+            "actions": [{"action": "stop", "trial": 1}, {"action": "create", "trial": 2}],
+        },
+        {"event": "exited", "trial": 1, "reason": "stopped", "actions": []},
+    ]
+
+
+def test_the_event_is_logged_before_its_actions_are_returned() -> None:
+    def refuse(record: Record) -> None:
+        raise OSError("disk full")
+
+    search = Search(asha(), SPACE, seed=7, smaller_is_better=True, log=refuse)
+    with pytest.raises(OSError, match="disk full"):
+        search.start()
+
+
+@pytest.mark.parametrize(("value", "logged"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf"), (None, None)])
+def test_odd_values_are_logged_as_they_were_in_strict_json(value: float | None, logged: object) -> None:
+    log: list[Record] = []
+    report(begun(log), 0, 1, value)
+    assert log[-1]["value"] == logged
+    json.dumps(log, allow_nan=False)
+
+
+# -------------------------------------------------------------------------------------------------------- the edge
+
+
+@pytest.mark.parametrize("smaller_is_better", [True, False])
+def test_larger_is_better_turns_the_decision(smaller_is_better: bool) -> None:
+    search = begun(smaller_is_better=smaller_is_better)
+    report(search, 0, 1, 0.5)
+    answer = report(search, 1, 1, 0.4)
+    assert answer == ([] if smaller_is_better else [Stop(trial=1), Create(trial=2)])
+
+
+@pytest.mark.parametrize("smaller_is_better", [True, False])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
+def test_what_is_not_finite_is_worst_in_either_direction(bad: float | None, smaller_is_better: bool) -> None:
+    search = begun(smaller_is_better=smaller_is_better)
+    assert report(search, 0, 1, bad) == [Stop(trial=0), Create(trial=2)]
+    assert report(search, 1, 1, 1e300) == []
+
+
+# ------------------------------------------------------------------------------------------------------------- draws
+
+
+def test_parameters_are_counted() -> None:
+    search = new()
+    search.start()
+    assert search.params(1) == SPACE.sample(Random("7:1"))
+    assert search.params(0) == SPACE.sample(Random("7:0"))
+    assert search.params(0) != search.params(1)
+
+
+def test_parameters_do_not_depend_on_the_order_of_events() -> None:
+    one, other = new(), new()
+    for search, order in ((one, (0, 1)), (other, (1, 0))):
+        search.start()
+        for trial in order:
+            search.on(Started(trial=trial))
+    assert [one.params(t) for t in (0, 1)] == [other.params(t) for t in (0, 1)]
+
+
+def test_parameters_are_nobody_elses_to_change() -> None:
+    search = begun()
+    before = search.params(0)
+    search.params(0)["lr"] = "changed"
+    assert search.params(0) == before == search.trials[0].hparams
+
+
+def test_trial_seeds_are_31_bits_and_differ() -> None:
+    search = new()
+    seeds = [search.seed_of(trial) for trial in range(1000)]
+    assert len(set(seeds)) == 1000
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert seeds[:3] == [new().seed_of(trial) for trial in range(3)]
+
+
+def test_another_seed_gives_other_trials() -> None:
+    other = Search(asha(), SPACE, seed=8, smaller_is_better=True, log=lambda record: None)
+    mine = new()
+    mine.start()
+    other.start()
+    assert other.params(0) != mine.params(0)
+    assert other.seed_of(0) != mine.seed_of(0)
+
+
+# ------------------------------------------------------------------------------------------------------------- views
+
+
+def test_a_trial_is_seen_through_its_life() -> None:
+    search = new()
+    search.start()
+    assert (search.trials[0].state, search.trials[0].hparams) == ("PENDING", None)
+    search.on(Started(trial=0))
+    assert (search.trials[0].state, search.trials[0].hparams) == ("RUNNING", search.params(0))
+    for step, value in [(1, 0.5), (2, 0.3), (3, math.nan), (4, 0.4)]:
+        report(search, 0, step, value)
+    view = search.trials[0]
+    assert (view.best, view.best_step, view.last, view.last_step, view.ended) == (0.3, 2, 0.4, 4, False)
+    search.on(Exited(trial=0, reason="completed"))
+    assert (search.trials[0].state, search.trials[0].ended) == ("COMPLETED", True)
+
+
+def test_best_has_the_sign_that_was_measured() -> None:
+    search = begun(smaller_is_better=False)
+    report(search, 0, 1, 0.5)
+    report(search, 0, 2, 0.9)
+    report(search, 0, 3, 0.7)
+    assert (search.trials[0].best, search.trials[0].best_step) == (0.9, 2)
+
+
+def test_a_requested_stop_shows_until_and_after_it_is_obeyed() -> None:
+    search = begun()
+    report(search, 0, 1, 0.1)
+    report(search, 1, 1, 0.2)
+    assert (search.trials[1].state, search.trials[1].stop_requested) == ("RUNNING", True)
+    search.on(Exited(trial=1, reason="stopped"))
+    assert (search.trials[1].state, search.trials[1].stop_requested) == ("STOPPED", True)
+    assert not search.trials[0].stop_requested
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        ("completed", "COMPLETED"),
+        ("stopped", "STOPPED"),
+        ("errored", "ERRORED"),
+        ("invalid_hp", "INVALID_HP"),
+        ("canceled", "CANCELED"),
+    ],
+)
+def test_every_end_has_its_state(reason: Reason, state: str) -> None:
+    search = begun()
+    search.on(Exited(trial=0, reason=reason))
+    assert search.trials[0].state == state
+
+
+def test_a_trial_can_start_again_with_the_same_parameters() -> None:
+    search = begun()
+    before = search.trials[0]
+    assert search.on(Started(trial=0)) == []
+    assert search.trials[0] == before
+
+
+class Pausing:
+    """Pauses its only trial at each report and resumes it at once by the next event of another trial."""
+
+    rungs: tuple[float, ...] = ()
+
+    def start(self) -> list[Action]:
+        return [Create(trial=0), Create(trial=1)]
+
+    def on(self, event: Event) -> list[Action]:
+        if isinstance(event, Reported):
+            return [Pause(trial=0)] if event.trial == 0 else [Resume(trial=0)]
+        return []
+
+    def dump(self) -> dict[str, object]:
+        return {}
+
+    def load(self, state: dict[str, object]) -> None:
+        pass
+
+
+def test_a_method_of_ones_own_can_pause_and_resume() -> None:
+    search = Search(Pausing(), SPACE, seed=0, smaller_is_better=True, log=lambda record: None)
+    search.start()
+    search.on(Started(trial=0))
+    search.on(Started(trial=1))
+    states = [search.trials[0].state]
+    for event in (Reported(trial=0, step=1, value=0), Reported(trial=1, step=1, value=0), Started(trial=0)):
+        search.on(event)
+        states.append(search.trials[0].state)
+    assert states == ["RUNNING", "PAUSED", "PENDING", "RUNNING"]
+
+
+def test_done_is_kept() -> None:
+    search = Search(RandomSearch(max_trials=1), SPACE, seed=0, smaller_is_better=True, log=lambda record: None)
+    search.start()
+    assert search.done is None
+    assert search.on(Exited(trial=0, reason="errored")) == [Done(reason="errored")]
+    assert search.done == Done(reason="errored")
+
+
+# ------------------------------------------------------------------------------------------- late and illegal events
+
+
+def test_events_after_a_trials_end_do_and_log_nothing() -> None:
+    log: list[Record] = []
+    search = begun(log)
+    search.on(Exited(trial=0, reason="errored"))
+    count, view = len(log), search.trials[0]
+    late: list[Event] = [
+        Exited(trial=0, reason="errored"),
+        Exited(trial=0, reason="completed"),
+        Started(trial=0),
+        Reported(trial=0, step=1, value=0.1),
+    ]
+    assert [search.on(event) for event in late] == [[]] * 4
+    assert (len(log), search.trials[0]) == (count, view)
+
+
+@pytest.mark.parametrize(
+    ("event", "says"),
+    [
+        (Started(trial=9), "trial 9 was never created; so far there are 2"),
+        (Reported(trial=-1, step=1, value=0.1), "trial -1 was never created"),
+        (Exited(trial=2, reason="errored"), "trial 2 was never created"),
+        (Reported(trial=0, step=math.nan, value=0.1), "must be a finite number >= 0"),
+        (Reported(trial=0, step=-1, value=0.1), "reported at step -1"),
+        (Reported(trial=0, step=1, value=0.1), "trial 0 reported at step 1 before it started"),
+        (Exited(trial=0, reason="bored"), "must be one of completed, stopped"),  # type: ignore[arg-type]
+    ],
+    ids=str,
+)
+def test_illegal_events_raise_and_change_nothing(event: Event, says: str) -> None:
+    log: list[Record] = []
+    search = new(log)
+    search.start()
+    before = (search.method.dump(), dict(search.trials), len(log))
+    with pytest.raises(IllegalEvent, match=says):
+        search.on(event)
+    assert (search.method.dump(), dict(search.trials), len(log)) == before
+
+
+# ------------------------------------------------------------------------------------------------------------ replay
+
+
+def test_a_whole_search_replays_to_the_same_state_and_decisions() -> None:
+    for seed in range(5):
+        log: list[Record] = []
+        search = Search(asha(30), SPACE, seed=7, smaller_is_better=True, log=log.append)
+        play(search, seed, length=16, normalised=False)
+        again = replayed(log, method=asha(30))
+        assert again.method.dump() == search.method.dump()
+        assert repr(dict(again.trials)) == repr(dict(search.trials))
+        assert again.done == search.done is not None
+
+
+def test_cut_anywhere_it_goes_on_as_if_nothing_had_happened() -> None:
+    log: list[Record] = []
+    events: list[tuple[Event, list[Action]]] = play(new(log), 3, length=16, normalised=False).steps
+    for cut in range(1, len(log)):
+        more: list[Record] = []
+        search = replayed(log[:cut], more)
+        assert more == []
+        told = 0
+        for event, actions in events:
+            before = len(more)
+            if told < cut - 1:  # already in the journal, unless it was late and so never logged
+                told += _logged(event, log[told + 1])
+                continue
+            assert search.on(event) == actions
+            told += len(more) - before
+        assert repr(log[cut:]) == repr(more)
+
+
+def _logged(event: Event, record: Record) -> bool:
+    names = {Started: "started", Reported: "reported", Exited: "exited"}
+    return record["event"] == names[type(event)] and record["trial"] == event.trial
+
+
+def test_live_trials_and_unobeyed_stops_are_there_after_a_crash() -> None:
+    log: list[Record] = []
+    search = begun(log)
+    report(search, 0, 1, 0.1)
+    report(search, 1, 1, 0.2)
+    again = replayed(log)
+    assert {t: (v.state, v.stop_requested) for t, v in again.trials.items()} == {
+        0: ("RUNNING", False),
+        1: ("RUNNING", True),
+        2: ("PENDING", False),
+    }
+    assert again.params(0) == search.params(0)
+    assert again.started
+    assert again.on(Exited(trial=1, reason="stopped")) == []
+
+
+def test_recorded_parameters_win_over_drawing_again() -> None:
+    log: list[Record] = []
+    begun(log)
+    log[1]["hparams"] = {"lr": 0.5}
+    assert replayed(log).params(0) == {"lr": 0.5}
+
+
+def test_an_empty_journal_is_a_search_that_has_not_started() -> None:
+    search = replayed([])
+    assert not search.started
+    assert search.start() == [Create(trial=0), Create(trial=1)]
+
+
+def test_a_search_starts_once() -> None:
+    with pytest.raises(AssertionError, match="has started before"):
+        begun().start()
+
+
+def test_records_of_a_drivers_own_are_passed_over() -> None:
+    log: list[Record] = [{"event": "opened", "version": 1}]
+    begun(log)
+    log.insert(3, {"event": "checkpoint", "trial": 0, "id": "x"})
+    log.append({"note": "no event at all"})
+    assert len(replayed(log).trials) == 2
+
+
+def test_other_decisions_than_recorded_name_the_line() -> None:
+    log: list[Record] = []
+    search = begun(log)
+    report(search, 0, 1, 0.1)
+    report(search, 1, 1, 0.2)
+    log[4]["actions"] = []
+    with pytest.raises(JournalError, match=r"line 5: recorded were the actions \[\], but this search takes .*'stop'"):
+        replayed(log)
+
+
+def test_another_configuration_is_refused() -> None:
+    log: list[Record] = []
+    begun(log)
+    with pytest.raises(JournalError, match=r"line 1: .*configuration differs"):
+        replayed(log, method=ASHA(max_trials=8, max_length=16, num_rungs=3, max_concurrent_trials=3))
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ({"event": "started", "trial": 9, "actions": []}, "line 4: trial 9 was never created"),
+        ({"event": "reported", "trial": 0, "actions": []}, "line 4: not an event"),
+        ({"event": "reported", "trial": 0, "step": "x", "value": 1, "actions": []}, "line 4: must be a number"),
+        ({"event": "start", "actions": []}, "line 4: the search starts a second time"),
+        ({"event": "started", "trial": 0, "hparams": [1], "actions": []}, "line 4: hparams must be a mapping"),
+    ],
+    ids=str,
+)
+def test_a_record_that_cannot_be_names_its_line(record: Record, says: str) -> None:
+    log: list[Record] = []
+    begun(log)
+    with pytest.raises(JournalError, match=says):
+        replayed([*log, record])
+
+
+def test_an_event_after_a_trials_end_is_no_journal() -> None:
+    log: list[Record] = []
+    begun(log).on(Exited(trial=0, reason="completed"))
+    with pytest.raises(JournalError, match=r"line 5: .*comes after the trial's end"):
+        replayed([*log, log[-1]])
+
+
+SEARCHING = """
+import os, sys
+from random import Random
+from searchers import ASHA, Exited, Journal, Reported, Search, Started, parse_space
+space = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
+new = dict(method=ASHA(max_trials=40, max_length=16, num_rungs=3), space=space, seed=7, smaller_is_better=True)
+with Journal(sys.argv[1]) as journal:
+    left = int(sys.argv[2])
+    def log(record):
+        global left
+        journal.append(record)
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), 9)                     # after the record, before the actions
+    search = Search.replay(Journal.read(sys.argv[1]), log=log, **new)
+    if not search.started:
+        search.start()
+    while search.done is None:
+        trial = next(view for view in search.trials.values() if not view.ended)
+        x = search.params(trial.id)["x"]
+        if trial.state == "PENDING":
+            search.on(Started(trial=trial.id))
+        for step in range(int(trial.last_step or 0) + 1, 17):
+            if search.trials[trial.id].stop_requested:
+                break
+            search.on(Reported(trial=trial.id, step=step, value=x + 1 / step))
+        stopped = search.trials[trial.id].stop_requested
+        search.on(Exited(trial=trial.id, reason="stopped" if stopped else "completed"))
+"""
+
+
+def test_a_driver_killed_again_and_again_does_the_same_search(tmp_path: Path) -> None:
+    def run(journal: Path, records: int) -> int:
+        return subprocess.run([sys.executable, "-c", SEARCHING, str(journal), str(records)], cwd=REPO).returncode
+
+    assert run(tmp_path / "whole", -1) == 0
+    kills = 0
+    while run(tmp_path / "killed", 40) == -9:
+        kills += 1
+    assert kills > 3
+    assert Journal.read(tmp_path / "killed") == Journal.read(tmp_path / "whole")
