@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dray.core import get_cluster_info as get_cluster_info
-    from dray.imports import import_from_path as import_from_path
     from dray.experiment.experiment import Experiment as Experiment
     from dray.experiment.result import Result as Result
+    from dray.imports import import_from_path as import_from_path
     from dray.pytorch import InvalidHP as InvalidHP
 
 __version__ = "0.1.0"

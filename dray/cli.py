@@ -1,0 +1,107 @@
+"""The command line: ``dray experiment create asha.yaml .``, ``dray experiment resume PATH``.
+
+Exit codes: 0 done, 1 the search failed, 2 bad input, 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import dray
+from dray.experiment.errors import ConfigError, ExperimentError
+
+# Imports of torch and Ray stay inside the commands: `dray --help` answers at once.
+
+_FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    help="Train PyTorch models and search their hyperparameters on Ray.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+experiment = typer.Typer(help="Create an experiment, or go on with one.", no_args_is_help=True)
+app.add_typer(experiment, name="experiment")
+app.add_typer(experiment, name="e", hidden=True)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dray {dray.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    logging.basicConfig(level=logging.INFO, format=dray.LOG_FORMAT)
+
+
+@experiment.command()
+def create(
+    config: Annotated[Path, typer.Argument(help="The experiment's YAML file.")],
+    model_dir: Annotated[
+        Path | None, typer.Argument(help="The directory of the model's code; that of CONFIG by default.")
+    ] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="Run one trial in this process, without Ray: for debugging.")
+    ] = False,
+    path: Annotated[
+        Path | None, typer.Option("--path", "--storage", help="Keep the experiment in this directory.")
+    ] = None,
+) -> None:
+    """Run the experiment of a config file to its end."""
+    with _told():
+        from dray.experiment.config import load_config
+
+        checked = load_config(config)
+        code = model_dir if model_dir is not None else config.parent
+        if local:
+            from dray.experiment.local import run_local
+
+            run_local(checked, code, path=path)
+        else:
+            dray.Experiment(checked, model_dir=code, path=path).run()
+
+
+@experiment.command()
+def resume(path: Annotated[Path, typer.Argument(help="The experiment's directory.")]) -> None:
+    """Go on with an experiment that was stopped, or whose driver died."""
+    with _told():
+        dray.Experiment.resume(path).run()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Tell what is the user's to mend in one message; let what is ours end in a traceback."""
+    try:
+        yield
+    except ConfigError as error:
+        raise _exit(str(error), _BAD_INPUT) from None
+    except ExperimentError as error:
+        raise _exit(str(error), _FAILED) from None
+    except KeyboardInterrupt:
+        raise _exit("stopped by Ctrl-C", _INTERRUPTED) from None
+
+
+def _exit(message: str, code: int) -> typer.Exit:
+    typer.echo(f"dray: {message}", err=True)
+    return typer.Exit(code)
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="dray")
+
+
+if __name__ == "__main__":
+    main()

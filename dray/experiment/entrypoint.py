@@ -1,0 +1,110 @@
+"""From ``entrypoint: module:Class`` to the trial's class, or to one clear error."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from dray.experiment.errors import EntrypointError
+from dray.imports import forget_model_dir, use_model_dir
+
+if TYPE_CHECKING:
+    from dray.pytorch import PyTorchTrial
+
+_SHOWN_TRACEBACK_LINES = 12
+
+
+def load_trial_class(entrypoint: str | None, model_dir: str | os.PathLike[str]) -> type[PyTorchTrial]:
+    """Import the class that ``entrypoint`` names from ``model_dir``.
+
+    The directory stays at the front of ``sys.path`` until another one is given; another's modules of the same names
+    are forgotten first, so that two experiments can each have their own ``model_def`` in one process.
+
+    Args:
+        entrypoint: ``module:Class``; the module may be in a package, ``models.digits:DigitsTrial``.
+        model_dir: The directory that the module lies in.
+
+    Raises:
+        EntrypointError: no such directory, module or class, the module raises when it is imported (with the end of its
+            traceback), or the class is not a ``PyTorchTrial``.
+    """
+    directory = Path(model_dir)
+    if not directory.is_dir():
+        raise _error("model_dir", f"no such directory: {directory}; give the one that holds the model's code")
+    if not entrypoint:
+        raise _error("entrypoint", "required, got nothing; for example entrypoint: model_def:DigitsTrial")
+    module_name, colon, class_name = entrypoint.partition(":")
+    if not colon or not module_name or not class_name.isidentifier():
+        raise _error("entrypoint", f"must be module:Class, got {entrypoint!r}; for example model_def:DigitsTrial")
+    module = _import(module_name, directory.resolve())
+    return _find(module, class_name)
+
+
+def _import(name: str, directory: Path) -> ModuleType:
+    use_model_dir(directory)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if name == missing or name.startswith(missing + "."):
+            raise _error("entrypoint", _no_module(name, directory)) from None
+        failure: BaseException = error
+    except (Exception, SystemExit) as error:
+        failure = error
+    # Half an import must not be found by the next attempt, after the file was mended.
+    forget_model_dir()
+    raise _error("entrypoint", _raised(name, directory, failure)) from failure
+
+
+def _find(module: ModuleType, name: str) -> type[PyTorchTrial]:
+    # Here, not above: it brings torch, and a bad module is told sooner without it.
+    from dray.pytorch import PyTorchTrial
+
+    found = getattr(module, name, None)
+    if isinstance(found, type) and issubclass(found, PyTorchTrial):
+        return found
+    trials = [
+        key
+        for key, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, PyTorchTrial) and value is not PyTorchTrial
+    ]
+    near = difflib.get_close_matches(name, trials, n=1)
+    if near:
+        hint = f"did you mean {module.__name__}:{near[0]}?"
+    else:
+        hint = (
+            f"its trials are {', '.join(trials)}"
+            if trials
+            else "it has none: derive one from dray.pytorch.PyTorchTrial"
+        )
+    if found is None:
+        raise _error("entrypoint", f"{module.__name__} has no class {name}; {hint}")
+    kind = "another class" if isinstance(found, type) else f"value of type {type(found).__name__}"
+    raise _error("entrypoint", f"{module.__name__}:{name} must be a subclass of PyTorchTrial, got {kind}; {hint}")
+
+
+def _no_module(name: str, directory: Path) -> str:
+    modules = sorted(file.stem for file in directory.glob("*.py"))
+    near = difflib.get_close_matches(name, modules, n=1)
+    there = f"; did you mean {near[0]}?" if near else f"; the modules there are {', '.join(modules[:12]) or 'none'}"
+    return f"no module {name} in {directory}{there}"
+
+
+def _raised(name: str, directory: Path, error: BaseException) -> str:
+    """What went wrong in the user's file, with the end of the traceback, from that file on."""
+    frames = traceback.extract_tb(error.__traceback__)
+    first = next((i for i, frame in enumerate(frames) if Path(frame.filename).is_relative_to(directory)), len(frames))
+    lines = "".join(
+        [*traceback.format_list(frames[first:]), *traceback.format_exception_only(type(error), error)]
+    ).splitlines()
+    shown = "\n".join(f"    | {line}" for line in lines[-_SHOWN_TRACEBACK_LINES:])
+    return f"importing {name} from {directory} raised {type(error).__name__}; mend it there:\n{shown}"
+
+
+def _error(path: str, what: str) -> EntrypointError:
+    return EntrypointError([(path, what)])

@@ -1,0 +1,147 @@
+"""The command line: what it runs, what it says of bad input, how it exits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import dray
+from dray.cli import app
+from dray.experiment.errors import ExperimentError
+
+ROOT = Path(__file__).parents[1]
+DIGITS = ROOT / "examples" / "digits"
+CONFIG = "searcher: {name: single, metric: loss, max_length: {batches: 4}}\nentrypoint: my_model:MyTrial\n"
+
+
+class FakeExperiment:
+    """Records what it was made with; ``run`` does what the test says."""
+
+    made: ClassVar[list[tuple[Any, ...]]] = []
+    outcome: ClassVar[BaseException | None] = None
+
+    def __init__(self, config: Any, model_dir: Any = None, trial: Any = None, path: Any = None) -> None:
+        self.made.append((config.name, model_dir, path))
+
+    @classmethod
+    def resume(cls, path: Any) -> FakeExperiment:
+        self = cls.__new__(cls)
+        cls.made.append(("resume", path))
+        return self
+
+    def run(self) -> None:
+        if self.outcome is not None:
+            raise self.outcome
+
+
+@pytest.fixture(autouse=True)
+def experiment(monkeypatch: pytest.MonkeyPatch) -> type[FakeExperiment]:
+    # Into the dictionary: asking the module for it would import torch and Ray.
+    monkeypatch.setitem(vars(dray), "Experiment", FakeExperiment)
+    FakeExperiment.made.clear()
+    FakeExperiment.outcome = None
+    return FakeExperiment
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "one.yaml").write_text(CONFIG)
+    return tmp_path / "one.yaml"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_create_runs_the_config_with_the_models_code(config: Path, tmp_path: Path) -> None:
+    assert run("experiment", "create", config, tmp_path / "code").exit_code == 0
+    assert FakeExperiment.made == [("one", tmp_path / "code", None)]
+
+
+def test_model_code_lies_beside_the_config_by_default(config: Path) -> None:
+    assert run("e", "create", config).exit_code == 0
+    assert FakeExperiment.made == [("one", config.parent, None)]
+
+
+@pytest.mark.parametrize("option", ["--path", "--storage"])
+def test_results_go_where_the_option_says(config: Path, tmp_path: Path, option: str) -> None:
+    assert run("e", "create", config, ".", option, tmp_path / "results").exit_code == 0
+    assert FakeExperiment.made == [("one", Path("."), tmp_path / "results")]
+
+
+def test_resume_goes_on_with_the_directory(tmp_path: Path) -> None:
+    assert run("experiment", "resume", tmp_path).exit_code == 0
+    assert FakeExperiment.made == [("resume", tmp_path)]
+
+
+def test_bad_config_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(CONFIG.replace("metric: loss", "metrik: loss"))
+    result = run("e", "create", tmp_path / "bad.yaml")
+    assert result.exit_code == 2
+    assert "searcher.metrik: unknown field; did you mean metric?" in result.stderr
+    assert "Traceback" not in result.output
+    assert FakeExperiment.made == []
+
+
+def test_missing_file_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
+    result = run("e", "create", tmp_path / "none.yaml")
+    assert result.exit_code == 2
+    assert "no such file" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "says"),
+    [
+        (ExperimentError("no trial completed: 64 of 64 ended in an error"), 1, "no trial completed"),
+        (KeyboardInterrupt(), 130, "stopped by Ctrl-C"),
+    ],
+)
+def test_exit_code_says_how_the_search_ended(
+    config: Path, experiment: type[FakeExperiment], outcome: BaseException, code: int, says: str
+) -> None:
+    experiment.outcome = outcome
+    for arguments in (("e", "create", config), ("e", "resume", config.parent)):
+        result = run(*arguments)
+        assert result.exit_code == code
+        assert says in result.stderr
+        assert "Traceback" not in result.output
+
+
+def test_a_bug_of_ours_keeps_its_traceback(config: Path, experiment: type[FakeExperiment]) -> None:
+    experiment.outcome = ZeroDivisionError()
+    assert isinstance(run("e", "create", config).exception, ZeroDivisionError)
+
+
+def test_version_is_printed() -> None:
+    assert run("--version").output == f"dray {dray.__version__}\n"
+
+
+def test_help_needs_neither_torch_nor_ray_nor_pydantic() -> None:
+    code = (
+        "import sys\nfrom dray.cli import main\nsys.argv = ['dray', '--help']\n"
+        "try: main()\nexcept SystemExit as e: assert not e.code, e.code\n"
+        "assert not {'torch', 'ray', 'pydantic', 'pandas', 'optuna'} & set(sys.modules), 'slow imports'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "experiment" in done.stdout
+
+
+def test_installed_command_answers() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dray.cli", "e", "create", "none.yaml"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "dray: none.yaml has 1 fault:\n  config: no such file: none.yaml; give the path of a YAML file\n"
+    )
