@@ -1,0 +1,89 @@
+"""What the README shows is so: its trial trains, its search is the example's, its commands exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import dray
+from dray import imports
+from dray.cli import app
+from dray.experiment.config import ConfigError, load_config
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+TRIAL, DRIVER = blocks("python")
+[SEARCH] = blocks("yaml")
+[FAULTS] = blocks("text")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory with the files that the README tells to write."""
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
+    path = list(sys.path)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "model_def.py").write_text(TRIAL)
+    (tmp_path / "code" / "asha.yaml").write_text(SEARCH)
+    yield tmp_path / "code"
+    imports.forget_model_dir()
+    imports._current, imports._older = None, frozenset()
+    sys.path[:] = path
+
+
+def test_search_is_the_examples() -> None:
+    example = yaml.safe_load((ROOT / "examples" / "digits" / "asha.yaml").read_text())
+    assert yaml.safe_load(SEARCH) == example
+
+
+def test_trial_trains_in_this_process_as_the_readme_says(project: Path) -> None:
+    result = CliRunner().invoke(
+        app, ["experiment", "create", str(project / "asha.yaml"), str(project), "--local"], catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    assert list((project.parent / "results" / "local").glob("*/checkpoint_*/manifest.json"))
+
+
+def test_driver_uses_names_that_are_there() -> None:
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(DRIVER))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "dray"
+    }
+    assert used == {"Experiment"}
+    assert used <= set(dray.__all__)
+
+
+def test_commands_exist() -> None:
+    shell = "\n".join(blocks("sh"))
+    targets = re.findall(r"^make (\w+)", shell, flags=re.MULTILINE)
+    assert targets == ["demo", "test"]
+    assert all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE) for target in targets)
+    for command in re.findall(r"^dray (\w+ \w+)", shell, flags=re.MULTILINE):
+        assert CliRunner().invoke(app, [*command.split(), "--help"]).exit_code == 0
+
+
+def test_files_exist() -> None:
+    for name in set(re.findall(r"[\w/]+\.(?:py|yaml|txt|md)", README)) - {"model_def.py", "asha.yaml", "driver.py"}:
+        assert (ROOT / name).exists(), name
+
+
+def test_faults_are_told_in_these_words(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    Path("asha.yaml").write_text(SEARCH.replace("divisor: 4", "divisor: 1, max_trails: 64"))
+    with pytest.raises(ConfigError) as caught:
+        load_config("asha.yaml")
+    assert f"dray: {caught.value}\n" == FAULTS
