@@ -1,0 +1,231 @@
+"""The processes of one trial: their numbers, and small objects passed between them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+#: The chief's port for processes that have no torch.distributed; `port_offset` is added to it.
+PORT = 12360
+TIMEOUT_S = 600.0
+
+
+class Transport(Protocol):
+    """Passes picklable objects between ranks."""
+
+    def allgather(self, stuff: Any) -> list[Any]: ...
+
+    def close(self) -> None: ...
+
+
+class DistributedContext:
+    """Which of the processes of a trial this is, with ways to pass small objects between them.
+
+    These are for coordination, not for tensors: use your training framework's collectives for those. Every rank must
+    make the same calls in the same order.
+
+    Args:
+        rank, size: of this process among all of the trial.
+        local_rank, local_size: of this process among those on its machine.
+        cross_rank, cross_size: of this machine among all of the trial.
+        chief_ip: where rank 0 can be reached; needed with more than one machine.
+        port_offset: added to the chief's port, where several trials share a machine.
+
+    Raises:
+        ValueError: some of the six numbers are missing or contradict each other.
+
+    >>> alone = DistributedContext()
+    >>> alone.rank, alone.size, alone.allgather("me")
+    (0, 1, ['me'])
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int | None = None,
+        size: int | None = None,
+        local_rank: int | None = None,
+        local_size: int | None = None,
+        cross_rank: int | None = None,
+        cross_size: int | None = None,
+        chief_ip: str | None = None,
+        port_offset: int = 0,
+        transport: Transport | None = None,
+    ) -> None:
+        numbers = {
+            "rank": rank,
+            "size": size,
+            "local_rank": local_rank,
+            "local_size": local_size,
+            "cross_rank": cross_rank,
+            "cross_size": cross_size,
+        }
+        missing = [name for name, value in numbers.items() if value is None]
+        if missing and len(missing) < len(numbers):
+            raise ValueError(f"DistributedContext takes all of {', '.join(numbers)} or none; missing: {', '.join(missing)}")
+        self.rank = rank or 0
+        self.size = 1 if size is None else size
+        self.local_rank = local_rank or 0
+        self.local_size = 1 if local_size is None else local_size
+        self.cross_rank = cross_rank or 0
+        self.cross_size = 1 if cross_size is None else cross_size
+        for of, count in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
+            if not 0 <= getattr(self, of) < getattr(self, count):
+                raise ValueError(f"{of} must be at least 0 and below {count}, got {numbers[of]} of {numbers[count]}")
+        if self.size != self.local_size and chief_ip is None:
+            raise ValueError(
+                f"size={self.size} but local_size={self.local_size}: with more than one machine chief_ip is needed, "
+                "the address of the machine of rank 0"
+            )
+        self.chief_ip = chief_ip or "127.0.0.1"
+        self._is_chief = self.rank == 0
+        self._is_local_chief = self.local_rank == 0
+        self._transport = transport or self._default_transport(port_offset)
+
+    def _default_transport(self, port_offset: int) -> Transport | None:
+        if self.size == 1:
+            return None
+        import torch.distributed as dist
+
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() == self.size:
+            return TorchTransport()
+        return StoreTransport(self.rank, self.size, self.chief_ip, PORT + port_offset)
+
+    @classmethod
+    def from_torch_distributed(cls, chief_ip: str | None = None) -> DistributedContext:
+        """From the environment that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK,
+        GROUP_WORLD_SIZE. `chief_ip` defaults to DET_CHIEF_IP, then to MASTER_ADDR.
+
+        Raises:
+            ValueError: one of them is not set.
+        """
+        return cls(
+            rank=_env_int("RANK"),
+            size=_env_int("WORLD_SIZE"),
+            local_rank=_env_int("LOCAL_RANK"),
+            local_size=_env_int("LOCAL_WORLD_SIZE"),
+            cross_rank=_env_int("GROUP_RANK"),
+            cross_size=_env_int("GROUP_WORLD_SIZE"),
+            chief_ip=chief_ip or os.environ.get("DET_CHIEF_IP") or os.environ.get("MASTER_ADDR"),
+        )
+
+    def get_rank(self) -> int:
+        """This process among all of the trial; unique within it."""
+        return self.rank
+
+    def get_local_rank(self) -> int:
+        """This process among those of the trial on this machine."""
+        return self.local_rank
+
+    def get_size(self) -> int:
+        """The number of processes (slots) of the trial."""
+        return self.size
+
+    def get_num_agents(self) -> int:
+        """The number of machines that the trial runs on."""
+        return self.cross_size
+
+    def gather(self, stuff: T) -> list[T] | None:
+        """The stuff of all ranks, in their order, on the chief; None elsewhere."""
+        everything = self.allgather(stuff)
+        return everything if self._is_chief else None
+
+    def allgather(self, stuff: T) -> list[T]:
+        """The stuff of all ranks, in their order, on all of them."""
+        if self._transport is None:
+            return [stuff]
+        return self._transport.allgather(stuff)
+
+    def broadcast(self, stuff: T) -> T:
+        """The chief's stuff, on all ranks."""
+        if self._transport is None:
+            return stuff
+        return self.allgather(stuff if self._is_chief else None)[0]  # type: ignore[return-value]
+
+    def gather_local(self, stuff: T) -> list[T] | None:
+        """The stuff of the ranks of this machine, in their order, on its chief; None elsewhere."""
+        everything = self.allgather_local(stuff)
+        return everything if self._is_local_chief else None
+
+    def allgather_local(self, stuff: T) -> list[T]:
+        """The stuff of the ranks of this machine, in their order, on all of them."""
+        if self._transport is None:
+            return [stuff]
+        if self.size == self.local_size:
+            return self.allgather(stuff)
+        # Every machine is at the same call, so that one exchange over all serves each of them.
+        rows = self.allgather((self.cross_rank, self.local_rank, stuff))
+        return [row[2] for row in sorted((r for r in rows if r[0] == self.cross_rank), key=lambda r: r[1])]
+
+    def broadcast_local(self, stuff: T) -> T:
+        """The stuff of this machine's chief, on all its ranks."""
+        return self.allgather_local(stuff)[0]
+
+    def close(self) -> None:
+        """Let go of connections. The process group of torch.distributed is left alone: it is its maker's."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _env_int(name: str, environment: Mapping[str, str] = os.environ) -> int:
+    value = environment.get(name)
+    if value is None or not value.lstrip("-").isdigit():
+        raise ValueError(
+            f"from_torch_distributed() reads {name}, which is {'not set' if value is None else repr(value)}; "
+            "start the program with torchrun, or give DistributedContext its numbers"
+        )
+    return int(value)
+
+
+class TorchTransport:
+    """Over torch.distributed's process group. Under NCCL over a gloo group of its own: objects have no business on GPUs."""
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+
+        self._dist = dist
+        self._group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+
+    def allgather(self, stuff: Any) -> list[Any]:
+        result: list[Any] = [None] * self._dist.get_world_size()
+        self._dist.all_gather_object(result, stuff, group=self._group)
+        return result
+
+    def close(self) -> None:
+        if self._group is not None and self._dist.is_initialized():
+            self._dist.destroy_process_group(self._group)
+            self._group = None
+
+
+class StoreTransport:
+    """Over a TCPStore that the chief serves: for processes that have no process group."""
+
+    def __init__(self, rank: int, size: int, host: str, port: int, timeout_s: float = TIMEOUT_S) -> None:
+        from torch.distributed import TCPStore
+
+        self._rank = rank
+        self._size = size
+        self._turn = 0
+        self._store = TCPStore(host, port, size, is_master=rank == 0, timeout=timedelta(seconds=timeout_s))
+
+    def allgather(self, stuff: Any) -> list[Any]:
+        turn, self._turn = self._turn, self._turn + 1
+        self._store.set(f"{turn}/{self._rank}", pickle.dumps(stuff))
+        result = [pickle.loads(self._store.get(f"{turn}/{rank}")) for rank in range(self._size)]
+        if turn:
+            # All ranks are past the last turn, for each had to set its part of this one after it.
+            self._store.delete_key(f"{turn - 1}/{self._rank}")
+        return result
+
+    def close(self) -> None:
+        # The chief serves the store, so it leaves last; but it does not wait long for a peer that died.
+        self._store.set(f"bye/{self._rank}", b"")
+        if self._rank == 0:
+            with contextlib.suppress(Exception):
+                self._store.wait([f"bye/{rank}" for rank in range(self._size)], timedelta(seconds=10))

@@ -1,0 +1,130 @@
+"""The caller's own process, or the processes of torchrun: metrics and checkpoints go to a directory."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from dray.storage import CheckpointStore, verify
+from dray.training.host import Report
+from dray.training.units import TrainUnit
+
+log = logging.getLogger(__name__)
+
+
+def home() -> Path:
+    """Where dray keeps results: DRAY_HOME, else ~/dray_results."""
+    return Path(os.environ.get("DRAY_HOME") or Path.home() / "dray_results")
+
+
+class LocalHost:
+    """A run without an experiment.
+
+    Nothing is written before the first report. Used as a context manager it turns SIGTERM into a request to stop: the run
+    finishes the stretch it is in, saves, and ends.
+
+    Args:
+        directory: of this run; a fresh one below `<home>/local` if None.
+        trial_seed: a random one if None.
+        code_dir: what is copied into checkpoints; the working directory if None.
+    """
+
+    experiment_id = 0
+    trial_id = 0
+    latest_checkpoint: str | None = None
+    max_length: TrainUnit | None = None
+    rungs: Sequence[TrainUnit] = ()
+    metric: str | None = None
+    best_supported = False
+
+    def __init__(
+        self, directory: Path | None = None, *, trial_seed: int | None = None, code_dir: Path | None = None
+    ) -> None:
+        self.directory = directory or _fresh_directory()
+        # Not from the global generator: a seeded program would get the same "random" seed each time, and lose a draw.
+        self.trial_seed = random.SystemRandom().getrandbits(31) if trial_seed is None else trial_seed
+        self.code_dir: Path | None = code_dir or Path.cwd()
+        self.tensorboard_path = self.directory / "tensorboard"
+        self._store = CheckpointStore(self.directory)
+        self._since_checkpoint: list[dict[str, Any]] = []
+        self._stopping = False
+        self._previous: Any = None
+
+    def __enter__(self) -> LocalHost:
+        # Only the main thread may; in another one the program's own handler stays.
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGTERM, self._on_sigterm)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGTERM, self._previous)
+            self._previous = None
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        self._stopping = True
+
+    def worth_saving(self, validation: Mapping[str, object]) -> bool:
+        return True
+
+    def new_checkpoint(self, batches: int) -> Path:
+        return self._store.stage(batches)
+
+    def commit(self, staging: Path, report: Report) -> str:
+        rows = [*self._since_checkpoint, _row(report)]
+        (staging / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path = self._store.commit(staging, report.batches)
+        self._since_checkpoint = []
+        log.info("saved %s", path)
+        return f"{self.directory.name}/{path.name}"
+
+    def open_checkpoint(self, checkpoint: str) -> Path:
+        """A checkpoint of this home by its id (`<run>/checkpoint_<batches>`), or any by its path."""
+        candidates = (Path(checkpoint), home() / "local" / checkpoint, self.directory.parent / checkpoint)
+        for path in candidates:
+            if path.is_dir():
+                return verify(path)
+        raise FileNotFoundError(
+            f"there is no checkpoint {checkpoint!r}: neither an id that on_checkpoint_upload_end() gave, nor a directory; "
+            f"looked for {', '.join(str(path) for path in candidates)}"
+        )
+
+    def publish(self, report: Report) -> bool:
+        if report.training is not None or report.validation is not None or report.checkpoint is not None:
+            row = _row(report)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with (self.directory / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({**row, "time": time.time()}) + "\n")
+            if report.checkpoint is None:
+                self._since_checkpoint.append(row)
+            if report.validation is not None:
+                log.info("validated at batch %d: %s", report.batches, _shown(report.validation))
+        return self._stopping
+
+
+def _row(report: Report) -> dict[str, Any]:
+    return {name: value for name, value in asdict(report).items() if value is not None and value is not False}
+
+
+def _shown(metrics: Mapping[str, object]) -> str:
+    return ", ".join(f"{k}={v:.6g}" if isinstance(v, float) else f"{k}={v}" for k, v in metrics.items())
+
+
+def _fresh_directory() -> Path:
+    script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
+    name = "-".join((time.strftime("%Y%m%d-%H%M%S"), script or "python", uuid.uuid4().hex[:6]))
+    return home() / "local" / name

@@ -1,0 +1,41 @@
+"""Train PyTorch models: what a trial's code imports. Names, defaults and order of events are Determined AI's."""
+
+from dray.core import DistributedContext
+from dray.pytorch import samplers
+from dray.pytorch.callback import PyTorchCallback
+from dray.pytorch.context import PyTorchExperimentalContext, PyTorchTrialContext
+from dray.pytorch.data import DataLoader, TorchData
+from dray.pytorch.init import init
+from dray.pytorch.load import CheckpointLoadContext, load_trial_from_checkpoint_path
+from dray.pytorch.lr_scheduler import LRScheduler
+from dray.pytorch.trainer import Trainer
+from dray.pytorch.trial import PyTorchTrial
+from dray.pytorch.units import Batch, Epoch, TrainUnit, _TrainBoundaryType
+from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, ShouldExit
+from dray.training.reducers import MetricReducer, Reducer
+
+__all__ = [
+    "Batch",
+    "CheckpointLoadContext",
+    "DataExhausted",
+    "DataLoader",
+    "DistributedContext",
+    "Epoch",
+    "InvalidHP",
+    "LRScheduler",
+    "MetricReducer",
+    "PeerFailed",
+    "PyTorchCallback",
+    "PyTorchExperimentalContext",
+    "PyTorchTrial",
+    "PyTorchTrialContext",
+    "Reducer",
+    "ShouldExit",
+    "TorchData",
+    "TrainUnit",
+    "Trainer",
+    "_TrainBoundaryType",
+    "init",
+    "load_trial_from_checkpoint_path",
+    "samplers",
+]

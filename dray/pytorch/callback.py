@@ -1,0 +1,94 @@
+"""Hooks into a trial's life."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class PyTorchCallback:
+    """Extend it, override what you need, and return it from `PyTorchTrial.build_callbacks`. Every hook does nothing.
+
+    Hooks run on every rank unless they say otherwise, in the order of the dict that `build_callbacks` returned. What they
+    raise ends the training. A callback with state overrides `state_dict` and `load_state_dict`.
+
+    Order: on_trial_startup, (loaders are built), on_checkpoint_load_start, load_state_dict, on_training_start; then
+    on_training_epoch_start, batches, on_training_epoch_end, on_training_workload_end, on_validation_start,
+    on_validation_epoch_start, on_validation_epoch_end, on_validation_end, on_checkpoint_save_start,
+    on_checkpoint_write_end, on_checkpoint_upload_end, again and again; on_trial_shutdown.
+    """
+
+    def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
+        """Before the data loaders are built.
+
+        Args:
+            first_batch_idx: the batch that this run starts at, 0 for a fresh trial.
+            checkpoint_uuid: what is resumed from, None for a fresh trial.
+        """
+
+    def on_trial_shutdown(self) -> None:
+        """Last of all, once, also after an error; callbacks in reverse order."""
+
+    def on_training_start(self) -> None:
+        """After state was loaded, before anything is trained."""
+
+    def on_training_epoch_start(self, epoch_idx: int) -> None:
+        """Before the first batch of an epoch, not when resuming within one."""
+
+    def on_training_epoch_end(self, epoch_idx: int) -> None:
+        """After the last batch of an epoch."""
+
+    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+        """After every stretch of training: before each report, validation and checkpoint.
+
+        Args:
+            avg_metrics: averages over the batches since the last one and over ranks, custom reducers' metrics, and
+                "batches" and "epochs" trained.
+            batch_metrics: of each batch, averaged over ranks; without custom reducers.
+        """
+
+    def on_validation_start(self) -> None:
+        """Before a validation."""
+
+    def on_validation_epoch_start(self) -> None:
+        """Before its first batch. Not called with `evaluate_full_dataset`."""
+
+    def on_validation_epoch_end(self, outputs: list[Any]) -> None:
+        """After its last batch. Not called with `evaluate_full_dataset`.
+
+        Args:
+            outputs: what `evaluate_batch` returned on this rank, tensors as numpy arrays.
+        """
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        """After a validation.
+
+        Args:
+            metrics: reduced over batches and ranks, the same on each. Copy the dict to keep it: on the chief it gains
+                "batches" and "epochs" later.
+        """
+
+    def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
+        """Before a checkpoint's state is put in place. May change the dict."""
+
+    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
+        """Before a checkpoint's state is written, on the chief. May change the dict."""
+
+    def on_checkpoint_end(self, checkpoint_dir: str) -> None:
+        """Deprecated: use `on_checkpoint_write_end`. Called just before it."""
+
+    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+        """When the files of a checkpoint have been written, on the chief. Files added to the directory become part of it."""
+
+    def on_checkpoint_upload_end(self, uuid: str) -> None:
+        """When a checkpoint is complete.
+
+        Args:
+            uuid: its id, to pass to `Trainer.fit(latest_checkpoint=...)`.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """This callback's state for a checkpoint: tensors, numpy arrays, numbers, strings, dicts, lists, tuples, sets."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""

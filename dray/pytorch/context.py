@@ -1,0 +1,421 @@
+"""What a trial's code asks and tells: hyperparameters, wrapped models and optimizers, where it is, when to stop."""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from dray.core import DistributedContext
+from dray.pytorch.data import ToDevice
+from dray.pytorch.lr_scheduler import LRScheduler
+from dray.training.cursor import Cursor
+from dray.training.host import Host
+from dray.training.optimisation import Optimisation
+from dray.training.reducers import ReducerRegistry
+
+log = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=torch.nn.Module)
+O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741 - as M and S
+
+
+class PyTorchTrialContext:
+    """Made by `pytorch.init()`, handed to the trial's constructor and to the `Trainer`.
+
+    Attributes:
+        models, optimizers, lr_schedulers: what was wrapped, in order.
+        device: of this process's models and batches.
+        distributed: this process among those of the trial.
+        experimental: see `PyTorchExperimentalContext`.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: Host,
+        distributed: DistributedContext,
+        device: torch.device,
+        trial_seed: int,
+        hparams: dict[str, Any] | None,
+        exp_conf: dict[str, Any] | None,
+        aggregation_frequency: int = 1,
+        average_aggregated_gradients: bool = True,
+        enable_tensorboard_logging: bool = True,
+    ) -> None:
+        self.distributed = distributed
+        self.device = device
+        self._host = host
+        self._trial_seed = trial_seed
+        self._hparams = hparams
+        self._exp_conf = exp_conf
+        self._cursor = Cursor()
+        self._optimisation = Optimisation(self._cursor, aggregation_frequency, average_aggregated_gradients)
+        self._reducers = ReducerRegistry()
+        self._to_device = ToDevice(device)
+        self._tensorboard_writer: Any = None
+        self._enable_tensorboard_logging = enable_tensorboard_logging
+        self._warned_of_batch_size = False
+        self._global_batch_size = _global_batch_size(hparams, distributed.size)
+        self.experimental = PyTorchExperimentalContext(self)
+        # The loops of a batch call these: one lookup less.
+        self.models = self._optimisation.models
+        self.optimizers = self._optimisation.optimizers
+        self.lr_schedulers = cast("list[LRScheduler]", self._optimisation.lr_schedulers)
+
+    # ------------------------------------------------------------------------------------------- what the run is
+
+    def get_hparams(self) -> dict[str, Any]:
+        """All hyperparameters.
+
+        Raises:
+            ValueError: none were given to `pytorch.init()`.
+        """
+        if self._hparams is None:
+            raise ValueError("there are no hyperparameters: give them to pytorch.init(hparams=...)")
+        return self._hparams
+
+    def get_hparam(self, name: str) -> Any:
+        """One hyperparameter.
+
+        Raises:
+            ValueError: none were given, or none of this name.
+        """
+        hparams = self.get_hparams()
+        if name not in hparams:
+            raise ValueError(f"there is no hyperparameter {name!r}; there are: {', '.join(sorted(map(str, hparams)))}")
+        if name == "global_batch_size" and not self._warned_of_batch_size:
+            self._warned_of_batch_size = True
+            log.warning(
+                "get_hparam('global_batch_size') is the batch over all slots: use get_per_slot_batch_size() for a loader, "
+                "get_global_batch_size() if you mean the whole"
+            )
+        return hparams[name]
+
+    def get_global_batch_size(self) -> int:
+        """Records a batch over all slots: hparams["global_batch_size"], rounded down to a multiple of the slots.
+
+        Raises:
+            ValueError: the hyperparameter is not set.
+        """
+        return self.get_per_slot_batch_size() * self.distributed.size
+
+    def get_per_slot_batch_size(self) -> int:
+        """Records a batch on this slot: what a data loader's `batch_size` should be.
+
+        Raises:
+            ValueError: the hyperparameter global_batch_size is not set.
+        """
+        if self._global_batch_size is None:
+            raise ValueError("batch sizes need the hyperparameter 'global_batch_size': give it to pytorch.init(hparams=...)")
+        return self._global_batch_size // self.distributed.size
+
+    def get_experiment_config(self) -> dict[str, Any]:
+        """The experiment's config.
+
+        Raises:
+            ValueError: none was given to `pytorch.init()`.
+        """
+        if self._exp_conf is None:
+            raise ValueError("there is no experiment config: give it to pytorch.init(exp_conf=...)")
+        return self._exp_conf
+
+    def get_data_config(self) -> dict[str, Any]:
+        """The experiment config's section `data`, {} if it has none."""
+        return self.get_experiment_config().get("data", {})  # type: ignore[no-any-return]
+
+    def get_experiment_id(self) -> int:
+        """The experiment's number, 0 in a local run."""
+        return self._host.experiment_id
+
+    def get_trial_id(self) -> int:
+        """The trial's number, 0 in a local run."""
+        return self._host.trial_id
+
+    def get_trial_seed(self) -> int:
+        """What python, numpy, torch and the order of shuffled data were seeded with."""
+        return self._trial_seed
+
+    def get_initial_batch(self) -> int:
+        """The batch that this run starts at: 0 for a fresh one, the number of batches trained when resuming."""
+        return self._cursor.initial_batch
+
+    def get_tensorboard_path(self) -> pathlib.Path:
+        """Where event files and traces of this trial go."""
+        return self._host.tensorboard_path
+
+    def get_tensorboard_writer(self) -> Any:
+        """A `torch.utils.tensorboard.SummaryWriter` on that path, the same each time."""
+        if self._tensorboard_writer is None:
+            from torch.utils.tensorboard.writer import SummaryWriter
+
+            self._tensorboard_writer = SummaryWriter(log_dir=str(self.get_tensorboard_path()))  # type: ignore[no-untyped-call]
+        return self._tensorboard_writer
+
+    def get_enable_tensorboard_logging(self) -> bool:
+        """Whether metrics are written for TensorBoard."""
+        return self._enable_tensorboard_logging
+
+    def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
+        """Switch writing metrics for TensorBoard on or off.
+
+        Raises:
+            AssertionError: not a bool.
+        """
+        if not isinstance(enable_tensorboard_logging, bool):
+            raise AssertionError(f"set_enable_tensorboard_logging takes a bool, got {enable_tensorboard_logging!r}")
+        self._enable_tensorboard_logging = enable_tensorboard_logging
+
+    # --------------------------------------------------------------------------------------- where training is
+
+    def current_train_batch(self) -> int:
+        """The batch in hand, from 0.
+
+        Raises:
+            RuntimeError: training has not started.
+        """
+        if self._cursor.batch_idx is None:
+            raise RuntimeError("training has not started: there is no current batch yet")
+        return self._cursor.batch_idx
+
+    def current_train_epoch(self) -> int:
+        """The epoch of the batch in hand, from 0.
+
+        Raises:
+            RuntimeError: training has not started.
+        """
+        return self._cursor.epoch_of(self.current_train_batch())
+
+    def is_epoch_start(self) -> bool:
+        """Whether the batch in hand is the first of its epoch.
+
+        Raises:
+            RuntimeError: training has not started.
+        """
+        return self._cursor.starts_epoch(self.current_train_batch())
+
+    def is_epoch_end(self) -> bool:
+        """Whether the batch in hand is the last of its epoch.
+
+        Raises:
+            RuntimeError: training has not started.
+        """
+        return self._cursor.ends_epoch(self.current_train_batch())
+
+    def set_stop_requested(self, stop_requested: bool) -> None:
+        """Ask to end: training goes on to the next boundary, saves and ends, without another validation. One rank is enough.
+
+        Raises:
+            AssertionError: not a bool.
+        """
+        if not isinstance(stop_requested, bool):
+            raise AssertionError(f"set_stop_requested takes a bool, got {stop_requested!r}")
+        self._cursor.stop_requested = stop_requested
+
+    def get_stop_requested(self) -> bool:
+        """Whether this rank has asked to end."""
+        return self._cursor.stop_requested
+
+    # --------------------------------------------------------------------------------------------------- wrapping
+
+    def wrap_model(self, model: M) -> M:
+        """Move a model to the device, spread it over the trial's processes if there are several, have it saved.
+
+        Returns:
+            The model, with more than one process within DistributedDataParallel; attributes of your own class stay
+            reachable.
+        """
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"wrap_model takes a torch.nn.Module, got {model!r}")
+        if any(model is known for known in self.models):
+            raise ValueError("wrap_model was called twice with the same model")
+        model = model.to(self.device)
+        if self.distributed.size > 1 and any(parameter.requires_grad for parameter in model.parameters()):
+            device_ids = [self.device] if self.device.type == "cuda" else None
+            model = cast(M, SpreadModel(model, device_ids=device_ids))
+        self.models.append(model)
+        return model
+
+    def wrap_optimizer(
+        self,
+        optimizer: O,
+        backward_passes_per_step: int = 1,
+        fp16_compression: bool | None = None,
+        average_aggregated_gradients: bool | None = None,
+    ) -> O:
+        """Have an optimizer saved. Returns the same object.
+
+        Args:
+            backward_passes_per_step: how often `backward` runs on its parameters before a step; kept for old code, DDP
+                needs no telling.
+            fp16_compression: deprecated, without effect.
+            average_aggregated_gradients: whether gradients added up over `aggregation_frequency` batches are divided by it;
+                None leaves it as it is.
+
+        Raises:
+            ValueError: backward_passes_per_step is below 1.
+            TypeError: not an optimizer.
+        """
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"wrap_optimizer takes a torch.optim.Optimizer, got {optimizer!r}")
+        if backward_passes_per_step < 1:
+            raise ValueError(f"backward_passes_per_step must be at least 1, got {backward_passes_per_step}")
+        if fp16_compression is not None:
+            warnings.warn("fp16_compression is deprecated and has no effect", FutureWarning, stacklevel=2)
+        if average_aggregated_gradients is not None:
+            self._optimisation.average_aggregated_gradients = average_aggregated_gradients
+        self.optimizers.append(optimizer)
+        return optimizer
+
+    def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: LRScheduler.StepMode, frequency: int = 1) -> Any:
+        """Have a schedule saved, and stepped by the trainer as `step_mode` says. Returns the same object.
+
+        Args:
+            lr_scheduler: of `torch.optim.lr_scheduler`, over a wrapped optimizer.
+            step_mode: see `LRScheduler.StepMode`.
+            frequency: every how many batches, epochs or optimizer steps.
+
+        Raises:
+            ValueError: its optimizer was not wrapped, or it is a ReduceLROnPlateau (whose step takes a metric) and
+                step_mode is not MANUAL_STEP.
+            TypeError: step_mode is no StepMode.
+        """
+        wrapped = LRScheduler(lr_scheduler, step_mode, frequency)
+        if isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            if step_mode is not LRScheduler.StepMode.MANUAL_STEP:
+                raise ValueError("ReduceLROnPlateau steps with a metric: wrap it with MANUAL_STEP, and step it yourself")
+        if wrapped.optimizer is None or not any(wrapped.optimizer is known for known in self.optimizers):
+            raise ValueError("wrap the scheduler's optimizer first: optimizer = context.wrap_optimizer(optimizer)")
+        self.lr_schedulers.append(wrapped)
+        return lr_scheduler
+
+    def wrap_reducer(
+        self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
+    ) -> Any:
+        """Add a metric that can't be averaged over batches. See `MetricReducer`.
+
+        Args:
+            reducer: a function of a flat list of values, or a `MetricReducer`.
+            name: of the metric; None if the reducer returns a dict of several.
+            for_training, for_validation: in which workloads it is reset and reduced.
+
+        Returns:
+            What to call `update` on.
+
+        Raises:
+            AssertionError: wrapped twice, or neither a function nor a MetricReducer.
+        """
+        return self._reducers.wrap_reducer(reducer, name, for_training, for_validation)
+
+    # ------------------------------------------------------------------------------------------- within train_batch
+
+    def to_device(self, data: Any) -> Any:
+        """Data on the context's device: tensors, arrays of numbers, dicts, lists, tuples, and whatever has a `to`."""
+        return self._to_device(data)
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        gradient: torch.Tensor | None = None,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+    ) -> None:
+        """`loss.backward(...)`, with what the trainer has to add to it.
+
+        Args:
+            loss: scalar tensor on `context.device` (of any shape with a `gradient`).
+        """
+        # None where torch's default is create_graph's value.
+        loss.backward(  # type: ignore[no-untyped-call]
+            gradient=gradient, retain_graph=retain_graph or None, create_graph=create_graph
+        )
+
+    def step_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        clip_grads: Callable[[Iterator[torch.Tensor]], Any] | None = None,
+        auto_zero_grads: bool = True,
+        scaler: Any = None,
+    ) -> None:
+        """Step an optimizer, in the last batch of each aggregation; do nothing in the others.
+
+        Args:
+            clip_grads: called with the optimizer's parameters, after gradients were averaged and before the step:
+                `lambda params: torch.nn.utils.clip_grad_norm_(params, 1.0)`.
+            auto_zero_grads: zero gradients after the step; must be True with aggregation_frequency > 1.
+            scaler: a `torch.amp.GradScaler` of your own, to step through it.
+
+        Raises:
+            ValueError: auto_zero_grads=False with aggregation_frequency > 1.
+        """
+        self._optimisation.step(optimizer, clip_grads, auto_zero_grads, scaler)
+
+    def wrap_scaler(self, scaler: Any) -> Any:
+        """Have a `torch.amp.GradScaler` saved. Scaling, unscaling and updating stay yours.
+
+        Raises:
+            RuntimeError: called twice, or after `wrap_model`.
+        """
+        if self._optimisation.scaler is not None:
+            raise RuntimeError("wrap_scaler was called twice: one scaler serves a whole trial")
+        if self.models:
+            raise RuntimeError("call wrap_scaler before wrap_model")
+        self._optimisation.scaler = scaler
+        return scaler
+
+    def _close(self) -> None:
+        if self._tensorboard_writer is not None:
+            self._tensorboard_writer.close()
+            self._tensorboard_writer = None
+
+
+class PyTorchExperimentalContext:
+    """Switches for what the trainer does by default."""
+
+    def __init__(self, parent: PyTorchTrialContext) -> None:
+        self._parent = parent
+        self._auto_to_device = True
+        self._reproducibility_checks = True
+
+    def disable_dataset_reproducibility_checks(self) -> None:
+        """Allow loaders that are no `pytorch.DataLoader`. To repeat, shard and skip is then up to you: see `samplers`."""
+        self._reproducibility_checks = False
+
+    def disable_auto_to_device(self) -> None:
+        """Leave batches where the loader made them; call `context.to_device` yourself."""
+        self._auto_to_device = False
+
+    def wrap_reducer(
+        self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
+    ) -> Any:
+        """`context.wrap_reducer`, where it was once."""
+        return self._parent.wrap_reducer(reducer, name, for_training, for_validation)
+
+
+class SpreadModel(DistributedDataParallel):
+    """DistributedDataParallel that lets through to the attributes of the model within."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+
+def _global_batch_size(hparams: dict[str, Any] | None, size: int) -> int | None:
+    """hparams["global_batch_size"], checked; None if there is none."""
+    if hparams is None or "global_batch_size" not in hparams:
+        return None
+    value = hparams["global_batch_size"]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"hparams['global_batch_size'] must be an int, got {value!r} of type {type(value).__name__}")
+    if value < size:
+        raise ValueError(
+            f"hparams['global_batch_size'] is {value}, less than the trial's {size} slot(s): each needs a record at least"
+        )
+    return value

@@ -1,0 +1,108 @@
+"""The door to training: find the host and the peers, seed, make a context."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from dray.core import DistributedContext
+from dray.hosts import LocalHost, current_host
+from dray.pytorch.context import PyTorchTrialContext
+from dray.training import rng
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def init(
+    *,
+    hparams: dict[str, Any] | None = None,
+    exp_conf: dict[str, Any] | None = None,
+    distributed: DistributedContext | None = None,
+    aggregation_frequency: int = 1,
+    enable_tensorboard_logging: bool = True,
+) -> Iterator[PyTorchTrialContext]:
+    """A context for a trial; use it for the trainer's calls too, within the `with` block.
+
+    Seeds python, numpy and torch with the trial's seed: the experiment's in an experiment, else
+    `exp_conf["reproducibility"]["experiment_seed"]` if there is one, else a random one, which is logged.
+
+    Args:
+        hparams: hyperparameters of the trial.
+        exp_conf: an experiment config, for `context.get_experiment_config()`.
+        distributed: the trial's processes, `DistributedContext.from_torch_distributed()` under torchrun; None for one.
+        aggregation_frequency: batches whose gradients are added up before the optimizer steps.
+        enable_tensorboard_logging: write metrics for TensorBoard.
+
+    Raises:
+        ValueError: a global_batch_size that is no int or below the number of slots; aggregation_frequency below 1.
+        RuntimeError: several processes, but torch.distributed is not initialised.
+    """
+    peers = distributed or DistributedContext()
+    _check_backend(peers)
+    with contextlib.ExitStack() as stack:
+        host = current_host()
+        if host is None:
+            host = stack.enter_context(_local_host(peers, exp_conf))
+            log.info("local run %s, seed %d", host.directory, host.trial_seed)
+        rng.seed_all(host.trial_seed)
+        context = PyTorchTrialContext(
+            host=host,
+            distributed=peers,
+            device=_device(peers),
+            trial_seed=host.trial_seed,
+            hparams=hparams,
+            exp_conf=exp_conf,
+            aggregation_frequency=aggregation_frequency,
+            average_aggregated_gradients=_optimizations(exp_conf).get("average_aggregated_gradients", True),
+            enable_tensorboard_logging=enable_tensorboard_logging,
+        )
+        stack.callback(context._close)
+        if distributed is not None:
+            stack.callback(distributed.close)
+        yield context
+
+
+def _local_host(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> LocalHost:
+    seed = ((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+        raise ValueError(f"exp_conf['reproducibility']['experiment_seed'] must be an int of at least 0, got {seed!r}")
+    mine = LocalHost(trial_seed=seed)
+    # One run, whoever of its processes is asked.
+    directory, seed = peers.broadcast((mine.directory, mine.trial_seed))
+    return LocalHost(directory, trial_seed=seed) if peers.rank else mine
+
+
+def _check_backend(peers: DistributedContext) -> None:
+    import torch.distributed as dist
+
+    initialised = dist.is_available() and dist.is_initialized()
+    wanted = peers.size > 1 or os.environ.get("USE_TORCH_DISTRIBUTED", "").lower() in ("true", "1")
+    if wanted and not initialised:
+        raise RuntimeError(
+            f"training over {peers.size} process(es) needs torch.distributed: call "
+            "torch.distributed.init_process_group('gloo' or 'nccl') before pytorch.init(), and start with torchrun"
+        )
+    if initialised and dist.get_world_size() > 1 and peers.size == 1:
+        raise RuntimeError(
+            f"torch.distributed has {dist.get_world_size()} processes, but pytorch.init() was told of one: pass "
+            "distributed=core.DistributedContext.from_torch_distributed()"
+        )
+
+
+def _device(peers: DistributedContext) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    # A process that was given one device of its own sees it as number 0.
+    device = torch.device("cuda", peers.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _optimizations(exp_conf: dict[str, Any] | None) -> dict[str, Any]:
+    return (exp_conf or {}).get("optimizations") or {}

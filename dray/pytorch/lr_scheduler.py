@@ -1,0 +1,87 @@
+"""Learning rate schedules, stepped by the trainer."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import torch
+
+
+class LRScheduler:
+    """A schedule of PyTorch's, and when to step it.
+
+    Args:
+        scheduler: of `torch.optim.lr_scheduler`.
+        step_mode: when the trainer calls `scheduler.step()`.
+        frequency: every how many of them.
+
+    Raises:
+        TypeError: scheduler is None, or step_mode is no StepMode.
+        ValueError: frequency is below 1.
+    """
+
+    class StepMode(enum.Enum):
+        """When `scheduler.step()` is called.
+
+        Attributes:
+            STEP_EVERY_EPOCH: after the last batch of an epoch; with gradient aggregation, after the last optimizer step
+                that precedes the boundary.
+            STEP_EVERY_BATCH: after every batch; with gradient aggregation as often in all, together with the optimizer.
+            MANUAL_STEP: never; the trial does.
+            STEP_EVERY_OPTIMIZER_STEP: after every step of the optimizer.
+        """
+
+        STEP_EVERY_EPOCH = 1
+        STEP_EVERY_BATCH = 2
+        MANUAL_STEP = 3
+        STEP_EVERY_OPTIMIZER_STEP = 4
+
+    def __init__(self, scheduler: Any, step_mode: StepMode, frequency: int = 1) -> None:
+        if scheduler is None:
+            raise TypeError("LRScheduler needs a scheduler of torch.optim.lr_scheduler, got None")
+        if not isinstance(step_mode, LRScheduler.StepMode):
+            raise TypeError(f"step_mode must be a pytorch.LRScheduler.StepMode, got {step_mode!r}")
+        if isinstance(frequency, bool) or not isinstance(frequency, int) or frequency < 1:
+            raise ValueError(f"frequency must be an int of at least 1, got {frequency!r}")
+        self._scheduler = scheduler
+        self._step_mode = step_mode
+        self._frequency = frequency
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        return getattr(self._scheduler, "optimizer", None)
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step the schedule by hand."""
+        self._scheduler.step(*args, **kwargs)
+
+    def get_last_lr(self) -> list[float]:
+        """The learning rates of the optimizer's parameter groups."""
+        return self._scheduler.get_last_lr()  # type: ignore[no-any-return]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._scheduler.state_dict()  # type: ignore[no-any-return]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._scheduler.load_state_dict(state_dict)
+
+    def after_batch(self, batch_idx: int, *, epoch_length: int | None, aggregation_frequency: int) -> None:
+        """Step as often as is due after a batch. Called by the trainer."""
+        if (batch_idx + 1) % aggregation_frequency == 0:
+            for _ in range(self._steps_due(batch_idx, epoch_length, aggregation_frequency)):
+                self._scheduler.step()
+
+    def _steps_due(self, batch_idx: int, epoch_length: int | None, aggregation_frequency: int) -> int:
+        """How many, after a batch at which the optimizer stepped."""
+        frequency, trained = self._frequency, batch_idx + 1
+        match self._step_mode:
+            case LRScheduler.StepMode.STEP_EVERY_BATCH:
+                return trained // frequency - (trained - aggregation_frequency) // frequency
+            case LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP:
+                return int((trained // aggregation_frequency) % frequency == 0)
+            case LRScheduler.StepMode.STEP_EVERY_EPOCH if epoch_length is not None:
+                # Epochs that will have ended by the optimizer's next step, and had not by this one.
+                before, after = batch_idx // epoch_length, (batch_idx + aggregation_frequency) // epoch_length
+                return after // frequency - before // frequency
+        return 0

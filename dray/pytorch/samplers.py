@@ -1,0 +1,198 @@
+"""Samplers to build reproducible, resumable, sharded data from: shuffle, then repeat, then shard, then skip.
+
+`pytorch.DataLoader` does all of it by itself; these are for loaders of your own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch.utils.data
+
+_Sampler = torch.utils.data.Sampler[Any]
+
+__all__ = [
+    "DistributedBatchSampler",
+    "DistributedSampler",
+    "RepeatBatchSampler",
+    "RepeatSampler",
+    "ReproducibleShuffleBatchSampler",
+    "ReproducibleShuffleSampler",
+    "SkipBatchSampler",
+    "SkipSampler",
+]
+
+
+class RepeatSampler(_Sampler):
+    """The records of another sampler again and again, reshuffled each time if that one shuffles.
+
+    Its length is that of the other.
+
+    >>> list(itertools.islice(RepeatSampler(range(2)), 5))
+    [0, 1, 0, 1, 0]
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            count = 0
+            for count, item in enumerate(self._sampler, 1):
+                yield item
+            if count == 0:
+                # Nothing to repeat: an endless search for a first record would hang.
+                return
+
+
+class RepeatBatchSampler(torch.utils.data.BatchSampler):
+    """The batches of another batch sampler again and again; a partial last batch comes each time.
+
+    Its length is that of the other.
+    """
+
+    def __init__(self, batch_sampler: Any) -> None:
+        self.batch_sampler = batch_sampler
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(RepeatSampler(self.batch_sampler))
+
+
+class _Shard:
+    """Every num_workers-th item, beginning at the rank's."""
+
+    def __init__(self, items: Any, num_workers: int, rank: int) -> None:
+        if num_workers < 1:
+            raise ValueError(f"num_workers must be at least 1, got {num_workers}")
+        if not 0 <= rank < num_workers:
+            raise ValueError(f"rank must be at least 0 and below num_workers={num_workers}, got {rank}")
+        self.items, self.num_workers, self.rank = items, num_workers, rank
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.items), self.num_workers)
+        return whole + (self.rank < rest)
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(iter(self.items), self.rank, None, self.num_workers)
+
+
+class DistributedSampler(_Sampler):
+    """This rank's records of another sampler: every num_workers-th.
+
+    Its length is exact for each rank, so that it may differ by one between them; shard after repeating.
+
+    Raises:
+        ValueError: num_workers < 1, rank < 0, or rank >= num_workers.
+    """
+
+    def __init__(self, sampler: Any, num_workers: int, rank: int) -> None:
+        self._shard = _Shard(sampler, num_workers, rank)
+
+    def __len__(self) -> int:
+        return len(self._shard)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._shard)
+
+
+class DistributedBatchSampler(torch.utils.data.BatchSampler):
+    """This rank's batches of another batch sampler: every num_workers-th.
+
+    Its length is exact for each rank, so that it may differ by one between them; shard after repeating.
+
+    Raises:
+        ValueError: num_workers < 1, rank < 0, or rank >= num_workers.
+    """
+
+    def __init__(self, batch_sampler: Any, num_workers: int, rank: int) -> None:
+        self.batch_sampler = batch_sampler
+        self._shard = _Shard(batch_sampler, num_workers, rank)
+
+    def __len__(self) -> int:
+        return len(self._shard)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._shard)
+
+
+class SkipSampler(_Sampler):
+    """Another sampler without its first `skip` records. Skip last, after repeating: the skip is done once.
+
+    Its length is that of the other. Prefer `SkipBatchSampler`: training counts batches, not records.
+    """
+
+    def __init__(self, sampler: Any, skip: int) -> None:
+        self._sampler = sampler
+        self._skip = skip
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(iter(self._sampler), self._skip, None)
+
+
+class SkipBatchSampler(torch.utils.data.BatchSampler):
+    """Another batch sampler without its first `skip` batches. Skip last, after repeating: the skip is done once.
+
+    Its length is that of the other.
+    """
+
+    def __init__(self, batch_sampler: Any, skip: int) -> None:
+        self.batch_sampler = batch_sampler
+        self.skip = skip
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return itertools.islice(iter(self.batch_sampler), self.skip, None)
+
+
+class ReproducibleShuffleSampler(_Sampler):
+    """Another sampler's records, shuffled anew at each iteration, in an order that depends on `seed` alone.
+
+    Shuffle first, before repeating (an endless sampler can't be shuffled) and before skipping.
+    """
+
+    def __init__(self, sampler: Any, seed: int) -> None:
+        self._sampler = sampler
+        self._random = np.random.RandomState(seed)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        records = list(self._sampler)
+        self._random.shuffle(records)
+        return iter(records)
+
+
+class ReproducibleShuffleBatchSampler(torch.utils.data.BatchSampler):
+    """Another batch sampler's batches, shuffled anew at each iteration, in an order that depends on `seed` alone.
+
+    Which records share a batch stays the same: prefer `ReproducibleShuffleSampler`.
+    """
+
+    def __init__(self, batch_sampler: Any, seed: int) -> None:
+        self.batch_sampler = batch_sampler
+        self._random = np.random.RandomState(seed)
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # Shuffled by position: numpy would take equally long batches for the rows of one array.
+        batches = list(self.batch_sampler)
+        order = list(range(len(batches)))
+        self._random.shuffle(order)
+        return iter([batches[i] for i in order])

@@ -1,0 +1,376 @@
+"""`Trainer.fit()`: builds the plan and the executor, loads a checkpoint, runs the loop."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.utils.data
+
+from dray.hosts import LocalHost
+from dray.pytorch.callback import PyTorchCallback
+from dray.pytorch.context import PyTorchTrialContext
+from dray.pytorch.data import DataLoader
+from dray.pytorch.trial import PyTorchTrial
+from dray.training import checkpoint, rng, source
+from dray.training.executor import Executor, run
+from dray.training.plan import POLICIES, Plan, Policy, batches_of, schedule_of
+from dray.training.progress import Progress
+from dray.training.units import Batch, Epoch, TrainUnit
+
+log = logging.getLogger(__name__)
+
+
+class Trainer:
+    """Trains a trial.
+
+    Args:
+        trial: an instance of your `PyTorchTrial`.
+        context: the one that it was made with.
+
+    Raises:
+        TypeError: trial is no PyTorchTrial.
+    """
+
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+        if not isinstance(trial, PyTorchTrial):
+            raise TypeError(f"Trainer takes an instance of a pytorch.PyTorchTrial, got {trial!r}")
+        self._trial = trial
+        self._context = context
+
+    def configure_profiler(
+        self, sync_timings: bool = True, enabled: bool = False, begin_on_batch: int = 0, end_after_batch: int | None = None
+    ) -> None:
+        """Accepted for Determined's sake, without effect: its profiler was a service of its cluster."""
+        if enabled:
+            log.error("configure_profiler() has no effect: use context.set_profiler() or torch.profiler")
+
+    def fit(
+        self,
+        checkpoint_period: TrainUnit | None = None,
+        validation_period: TrainUnit | None = None,
+        max_length: TrainUnit | None = None,
+        reporting_period: TrainUnit = Batch(100),  # noqa: B008 - immutable in effect, and shown as the default
+        checkpoint_policy: str = "best",
+        latest_checkpoint: str | None = None,
+        step_zero_validation: bool = False,
+        test_mode: bool = False,
+        profiling_enabled: bool | None = None,
+    ) -> None:
+        """Train from where `latest_checkpoint` ended, or from the beginning, up to `max_length`.
+
+        Periods are `Batch` or `Epoch`: an int is a period, a container a schedule counted from 1, zero or less is every
+        one. There is a validation and a checkpoint at the end in any case.
+
+        Args:
+            checkpoint_period: when to save.
+            validation_period: when to validate.
+            max_length: batches or epochs in all, also when resuming. In an experiment the searcher's max_length decides if
+                it has one.
+            reporting_period: when to report training metrics; each validation and checkpoint reports them too.
+            checkpoint_policy: "best": save after a validation that is the experiment's best (in a local run as "all");
+                "all": after each validation; "none": at checkpoint_period and at the end only.
+            latest_checkpoint: an id that `on_checkpoint_upload_end` was given, or a directory.
+            step_zero_validation: validate before the first batch.
+            test_mode: train one batch, validate one, save, return.
+            profiling_enabled: without effect.
+
+        Raises:
+            ValueError: max_length is missing, a unit does not fit, no model or optimizer was wrapped, not exactly one of
+                the evaluate methods is overridden, the checkpoint does not fit the trial.
+            TypeError: a period or length is neither Batch nor Epoch.
+            RuntimeError: a loader is no `pytorch.DataLoader`, the validation data is empty.
+            FileNotFoundError: there is no such checkpoint.
+        """
+        if profiling_enabled:
+            log.error("fit(profiling_enabled=True) has no effect: use context.set_profiler() or torch.profiler")
+        context, trial, host = self._context, self._trial, self._context._host
+        length = self._length(max_length)
+        policy = self._policy(checkpoint_policy)
+        for name, unit in (
+            ("checkpoint_period", checkpoint_period),
+            ("validation_period", validation_period),
+            ("reporting_period", reporting_period),
+        ):
+            # Again below, with an epoch's length; a wrong type should not wait for the data to be built.
+            if unit is not None and not isinstance(unit, (Batch, Epoch)):
+                schedule_of(unit, name=name, epoch_length=None)
+        full_dataset = self._check_trial()
+        directory = None if latest_checkpoint is None else host.open_checkpoint(latest_checkpoint)
+        at = Progress() if directory is None else checkpoint.read_progress(directory)
+        cursor = context._cursor
+        cursor.batch_idx, cursor.initial_batch, cursor.stop_requested = None, at.batches, False
+        callbacks = self._callbacks()
+
+        with contextlib.ExitStack() as stack:
+            for callback in callbacks.values():
+                callback.on_trial_startup(at.batches, latest_checkpoint)
+                stack.callback(callback.on_trial_shutdown)
+            training_loader = self._training_loader(at.batches)
+            # All ranks count epochs as the chief does: shards may differ by a batch.
+            cursor.epoch_length, keep_batch_metrics = self._agree_on_data(training_loader, callbacks)
+            validation_loader = self._validation_loader(full_dataset)
+            training_data = stack.enter_context(_iterating(training_loader))
+            if directory is not None:
+                self._load(directory, callbacks)
+            plan = self._plan(
+                length=length,
+                at=at,
+                epoch_length=cursor.epoch_length,
+                validate=validation_period,
+                save=checkpoint_period,
+                report=reporting_period,
+                policy=policy,
+                step_zero_validation=step_zero_validation,
+                test_mode=test_mode,
+            )
+            executor = Executor(
+                trial=trial,
+                callbacks=callbacks,
+                optimisation=context._optimisation,
+                reducers=context._reducers,
+                cursor=cursor,
+                device=context.device,
+                to_device=context.to_device if context.experimental._auto_to_device else None,
+                peers=context.distributed,
+                host=host,
+                training_data=training_data,
+                validation_data=validation_loader,
+                full_dataset=full_dataset,
+                description=_Description(self._trial, context),
+                keep_batch_metrics=keep_batch_metrics,
+                best=policy == "best",
+            )
+            for callback in callbacks.values():
+                callback.on_training_start()
+            run(plan, at, executor)
+
+    # ------------------------------------------------------------------------------------------------- arguments
+
+    def _length(self, max_length: TrainUnit | None) -> TrainUnit:
+        if max_length is not None and not isinstance(max_length, (Batch, Epoch)):
+            raise TypeError(
+                f"max_length must be a pytorch.Batch or a pytorch.Epoch, got {max_length!r} of type {type(max_length).__name__}"
+            )
+        if max_length is not None and not isinstance(max_length.value, int):
+            raise TypeError(f"max_length must hold an int, such as pytorch.Epoch(1), got {max_length!r}")
+        wanted = self._context._host.max_length
+        if wanted is None:
+            if max_length is None:
+                raise ValueError("fit() needs max_length, such as max_length=pytorch.Epoch(1): nothing else says when to end")
+            return max_length
+        if max_length is not None and max_length != wanted:
+            log.warning("fit(max_length=%r) is not used: the searcher's max_length is %r", max_length, wanted)
+        return wanted
+
+    def _policy(self, policy: str) -> Policy:
+        if policy not in POLICIES:
+            raise ValueError(f"checkpoint_policy must be one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
+        if policy == "best" and not self._context._host.best_supported:
+            log.warning("checkpoint_policy='best' needs an experiment to know the best; this run acts as if it were 'all'")
+            return "all"
+        return cast(Policy, policy)
+
+    def _check_trial(self) -> bool:
+        """Whether the trial validates by `evaluate_full_dataset`."""
+        for kind, wrapped in (("model", self._context.models), ("optimizer", self._context.optimizers)):
+            if not wrapped:
+                raise ValueError(
+                    f"{type(self._trial).__name__} has wrapped no {kind}: in its constructor, call "
+                    f"self.{kind} = context.wrap_{kind}({kind})"
+                )
+        overridden = [
+            name
+            for name in ("evaluate_batch", "evaluate_full_dataset")
+            if getattr(type(self._trial), name) is not getattr(PyTorchTrial, name) or name in vars(self._trial)
+        ]
+        if len(overridden) != 1:
+            raise ValueError(
+                f"{type(self._trial).__name__} must override exactly one of evaluate_batch() and evaluate_full_dataset(); "
+                f"it overrides {'both' if overridden else 'neither'}"
+            )
+        return overridden == ["evaluate_full_dataset"]
+
+    def _plan(
+        self,
+        *,
+        length: TrainUnit,
+        at: Progress,
+        epoch_length: int | None,
+        validate: TrainUnit | None,
+        save: TrainUnit | None,
+        report: TrainUnit,
+        policy: Policy,
+        step_zero_validation: bool,
+        test_mode: bool,
+    ) -> Plan:
+        global_batch_size = None if self._context._global_batch_size is None else self._context.get_global_batch_size()
+
+        def batches(unit: TrainUnit, name: str) -> int:
+            return batches_of(unit, name=name, epoch_length=epoch_length, global_batch_size=global_batch_size)
+
+        total = batches(length, "max_length")
+        return Plan(
+            length=min(total, at.batches + 1) if test_mode else total,
+            epoch_length=epoch_length,
+            report=schedule_of(report, name="reporting_period", epoch_length=epoch_length),
+            validate=schedule_of(validate, name="validation_period", epoch_length=epoch_length),
+            checkpoint=schedule_of(save, name="checkpoint_period", epoch_length=epoch_length),
+            rungs=tuple(sorted({batches(rung, "rung") for rung in self._context._host.rungs})),
+            policy=policy,
+            step_zero_validation=step_zero_validation,
+            test_mode=test_mode,
+        )
+
+    # -------------------------------------------------------------------------------------------------- the trial
+
+    def _callbacks(self) -> dict[str, PyTorchCallback]:
+        callbacks = self._trial.build_callbacks()
+        if not isinstance(callbacks, dict) or not all(isinstance(c, PyTorchCallback) for c in callbacks.values()):
+            raise TypeError(
+                f"build_callbacks() must return a dict from names to pytorch.PyTorchCallback instances, got {callbacks!r}"
+            )
+        for name, callback in callbacks.items():
+            if type(callback).on_checkpoint_end is not PyTorchCallback.on_checkpoint_end:
+                import warnings
+
+                warnings.warn(
+                    f"callback {name!r}: on_checkpoint_end is deprecated, use on_checkpoint_write_end",
+                    FutureWarning,
+                    stacklevel=3,
+                )
+        return callbacks
+
+    def _training_loader(self, skip: int) -> Any:
+        loader = self._trial.build_training_data_loader()
+        if isinstance(loader, DataLoader):
+            loader.seed = self._context.get_trial_seed()
+            peers = self._context.distributed
+            return loader.get_data_loader(repeat=True, skip=skip, num_replicas=peers.size, rank=peers.rank)
+        self._check_loader(loader, "build_training_data_loader")
+        return loader
+
+    def _validation_loader(self, full_dataset: bool) -> Any:
+        peers = self._context.distributed
+        loader = self._trial.build_validation_data_loader()
+        if isinstance(loader, DataLoader):
+            loader.seed = self._context.get_trial_seed()
+            if full_dataset:
+                return loader.get_data_loader() if peers.rank == 0 else None
+            return loader.get_data_loader(num_replicas=peers.size, rank=peers.rank)
+        self._check_loader(loader, "build_validation_data_loader")
+        return loader
+
+    def _check_loader(self, loader: Any, method: str) -> None:
+        if self._context.experimental._reproducibility_checks:
+            raise RuntimeError(
+                f"{method}() must return a pytorch.DataLoader, which can shard the data and resume within it; got "
+                f"{type(loader).__module__}.{type(loader).__qualname__}. If that is meant, call "
+                "context.experimental.disable_dataset_reproducibility_checks() in the trial's constructor, and repeat, shard "
+                "and skip by yourself (see pytorch.samplers)"
+            )
+
+    def _agree_on_data(self, loader: Any, callbacks: dict[str, PyTorchCallback]) -> tuple[int | None, bool]:
+        """(batches an epoch as the chief has them, whether any rank's callbacks want each batch's metrics)."""
+        wanted = any(
+            type(callback).on_training_workload_end is not PyTorchCallback.on_training_workload_end
+            for callback in callbacks.values()
+        )
+        ranks = self._context.distributed.allgather((_length_of(loader), wanted))
+        length = ranks[0][0]
+        if length == 0:
+            raise RuntimeError(
+                "the training data is empty: build_training_data_loader() returned a loader without a batch; check its "
+                "dataset, and drop_last with a dataset smaller than a batch"
+            )
+        return length, any(row[1] for row in ranks)
+
+    def _load(self, directory: Path, callbacks: dict[str, PyTorchCallback]) -> None:
+        context, peers = self._context, self._context.distributed
+        state = checkpoint.read_state(directory)
+        for callback in callbacks.values():
+            callback.on_checkpoint_load_start(state)
+        context._optimisation.load_state_dict(state)
+        saved = state.get("callbacks", {})
+        for name, callback in callbacks.items():
+            if name in saved:
+                callback.load_state_dict(saved[name])
+            elif type(callback).load_state_dict is not PyTorchCallback.load_state_dict:
+                log.warning("callback %r has no state in the checkpoint, and starts afresh", name)
+        # Last: whatever was drawn while loading is undone.
+        mine = checkpoint.read_rank(directory, peers.rank, peers.size)
+        if mine is None:
+            log.info("the checkpoint was written by fewer processes: rank %d keeps its own random numbers", peers.rank)
+            return
+        if mine.gradients is not None:
+            context._optimisation.restore_gradients(mine.gradients)
+        if mine.rng:
+            rng.restore(mine.rng, context.device)
+
+
+@contextlib.contextmanager
+def _iterating(loader: Any) -> Iterator[Iterator[Any]]:
+    """An iterator over a loader whose worker processes end with the block, also after an error."""
+    iterator = iter(loader)
+    try:
+        yield iterator
+    finally:
+        shutdown = getattr(iterator, "_shutdown_workers", None)
+        if shutdown is not None:
+            shutdown()
+
+
+def _length_of(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+class _Description:
+    """What a run's checkpoints say of its trial; gathered at the first one, for few short runs make more."""
+
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+        self._trial = trial
+        self._context = context
+        self._made: checkpoint.Description | None = None
+
+    def __call__(self) -> checkpoint.Description:
+        if self._made is None:
+            host, context = self._context._host, self._context
+            leave_out = host.directory.parent if isinstance(host, LocalHost) else None
+            self._made = checkpoint.Description(
+                metadata={
+                    "framework": f"torch-{torch.__version__}",
+                    "format": "dray",
+                    "trial_type": "PyTorchTrial",
+                    "trial_cls_spec": _class_spec(type(self._trial), host.code_dir),
+                    "experiment_id": host.experiment_id,
+                    "trial_id": host.trial_id,
+                    "trial_seed": context.get_trial_seed(),
+                    "hparams": context._hparams,
+                    "experiment_config": context._exp_conf,
+                },
+                hparams=context._hparams,
+                experiment=context._exp_conf,
+                code={} if host.code_dir is None else source.collect(host.code_dir, leave_out=leave_out),
+            )
+        return self._made
+
+
+def _class_spec(cls: type, code_dir: Path | None) -> str:
+    """module:Class, importable from the checkpoint's code/."""
+    module = cls.__module__
+    if module == "__main__" and (file := getattr(sys.modules["__main__"], "__file__", None)):
+        path = Path(file).resolve()
+        if code_dir is not None and path.is_relative_to(code_dir.resolve()):
+            path = path.relative_to(code_dir.resolve())
+            module = ".".join(path.with_suffix("").parts)
+        else:
+            module = path.stem
+    return f"{module}:{cls.__qualname__}"

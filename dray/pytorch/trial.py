@@ -1,0 +1,93 @@
+"""The class that users extend: a model, its data, and what to do with a batch."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import torch
+
+from dray.pytorch.callback import PyTorchCallback
+from dray.pytorch.context import PyTorchTrialContext
+from dray.pytorch.data import DataLoader, batch_length
+from dray.training.reducers import Reducer
+
+
+class PyTorchTrial(abc.ABC):
+    """A model and how to train it, in the terms of one batch; the trainer does the rest.
+
+    Make models, optimizers and LR schedulers in `__init__` and wrap them with the context's `wrap_model`,
+    `wrap_optimizer` and `wrap_lr_scheduler`: what is not wrapped is not saved. Any number of each is fine, and so is any
+    order of forward, backward and step.
+    """
+
+    @abc.abstractmethod
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        """Make and wrap models, optimizers, schedulers; then what else the trial needs."""
+
+    @abc.abstractmethod
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> torch.Tensor | dict[str, Any]:
+        """Train on one batch: forward, `context.backward(loss)`, `context.step_optimizer(optimizer)`.
+
+        Args:
+            batch: as the loader made it, on `context.device`.
+            epoch_idx: the epoch, from 0.
+            batch_idx: the batch of this slot, from 0, since the trial began (not since it was resumed).
+
+        Returns:
+            Metrics by name, the same names for every batch; or one tensor, the loss. Scalar tensors are averaged without
+            waiting for the device: leave out `.item()`.
+        """
+
+    @abc.abstractmethod
+    def build_training_data_loader(self) -> DataLoader:
+        """The training data; repeated for ever."""
+
+    @abc.abstractmethod
+    def build_validation_data_loader(self) -> DataLoader:
+        """The validation data."""
+
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        """Callbacks by name. The name is the key of a callback's state in checkpoints."""
+        return {}
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """Validation metrics of one batch; override either this or `evaluate_full_dataset`.
+
+        Runs on every slot, on its share of the data, in eval mode and without gradients. The metrics are reduced by
+        `evaluation_reducer`. May be defined without `batch_idx`.
+
+        Args:
+            batch: as the loader made it, on `context.device`.
+            batch_idx: within this validation and slot, from 0.
+
+        Returns:
+            Numbers by name, the same names for every batch.
+        """
+        raise NotImplementedError("override evaluate_batch() or evaluate_full_dataset()")
+
+    def evaluate_full_dataset(self, data_loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
+        """Validation metrics of all data; override either this or `evaluate_batch`.
+
+        Runs on the chief only, in eval mode and without gradients.
+
+        Args:
+            data_loader: over the whole validation set; batches are not moved to the device.
+
+        Returns:
+            JSON-serialisable metrics by name.
+        """
+        raise NotImplementedError("override evaluate_batch() or evaluate_full_dataset()")
+
+    def evaluation_reducer(self) -> Reducer | dict[str, Reducer]:
+        """How the metrics of `evaluate_batch` are reduced over batches: one for all, or one for each by name."""
+        return Reducer.AVG
+
+    def get_batch_length(self, batch: Any) -> int:
+        """Records in a batch. Override it for batches that are no tensors, arrays, dicts, lists or tuples.
+
+        Raises:
+            ValueError: the batch holds nothing.
+            TypeError: it is of a type that dray doesn't know.
+        """
+        return batch_length(batch)

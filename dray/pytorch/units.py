@@ -1,0 +1,18 @@
+"""Batches and epochs, as periods, schedules and lengths."""
+
+from __future__ import annotations
+
+import enum
+
+from dray.training.units import Batch, Epoch, TrainUnit
+
+__all__ = ["Batch", "Epoch", "TrainUnit", "_TrainBoundaryType"]
+
+
+class _TrainBoundaryType(enum.Enum):
+    """What may be due where a stretch of training ends."""
+
+    TRAIN = "TRAIN"
+    VALIDATE = "VALIDATE"
+    CHECKPOINT = "CHECKPOINT"
+    REPORT = "REPORT"

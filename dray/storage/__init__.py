@@ -1,0 +1,13 @@
+"""The checkpoint store: write aside, commit all or nothing, verify, fall back."""
+
+from dray.storage.checkpoints import (
+    CheckpointError,
+    CheckpointStore,
+    commit,
+    latest_checkpoint,
+    list_checkpoints,
+    stage,
+    verify,
+)
+
+__all__ = ["CheckpointError", "CheckpointStore", "commit", "latest_checkpoint", "list_checkpoints", "stage", "verify"]

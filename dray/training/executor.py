@@ -1,0 +1,430 @@
+"""Performs the loop's commands with torch: trains, validates, publishes, and says what was seen.
+
+Every rank runs one. What differs between ranks (a stop asked for on one of them, the host's answer to the chief) is made
+equal here, in one exchange a command, before the loop hears of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, TypeVar
+
+import torch
+from typing_extensions import assert_never
+
+from dray.core.distributed import DistributedContext
+from dray.training import checkpoint, metrics, rng
+from dray.training.cursor import Cursor
+from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, ShouldExit
+from dray.training.host import Host, Report
+from dray.training.loop import Command, Publish, Seen, Train, Validate, drive
+from dray.training.optimisation import Optimisation
+from dray.training.plan import Plan
+from dray.training.progress import Progress
+from dray.training.reducers import Reducer, ReducerRegistry
+from dray.training.trial import Callback, Trial
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """Why a rank leaves the loop, and whether what it has trained is to be saved."""
+
+    KINDS: ClassVar = ("exit", "exhausted", "invalid_hp", "failed")
+
+    kind: Literal["exit", "exhausted", "invalid_hp", "failed"]
+    save: bool = True
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationPart:
+    """One rank's share of a validation: metrics over its own batches, and what it gives to the reducers."""
+
+    metrics: Mapping[str, Any]
+    slot: list[Any]
+    reducers: Mapping[str, Reducer] = field(default_factory=dict)
+    batches: int = 0
+
+
+def run(plan: Plan, at: Progress, executor: Executor) -> Progress:
+    """Drive a plan to its end.
+
+    Raises:
+        InvalidHP, DataExhausted: after what was trained has been saved.
+    """
+    steps = drive(plan, at)
+    seen: Seen | None = None
+    while True:
+        try:
+            command = next(steps) if seen is None else steps.send(seen)
+        except StopIteration as end:
+            executor.raise_pending()
+            return end.value  # type: ignore[no-any-return]
+        # Outside of the try: a StopIteration that escapes from a trial's code is the trial's error, not our end.
+        seen = executor.perform(command)
+
+
+class Executor:
+    """One rank's hands.
+
+    Args:
+        trial, callbacks: the user's.
+        optimisation, reducers, cursor: what the trial's context shares with the executor.
+        device: of the batches.
+        to_device: moves a batch there; None leaves batches where they are.
+        peers: the other ranks.
+        host: spoken to on the chief only.
+        training_data: an endless iterator, already at the right place.
+        validation_data: None on the ranks that don't validate.
+        full_dataset: validate by `evaluate_full_dataset`, on the chief.
+        description: what every checkpoint says of the trial; asked for at the first one.
+        best: whether the host is asked what is worth saving.
+    """
+
+    def __init__(
+        self,
+        *,
+        trial: Trial,
+        callbacks: Mapping[str, Callback],
+        optimisation: Optimisation,
+        reducers: ReducerRegistry,
+        cursor: Cursor,
+        device: torch.device,
+        to_device: Callable[[Any], Any] | None,
+        peers: DistributedContext,
+        host: Host,
+        training_data: Iterator[Any],
+        validation_data: Any,
+        full_dataset: bool,
+        description: Callable[[], checkpoint.Description],
+        keep_batch_metrics: bool,
+        best: bool = False,
+    ) -> None:
+        self.trial = trial
+        self.callbacks = callbacks
+        self.optimisation = optimisation
+        self.reducers = reducers
+        self.cursor = cursor
+        self.device = device
+        self.to_device = to_device
+        self.peers = peers
+        self.host = host
+        self.training_data = training_data
+        self.validation_data = validation_data
+        self.full_dataset = full_dataset
+        self.description = description
+        self.best = best
+        self.is_chief = peers.rank == 0
+        self._metrics = metrics.TrainingMetrics(keep_batch_metrics)
+        self._evaluate_batch = _evaluate_batch(trial)
+        self._epoch_starts = [_epoch_start(callback) for callback in callbacks.values()]
+        self._trained = cursor.initial_batch
+        self._training: dict[str, Any] | None = None
+        self._validation: dict[str, Any] | None = None
+        self._pending: Exception | None = None
+
+    def perform(self, command: Command) -> Seen:
+        """Do what the loop says."""
+        match command:
+            case Train():
+                return self.train(command)
+            case Validate():
+                return self.validate(command)
+            case Publish():
+                return self.publish(command)
+        assert_never(command)
+
+    def raise_pending(self) -> None:
+        """Raise what made training leave, now that the work is saved."""
+        if self._pending is not None:
+            raise self._pending
+
+    # ------------------------------------------------------------------------------------------------------- train
+
+    def train(self, command: Train) -> Seen:
+        self.reducers.reset(training=True)
+        self._metrics.reset()
+        for model in self.optimisation.models:
+            model.train()
+        slot, leave = self._attempt(lambda: self._train_until(command.until))
+        ranks = self.peers.allgather((self._trained, leave, self._metrics.take_sums(), slot))
+        leave = self._agree([row[1] for row in ranks])
+        self._trained = min(row[0] for row in ranks)
+        averages: dict[str, Any] = dict(metrics.average_sums([row[2] for row in ranks]))
+        if leave is not None:
+            self._training = averages or None
+            return Seen(batches=self._trained, leave=True, save_on_leave=leave.save)
+        reduced = self.reducers.cross_slot([row[3] or [] for row in ranks], training=True)
+        averages.update({name: metrics.to_numpy(value) for name, value in reduced.items()})
+        self._training = averages
+        if self.callbacks:
+            self._workload_end(averages)
+        return Seen(batches=self._trained)
+
+    def _train_until(self, until: int) -> list[Any]:
+        """The hot path. Returns what this rank contributes to the reducers."""
+        trial, cursor, optimisation = self.trial, self.cursor, self.optimisation
+        data, to_device, add = self.training_data, self.to_device, self._metrics.add
+        train_batch, get_batch_length = trial.train_batch, trial.get_batch_length
+        epoch_length = cursor.epoch_length
+        for batch_idx in range(self._trained, until):
+            try:
+                batch = next(data)
+            except StopIteration:
+                raise DataExhausted(
+                    f"the training data ended after {batch_idx} batches, {until} and more are to be trained: "
+                    "a loader that is no pytorch.DataLoader has to repeat its data by itself (samplers.RepeatBatchSampler)"
+                ) from None
+            get_batch_length(batch)
+            if to_device is not None:
+                batch = to_device(batch)
+            cursor.batch_idx = batch_idx
+            epoch_idx, batch_in_epoch = divmod(batch_idx, epoch_length) if epoch_length else (0, batch_idx)
+            if batch_in_epoch == 0:
+                for epoch_start in self._epoch_starts:
+                    epoch_start(epoch_idx)
+            optimisation.before_batch()
+            add(train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx))
+            optimisation.after_batch(batch_idx)
+            self._trained = batch_idx + 1
+            if batch_in_epoch + 1 == epoch_length:
+                for callback in self.callbacks.values():
+                    callback.on_training_epoch_end(epoch_idx)
+        return self.reducers.per_slot(training=True)
+
+    def _workload_end(self, averages: dict[str, Any]) -> None:
+        batches = self._metrics.take_batches()
+        if self._metrics.keep_batches:
+            batches = metrics.average_batches(self.peers.allgather(batches))
+        shown = {**self._position(), **averages}
+        for callback in self.callbacks.values():
+            callback.on_training_workload_end(dict(shown), batches)
+
+    # ---------------------------------------------------------------------------------------------------- validate
+
+    def validate(self, command: Validate) -> Seen:
+        with torch.no_grad():
+            part, leave = self._attempt(lambda: self._evaluate(command.test_mode))
+            ranks = self.peers.allgather((leave, part))
+            leave = self._agree([row[0] for row in ranks])
+            if leave is None:
+                # Combined on every rank by itself: the same numbers, without another exchange.
+                found = self._combine([row[1] for row in ranks if row[1] is not None])
+                worth, leave = self._attempt(lambda: self._validated(found))
+                outcomes = self.peers.allgather((leave, worth))
+                leave = self._agree([row[0] for row in outcomes])
+        if leave is not None:
+            return Seen(batches=self._trained, leave=True, save_on_leave=leave.save)
+        return Seen(batches=self._trained, worth_saving=bool(outcomes[0][1]))
+
+    def _evaluate(self, test_mode: bool) -> ValidationPart:
+        """This rank's share of a validation."""
+        self.reducers.reset(training=False)
+        for model in self.optimisation.models:
+            model.eval()
+        for callback in self.callbacks.values():
+            callback.on_validation_start()
+        if self.full_dataset:
+            found = self._evaluate_full_dataset() if self.is_chief else {}
+            return ValidationPart(metrics=found, slot=self.reducers.per_slot(training=False))
+        for callback in self.callbacks.values():
+            callback.on_validation_epoch_start()
+        seen = metrics.ValidationMetrics()
+        for batch_idx, batch in enumerate(self.validation_data):
+            self.trial.get_batch_length(batch)
+            if self.to_device is not None:
+                batch = self.to_device(batch)
+            seen.add(self._evaluate_batch(batch, batch_idx))
+            if test_mode:
+                break
+        rows = seen.take()
+        for callback in self.callbacks.values():
+            callback.on_validation_epoch_end(rows)
+        reducers = metrics.reducers_of(self.trial.evaluation_reducer(), list(rows[0])) if rows else {}
+        return ValidationPart(
+            metrics=metrics.reduce_batches(rows, reducers),
+            slot=self.reducers.per_slot(training=False),
+            reducers=reducers,
+            batches=len(rows),
+        )
+
+    def _combine(self, parts: list[ValidationPart]) -> dict[str, Any]:
+        """All ranks' shares as one."""
+        reduced = metrics.jsonable(
+            self.reducers.cross_slot([part.slot for part in parts], training=False), source="a reducer"
+        )
+        if self.full_dataset:
+            return {**parts[0].metrics, **reduced}
+        shares = [part for part in parts if part.batches]
+        if not shares:
+            raise RuntimeError(
+                "the validation data is empty: build_validation_data_loader() returned a loader without a batch; "
+                "check its dataset, and drop_last with a dataset smaller than a batch"
+            )
+        if any(share.metrics.keys() != shares[0].metrics.keys() for share in shares):
+            raise ValueError(
+                "evaluate_batch() must return the same metrics on every rank: "
+                + ", ".join(str(sorted(share.metrics)) for share in shares)
+            )
+        own = metrics.combine_ranks([(share.metrics, share.batches) for share in shares], shares[0].reducers)
+        return {**own, **reduced}
+
+    def _validated(self, found: dict[str, Any]) -> bool:
+        """Show the metrics to the callbacks, and ask the host what they are worth."""
+        shown = dict(found)
+        for callback in self.callbacks.values():
+            callback.on_validation_end(shown)
+        # Callbacks may add to the dict that they get: what they add is reported.
+        self._validation = metrics.jsonable(shown, source="on_validation_end()")
+        if not self.is_chief:
+            return False
+        for name, value in self._position().items():
+            shown.setdefault(name, value)
+        return self.best and self.host.worth_saving(self._validation)
+
+    def _evaluate_full_dataset(self) -> dict[str, Any]:
+        found = self.trial.evaluate_full_dataset(data_loader=self.validation_data)
+        if not isinstance(found, dict):
+            raise TypeError(
+                f"evaluate_full_dataset() must return a dict of metrics, got {found!r} of type {type(found).__name__}"
+            )
+        return metrics.jsonable(found, source="evaluate_full_dataset()")
+
+    # ----------------------------------------------------------------------------------------------------- publish
+
+    def publish(self, command: Publish) -> Seen:
+        if command.decides and self.host.metric is not None and self._pending is None:
+            self._check_metric(self.host.metric)
+        report = Report(
+            batches=command.at.batches,
+            epochs=self._epochs(),
+            training=None if self._training is None else metrics.jsonable(self._training, source="train_batch()"),
+            validation=self._validation,
+            decides=command.decides,
+            final=command.final,
+        )
+        self._training = self._validation = None
+        if command.save:
+            ranks = self.peers.gather(
+                checkpoint.RankState(
+                    rng=rng.capture(self.device), gradients=self.optimisation.pending_gradients(command.at.batches)
+                )
+            )
+            uuid = self._on_chief("saving a checkpoint", lambda: self._save(command.at, report, ranks or []))
+            report = replace(report, checkpoint=uuid)
+            for callback in self.callbacks.values():
+                callback.on_checkpoint_upload_end(uuid=uuid)
+        # Published before anybody leaves: what the host does on a stop may end this process.
+        stop = self._on_chief("publishing", lambda: self.host.publish(report))
+        stop = any(self.peers.allgather(stop or self.cursor.stop_requested))
+        return Seen(batches=self._trained, stop=stop)
+
+    def _save(self, at: Progress, report: Report, ranks: list[checkpoint.RankState]) -> str:
+        state = self.optimisation.state_dict()
+        state["callbacks"] = {name: callback.state_dict() for name, callback in self.callbacks.items()}
+        for callback in self.callbacks.values():
+            callback.on_checkpoint_save_start(state)
+        staging = self.host.new_checkpoint(at.batches)
+        checkpoint.write(staging, state=state, progress=at, ranks=ranks, description=self.description())
+        for callback in self.callbacks.values():
+            callback.on_checkpoint_end(str(staging))
+            callback.on_checkpoint_write_end(str(staging))
+        return self.host.commit(staging, report)
+
+    def _check_metric(self, metric: str) -> None:
+        known = self._validation or {}
+        if metric not in known:
+            raise ValueError(
+                f"searcher.metric: the search compares {metric!r}, but validation returned {sorted(known)}; "
+                "return it from evaluate_batch() or evaluate_full_dataset(), or name one of these"
+            )
+        if metrics.as_number(known[metric]) is None:
+            raise ValueError(f"searcher.metric: {metric!r} is {known[metric]!r}, not a number")
+
+    # ---------------------------------------------------------------------------------------------------- agreement
+
+    def _on_chief(self, doing: str, function: Callable[[], T]) -> T:
+        """Do something on the chief, and give its result to all. Its failure is everybody's: nobody waits in vain."""
+        if self.peers.size == 1:
+            return function()
+        outcome: tuple[Any, str | None] = (None, None)
+        error: Exception | None = None
+        if self.is_chief:
+            try:
+                outcome = (function(), None)
+            except Exception as caught:
+                error, outcome = caught, (None, repr(caught))
+        value, failure = self.peers.broadcast(outcome)
+        if error is not None:
+            raise error
+        if failure is not None:
+            raise PeerFailed(f"rank 0 failed in {doing}: {failure}")
+        return value  # type: ignore[no-any-return]
+
+    def _attempt(self, work: Callable[[], T]) -> tuple[T | None, Leave | None]:
+        """Do the user's work, and turn what it raises into a value that the other ranks can be told."""
+        try:
+            return work(), None
+        except ShouldExit as request:
+            return None, Leave(kind="exit", save=not request.skip_exit_checkpoint)
+        except InvalidHP as invalid:
+            self._pending = invalid
+            return None, Leave(kind="invalid_hp", message=invalid.msg)
+        except DataExhausted as exhausted:
+            self._pending = exhausted
+            return None, Leave(kind="exhausted", message=str(exhausted))
+        except Exception as error:
+            self._pending = error
+            return None, Leave(kind="failed", message=f"rank {self.peers.rank}: {error!r}")
+
+    def _agree(self, leaves: list[Leave | None]) -> Leave | None:
+        """The same way out for all ranks, the worst of those they found; a failure is raised at once."""
+        found = [leave for leave in leaves if leave is not None]
+        if not found:
+            return None
+        leave = max(found, key=lambda leave: Leave.KINDS.index(leave.kind))
+        match leave.kind:
+            case "failed":
+                raise self._pending or PeerFailed(f"training failed on {leave.message}")
+            case "invalid_hp":
+                self._pending = self._pending or InvalidHP(leave.message)
+            case "exhausted":
+                self._pending = self._pending or DataExhausted(leave.message)
+        return leave
+
+    # --------------------------------------------------------------------------------------------------------------
+
+    def _epochs(self) -> float | None:
+        length = self.cursor.epoch_length
+        return None if length is None else self._trained / length
+
+    def _position(self) -> dict[str, Any]:
+        return {"batches": self._trained, "epochs": self._epochs() or 0.0}
+
+
+def _evaluate_batch(trial: Trial) -> Callable[[Any, int], Any]:
+    """`evaluate_batch` with or without `batch_idx`: the user guide's own skeleton leaves it out."""
+    try:
+        parameters = inspect.signature(trial.evaluate_batch).parameters
+    except (TypeError, ValueError):
+        parameters = {}  # type: ignore[assignment]
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if parameters and "batch_idx" not in parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
+        return lambda batch, batch_idx: trial.evaluate_batch(batch=batch)  # type: ignore[call-arg]
+    return lambda batch, batch_idx: trial.evaluate_batch(batch=batch, batch_idx=batch_idx)
+
+
+def _epoch_start(callback: Callback) -> Callable[[int], None]:
+    """`on_training_epoch_start` with or without its argument: it had none once."""
+    hook: Any = callback.on_training_epoch_start
+    if inspect.signature(hook).parameters:
+        return lambda epoch_idx: hook(epoch_idx)
+    log.warning("%s.on_training_epoch_start() without epoch_idx is deprecated: add the parameter", type(callback).__name__)
+    return lambda epoch_idx: hook()

@@ -1,0 +1,84 @@
+"""Where a training run happens, as the loop sees it: who stores, who listens, who says stop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from dray.training.units import TrainUnit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was measured since the last report, and the checkpoint that was made with it.
+
+    Args:
+        batches: trained in all, per slot.
+        epochs: batches in epochs, None if the data has no length.
+        training: metrics averaged over the batches since the last report and over ranks; None if nothing was trained.
+        validation: metrics of a validation at `batches`; None if there was none.
+        decides: the loop waits here for a search's decision (a rung, or the end).
+        final: nothing comes after it.
+        checkpoint: the id that `Host.commit` gave; None if nothing was saved.
+    """
+
+    batches: int
+    epochs: float | None = None
+    training: Mapping[str, object] | None = None
+    validation: Mapping[str, object] | None = None
+    decides: bool = False
+    final: bool = False
+    checkpoint: str | None = field(default=None)
+
+
+class Host(Protocol):
+    """A laptop, a group of torchrun processes, a Ray worker. Methods are called on the chief only, but `open_checkpoint`.
+
+    Attributes must be the same on every rank of a trial, but for the trial seed, of which the chief's counts.
+    """
+
+    #: Name this run in logs and results.
+    experiment_id: int
+    trial_id: int
+    #: Seeds python, numpy, torch and the order of shuffled data.
+    trial_seed: int
+    #: The checkpoint to continue from if `fit()` is given none; an id or a path.
+    latest_checkpoint: str | None
+    #: Where event files go. Need not exist.
+    tensorboard_path: Path
+    #: What the trainer copies into `code/` of each checkpoint; None for nothing.
+    code_dir: Path | None
+    #: The length that a search wants; None leaves it to `fit(max_length=...)`.
+    max_length: TrainUnit | None
+    #: Absolute lengths at which the search decides.
+    rungs: Sequence[TrainUnit]
+    #: The validation metric that the search compares; None if there is no search.
+    metric: str | None
+    #: Whether `checkpoint_policy="best"` can be served: the best of an experiment is known to an experiment only.
+    best_supported: bool
+
+    def worth_saving(self, validation: Mapping[str, object]) -> bool:
+        """Whether this validation is the best of the experiment. Asked with `checkpoint_policy="best"` only."""
+        ...
+
+    def new_checkpoint(self, batches: int) -> Path:
+        """An empty directory to write a checkpoint into."""
+        ...
+
+    def commit(self, staging: Path, report: Report) -> str:
+        """Make what is in `staging` the checkpoint at `report.batches`, all or nothing; return its id."""
+        ...
+
+    def open_checkpoint(self, checkpoint: str) -> Path:
+        """The directory of a checkpoint, verified. Called on every rank.
+
+        Raises:
+            FileNotFoundError, CheckpointError: there is none of this name, or it is damaged.
+        """
+        ...
+
+    def publish(self, report: Report) -> bool:
+        """Pass on what was measured; return whether training should stop here."""
+        ...

@@ -1,0 +1,297 @@
+"""Metrics of batches, kept on the device until somebody asks.
+
+While training, each metric is a running sum: no batch waits for the device. `.item()` lives here only, once a report.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from dray.training.reducers import Reducer, reduce_values
+
+Sums = dict[str, tuple[float, int] | None]
+
+
+class TrainingMetrics:
+    """Sums over the batches of one training workload.
+
+    Args:
+        keep_batches: keep every batch's metrics too, for callbacks that want them.
+    """
+
+    __slots__ = ("_counts", "_kept", "_names", "_sums", "keep_batches")
+
+    def __init__(self, keep_batches: bool = False) -> None:
+        self.keep_batches = keep_batches
+        self.reset()
+
+    def reset(self) -> None:
+        self._names: Any = None
+        #: name -> running sum: a float, a tensor of float64, or None once a value was no number.
+        self._sums: dict[str, Any] = {}
+        self._counts: dict[str, int] = {}
+        self._kept: list[dict[str, Any]] = []
+
+    def add(self, metrics: Mapping[str, Any] | torch.Tensor) -> None:
+        """Add what `train_batch` returned.
+
+        Raises:
+            TypeError: neither a dict nor a tensor.
+            ValueError: the names differ from those of the batches before.
+        """
+        if isinstance(metrics, torch.Tensor):
+            metrics = {"loss": metrics}
+        elif not isinstance(metrics, dict):
+            raise TypeError(
+                "train_batch() must return a dict of metrics or one tensor (the loss), "
+                f"got {metrics!r} of type {type(metrics).__name__}"
+            )
+        names = metrics.keys()
+        if self._names is None:
+            self._names = tuple(metrics)
+            self._sums = dict.fromkeys(self._names, 0.0)
+            self._counts = dict.fromkeys(self._names, 0)
+        if names != self._counts.keys():
+            raise ValueError(
+                "train_batch() must return the same metrics for every batch: "
+                f"{sorted(self._counts)} before, {sorted(names)} now"
+            )
+        sums = self._sums
+        for name, value in metrics.items():
+            if isinstance(value, torch.Tensor):
+                total = sums[name]
+                if isinstance(total, torch.Tensor):
+                    if value.numel() == 1:
+                        # In place and by value: no wait for the device, and nothing to hold on to the graph.
+                        total.add_(value.detach().reshape(()))
+                        self._counts[name] += 1
+                    else:
+                        sums[name] = None
+                elif total is not None:
+                    sums[name] = _first(value, total)
+                    self._counts[name] += 1
+            elif value is not None:
+                if sums[name] is not None:
+                    number = as_number(value)
+                    if number is None:
+                        sums[name] = None
+                    else:
+                        sums[name] += number
+                        self._counts[name] += 1
+        if self.keep_batches:
+            self._kept.append({name: _copy(value) for name, value in metrics.items()})
+
+    def take_sums(self) -> Sums:
+        """(sum, number of values) by name, None for what is no number; the device is waited for once."""
+        on_device = [name for name, total in self._sums.items() if isinstance(total, torch.Tensor)]
+        if on_device:
+            totals = [self._sums[name] for name in on_device]
+            fetched = torch.stack([t.to(totals[0].device) for t in totals]).tolist()
+            self._sums.update(zip(on_device, fetched, strict=True))
+        return {name: None if total is None else (total, self._counts[name]) for name, total in self._sums.items()}
+
+    def take_batches(self) -> list[dict[str, Any]]:
+        """Every batch's metrics, tensors as numpy arrays."""
+        return [{name: to_numpy(value) for name, value in metrics.items()} for metrics in self._kept]
+
+
+def _first(value: torch.Tensor, total: float) -> torch.Tensor | None:
+    if value.numel() != 1:
+        return None
+    # float32 where there is no float64 (MPS).
+    dtype = torch.float32 if value.device.type == "mps" else torch.float64
+    return value.detach().reshape(()).to(dtype, copy=True).add_(total)
+
+
+def _copy(value: Any) -> Any:
+    # A copy: the user may go on to change the tensor in place.
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def average_sums(ranks: Sequence[Sums]) -> dict[str, float | None]:
+    """Averages over the batches of all ranks. A metric that was always None is left out; what is no number is None."""
+    result: dict[str, float | None] = {}
+    for name in dict.fromkeys(name for sums in ranks for name in sums):
+        parts = [sums[name] for sums in ranks if name in sums]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            result[name] = None
+        elif (count := sum(part[1] for part in known)) > 0:
+            result[name] = math.fsum(part[0] for part in known) / count if len(known) > 1 else known[0][0] / count
+    return result
+
+
+def average_batches(ranks: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Each batch's metrics averaged over ranks; what is no number is the chief's."""
+    if len(ranks) == 1:
+        return ranks[0]
+    averaged = []
+    for rows in zip(*ranks, strict=True):
+        row = {}
+        for name, value in rows[0].items():
+            values = [as_number(other.get(name)) for other in rows]
+            numbers_ = [v for v in values if v is not None]
+            row[name] = np.float64(math.fsum(numbers_) / len(numbers_)) if len(numbers_) == len(values) else value
+        averaged.append(row)
+    return averaged
+
+
+def as_number(value: Any) -> float | None:
+    """A float, if it is a number or holds exactly one."""
+    if isinstance(value, (int, float)):
+        return float(value)
+    if isinstance(value, (numbers.Real, np.number, np.bool_)):
+        return float(value)
+    if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "fiub":
+        return float(value.reshape(()))
+    return None
+
+
+def to_numpy(value: Any) -> Any:
+    """Tensors as numpy arrays, also within dicts, lists and tuples; the rest as it is."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
+        if value.dtype is torch.bfloat16:
+            value = value.float()
+        return value.cpu().numpy()
+    if isinstance(value, dict):
+        return {key: to_numpy(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_numpy(item) for item in value) if not hasattr(value, "_fields") else value
+    return value
+
+
+class ValidationMetrics:
+    """What `evaluate_batch` returned on this rank, batch after batch."""
+
+    def __init__(self) -> None:
+        self._batches: list[dict[str, Any]] = []
+        self._names: Any = None
+
+    def add(self, metrics: Any) -> None:
+        """Add one batch.
+
+        Raises:
+            TypeError: not a dict.
+            ValueError: the names differ from those of the batches before.
+        """
+        if not isinstance(metrics, dict):
+            raise TypeError(
+                f"evaluate_batch() must return a dict of metrics, got {metrics!r} of type {type(metrics).__name__}"
+            )
+        if self._names is None:
+            self._names = metrics.keys()
+        elif metrics.keys() != self._names:
+            raise ValueError(
+                "evaluate_batch() must return the same metrics for every batch: "
+                f"{sorted(self._names)} before, {sorted(metrics)} now"
+            )
+        self._batches.append({name: _copy(value) for name, value in metrics.items()})
+
+    def take(self) -> list[dict[str, Any]]:
+        """Every batch's metrics, tensors as numpy arrays, fetched from the device at once."""
+        if not self._batches:
+            return []
+        columns = {name: _fetch([row[name] for row in self._batches]) for name in self._batches[0]}
+        return [{name: column[i] for name, column in columns.items()} for i in range(len(self._batches))]
+
+
+def _fetch(values: list[Any]) -> Sequence[Any]:
+    first = values[0]
+    if isinstance(first, torch.Tensor) and all(
+        isinstance(v, torch.Tensor) and v.shape == first.shape and v.dtype == first.dtype and v.device == first.device
+        for v in values
+    ):
+        return [np.asarray(row) for row in to_numpy(torch.stack(values))]
+    return [to_numpy(value) for value in values]
+
+
+def reducers_of(choice: Any, names: Sequence[str]) -> dict[str, Reducer]:
+    """What `evaluation_reducer()` returned, for each metric.
+
+    Raises:
+        TypeError: neither a Reducer nor a dict of them.
+        ValueError: a dict with other keys than the metrics'.
+    """
+    if isinstance(choice, Reducer):
+        return dict.fromkeys(names, choice)
+    if not isinstance(choice, dict) or not all(isinstance(reducer, Reducer) for reducer in choice.values()):
+        raise TypeError(
+            f"evaluation_reducer() must return a pytorch.Reducer or a dict from metric names to them, got {choice!r}"
+        )
+    if choice.keys() != set(names):
+        raise ValueError(
+            f"evaluation_reducer() must name exactly the metrics of evaluate_batch(): {sorted(names)}, got {sorted(choice)}"
+        )
+    return choice
+
+
+def reduce_batches(rows: Sequence[Mapping[str, Any]], reducers: Mapping[str, Reducer]) -> dict[str, float]:
+    """One rank's share of the validation metrics.
+
+    Raises:
+        TypeError: a metric is no number.
+    """
+    reduced = {}
+    for name, reducer in reducers.items():
+        values = [row[name] for row in rows]
+        try:
+            reduced[name] = reduce_values(reducer, values)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"evaluate_batch() returned {values[0]!r} of type {type(values[0]).__name__} as {name!r}, which can't be "
+                f"reduced over batches; return a number, or use context.wrap_reducer(): {error}"
+            ) from error
+    return reduced
+
+
+def combine_ranks(
+    parts: Sequence[tuple[Mapping[str, float], int]], reducers: Mapping[str, Reducer]
+) -> dict[str, float]:
+    """Validation metrics of all ranks, out of (metrics, number of batches) of those that had any."""
+    if len(parts) == 1:
+        return dict(parts[0][0])
+    counts = [count for _, count in parts]
+    return {
+        name: reduce_values(reducer, [metrics[name] for metrics, _ in parts], counts)
+        for name, reducer in reducers.items()
+    }
+
+
+def jsonable(metrics: Mapping[str, Any], *, source: str) -> dict[str, Any]:
+    """The metrics as plain numbers, strings, lists and dicts.
+
+    Raises:
+        TypeError: a metric is not JSON-serialisable; names it.
+    """
+    return {str(name): _plain(value, name=str(name), source=source) for name, value in metrics.items()}
+
+
+def _plain(value: Any, *, name: str, source: str) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    number = as_number(value)
+    if number is not None:
+        return int(number) if isinstance(value, (np.integer, numbers.Integral)) else number
+    value = to_numpy(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiubU":
+        return value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, name=name, source=source) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item, name=f"{name}.{key}", source=source) for key, item in value.items()}
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{source} returned the metric {name!r} of type {type(value).__name__}, which is not JSON-serialisable; "
+            "return numbers, strings, or lists and dicts of them"
+        ) from None
+    return value

@@ -1,0 +1,163 @@
+"""Backward and step: gradient aggregation, clipping, zeroing, schedules, and what of them belongs in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from dray.training.cursor import Cursor
+from dray.training.trial import Scheduler
+
+
+class Optimisation:
+    """The models, optimizers and schedules of a trial.
+
+    Args:
+        cursor: tells which batch is being trained.
+        aggregation_frequency: batches whose gradients are added up before the optimizer steps.
+        average_aggregated_gradients: divide them by that number.
+
+    Raises:
+        ValueError: aggregation_frequency is below 1.
+    """
+
+    def __init__(
+        self, cursor: Cursor, aggregation_frequency: int = 1, average_aggregated_gradients: bool = True
+    ) -> None:
+        if isinstance(aggregation_frequency, bool) or not isinstance(aggregation_frequency, int) or aggregation_frequency < 1:
+            raise ValueError(f"aggregation_frequency must be an int of at least 1, got {aggregation_frequency!r}")
+        self.cursor = cursor
+        self.aggregation_frequency = aggregation_frequency
+        self.average_aggregated_gradients = average_aggregated_gradients
+        self.models: list[torch.nn.Module] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.lr_schedulers: list[Scheduler] = []
+        self.scaler: Any = None
+        self._synchronising = True
+
+    @property
+    def steps_now(self) -> bool:
+        """Whether the batch in hand is the last of its aggregation. Outside training every batch is."""
+        batch_idx = self.cursor.batch_idx
+        return batch_idx is None or (batch_idx + 1) % self.aggregation_frequency == 0
+
+    def before_batch(self) -> None:
+        """Let DDP exchange gradients in the batches that step, and in no others."""
+        if self.aggregation_frequency > 1 and self.steps_now is not self._synchronising:
+            self._synchronising = self.steps_now
+            for model in self.models:
+                if isinstance(model, DistributedDataParallel):
+                    # What `no_sync()` sets; as a context manager it can't enclose the user's forward and backward.
+                    model.require_backward_grad_sync = self._synchronising
+
+    def after_batch(self, batch_idx: int) -> None:
+        """Step the schedules that are due."""
+        for scheduler in self.lr_schedulers:
+            scheduler.after_batch(
+                batch_idx,
+                epoch_length=self.cursor.epoch_length,
+                aggregation_frequency=self.aggregation_frequency,
+            )
+
+    def step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        clip_grads: Callable[[Any], Any] | None = None,
+        auto_zero_grads: bool = True,
+        scaler: Any = None,
+    ) -> None:
+        """Average, clip, step, zero; nothing in a batch whose gradients are still being added up."""
+        frequency = self.aggregation_frequency
+        if frequency > 1:
+            if not auto_zero_grads:
+                raise ValueError(
+                    f"step_optimizer(auto_zero_grads=False) can't go with aggregation_frequency={frequency}: gradients are "
+                    "zeroed after the step of each aggregation; leave auto_zero_grads at True"
+                )
+            if not self.steps_now:
+                return
+            if self.average_aggregated_gradients:
+                for parameter in _parameters(optimizer):
+                    if parameter.grad is not None:
+                        parameter.grad.div_(frequency)
+        if clip_grads is not None:
+            clip_grads(_parameters(optimizer))
+        if scaler is not None:
+            scaler.step(optimizer)
+        else:
+            optimizer.step()
+        if auto_zero_grads:
+            optimizer.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The part of a checkpoint that is models, optimizers, schedules (and the scaler with AMP)."""
+        state: dict[str, Any] = {
+            "models_state_dict": [bare(model).state_dict() for model in self.models],
+            "optimizers_state_dict": [optimizer.state_dict() for optimizer in self.optimizers],
+            "lr_schedulers_state_dict": [scheduler.state_dict() for scheduler in self.lr_schedulers],
+        }
+        if self.scaler is not None:
+            state["scaler_state_dict"] = self.scaler.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` returned.
+
+        Raises:
+            ValueError: for other numbers of models, optimizers or schedulers, or parameters of other names or shapes.
+        """
+        self.load_models(state)
+        _load_all(self.optimizers, state, "optimizers_state_dict", "optimizer")
+        _load_all(self.lr_schedulers, state, "lr_schedulers_state_dict", "LR scheduler")
+        if self.scaler is not None and "scaler_state_dict" in state:
+            self.scaler.load_state_dict(state["scaler_state_dict"])
+
+    def load_models(self, state: dict[str, Any]) -> None:
+        """Put back the models alone. Raises as `load_state_dict`."""
+        _load_all([bare(model) for model in self.models], state, "models_state_dict", "model")
+
+    def pending_gradients(self, batches: int) -> list[list[torch.Tensor | None]] | None:
+        """This rank's gradients of an aggregation that `batches` cuts in two, by model and parameter; None if none are."""
+        if batches % self.aggregation_frequency == 0:
+            return None
+        return [[None if p.grad is None else p.grad.detach().cpu() for p in model.parameters()] for model in self.models]
+
+    def restore_gradients(self, gradients: list[list[torch.Tensor | None]]) -> None:
+        for model, row in zip(self.models, gradients, strict=True):
+            for parameter, gradient in zip(model.parameters(), row, strict=True):
+                parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
+
+
+def _load_all(targets: Sequence[Any], state: dict[str, Any], key: str, kind: str) -> None:
+    saved = state.get(key)
+    if saved is None or len(saved) != len(targets):
+        raise ValueError(
+            f"the checkpoint has {'no' if saved is None else len(saved)} {kind} state(s) under {key!r}, but the trial has "
+            f"wrapped {len(targets)} {kind}(s); load it into the trial that wrote it"
+        )
+    for index, (target, part) in enumerate(zip(targets, saved, strict=True)):
+        try:
+            target.load_state_dict(part)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise ValueError(
+                f"{kind} {index} of the checkpoint does not fit the trial's: {error}; load it into the trial that wrote it, "
+                "with the same hyperparameters"
+            ) from error
+
+
+def bare(model: torch.nn.Module) -> torch.nn.Module:
+    """The user's own module, out of what wraps it (DDP, torch.compile): its state has no prefix."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), torch.nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

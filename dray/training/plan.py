@@ -1,0 +1,144 @@
+"""What a training run is to do and when, resolved to batches: everything that the loop asks before each step."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from dray.training.progress import Progress
+from dray.training.units import Batch, Epoch, Records, TrainUnit
+
+Policy = Literal["best", "all", "none"]
+POLICIES: tuple[Policy, ...] = ("best", "all", "none")
+
+
+class Validated(Protocol):
+    """What the plan has to know of a validation."""
+
+    @property
+    def worth_saving(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Batches at which something is due: every `period`-th one, those of them alone whose number is in `numbers` if given.
+
+    `Epoch([1, 5])` with 20 batches an epoch is `Schedule(period=20, numbers=(1, 5))`: due at 20 and at 100.
+    """
+
+    period: int
+    numbers: Container[int] | None = None
+
+    def due(self, batches: int) -> bool:
+        number, rest = divmod(batches, self.period)
+        return rest == 0 and number > 0 and (self.numbers is None or number in self.numbers)
+
+    def next(self, batches: int, limit: int) -> int:
+        """The first batch after `batches` at which it is due, or `limit` if that comes first."""
+        number = batches // self.period + 1
+        if self.numbers is None:
+            return min(number * self.period, limit)
+        # A container can only be asked number by number; the other schedules and the end keep the stretch short.
+        while number * self.period < limit and number not in self.numbers:
+            number += 1
+        return min(number * self.period, limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A training run to perform.
+
+    Args:
+        length: batches in all, counted from the trial's first batch, also when resuming.
+        epoch_length: batches an epoch, None if the data has no length (one endless epoch).
+        report, validate, checkpoint: when to publish training metrics, validate, save; None is never, but at the end.
+        rungs: batches at which a search decides: validated, saved and published there whatever the schedules say.
+        policy: save after a validation: that is the best of the experiment ("best"), any ("all"), none.
+        step_zero_validation: validate before the first batch of a fresh run.
+        test_mode: validate on one batch. (That one batch is trained is a matter of `length`.)
+    """
+
+    length: int
+    epoch_length: int | None = None
+    report: Schedule | None = None
+    validate: Schedule | None = None
+    checkpoint: Schedule | None = None
+    rungs: tuple[int, ...] = ()
+    policy: Policy = "all"
+    step_zero_validation: bool = False
+    test_mode: bool = False
+
+    def next_due(self, batches: int) -> int:
+        """Where the next uninterrupted stretch of training ends: batches in all, more than `batches`."""
+        due = min((rung for rung in self.rungs if batches < rung), default=self.length)
+        due = min(due, self.length)
+        for schedule in (self.report, self.validate, self.checkpoint):
+            if schedule is not None:
+                due = schedule.next(batches, due)
+        return due
+
+    def ends(self, at: Progress) -> bool:
+        return at.batches >= self.length
+
+    def decides(self, at: Progress) -> bool:
+        """Whether a search may decide on what is published here."""
+        return self.ends(at) or at.batches in self.rungs
+
+    def validates(self, at: Progress) -> bool:
+        return self.decides(at) or (self.validate is not None and self.validate.due(at.batches))
+
+    def saves(self, at: Progress) -> bool:
+        # Before a search decides there is a checkpoint, so that a trial stopped or paused there loses nothing.
+        return self.decides(at) or (self.checkpoint is not None and self.checkpoint.due(at.batches))
+
+    def worth_saving(self, seen: Validated) -> bool:
+        return self.policy == "all" or (self.policy == "best" and seen.worth_saving)
+
+
+def batches_of(length: TrainUnit, *, name: str, epoch_length: int | None, global_batch_size: int | None = None) -> int:
+    """A length in batches.
+
+    Raises:
+        ValueError: not an int, below 1, epochs without a sized training loader, records without a global batch size.
+    """
+    if not isinstance(length.value, int):
+        raise ValueError(f"{name}={length!r} is a schedule; a length is an int, such as {type(length).__name__}(10)")
+    if length.value < 1:
+        raise ValueError(f"{name}={length!r} trains nothing; it must be at least 1")
+    if isinstance(length, Epoch):
+        return length.value * _sized(length, name, epoch_length)
+    if isinstance(length, Records):
+        if global_batch_size is None:
+            raise ValueError(f"{name}={length!r} needs hparams['global_batch_size'] to be counted in batches")
+        return -(-length.value // global_batch_size)
+    return length.value
+
+
+def schedule_of(unit: TrainUnit | None, *, name: str, epoch_length: int | None) -> Schedule | None:
+    """A period or a container, in batches. An int of zero or less means every batch (or epoch).
+
+    Raises:
+        TypeError: neither a Batch nor an Epoch.
+        ValueError: epochs without a sized training loader.
+    """
+    if unit is None:
+        return None
+    if not isinstance(unit, (Batch, Epoch)):
+        raise TypeError(f"{name} must be a pytorch.Batch or a pytorch.Epoch, got {unit!r} of type {type(unit).__name__}")
+    stride = _sized(unit, name, epoch_length) if isinstance(unit, Epoch) else 1
+    if isinstance(unit.value, int):
+        return Schedule(period=max(1, unit.value) * stride)
+    numbers = unit.value
+    if isinstance(numbers, Iterable) and isinstance(numbers, Sequence) and not isinstance(numbers, range):
+        numbers = frozenset(numbers)
+    return Schedule(period=stride, numbers=numbers)
+
+
+def _sized(unit: TrainUnit, name: str, epoch_length: int | None) -> int:
+    if epoch_length is None:
+        raise ValueError(
+            f"{name}={unit!r} needs a sized training loader, but the one that build_training_data_loader() returned has no "
+            "__len__; use pytorch.Batch(n), or give the loader a length"
+        )
+    return epoch_length

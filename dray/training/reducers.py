@@ -1,0 +1,191 @@
+"""Metrics of batches reduced to metrics of a workload, over batches and over ranks."""
+
+from __future__ import annotations
+
+import abc
+import enum
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+
+class Reducer(enum.Enum):
+    """How a validation metric of batches becomes one number.
+
+    Attributes:
+        AVG: mean over batches (not over records); over ranks weighted with their numbers of batches.
+        SUM, MAX, MIN: over all batches of all ranks.
+    """
+
+    AVG = 1
+    SUM = 2
+    MAX = 3
+    MIN = 4
+
+
+def reduce_values(reducer: Reducer, values: Sequence[Any], counts: Sequence[int] | None = None) -> float:
+    """One number out of the values of batches, or out of the reduced values of ranks that saw `counts` batches.
+
+    >>> reduce_values(Reducer.AVG, [1.0, 4.0], counts=[2, 1])
+    2.0
+    """
+    array = np.asarray(values)
+    if array.dtype.kind == "f":
+        array = array.astype(np.float64)
+    match reducer:
+        case Reducer.AVG:
+            weights = None if counts is None else np.asarray(counts, dtype=float)
+            return float(np.average(array, axis=None if weights is None else 0, weights=weights))
+        case Reducer.SUM:
+            return array.sum().item()  # type: ignore[no-any-return]
+        case Reducer.MAX:
+            return array.max().item()  # type: ignore[no-any-return]
+        case Reducer.MIN:
+            return array.min().item()  # type: ignore[no-any-return]
+
+
+class MetricReducer(abc.ABC):
+    """A metric that can't be averaged over batches (ROC AUC, mean IoU), reduced in two steps.
+
+    How values get in is yours: give the class an `update` of any kind, and call it in `train_batch` or `evaluate_batch`.
+    After each workload every slot's `per_slot_reduce()` is called, then `cross_slot_reduce` with the list of what they
+    returned, in the order of ranks; also with one process.
+    """
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Forget all values; called before each training and validation workload."""
+
+    @abc.abstractmethod
+    def per_slot_reduce(self) -> Any:
+        """What this slot contributes: anything picklable."""
+
+    @abc.abstractmethod
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+        """The metric, out of the contributions of all slots: a dict if the reducer was wrapped without a name, else not."""
+
+
+class FunctionReducer(MetricReducer):
+    """A function of all values, in the order in which one process would have seen them (one `update` per batch)."""
+
+    _NONE = object()
+
+    def __init__(self, function: Callable[[list[Any]], Any]) -> None:
+        self.function = function
+        self.values: list[Any] = []
+
+    def reset(self) -> None:
+        self.values = []
+
+    def update(self, value: Any) -> None:
+        """Add one value, such as a tuple of targets and scores."""
+        self.values.append(value)
+
+    def per_slot_reduce(self) -> list[Any]:
+        return self.values
+
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+        turns = itertools.zip_longest(*per_slot_metrics, fillvalue=self._NONE)
+        return self.function([value for turn in turns for value in turn if value is not self._NONE])
+
+
+R = TypeVar("R", bound=MetricReducer)
+
+
+class ReducerRegistry:
+    """The reducers that a trial has wrapped."""
+
+    def __init__(self) -> None:
+        self._wrapped: list[tuple[MetricReducer, str | None, bool, bool]] = []
+
+    @overload
+    def wrap_reducer(
+        self, reducer: R, name: str | None = None, for_training: bool = True, for_validation: bool = True
+    ) -> R: ...
+
+    @overload
+    def wrap_reducer(
+        self,
+        reducer: Callable[[list[Any]], Any],
+        name: str | None = None,
+        for_training: bool = True,
+        for_validation: bool = True,
+    ) -> FunctionReducer: ...
+
+    def wrap_reducer(
+        self,
+        reducer: MetricReducer | Callable[[list[Any]], Any],
+        name: str | None = None,
+        for_training: bool = True,
+        for_validation: bool = True,
+    ) -> MetricReducer:
+        """Add a metric that is reduced properly over batches and ranks.
+
+        Args:
+            reducer: a function of a flat list of values, or a `MetricReducer`.
+            name: of the metric; None if the reducer returns a dict of several.
+            for_training, for_validation: in which workloads it is reset and reduced.
+
+        Returns:
+            What to call `update` on: the reducer itself, or one that keeps values for the function.
+
+        Raises:
+            AssertionError: wrapped twice, or neither a function nor a MetricReducer.
+        """
+        if isinstance(reducer, MetricReducer):
+            wrapped = reducer
+        elif callable(reducer) and not isinstance(reducer, type):
+            wrapped = FunctionReducer(reducer)
+        else:
+            raise AssertionError(
+                f"wrap_reducer takes a function or an instance of pytorch.MetricReducer, got {reducer!r}"
+            )
+        if any(known is wrapped for known, *_ in self._wrapped):
+            raise AssertionError(f"wrap_reducer was called twice with the same reducer {reducer!r} (name={name!r})")
+        self._wrapped.append((wrapped, name, for_training, for_validation))
+        return wrapped
+
+    def reset(self, *, training: bool) -> None:
+        for reducer, name in self._of(training):
+            _named(reducer, name, "reset", reducer.reset)
+
+    def per_slot(self, *, training: bool) -> list[Any]:
+        """What this rank contributes, one entry a reducer."""
+        return [_named(reducer, name, "per_slot_reduce", reducer.per_slot_reduce) for reducer, name in self._of(training)]
+
+    def cross_slot(self, contributions: Sequence[list[Any]], *, training: bool) -> dict[str, Any]:
+        """The metrics, out of every rank's `per_slot`."""
+        metrics: dict[str, Any] = {}
+        for index, (reducer, name) in enumerate(self._of(training)):
+            slots = [row[index] for row in contributions]
+            value = _named(reducer, name, "cross_slot_reduce", reducer.cross_slot_reduce, slots)
+            if isinstance(value, dict) != (name is None):
+                wanted = "a dict, for it was wrapped without a name" if name is None else f"no dict, for its name is {name!r}"
+                raise ValueError(
+                    f"the reducer {_describe(reducer)} must return {wanted}; got {value!r} of type {type(value).__name__}"
+                )
+            metrics.update(value if name is None else {name: value})
+        return metrics
+
+    def _of(self, training: bool) -> list[tuple[MetricReducer, str | None]]:
+        return [
+            (reducer, name)
+            for reducer, name, for_training, for_validation in self._wrapped
+            if (for_training if training else for_validation)
+        ]
+
+
+def _describe(reducer: MetricReducer) -> str:
+    if isinstance(reducer, FunctionReducer):
+        return str(getattr(reducer.function, "__qualname__", repr(reducer.function)))
+    return type(reducer).__name__
+
+
+def _named(reducer: MetricReducer, name: str | None, step: str, function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except Exception as error:
+        # The user's traceback ends in a method that all reducers have: say which one it was.
+        raise ValueError(f"the reducer {_describe(reducer)} (name={name!r}) failed in {step}(): {error!r}") from error

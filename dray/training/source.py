@@ -1,0 +1,61 @@
+"""The source code that a checkpoint carries, so that its trial can be built again."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+SUFFIXES = frozenset({".py", ".pyi", ".ipynb", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".txt", ".md", ".sh"})
+MAX_FILE_BYTES = 1 << 20
+MAX_BYTES = 16 << 20
+MAX_ENTRIES = 5_000
+
+
+def collect(directory: Path, *, leave_out: Path | None = None) -> dict[str, bytes]:
+    """The source files below `directory`, by relative path: text of known suffixes, up to 1 MiB each and 16 MiB in all.
+
+    Hidden directories, caches and virtual environments are passed over, and so is `leave_out` (the checkpoints' own
+    place: it may lie below). A directory too large to be a program's (a home directory) is cut off with a warning.
+    """
+    leave_out = leave_out.resolve() if leave_out is not None else None
+    files: dict[str, bytes] = {}
+    total = entries = 0
+    for root, directories, names in os.walk(directory.resolve()):
+        here = Path(root)
+        directories[:] = sorted(name for name in directories if not _is_foreign(here / name, leave_out))
+        entries += len(names) + len(directories)
+        for name in sorted(names):
+            path = here / name
+            if path.suffix not in SUFFIXES or name.startswith("."):
+                continue
+            try:
+                size = path.stat().st_size
+                if size > MAX_FILE_BYTES:
+                    continue
+                total += size
+                if total <= MAX_BYTES:
+                    files[path.relative_to(directory.resolve()).as_posix()] = path.read_bytes()
+            except OSError as error:
+                log.warning("%s is left out of the checkpoint's code: %s", path, error)
+        if total > MAX_BYTES or entries > MAX_ENTRIES:
+            log.warning(
+                "%s holds more than a program's source: checkpoints carry the first %d files of it only; run from the "
+                "program's own directory",
+                directory,
+                len(files),
+            )
+            break
+    return files
+
+
+def _is_foreign(directory: Path, leave_out: Path | None) -> bool:
+    name = directory.name
+    return (
+        name.startswith(".")
+        or name in ("__pycache__", "node_modules", "site-packages")
+        or directory == leave_out
+        or (directory / "pyvenv.cfg").exists()
+    )

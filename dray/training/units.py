@@ -1,0 +1,67 @@
+"""Lengths, periods and schedules of training, as a user writes them: `Batch(100)`, `Epoch([1, 5])`."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+
+class TrainUnit:
+    """A period, a schedule or a length, in the unit that the subclass names. Use `Batch` or `Epoch`.
+
+    An int is a period (`Batch(100)`: every 100 batches; zero or less: every one) or a length. A container is a schedule,
+    counted from 1 (`Batch([1, 5, 10])`: after batches 1, 5 and 10).
+
+    Args:
+        value: an int, or anything with `in` (list, tuple, set, range, or a container of your own).
+
+    Raises:
+        TypeError: value is neither.
+    """
+
+    _plural = "units"
+
+    def __init__(self, value: int | Container[int]) -> None:
+        if isinstance(value, bool) or not isinstance(value, (int, Container)) or isinstance(value, (str, bytes)):
+            raise TypeError(
+                f"{type(self).__name__} takes an int (a period or a length) or a container of ints (a schedule), "
+                f"got {value!r} of type {type(value).__name__}"
+            )
+        self.value: int | Container[int] = value
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.value!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.value == other.value  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((type(self), repr(self.value)))
+
+
+class Batch(TrainUnit):
+    """Batches: one call of `train_batch` on every slot.
+
+    >>> Batch(100)
+    Batch(100)
+    """
+
+    _plural = "batches"
+
+
+class Epoch(TrainUnit):
+    """Epochs: whole passes over the training data, as long as the chief's shard has batches.
+
+    >>> Epoch([1, 5])
+    Epoch([1, 5])
+    """
+
+    _plural = "epochs"
+
+
+class Records(TrainUnit):
+    """Records: `Records(n)` is as many batches as hold n records at the trial's global batch size, rounded up.
+
+    For lengths out of an experiment's config only; `Trainer.fit()` takes `Batch` and `Epoch`.
+    """
+
+    _plural = "records"
