@@ -68,7 +68,9 @@ class DistributedContext:
         }
         missing = [name for name, value in numbers.items() if value is None]
         if missing and len(missing) < len(numbers):
-            raise ValueError(f"DistributedContext takes all of {', '.join(numbers)} or none; missing: {', '.join(missing)}")
+            raise ValueError(
+                f"DistributedContext takes all of {', '.join(numbers)} or none; missing: {', '.join(missing)}"
+            )
         self.rank = rank or 0
         self.size = 1 if size is None else size
         self.local_rank = local_rank or 0
@@ -184,7 +186,7 @@ def _env_int(name: str, environment: Mapping[str, str] = os.environ) -> int:
 
 
 class TorchTransport:
-    """Over torch.distributed's process group. Under NCCL over a gloo group of its own: objects have no business on GPUs."""
+    """Over torch.distributed: on its process group if that is gloo's, else on one of its own, off the GPUs."""
 
     def __init__(self) -> None:
         import torch.distributed as dist
@@ -207,7 +209,7 @@ class StoreTransport:
     """Over a TCPStore that the chief serves: for processes that have no process group."""
 
     def __init__(self, rank: int, size: int, host: str, port: int, timeout_s: float = TIMEOUT_S) -> None:
-        from torch.distributed import TCPStore
+        from torch._C._distributed_c10d import TCPStore
 
         self._rank = rank
         self._size = size
@@ -216,7 +218,7 @@ class StoreTransport:
 
     def allgather(self, stuff: Any) -> list[Any]:
         turn, self._turn = self._turn, self._turn + 1
-        self._store.set(f"{turn}/{self._rank}", pickle.dumps(stuff))
+        self._store.set(f"{turn}/{self._rank}", pickle.dumps(stuff))  # type: ignore[arg-type]
         result = [pickle.loads(self._store.get(f"{turn}/{rank}")) for rank in range(self._size)]
         if turn:
             # All ranks are past the last turn, for each had to set its part of this one after it.
@@ -225,7 +227,7 @@ class StoreTransport:
 
     def close(self) -> None:
         # The chief serves the store, so it leaves last; but it does not wait long for a peer that died.
-        self._store.set(f"bye/{self._rank}", b"")
+        self._store.set(f"bye/{self._rank}", "")
         if self._rank == 0:
             with contextlib.suppress(Exception):
                 self._store.wait([f"bye/{rank}" for rank in range(self._size)], timedelta(seconds=10))

@@ -32,8 +32,8 @@ def home() -> Path:
 class LocalHost:
     """A run without an experiment.
 
-    Nothing is written before the first report. Used as a context manager it turns SIGTERM into a request to stop: the run
-    finishes the stretch it is in, saves, and ends.
+    Nothing is written before the first report. Used as a context manager it turns SIGTERM into a request to stop: the
+    run finishes the stretch it is in, saves, and ends.
 
     Args:
         directory: of this run; a fresh one below `<home>/local` if None.
@@ -99,8 +99,8 @@ class LocalHost:
             if path.is_dir():
                 return verify(path)
         raise FileNotFoundError(
-            f"there is no checkpoint {checkpoint!r}: neither an id that on_checkpoint_upload_end() gave, nor a directory; "
-            f"looked for {', '.join(str(path) for path in candidates)}"
+            f"there is no checkpoint {checkpoint!r}: neither an id that on_checkpoint_upload_end() gave, nor a "
+            f"directory; looked for {', '.join(str(path) for path in candidates)}"
         )
 
     def publish(self, report: Report) -> bool:

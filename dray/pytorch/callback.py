@@ -8,8 +8,8 @@ from typing import Any
 class PyTorchCallback:
     """Extend it, override what you need, and return it from `PyTorchTrial.build_callbacks`. Every hook does nothing.
 
-    Hooks run on every rank unless they say otherwise, in the order of the dict that `build_callbacks` returned. What they
-    raise ends the training. A callback with state overrides `state_dict` and `load_state_dict`.
+    Hooks run on every rank unless they say otherwise, in the order of the dict that `build_callbacks` returned. What
+    they raise ends the training. A callback with state overrides `state_dict` and `load_state_dict`.
 
     Order: on_trial_startup, (loaders are built), on_checkpoint_load_start, load_state_dict, on_training_start; then
     on_training_epoch_start, batches, on_training_epoch_end, on_training_workload_end, on_validation_start,
@@ -77,7 +77,7 @@ class PyTorchCallback:
         """Deprecated: use `on_checkpoint_write_end`. Called just before it."""
 
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        """When the files of a checkpoint have been written, on the chief. Files added to the directory become part of it."""
+        """When the files of a checkpoint have been written, on the chief. Files added there become part of it."""
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
         """When a checkpoint is complete.
@@ -87,7 +87,7 @@ class PyTorchCallback:
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """This callback's state for a checkpoint: tensors, numpy arrays, numbers, strings, dicts, lists, tuples, sets."""
+        """This callback's state: tensors, numpy arrays, numbers, strings; dicts, lists, tuples and sets of them."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

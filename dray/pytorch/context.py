@@ -18,6 +18,7 @@ from dray.training.cursor import Cursor
 from dray.training.host import Host
 from dray.training.optimisation import Optimisation
 from dray.training.reducers import ReducerRegistry
+from dray.training.units import is_int
 
 log = logging.getLogger(__name__)
 
@@ -92,8 +93,8 @@ class PyTorchTrialContext:
         if name == "global_batch_size" and not self._warned_of_batch_size:
             self._warned_of_batch_size = True
             log.warning(
-                "get_hparam('global_batch_size') is the batch over all slots: use get_per_slot_batch_size() for a loader, "
-                "get_global_batch_size() if you mean the whole"
+                "get_hparam('global_batch_size') is the batch over all slots: use get_per_slot_batch_size() for a "
+                "loader, get_global_batch_size() if you mean the whole"
             )
         return hparams[name]
 
@@ -112,7 +113,9 @@ class PyTorchTrialContext:
             ValueError: the hyperparameter global_batch_size is not set.
         """
         if self._global_batch_size is None:
-            raise ValueError("batch sizes need the hyperparameter 'global_batch_size': give it to pytorch.init(hparams=...)")
+            raise ValueError(
+                "batch sizes need the hyperparameter 'global_batch_size': give it to pytorch.init(hparams=...)"
+            )
         return self._global_batch_size // self.distributed.size
 
     def get_experiment_config(self) -> dict[str, Any]:
@@ -154,7 +157,7 @@ class PyTorchTrialContext:
         if self._tensorboard_writer is None:
             from torch.utils.tensorboard.writer import SummaryWriter
 
-            self._tensorboard_writer = SummaryWriter(log_dir=str(self.get_tensorboard_path()))  # type: ignore[no-untyped-call]
+            self._tensorboard_writer = SummaryWriter(log_dir=str(self.get_tensorboard_path()))
         return self._tensorboard_writer
 
     def get_enable_tensorboard_logging(self) -> bool:
@@ -208,7 +211,9 @@ class PyTorchTrialContext:
         return self._cursor.ends_epoch(self.current_train_batch())
 
     def set_stop_requested(self, stop_requested: bool) -> None:
-        """Ask to end: training goes on to the next boundary, saves and ends, without another validation. One rank is enough.
+        """Ask to end: training goes on to the next boundary, saves and ends, without another validation.
+
+        It is enough that one rank asks.
 
         Raises:
             AssertionError: not a bool.
@@ -254,8 +259,8 @@ class PyTorchTrialContext:
             backward_passes_per_step: how often `backward` runs on its parameters before a step; kept for old code, DDP
                 needs no telling.
             fp16_compression: deprecated, without effect.
-            average_aggregated_gradients: whether gradients added up over `aggregation_frequency` batches are divided by it;
-                None leaves it as it is.
+            average_aggregated_gradients: whether gradients added up over `aggregation_frequency` batches are divided by
+                it; None leaves it as it is.
 
         Raises:
             ValueError: backward_passes_per_step is below 1.
@@ -286,9 +291,9 @@ class PyTorchTrialContext:
             TypeError: step_mode is no StepMode.
         """
         wrapped = LRScheduler(lr_scheduler, step_mode, frequency)
-        if isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            if step_mode is not LRScheduler.StepMode.MANUAL_STEP:
-                raise ValueError("ReduceLROnPlateau steps with a metric: wrap it with MANUAL_STEP, and step it yourself")
+        by_metric = isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if by_metric and step_mode is not LRScheduler.StepMode.MANUAL_STEP:
+            raise ValueError("ReduceLROnPlateau steps with a metric: wrap it with MANUAL_STEP, and step it yourself")
         if wrapped.optimizer is None or not any(wrapped.optimizer is known for known in self.optimizers):
             raise ValueError("wrap the scheduler's optimizer first: optimizer = context.wrap_optimizer(optimizer)")
         self.lr_schedulers.append(wrapped)
@@ -383,7 +388,7 @@ class PyTorchExperimentalContext:
         self._reproducibility_checks = True
 
     def disable_dataset_reproducibility_checks(self) -> None:
-        """Allow loaders that are no `pytorch.DataLoader`. To repeat, shard and skip is then up to you: see `samplers`."""
+        """Allow loaders that are no `pytorch.DataLoader`: to repeat, shard and skip is up to you (see `samplers`)."""
         self._reproducibility_checks = False
 
     def disable_auto_to_device(self) -> None:
@@ -412,10 +417,11 @@ def _global_batch_size(hparams: dict[str, Any] | None, size: int) -> int | None:
     if hparams is None or "global_batch_size" not in hparams:
         return None
     value = hparams["global_batch_size"]
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not is_int(value):
         raise ValueError(f"hparams['global_batch_size'] must be an int, got {value!r} of type {type(value).__name__}")
     if value < size:
         raise ValueError(
-            f"hparams['global_batch_size'] is {value}, less than the trial's {size} slot(s): each needs a record at least"
+            f"hparams['global_batch_size'] is {value}, less than the trial's {size} slot(s): each needs a record at "
+            "least"
         )
-    return value
+    return int(value)

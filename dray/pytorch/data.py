@@ -6,7 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -14,18 +14,19 @@ import torch.utils.data
 from torch.utils.data import BatchSampler, IterableDataset
 
 from dray.pytorch.samplers import DistributedBatchSampler, RepeatBatchSampler, SkipBatchSampler
+from dray.training.units import is_int
 
 log = logging.getLogger(__name__)
 
-TorchData = Union[Mapping[str, torch.Tensor], Sequence[torch.Tensor], torch.Tensor]
+TorchData: TypeAlias = Mapping[str, torch.Tensor] | Sequence[torch.Tensor] | torch.Tensor
 
 
 class DataLoader:
     """A recipe for a `torch.utils.data.DataLoader`, with its arguments and defaults.
 
     The real loader is made when training starts, when it is known where in the data to start and which share of it is
-    this process's. With `shuffle=True` the order depends on the trial's seed and the epoch alone: a resumed trial goes on
-    where it was, at no cost, and nothing else that draws random numbers disturbs it.
+    this process's. With `shuffle=True` the order depends on the trial's seed and the epoch alone: a resumed trial goes
+    on where it was, at no cost, and nothing else that draws random numbers disturbs it.
 
     Args:
         dataset: map-style, with `__len__` and `__getitem__`.
@@ -73,11 +74,13 @@ class DataLoader:
             raise ValueError("give a sampler or shuffle=True, not both: the sampler decides the order")
         if batch_sampler is not None:
             if batch_size != 1 or shuffle or sampler is not None or drop_last:
-                raise ValueError("batch_sampler excludes batch_size, shuffle, sampler and drop_last: it decides all of them")
+                raise ValueError(
+                    "batch_sampler excludes batch_size, shuffle, sampler and drop_last: it decides all of them"
+                )
             batch_size = None
         elif batch_size is None:
             raise ValueError("batch_size=None needs a batch_sampler: training counts batches")
-        elif isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        elif not is_int(batch_size) or batch_size < 1:
             raise ValueError(f"batch_size must be an int of at least 1, got {batch_size!r}")
         self.dataset = dataset
         self.batch_size = batch_size
@@ -169,8 +172,8 @@ class DataLoader:
 class NumberedBatches(BatchSampler):
     """Batches of record numbers, of which any can be told without those before it.
 
-    Batch g of the endless, unsharded sequence is batch `g % n` of epoch `g // n`; an epoch's order is a permutation that
-    depends on the seed and the epoch alone. So a skip of a million batches costs what a skip of ten does.
+    Batch g of the endless, unsharded sequence is batch `g % n` of epoch `g // n`; an epoch's order is a permutation
+    that depends on the seed and the epoch alone. So a skip of a million batches costs what a skip of ten does.
 
     Args:
         seed: None for the natural order.
@@ -209,8 +212,8 @@ class NumberedBatches(BatchSampler):
         if self._per_epoch == 0:
             return
         first = self._skip * self._num_replicas + self._rank
-        epoch, position = divmod(first, self._per_epoch)
-        for epoch in itertools.count(epoch) if self._repeat else range(epoch, 1):
+        first_epoch, position = divmod(first, self._per_epoch)
+        for epoch in itertools.count(first_epoch) if self._repeat else range(first_epoch, 1):
             order = self._order(epoch)
             while position < self._per_epoch:
                 start = position * self.batch_size
@@ -224,7 +227,7 @@ class NumberedBatches(BatchSampler):
         generator = torch.Generator()
         generator.manual_seed(Random(f"{self._seed}:shuffle:{epoch}").getrandbits(63))
         order = torch.randperm(self._records, generator=generator)
-        return lambda start, stop: order[start:stop].tolist()  # type: ignore[no-any-return]
+        return lambda start, stop: order[start:stop].tolist()
 
 
 def batch_length(batch: Any) -> int:

@@ -96,7 +96,9 @@ def _import_class(code: Path, spec: str | None) -> type[PyTorchTrial]:
             for part in class_name.split("."):
                 found = getattr(found, part)
         except (ImportError, AttributeError) as error:
-            raise ValueError(f"can't import the trial's class {spec!r} from {code}: {error}; pass trial_class=") from error
+            raise ValueError(
+                f"can't import the trial's class {spec!r} from {code}: {error}; pass trial_class="
+            ) from error
     return cast("type[PyTorchTrial]", found)
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from dray.training.units import is_int
+
 
 class LRScheduler:
     """A schedule of PyTorch's, and when to step it.
@@ -42,7 +44,7 @@ class LRScheduler:
             raise TypeError("LRScheduler needs a scheduler of torch.optim.lr_scheduler, got None")
         if not isinstance(step_mode, LRScheduler.StepMode):
             raise TypeError(f"step_mode must be a pytorch.LRScheduler.StepMode, got {step_mode!r}")
-        if isinstance(frequency, bool) or not isinstance(frequency, int) or frequency < 1:
+        if not is_int(frequency) or frequency < 1:
             raise ValueError(f"frequency must be an int of at least 1, got {frequency!r}")
         self._scheduler = scheduler
         self._step_mode = step_mode

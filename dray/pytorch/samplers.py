@@ -43,10 +43,11 @@ class RepeatSampler(_Sampler):
 
     def __iter__(self) -> Iterator[Any]:
         while True:
-            count = 0
-            for count, item in enumerate(self._sampler, 1):
+            empty = True
+            for item in self._sampler:
+                empty = False
                 yield item
-            if count == 0:
+            if empty:
                 # Nothing to repeat: an endless search for a first record would hang.
                 return
 

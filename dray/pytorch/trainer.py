@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.utils.data
@@ -44,7 +44,11 @@ class Trainer:
         self._context = context
 
     def configure_profiler(
-        self, sync_timings: bool = True, enabled: bool = False, begin_on_batch: int = 0, end_after_batch: int | None = None
+        self,
+        sync_timings: bool = True,
+        enabled: bool = False,
+        begin_on_batch: int = 0,
+        end_after_batch: int | None = None,
     ) -> None:
         """Accepted for Determined's sake, without effect: its profiler was a service of its cluster."""
         if enabled:
@@ -70,8 +74,8 @@ class Trainer:
         Args:
             checkpoint_period: when to save.
             validation_period: when to validate.
-            max_length: batches or epochs in all, also when resuming. In an experiment the searcher's max_length decides if
-                it has one.
+            max_length: batches or epochs in all, also when resuming. In an experiment the searcher's max_length decides
+                if it has one.
             reporting_period: when to report training metrics; each validation and checkpoint reports them too.
             checkpoint_policy: "best": save after a validation that is the experiment's best (in a local run as "all");
                 "all": after each validation; "none": at checkpoint_period and at the end only.
@@ -81,8 +85,8 @@ class Trainer:
             profiling_enabled: without effect.
 
         Raises:
-            ValueError: max_length is missing, a unit does not fit, no model or optimizer was wrapped, not exactly one of
-                the evaluate methods is overridden, the checkpoint does not fit the trial.
+            ValueError: max_length is missing, a unit does not fit, no model or optimizer was wrapped, not exactly one
+                of the evaluate methods is overridden, the checkpoint does not fit the trial.
             TypeError: a period or length is neither Batch nor Epoch.
             RuntimeError: a loader is no `pytorch.DataLoader`, the validation data is empty.
             FileNotFoundError: there is no such checkpoint.
@@ -155,14 +159,17 @@ class Trainer:
     def _length(self, max_length: TrainUnit | None) -> TrainUnit:
         if max_length is not None and not isinstance(max_length, (Batch, Epoch)):
             raise TypeError(
-                f"max_length must be a pytorch.Batch or a pytorch.Epoch, got {max_length!r} of type {type(max_length).__name__}"
+                f"max_length must be a pytorch.Batch or a pytorch.Epoch, got {max_length!r} of type "
+                f"{type(max_length).__name__}"
             )
         if max_length is not None and not isinstance(max_length.value, int):
             raise TypeError(f"max_length must hold an int, such as pytorch.Epoch(1), got {max_length!r}")
         wanted = self._context._host.max_length
         if wanted is None:
             if max_length is None:
-                raise ValueError("fit() needs max_length, such as max_length=pytorch.Epoch(1): nothing else says when to end")
+                raise ValueError(
+                    "fit() needs max_length, such as max_length=pytorch.Epoch(1): nothing else says when to end"
+                )
             return max_length
         if max_length is not None and max_length != wanted:
             log.warning("fit(max_length=%r) is not used: the searcher's max_length is %r", max_length, wanted)
@@ -172,9 +179,11 @@ class Trainer:
         if policy not in POLICIES:
             raise ValueError(f"checkpoint_policy must be one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
         if policy == "best" and not self._context._host.best_supported:
-            log.warning("checkpoint_policy='best' needs an experiment to know the best; this run acts as if it were 'all'")
+            log.warning(
+                "checkpoint_policy='best' needs an experiment to know the best; this run acts as if it were 'all'"
+            )
             return "all"
-        return cast(Policy, policy)
+        return policy
 
     def _check_trial(self) -> bool:
         """Whether the trial validates by `evaluate_full_dataset`."""
@@ -191,8 +200,8 @@ class Trainer:
         ]
         if len(overridden) != 1:
             raise ValueError(
-                f"{type(self._trial).__name__} must override exactly one of evaluate_batch() and evaluate_full_dataset(); "
-                f"it overrides {'both' if overridden else 'neither'}"
+                f"{type(self._trial).__name__} must override exactly one of evaluate_batch() and "
+                f"evaluate_full_dataset(); it overrides {'both' if overridden else 'neither'}"
             )
         return overridden == ["evaluate_full_dataset"]
 
@@ -230,10 +239,11 @@ class Trainer:
     # -------------------------------------------------------------------------------------------------- the trial
 
     def _callbacks(self) -> dict[str, PyTorchCallback]:
-        callbacks = self._trial.build_callbacks()
+        callbacks: Any = self._trial.build_callbacks()
         if not isinstance(callbacks, dict) or not all(isinstance(c, PyTorchCallback) for c in callbacks.values()):
             raise TypeError(
-                f"build_callbacks() must return a dict from names to pytorch.PyTorchCallback instances, got {callbacks!r}"
+                f"build_callbacks() must return a dict from names to pytorch.PyTorchCallback instances, got "
+                f"{callbacks!r}"
             )
         for name, callback in callbacks.items():
             if type(callback).on_checkpoint_end is not PyTorchCallback.on_checkpoint_end:
@@ -244,10 +254,10 @@ class Trainer:
                     FutureWarning,
                     stacklevel=3,
                 )
-        return callbacks
+        return dict(callbacks)
 
     def _training_loader(self, skip: int) -> Any:
-        loader = self._trial.build_training_data_loader()
+        loader: Any = self._trial.build_training_data_loader()
         if isinstance(loader, DataLoader):
             loader.seed = self._context.get_trial_seed()
             peers = self._context.distributed
@@ -257,7 +267,7 @@ class Trainer:
 
     def _validation_loader(self, full_dataset: bool) -> Any:
         peers = self._context.distributed
-        loader = self._trial.build_validation_data_loader()
+        loader: Any = self._trial.build_validation_data_loader()
         if isinstance(loader, DataLoader):
             loader.seed = self._context.get_trial_seed()
             if full_dataset:
@@ -271,8 +281,8 @@ class Trainer:
             raise RuntimeError(
                 f"{method}() must return a pytorch.DataLoader, which can shard the data and resume within it; got "
                 f"{type(loader).__module__}.{type(loader).__qualname__}. If that is meant, call "
-                "context.experimental.disable_dataset_reproducibility_checks() in the trial's constructor, and repeat, shard "
-                "and skip by yourself (see pytorch.samplers)"
+                "context.experimental.disable_dataset_reproducibility_checks() in the trial's constructor, and repeat, "
+                "shard and skip by yourself (see pytorch.samplers)"
             )
 
     def _agree_on_data(self, loader: Any, callbacks: dict[str, PyTorchCallback]) -> tuple[int | None, bool]:

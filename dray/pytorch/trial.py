@@ -17,8 +17,8 @@ class PyTorchTrial(abc.ABC):
     """A model and how to train it, in the terms of one batch; the trainer does the rest.
 
     Make models, optimizers and LR schedulers in `__init__` and wrap them with the context's `wrap_model`,
-    `wrap_optimizer` and `wrap_lr_scheduler`: what is not wrapped is not saved. Any number of each is fine, and so is any
-    order of forward, backward and step.
+    `wrap_optimizer` and `wrap_lr_scheduler`: what is not wrapped is not saved. Any number of each is fine, and so is
+    any order of forward, backward and step.
     """
 
     @abc.abstractmethod
@@ -35,8 +35,8 @@ class PyTorchTrial(abc.ABC):
             batch_idx: the batch of this slot, from 0, since the trial began (not since it was resumed).
 
         Returns:
-            Metrics by name, the same names for every batch; or one tensor, the loss. Scalar tensors are averaged without
-            waiting for the device: leave out `.item()`.
+            Metrics by name, the same names for every batch; or one tensor, the loss. Scalar tensors are averaged
+            without waiting for the device: leave out `.item()`.
         """
 
     @abc.abstractmethod

@@ -1,7 +1,7 @@
 """Checkpoints of one trial, each a directory `checkpoint_<batches>` below the trial's own.
 
-A checkpoint is written aside, gets its `manifest.json` (format version, sizes, checksums) last, and is then renamed into
-place. A directory without a valid manifest is no checkpoint: readers fall back to the one before.
+A checkpoint is written aside, gets its `manifest.json` (format version, sizes, checksums) last, and is then renamed
+into place. A directory without a valid manifest is no checkpoint: readers fall back to the one before.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def verify(checkpoint: Path) -> Path:
             raise CheckpointError(f"{checkpoint} is damaged: {name} is missing; use an earlier checkpoint")
         if file.stat().st_size != expected["size"]:
             raise CheckpointError(
-                f"{checkpoint} is damaged: {name} has {file.stat().st_size} bytes, its manifest says {expected['size']}; "
-                "use an earlier checkpoint"
+                f"{checkpoint} is damaged: {name} has {file.stat().st_size} bytes, its manifest says "
+                f"{expected['size']}; use an earlier checkpoint"
             )
         if _sha256(file) != expected["sha256"]:
             raise CheckpointError(f"{checkpoint} is damaged: {name} is not what was written; use an earlier checkpoint")

@@ -1,14 +1,14 @@
 """What is in a checkpoint's directory.
 
-state-dict.pth   models_state_dict, optimizers_state_dict, lr_schedulers_state_dict (lists), callbacks (dict), and with AMP
-                 scaler_state_dict; plain tensors, without DDP's `module.` prefix
+state-dict.pth   models_state_dict, optimizers_state_dict, lr_schedulers_state_dict (lists), callbacks (dict), and
+                 scaler_state_dict with AMP; plain tensors, without DDP's `module.` prefix
 progress.json    how far training had come, and over how many processes
 rng/rank_N.pth   the random number generators of every rank
 gradients/rank_N.pth   of an aggregation that the checkpoint cuts in two; mostly absent
 code/, experiment.yaml, hparams.json, metadata.json   what the trial was, so that it can be built again
 
-Everything loads with `torch.load(weights_only=True)` (numpy arrays and scalars allowed by name): state is data, and can't
-run code. What would not load so is refused when it is saved.
+Everything loads with `torch.load(weights_only=True)` (numpy arrays and scalars allowed by name): state is data, and
+can't run code. What would not load so is refused when it is saved.
 """
 
 from __future__ import annotations
@@ -181,7 +181,8 @@ def _check_by_trying(value: Any, what: str, keys: tuple[Any, ...]) -> None:
         where = "".join(f"[{key!r}]" for key in keys)
         raise UnsavableState(
             f"{what}{where and ' at ' + where} is of type {type(value).__module__}.{type(value).__qualname__}, which a "
-            "checkpoint can't hold: it would have to run code when loaded. Return tensors, numpy arrays, numbers, strings, "
+            "checkpoint can't hold: it would have to run code when loaded. Return tensors, numpy arrays, numbers, "
+            "strings, "
             "and dicts, lists, tuples and sets of them (a deque as a list, an Enum as its value, an object as its "
             "attributes), and turn them back in load_state_dict()"
         ) from error

@@ -1,4 +1,4 @@
-"""Where training is right now, shared by what moves it (the executor) and what is asked about it (the trial's context)."""
+"""Where training is right now: shared by the executor, which moves it, and the trial's context, which is asked."""
 
 from __future__ import annotations
 

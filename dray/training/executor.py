@@ -1,7 +1,7 @@
 """Performs the loop's commands with torch: trains, validates, publishes, and says what was seen.
 
-Every rank runs one. What differs between ranks (a stop asked for on one of them, the host's answer to the chief) is made
-equal here, in one exchange a command, before the loop hears of it.
+Every rank runs one. What differs between ranks (a stop asked for on one of them, the host's answer to the chief) is
+made equal here, in one exchange a command, before the loop hears of it.
 """
 
 from __future__ import annotations
@@ -180,7 +180,8 @@ class Executor:
             except StopIteration:
                 raise DataExhausted(
                     f"the training data ended after {batch_idx} batches, {until} and more are to be trained: "
-                    "a loader that is no pytorch.DataLoader has to repeat its data by itself (samplers.RepeatBatchSampler)"
+                    "a loader that is no pytorch.DataLoader has to repeat its data by itself "
+                    "(samplers.RepeatBatchSampler)"
                 ) from None
             get_batch_length(batch)
             if to_device is not None:
@@ -426,5 +427,7 @@ def _epoch_start(callback: Callback) -> Callable[[int], None]:
     hook: Any = callback.on_training_epoch_start
     if inspect.signature(hook).parameters:
         return lambda epoch_idx: hook(epoch_idx)
-    log.warning("%s.on_training_epoch_start() without epoch_idx is deprecated: add the parameter", type(callback).__name__)
+    log.warning(
+        "%s.on_training_epoch_start() without epoch_idx is deprecated: add the parameter", type(callback).__name__
+    )
     return lambda epoch_idx: hook()

@@ -34,7 +34,9 @@ class Report:
 
 
 class Host(Protocol):
-    """A laptop, a group of torchrun processes, a Ray worker. Methods are called on the chief only, but `open_checkpoint`.
+    """A laptop, a group of torchrun processes, a Ray worker.
+
+    Methods are called on the chief only, but for `open_checkpoint`.
 
     Attributes must be the same on every rank of a trial, but for the trial seed, of which the chief's counts.
     """

@@ -77,14 +77,13 @@ class TrainingMetrics:
                 elif total is not None:
                     sums[name] = _first(value, total)
                     self._counts[name] += 1
-            elif value is not None:
-                if sums[name] is not None:
-                    number = as_number(value)
-                    if number is None:
-                        sums[name] = None
-                    else:
-                        sums[name] += number
-                        self._counts[name] += 1
+            elif value is not None and sums[name] is not None:
+                number = as_number(value)
+                if number is None:
+                    sums[name] = None
+                else:
+                    sums[name] += number
+                    self._counts[name] += 1
         if self.keep_batches:
             self._kept.append({name: _copy(value) for name, value in metrics.items()})
 
@@ -228,7 +227,8 @@ def reducers_of(choice: Any, names: Sequence[str]) -> dict[str, Reducer]:
         )
     if choice.keys() != set(names):
         raise ValueError(
-            f"evaluation_reducer() must name exactly the metrics of evaluate_batch(): {sorted(names)}, got {sorted(choice)}"
+            f"evaluation_reducer() must name exactly the metrics of evaluate_batch(): {sorted(names)}, got "
+            f"{sorted(choice)}"
         )
     return choice
 
@@ -246,8 +246,8 @@ def reduce_batches(rows: Sequence[Mapping[str, Any]], reducers: Mapping[str, Red
             reduced[name] = reduce_values(reducer, values)
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"evaluate_batch() returned {values[0]!r} of type {type(values[0]).__name__} as {name!r}, which can't be "
-                f"reduced over batches; return a number, or use context.wrap_reducer(): {error}"
+                f"evaluate_batch() returned {values[0]!r} of type {type(values[0]).__name__} as {name!r}, which can't "
+                f"be reduced over batches; return a number, or use context.wrap_reducer(): {error}"
             ) from error
     return reduced
 

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dray.training.cursor import Cursor
 from dray.training.trial import Scheduler
+from dray.training.units import is_int
 
 
 class Optimisation:
@@ -27,7 +28,7 @@ class Optimisation:
     def __init__(
         self, cursor: Cursor, aggregation_frequency: int = 1, average_aggregated_gradients: bool = True
     ) -> None:
-        if isinstance(aggregation_frequency, bool) or not isinstance(aggregation_frequency, int) or aggregation_frequency < 1:
+        if not is_int(aggregation_frequency) or aggregation_frequency < 1:
             raise ValueError(f"aggregation_frequency must be an int of at least 1, got {aggregation_frequency!r}")
         self.cursor = cursor
         self.aggregation_frequency = aggregation_frequency
@@ -74,8 +75,8 @@ class Optimisation:
         if frequency > 1:
             if not auto_zero_grads:
                 raise ValueError(
-                    f"step_optimizer(auto_zero_grads=False) can't go with aggregation_frequency={frequency}: gradients are "
-                    "zeroed after the step of each aggregation; leave auto_zero_grads at True"
+                    f"step_optimizer(auto_zero_grads=False) can't go with aggregation_frequency={frequency}: gradients "
+                    "are zeroed after the step of each aggregation; leave auto_zero_grads at True"
                 )
             if not self.steps_now:
                 return
@@ -120,10 +121,14 @@ class Optimisation:
         _load_all([bare(model) for model in self.models], state, "models_state_dict", "model")
 
     def pending_gradients(self, batches: int) -> list[list[torch.Tensor | None]] | None:
-        """This rank's gradients of an aggregation that `batches` cuts in two, by model and parameter; None if none are."""
+        """This rank's gradients of an aggregation that `batches` cuts in two, by model and parameter; None if none
+        are.
+        """
         if batches % self.aggregation_frequency == 0:
             return None
-        return [[None if p.grad is None else p.grad.detach().cpu() for p in model.parameters()] for model in self.models]
+        return [
+            [None if p.grad is None else p.grad.detach().cpu() for p in model.parameters()] for model in self.models
+        ]
 
     def restore_gradients(self, gradients: list[list[torch.Tensor | None]]) -> None:
         for model, row in zip(self.models, gradients, strict=True):
@@ -135,16 +140,16 @@ def _load_all(targets: Sequence[Any], state: dict[str, Any], key: str, kind: str
     saved = state.get(key)
     if saved is None or len(saved) != len(targets):
         raise ValueError(
-            f"the checkpoint has {'no' if saved is None else len(saved)} {kind} state(s) under {key!r}, but the trial has "
-            f"wrapped {len(targets)} {kind}(s); load it into the trial that wrote it"
+            f"the checkpoint has {'no' if saved is None else len(saved)} {kind} state(s) under {key!r}, but the trial "
+            f"has wrapped {len(targets)} {kind}(s); load it into the trial that wrote it"
         )
     for index, (target, part) in enumerate(zip(targets, saved, strict=True)):
         try:
             target.load_state_dict(part)
         except (RuntimeError, ValueError, KeyError) as error:
             raise ValueError(
-                f"{kind} {index} of the checkpoint does not fit the trial's: {error}; load it into the trial that wrote it, "
-                "with the same hyperparameters"
+                f"{kind} {index} of the checkpoint does not fit the trial's: {error}; load it into the trial that "
+                "wrote it, with the same hyperparameters"
             ) from error
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -22,7 +22,8 @@ class Validated(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Batches at which something is due: every `period`-th one, those of them alone whose number is in `numbers` if given.
+    """Batches at which something is due: every `period`-th one, those of them alone whose number is in `numbers` if
+    given.
 
     `Epoch([1, 5])` with 20 batches an epoch is `Schedule(period=20, numbers=(1, 5))`: due at 20 and at 100.
     """
@@ -125,20 +126,21 @@ def schedule_of(unit: TrainUnit | None, *, name: str, epoch_length: int | None) 
     if unit is None:
         return None
     if not isinstance(unit, (Batch, Epoch)):
-        raise TypeError(f"{name} must be a pytorch.Batch or a pytorch.Epoch, got {unit!r} of type {type(unit).__name__}")
+        raise TypeError(
+            f"{name} must be a pytorch.Batch or a pytorch.Epoch, got {unit!r} of type {type(unit).__name__}"
+        )
     stride = _sized(unit, name, epoch_length) if isinstance(unit, Epoch) else 1
     if isinstance(unit.value, int):
         return Schedule(period=max(1, unit.value) * stride)
     numbers = unit.value
-    if isinstance(numbers, Iterable) and isinstance(numbers, Sequence) and not isinstance(numbers, range):
-        numbers = frozenset(numbers)
-    return Schedule(period=stride, numbers=numbers)
+    # A list is asked after every stretch: once per batch, if short periods make it so.
+    return Schedule(period=stride, numbers=frozenset(numbers) if isinstance(numbers, (list, tuple)) else numbers)
 
 
 def _sized(unit: TrainUnit, name: str, epoch_length: int | None) -> int:
     if epoch_length is None:
         raise ValueError(
-            f"{name}={unit!r} needs a sized training loader, but the one that build_training_data_loader() returned has no "
-            "__len__; use pytorch.Batch(n), or give the loader a length"
+            f"{name}={unit!r} needs a sized training loader, but the one that build_training_data_loader() returned "
+            "has no __len__; use pytorch.Batch(n), or give the loader a length"
         )
     return epoch_length

@@ -49,9 +49,9 @@ def reduce_values(reducer: Reducer, values: Sequence[Any], counts: Sequence[int]
 class MetricReducer(abc.ABC):
     """A metric that can't be averaged over batches (ROC AUC, mean IoU), reduced in two steps.
 
-    How values get in is yours: give the class an `update` of any kind, and call it in `train_batch` or `evaluate_batch`.
-    After each workload every slot's `per_slot_reduce()` is called, then `cross_slot_reduce` with the list of what they
-    returned, in the order of ranks; also with one process.
+    How values get in is yours: give the class an `update` of any kind, and call it in `train_batch` or
+    `evaluate_batch`. After each workload every slot's `per_slot_reduce()` is called, then `cross_slot_reduce` with the
+    list of what they returned, in the order of ranks; also with one process.
     """
 
     @abc.abstractmethod
@@ -64,7 +64,9 @@ class MetricReducer(abc.ABC):
 
     @abc.abstractmethod
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
-        """The metric, out of the contributions of all slots: a dict if the reducer was wrapped without a name, else not."""
+        """The metric, out of the contributions of all slots: a dict if the reducer was wrapped without a name, else
+        not.
+        """
 
 
 class FunctionReducer(MetricReducer):
@@ -136,12 +138,13 @@ class ReducerRegistry:
         """
         if isinstance(reducer, MetricReducer):
             wrapped = reducer
-        elif callable(reducer) and not isinstance(reducer, type):
-            wrapped = FunctionReducer(reducer)
         else:
-            raise AssertionError(
-                f"wrap_reducer takes a function or an instance of pytorch.MetricReducer, got {reducer!r}"
-            )
+            function: Any = reducer
+            if not callable(function) or isinstance(function, type):
+                raise AssertionError(
+                    f"wrap_reducer takes a function or an instance of pytorch.MetricReducer, got {reducer!r}"
+                )
+            wrapped = FunctionReducer(function)
         if any(known is wrapped for known, *_ in self._wrapped):
             raise AssertionError(f"wrap_reducer was called twice with the same reducer {reducer!r} (name={name!r})")
         self._wrapped.append((wrapped, name, for_training, for_validation))
@@ -153,7 +156,9 @@ class ReducerRegistry:
 
     def per_slot(self, *, training: bool) -> list[Any]:
         """What this rank contributes, one entry a reducer."""
-        return [_named(reducer, name, "per_slot_reduce", reducer.per_slot_reduce) for reducer, name in self._of(training)]
+        return [
+            _named(reducer, name, "per_slot_reduce", reducer.per_slot_reduce) for reducer, name in self._of(training)
+        ]
 
     def cross_slot(self, contributions: Sequence[list[Any]], *, training: bool) -> dict[str, Any]:
         """The metrics, out of every rank's `per_slot`."""
@@ -162,9 +167,14 @@ class ReducerRegistry:
             slots = [row[index] for row in contributions]
             value = _named(reducer, name, "cross_slot_reduce", reducer.cross_slot_reduce, slots)
             if isinstance(value, dict) != (name is None):
-                wanted = "a dict, for it was wrapped without a name" if name is None else f"no dict, for its name is {name!r}"
+                wanted = (
+                    "a dict, for it was wrapped without a name"
+                    if name is None
+                    else f"no dict, for its name is {name!r}"
+                )
                 raise ValueError(
-                    f"the reducer {_describe(reducer)} must return {wanted}; got {value!r} of type {type(value).__name__}"
+                    f"the reducer {_describe(reducer)} must return {wanted}; got {value!r} of type "
+                    f"{type(value).__name__}"
                 )
             metrics.update(value if name is None else {name: value})
         return metrics

@@ -19,7 +19,7 @@ def seed_all(seed: int) -> None:
 def capture(device: torch.device) -> dict[str, Any]:
     """The state of python's, numpy's and torch's generators (and that of `device` on CUDA) as tensors and numbers."""
     version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
         "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
         "numpy": {

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Container
 
 
+def is_int(value: object) -> bool:
+    """An int of the kind that counts something: True is none.
+
+    >>> is_int(3), is_int(True), is_int(3.0)
+    (True, False, False)
+    """
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 class TrainUnit:
     """A period, a schedule or a length, in the unit that the subclass names. Use `Batch` or `Epoch`.
 
-    An int is a period (`Batch(100)`: every 100 batches; zero or less: every one) or a length. A container is a schedule,
-    counted from 1 (`Batch([1, 5, 10])`: after batches 1, 5 and 10).
+    An int is a period (`Batch(100)`: every 100 batches; zero or less: every one) or a length. A container is a
+    schedule, counted from 1 (`Batch([1, 5, 10])`: after batches 1, 5 and 10).
 
     Args:
         value: an int, or anything with `in` (list, tuple, set, range, or a container of your own).
@@ -21,7 +30,7 @@ class TrainUnit:
     _plural = "units"
 
     def __init__(self, value: int | Container[int]) -> None:
-        if isinstance(value, bool) or not isinstance(value, (int, Container)) or isinstance(value, (str, bytes)):
+        if not is_int(value) and (not isinstance(value, Container) or isinstance(value, (str, bytes))):
             raise TypeError(
                 f"{type(self).__name__} takes an int (a period or a length) or a container of ints (a schedule), "
                 f"got {value!r} of type {type(value).__name__}"
@@ -32,7 +41,7 @@ class TrainUnit:
         return f"{type(self).__name__}({self.value!r})"
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.value == other.value  # type: ignore[attr-defined]
+        return isinstance(other, TrainUnit) and type(self) is type(other) and self.value == other.value
 
     def __hash__(self) -> int:
         return hash((type(self), repr(self.value)))
