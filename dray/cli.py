@@ -68,7 +68,7 @@ def create(
         if local:
             from dray.experiment.local import run_local
 
-            run_local(checked, code, path=path)
+            typer.echo(f"results: {run_local(checked, code, path=path)}")
         else:
             dray.Experiment(checked, model_dir=code, path=path).run()
 

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+from hypothesis import settings
+
+# A deadline on each example measures the machine; the limit on the whole test stays.
+settings.register_profile("dray", deadline=None)
+settings.load_profile("dray")
+
+# Models in tests are tiny: one thread trains them faster than several that fight for a small machine's cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 RAY_TEST_LIMIT_S = 300.0  # starting Ray on a loaded two-core machine alone can take 20 s
 

@@ -49,12 +49,15 @@ def test_search_is_the_examples() -> None:
     assert yaml.safe_load(SEARCH) == example
 
 
+@pytest.mark.slow
 def test_trial_trains_in_this_process_as_the_readme_says(project: Path) -> None:
     result = CliRunner().invoke(
         app, ["experiment", "create", str(project / "asha.yaml"), str(project), "--local"], catch_exceptions=False
     )
     assert result.exit_code == 0, result.output
-    assert list((project.parent / "results" / "local").glob("*/checkpoint_*/manifest.json"))
+    [run] = (project.parent / "results" / "local").iterdir()
+    assert f"results: {run}" in result.stdout
+    assert list(run.glob("checkpoint_*/manifest.json"))
 
 
 def test_driver_uses_names_that_are_there() -> None:

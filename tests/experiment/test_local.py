@@ -1,0 +1,115 @@
+"""One trial of an experiment in the caller's own process, as the search would train it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from dray import imports
+from dray.experiment.config import build_space, load_config
+from dray.experiment.local import run_local
+
+# One weight, drawn towards 1 by gradient descent: w' = w + 2 lr (1 - w), the loss before it is (1 - w) ** 2.
+TRIAL = """
+import torch
+from torch.utils.data import TensorDataset
+from dray import pytorch
+
+class OneWeight(pytorch.PyTorchTrial):
+    def __init__(self, context):
+        self.context = context
+        model = torch.nn.Linear(1, 1, bias=False)
+        model.weight.data.zero_()
+        self.model = context.wrap_model(model)
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=context.get_hparam("lr")))
+    def build_training_data_loader(self):
+        ones = torch.ones(8, 1)
+        return pytorch.DataLoader(TensorDataset(ones, ones), batch_size=self.context.get_per_slot_batch_size())
+    build_validation_data_loader = build_training_data_loader
+    def loss(self, batch):
+        return ((self.model(batch[0]) - batch[1]) ** 2).mean()
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        loss = self.loss(batch)
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss}
+    def evaluate_batch(self, batch, batch_idx):
+        return {"error": self.loss(batch)}
+"""
+
+CONFIG: dict[str, Any] = {
+    "entrypoint": "my_weight:OneWeight",
+    "hyperparameters": {"global_batch_size": 2, "lr": {"type": "double", "minval": 0.05, "maxval": 0.2}},
+    "searcher": {
+        "name": "asha",
+        "metric": "error",
+        "max_length": {"batches": 8},
+        "max_trials": 4,
+        "divisor": 2,
+        "num_rungs": 3,
+    },
+    "reproducibility": {"experiment_seed": 7},
+}
+
+
+@pytest.fixture(autouse=True)
+def model_dir(tmp_path: Path) -> Iterator[Path]:
+    path = list(sys.path)
+    (tmp_path / "my_weight.py").write_text(TRIAL)
+    yield tmp_path
+    imports.forget_model_dir()
+    imports._current, imports._older = None, frozenset()
+    sys.path[:] = path
+
+
+def validations(directory: Path) -> dict[int, float]:
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return {row["batches"]: row["validation"]["error"] for row in rows if "validation" in row}
+
+
+def checkpoints(directory: Path) -> set[int]:
+    return {int(path.name.partition("_")[2]) for path in directory.glob("checkpoint_*")}
+
+
+def test_trial_0_of_the_search_is_trained_and_validated_at_its_rungs(model_dir: Path) -> None:
+    lr = build_space(load_config(CONFIG)).sample(Random("7:0"))["lr"]
+    assert isinstance(lr, float)
+    seen = validations(run_local(load_config(CONFIG), model_dir, path=model_dir / "run"))
+    assert seen == pytest.approx({n: (1 - 2 * lr) ** (2 * n) for n in (2, 4, 8)}, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("length", "batches"),
+    [({"epochs": 4}, [4, 8, 16]), ({"records": 16}, [2, 4, 8]), (8, [2, 4, 8])],
+)
+def test_length_may_be_in_any_unit(model_dir: Path, length: Any, batches: list[int]) -> None:
+    config = {**CONFIG, "searcher": {**CONFIG["searcher"], "max_length": length}}
+    assert list(validations(run_local(load_config(config), model_dir, path=model_dir / "run"))) == batches
+
+
+def test_policy_best_keeps_a_checkpoint_of_each_better_validation(model_dir: Path) -> None:
+    config = load_config({**CONFIG, "min_validation_period": {"batches": 1}})
+    assert checkpoints(run_local(config, model_dir, path=model_dir / "better")) == set(range(1, 9))
+    # The error falls; where a larger one is better, the first stays the best. Rungs and the end are always saved.
+    searcher = {**CONFIG["searcher"], "smaller_is_better": False}
+    config = load_config({**CONFIG, "searcher": searcher, "min_validation_period": {"batches": 1}})
+    assert checkpoints(run_local(config, model_dir, path=model_dir / "worse")) == {1, 2, 4, 8}
+
+
+def test_period_of_checkpoints_is_kept_beside_the_rungs(model_dir: Path) -> None:
+    config = load_config({**CONFIG, "checkpoint_policy": "none", "min_checkpoint_period": {"batches": 3}})
+    assert checkpoints(run_local(config, model_dir, path=model_dir / "run")) == {2, 4, 8} | {3, 6}
+
+
+def test_class_can_be_given_from_python(model_dir: Path) -> None:
+    from dray.experiment.entrypoint import load_trial_class
+
+    given = load_trial_class("my_weight:OneWeight", model_dir)
+    config = load_config({key: value for key, value in CONFIG.items() if key != "entrypoint"})
+    assert validations(run_local(config, model_dir, trial=given, path=model_dir / "run"))
