@@ -15,6 +15,7 @@ import typer
 
 import dray
 from dray.experiment.errors import ConfigError, ExperimentError
+from searchers.errors import JournalError
 
 # Imports of torch and Ray stay inside the commands: `dray --help` answers at once.
 
@@ -89,6 +90,8 @@ def _told() -> Iterator[None]:
         raise _exit(str(error), _BAD_INPUT) from None
     except ExperimentError as error:
         raise _exit(str(error), _FAILED) from None
+    except JournalError as error:  # damaged, or another driver is writing it
+        raise _exit(str(error), _BAD_INPUT) from None
     except KeyboardInterrupt:
         raise _exit("stopped by Ctrl-C", _INTERRUPTED) from None
 

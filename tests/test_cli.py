@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 import dray
 from dray.cli import app
 from dray.experiment.errors import ExperimentError
+from searchers.errors import JournalError
 
 ROOT = Path(__file__).parents[1]
 DIGITS = ROOT / "examples" / "digits"
@@ -98,6 +99,7 @@ def test_missing_file_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
     ("outcome", "code", "says"),
     [
         (ExperimentError("no trial completed: 64 of 64 ended in an error"), 1, "no trial completed"),
+        (JournalError("journal.jsonl is being written by process 7"), 2, "written by process 7"),
         (KeyboardInterrupt(), 130, "stopped by Ctrl-C"),
     ],
 )

@@ -32,10 +32,9 @@ def main() -> None:
     """Run the search and tell the best trial."""
     result = dray.Experiment(CONFIG, trial=DigitsTrial).run()
     best = result.best_trial
-    assert best is not None, "the search ended without a trial that reported its metric"
-    accuracy = result.metrics.query(f"trial_id == {best.trial_id} and name == 'accuracy'")["value"].iloc[-1]
+    there = result.metrics.query("trial_id == @best.trial_id and batches == @best.batches and name == 'accuracy'")
     print(f"best trial: {best.trial_id} {best.hparams}")
-    print(f"validation_loss {best.metric:.4f}, accuracy {accuracy:.4f} on the held-out digits")
+    print(f"validation_loss {best.metric:.4f}, accuracy {there['value'].iloc[-1]:.4f} on the held-out digits")
     print(f"results: {result.path}")
 
 
