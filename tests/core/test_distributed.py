@@ -1,0 +1,135 @@
+"""Ranks, and small objects passed between them; ranks are threads here."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from dray.core import ClusterInfo, DistributedContext, TrialInfo, get_cluster_info, set_cluster_info
+from dray.core.distributed import StoreTransport
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def on_ranks(numbers: list[dict[str, int]], work: Callable[[DistributedContext], Any]) -> list[Any]:
+    """Run `work` on every rank at once."""
+    port = free_port()
+
+    def one(kwargs: dict[str, int]) -> Any:
+        transport = StoreTransport(kwargs["rank"], kwargs["size"], "127.0.0.1", port, timeout_s=20)
+        context = DistributedContext(**kwargs, chief_ip="127.0.0.1", transport=transport)
+        try:
+            return work(context)
+        finally:
+            context.close()
+
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        return list(pool.map(one, numbers))
+
+
+def nodes(*local_sizes: int) -> list[dict[str, int]]:
+    """Ranks numbered over machines with so many of them."""
+    places = [(node, local) for node, size in enumerate(local_sizes) for local in range(size)]
+    return [
+        {
+            "rank": rank,
+            "size": len(places),
+            "local_rank": local,
+            "local_size": local_sizes[node],
+            "cross_rank": node,
+            "cross_size": len(local_sizes),
+        }
+        for rank, (node, local) in enumerate(places)
+    ]
+
+
+def test_collectives_reach_every_rank_in_order() -> None:
+    def work(context: DistributedContext) -> tuple[Any, ...]:
+        mine = {"rank": context.rank}
+        return (
+            context.gather(mine),
+            context.allgather(context.rank),
+            context.broadcast(f"from {context.rank}"),
+            [context.allgather(turn * 10 + context.rank) for turn in range(3)],
+        )
+
+    for rank, (gathered, everything, said, turns) in enumerate(on_ranks(nodes(3), work)):
+        assert gathered == ([{"rank": 0}, {"rank": 1}, {"rank": 2}] if rank == 0 else None)
+        assert everything == [0, 1, 2]
+        assert said == "from 0"
+        assert turns == [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
+
+
+def test_local_collectives_stay_on_their_machine() -> None:
+    def work(context: DistributedContext) -> tuple[Any, ...]:
+        return (
+            context.gather_local(context.rank),
+            context.allgather_local(context.rank),
+            context.broadcast_local(context.rank),
+        )
+
+    assert on_ranks(nodes(2, 1), work) == [([0, 1], [0, 1], 0), (None, [0, 1], 0), ([2], [2], 2)]
+
+
+def test_alone_everything_is_local() -> None:
+    alone = DistributedContext()
+    assert (alone.get_rank(), alone.get_local_rank(), alone.get_size(), alone.get_num_agents()) == (0, 0, 1, 1)
+    assert alone.gather(1) == alone.allgather(1) == alone.gather_local(1) == alone.allgather_local(1) == [1]
+    assert alone.broadcast("x") == alone.broadcast_local("x") == "x"
+
+
+def test_numbers_come_all_or_none() -> None:
+    with pytest.raises(ValueError, match="missing: local_rank, local_size, cross_rank, cross_size"):
+        DistributedContext(rank=0, size=2)
+
+
+@pytest.mark.parametrize("wrong", [{"rank": 2}, {"rank": -1}, {"local_rank": 2}, {"cross_rank": 1}])
+def test_a_rank_is_below_its_size(wrong: dict[str, int]) -> None:
+    numbers = {"rank": 0, "size": 2, "local_rank": 0, "local_size": 2, "cross_rank": 0, "cross_size": 1, **wrong}
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be at least 0 and below"):
+        DistributedContext(**numbers)
+
+
+def test_several_machines_need_the_chiefs_address() -> None:
+    with pytest.raises(ValueError, match="chief_ip is needed"):
+        DistributedContext(rank=0, size=2, local_rank=0, local_size=1, cross_rank=0, cross_size=2)
+
+
+def test_torchruns_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "DET_CHIEF_IP": "10.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    context = DistributedContext.from_torch_distributed()
+    assert (context.rank, context.size, context.chief_ip) == (0, 1, "10.0.0.1")
+    monkeypatch.delenv("LOCAL_RANK")
+    with pytest.raises(ValueError, match="reads LOCAL_RANK, which is not set"):
+        DistributedContext.from_torch_distributed()
+
+
+def test_cluster_info_is_none_until_a_host_says_otherwise() -> None:
+    assert get_cluster_info() is None
+    info = ClusterInfo(trial=TrialInfo(trial_id=3, experiment_id=1, trial_seed=7, hparams={"lr": 0.1}))
+    assert set_cluster_info(info) is None
+    try:
+        found = get_cluster_info()
+        assert found is not None
+        assert found.trial.hparams["lr"] == 0.1
+        assert found.task_type == "TRIAL"
+    finally:
+        assert set_cluster_info(None) is info
+    assert get_cluster_info() is None

@@ -1,0 +1,99 @@
+"""A checkpoint is there whole, or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dray.storage import CheckpointError, CheckpointStore, commit, latest_checkpoint, list_checkpoints, stage, verify
+
+
+def save(store: CheckpointStore, batches: int, content: str = "state") -> Path:
+    staging = store.stage(batches)
+    (staging / "state-dict.pth").write_text(content)
+    (staging / "rng").mkdir()
+    (staging / "rng" / "rank_0.pth").write_text("rng")
+    return store.commit(staging, batches)
+
+
+def test_a_committed_checkpoint_is_verified_and_found(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "trial")
+    assert store.latest() is None
+    save(store, 2)
+    path = save(store, 10)
+    assert path == tmp_path / "trial" / "checkpoint_10"
+    assert store.latest() == verify(path) == path
+    assert [batches for batches, _ in list_checkpoints(store.trial_dir)] == [10, 2]
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert manifest["format_version"] == 1
+    assert sorted(manifest["files"]) == ["rng/rank_0.pth", "state-dict.pth"]
+    assert manifest["files"]["state-dict.pth"]["size"] == 5
+    assert sorted(path.name for path in store.trial_dir.iterdir()) == ["checkpoint_10", "checkpoint_2"]
+
+
+def test_what_is_staged_is_no_checkpoint(tmp_path: Path) -> None:
+    staging = stage(tmp_path, 5)
+    (staging / "state-dict.pth").write_text("half")
+    assert latest_checkpoint(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda path: (path / "manifest.json").unlink(), "never completed"),
+        (lambda path: (path / "manifest.json").write_text('{"format'), "is damaged"),
+        (lambda path: (path / "state-dict.pth").unlink(), "state-dict.pth is missing"),
+        (lambda path: (path / "state-dict.pth").write_text("states"), "has 6 bytes, its manifest says 5"),
+        (lambda path: (path / "state-dict.pth").write_text("stale"), "not what was written"),
+    ],
+)
+def test_readers_fall_back_from_a_damaged_checkpoint(tmp_path: Path, damage, says: str) -> None:  # type: ignore[no-untyped-def]
+    store = CheckpointStore(tmp_path)
+    before, damaged = save(store, 5), save(store, 6)
+    damage(damaged)
+    with pytest.raises(CheckpointError, match=says):
+        verify(damaged)
+    assert store.latest() == before
+
+
+def test_a_checkpoint_of_a_newer_dray_says_so(tmp_path: Path) -> None:
+    path = save(CheckpointStore(tmp_path), 5)
+    (path / "manifest.json").write_text('{"format_version": 99, "files": {}}')
+    with pytest.raises(CheckpointError, match="format version 99, this dray reads 1; upgrade dray"):
+        verify(path)
+
+
+def test_a_checkpoint_of_the_same_name_is_replaced(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    save(store, 5, "old")
+    path = save(store, 5, "new")
+    assert (verify(path) / "state-dict.pth").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_5"]
+
+
+def test_replacing_goes_on_after_a_damaged_one(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    (save(store, 5, "old") / "manifest.json").unlink()
+    assert (verify(save(store, 5, "new")) / "state-dict.pth").read_text() == "new"
+
+
+def test_what_a_killed_writer_left_can_be_swept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    path = save(store, 5)
+    store.stage(6)
+    (tmp_path / ".replaced-checkpoint_4-x").mkdir()
+    store.sweep()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_missing_directory_is_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no such directory"):
+        verify(tmp_path / "checkpoint_1")
+
+
+def test_a_file_may_be_empty(tmp_path: Path) -> None:
+    staging = stage(tmp_path, 1)
+    (staging / "empty").touch()
+    verify(commit(staging, tmp_path / "checkpoint_1"))

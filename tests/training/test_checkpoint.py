@@ -1,0 +1,127 @@
+"""What a checkpoint holds, and what it refuses to hold."""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections import Counter, OrderedDict, deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dray.training import checkpoint, rng
+from dray.training.checkpoint import Description, RankState, UnsavableState
+from dray.training.progress import Progress
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Thing:
+    pass
+
+
+def written(directory: Path, state: dict[str, Any], **kwargs: Any) -> Path:
+    checkpoint.write(
+        directory,
+        state=state,
+        progress=Progress(batches=3, saved=3),
+        ranks=[RankState(rng=rng.capture(torch.device("cpu")))],
+        description=Description(metadata={"framework": "torch"}, **kwargs),
+    )
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(deque([1]), "collections.deque"), (Colour.RED, "Colour"), (Thing(), "Thing"), (Path("x"), "Path")],
+)
+def test_state_that_would_not_load_is_refused_when_saved(tmp_path: Path, value: Any, kind: str) -> None:
+    state = {"callbacks": {"early_stop": {"history": [1, {"last": value}]}}}
+    with pytest.raises(UnsavableState, match=rf"callback 'early_stop' at \['history'\]\[1\]\['last'\].*{kind}"):
+        written(tmp_path, state)
+    assert not (tmp_path / "state-dict.pth").exists()
+
+
+def test_plain_state_and_numpy_come_back_equal(tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "numbers": (1, 2.5, True, None, 1j, b"x"),
+        "set": {1, 2},
+        "ordered": OrderedDict(a=1),
+        "counter": Counter("aab"),
+        "array": np.arange(3, dtype=np.int16),
+        "scalar": np.float32(0.5),
+        "flag": np.bool_(True),
+        "words": np.array(["a", "bc"]),
+        "tensor": torch.ones(2, dtype=torch.bfloat16),
+        "dtype": torch.float16,
+    }
+    loaded = checkpoint.read_state(written(tmp_path, {"callbacks": {"c": values}}))["callbacks"]["c"]
+    assert loaded.keys() == values.keys()
+    for name in ("numbers", "set", "ordered", "counter", "scalar", "flag", "dtype"):
+        assert loaded[name] == values[name]
+        assert type(loaded[name]) is type(values[name])
+    for name in ("array", "words"):
+        np.testing.assert_array_equal(loaded[name], values[name])
+        assert loaded[name].dtype == values[name].dtype
+    assert torch.equal(loaded["tensor"], values["tensor"])
+
+
+def test_every_file_loads_as_weights_only(tmp_path: Path) -> None:
+    written(tmp_path, {"callbacks": {}, "models_state_dict": [torch.nn.Linear(2, 2).state_dict()]})
+    files = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.pth"))
+    assert files == ["rng/rank_0.pth", "state-dict.pth"]
+    for name in files:
+        torch.load(tmp_path / name, weights_only=True)
+
+
+def test_code_config_and_hyperparameters_are_in_it(tmp_path: Path) -> None:
+    import yaml
+
+    written(
+        tmp_path,
+        {},
+        code={"model_def.py": b"x = 1\n", "lib/a.py": b""},
+        hparams={"lr": np.float64(0.1), "layers": [1, 2]},
+        experiment={"searcher": {"name": "asha"}, "off": False, "none": None},
+    )
+    assert (tmp_path / "code" / "model_def.py").read_bytes() == b"x = 1\n"
+    assert (tmp_path / "code" / "lib" / "a.py").exists()
+    assert checkpoint.read_json(tmp_path / "hparams.json") == {"lr": 0.1, "layers": [1, 2]}
+    experiment = yaml.safe_load((tmp_path / "experiment.yaml").read_text())
+    assert experiment == {"searcher": {"name": "asha"}, "off": False, "none": None}
+    assert checkpoint.read_json(tmp_path / "metadata.json") == {"framework": "torch", "steps_completed": 3}
+    assert checkpoint.read_progress(tmp_path) == Progress(batches=3, saved=3)
+
+
+def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
+    def draw() -> tuple[float, ...]:
+        return (random.gauss(0, 1), np.random.normal(), torch.randn(()).item(), random.random(), np.random.rand())
+
+    rng.seed_all(5)
+    draw()
+    written(tmp_path, {})
+    expected = draw()
+    rng.seed_all(6)
+    mine = checkpoint.read_rank(tmp_path, 0, 1)
+    assert mine is not None
+    rng.restore(mine.rng, torch.device("cpu"))
+    assert draw() == expected
+
+
+def test_gradients_of_two_ranks_are_averaged_for_one(tmp_path: Path) -> None:
+    state = rng.capture(torch.device("cpu"))
+    ranks = [RankState(rng=state, gradients=[[torch.tensor([v]), None]]) for v in (1.0, 3.0)]
+    checkpoint.write(
+        tmp_path, state={}, progress=Progress(batches=1), ranks=ranks, description=Description(metadata={})
+    )
+    own = checkpoint.read_rank(tmp_path, 1, 2)
+    assert own is not None
+    assert own.gradients == [[torch.tensor([3.0]), None]]
+    alone = checkpoint.read_rank(tmp_path, 0, 1)
+    assert alone is not None
+    assert alone.gradients == [[torch.tensor([2.0]), None]]

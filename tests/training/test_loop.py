@@ -1,0 +1,205 @@
+"""The loop's law, and what it does at each kind of boundary, with an executor that only keeps a log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dray.training.loop import Command, Publish, Seen, Train, Validate, drive
+from dray.training.plan import Plan, Schedule
+from dray.training.progress import Progress
+
+
+def commands(
+    plan: Plan, at: Progress | None = None, *, answer: Callable[[Command], Seen] = lambda command: Seen()
+) -> tuple[list[Command], Progress]:
+    """All commands of a run whose executor trains as far as it is told and otherwise answers by `answer`."""
+    steps = drive(plan, at or Progress())
+    log: list[Command] = []
+    seen = None
+    while True:
+        try:
+            command = next(steps) if seen is None else steps.send(seen)
+        except StopIteration as end:
+            return log, end.value
+        log.append(command)
+        seen = answer(command)
+        if isinstance(command, Train) and not seen.leave:
+            seen = replace(seen, batches=command.until)
+
+
+def shown(log: list[Command]) -> str:
+    """T10 V P* : trained to 10, validated, published with a checkpoint."""
+    words = []
+    for command in log:
+        match command:
+            case Train():
+                words.append(f"T{command.until}")
+            case Validate():
+                words.append("V")
+            case Publish():
+                words.append("P" + "*" * command.save + "!" * command.decides + "." * command.final)
+    return " ".join(words)
+
+
+schedules = st.one_of(
+    st.none(),
+    st.builds(Schedule, period=st.integers(1, 9)),
+    st.builds(Schedule, period=st.integers(1, 4), numbers=st.frozensets(st.integers(0, 30), max_size=5)),
+)
+plans = st.builds(
+    Plan,
+    length=st.integers(1, 60),
+    epoch_length=st.one_of(st.none(), st.integers(1, 20)),
+    report=schedules,
+    validate=schedules,
+    checkpoint=schedules,
+    rungs=st.frozensets(st.integers(1, 60), max_size=4).map(lambda rungs: tuple(sorted(rungs))),
+    policy=st.sampled_from(["best", "all", "none"]),
+    step_zero_validation=st.booleans(),
+)
+
+
+def best_at(good: frozenset[int]) -> Callable[[Command], Seen]:
+    """Answers whose validations are the best so far at these batches: a matter of the place alone, as it should be."""
+    at = 0
+
+    def answer(command: Command) -> Seen:
+        nonlocal at
+        if isinstance(command, Train):
+            at = command.until
+        return Seen(worth_saving=at in good)
+
+    return answer
+
+
+@given(plan=plans, good=st.frozensets(st.integers(1, 60)))
+@settings(max_examples=300, deadline=None)
+def test_resuming_from_any_published_progress_yields_exactly_the_remaining_commands(
+    plan: Plan, good: frozenset[int]
+) -> None:
+    whole, end = commands(plan, answer=best_at(good))
+    assert end.batches == plan.length
+    for index, command in enumerate(whole):
+        if isinstance(command, Publish):
+            rest, rest_end = commands(plan, command.at, answer=best_at(good))
+            assert rest == whole[index + 1 :]
+            assert rest_end == end
+
+
+@given(plan=plans, good=st.frozensets(st.integers(1, 60)), stop_after=st.integers(1, 60))
+@settings(max_examples=300, deadline=None)
+def test_a_run_that_was_stopped_and_resumed_does_what_one_never_stopped_does(
+    plan: Plan, good: frozenset[int], stop_after: int
+) -> None:
+    whole, _ = commands(plan, answer=best_at(good))
+    best = best_at(good)
+
+    def stopping(command: Command) -> Seen:
+        stop = isinstance(command, Publish) and command.at.batches >= stop_after
+        return replace(best(command), stop=stop)
+
+    first, at = commands(plan, answer=stopping)
+    assert at.is_saved, "a stop must lose nothing"
+    second, _ = commands(plan, at, answer=best_at(good))
+
+    def work(log: list[Command]) -> list[Command]:
+        return [command for command in log if not isinstance(command, Publish)]
+
+    assert work(first) + work(second) == work(whole)
+
+
+@given(plan=plans)
+@settings(max_examples=200, deadline=None)
+def test_every_stretch_ends_where_the_next_thing_is_due(plan: Plan) -> None:
+    """An oracle that asks batch by batch."""
+    log, _ = commands(plan)
+    trained = [command.until for command in log if isinstance(command, Train)]
+    parts = [s for s in (plan.report, plan.validate, plan.checkpoint) if s is not None]
+    due = [b for b in range(1, plan.length + 1) if b in (plan.length, *plan.rungs) or any(s.due(b) for s in parts)]
+    assert trained == due
+
+
+@given(plan=plans)
+@settings(max_examples=200, deadline=None)
+def test_the_end_is_validated_and_saved_once(plan: Plan) -> None:
+    log, end = commands(plan)
+    assert end == Progress(batches=plan.length, validated=plan.length, saved=plan.length)
+    last_train = max(index for index, command in enumerate(log) if isinstance(command, Train))
+    assert [type(command) for command in log[last_train:]] == [Train, Validate, Publish]
+    assert isinstance(log[-1], Publish)
+    assert log[-1].save
+    assert log[-1].final
+    assert log[-1].decides
+
+
+def test_nothing_but_a_length_gives_one_validation_and_one_checkpoint() -> None:
+    assert shown(commands(Plan(length=7))[0]) == "T7 V P*!."
+
+
+def test_reports_alone_neither_validate_nor_save() -> None:
+    assert shown(commands(Plan(length=5, report=Schedule(period=2)))[0]) == "T2 P T4 P T5 V P*!."
+
+
+def test_policies_save_after_all_the_best_or_no_validations() -> None:
+    plan = Plan(length=3, validate=Schedule(period=1))
+    best = best_at(frozenset({2}))
+    assert shown(commands(plan)[0]) == "T1 V P* T2 V P* T3 V P*!."
+    assert shown(commands(replace(plan, policy="best"), answer=best)[0]) == "T1 V P T2 V P* T3 V P*!."
+    assert shown(commands(replace(plan, policy="none"))[0]) == "T1 V P T2 V P T3 V P*!."
+
+
+def test_coinciding_boundaries_validate_once_and_save_once() -> None:
+    plan = Plan(length=4, validate=Schedule(period=2), checkpoint=Schedule(period=2), report=Schedule(period=2))
+    assert shown(commands(plan)[0]) == "T2 V P* T4 V P*!."
+
+
+def test_a_rung_is_validated_and_saved_before_the_search_decides() -> None:
+    assert shown(commands(Plan(length=8, rungs=(2, 4, 8), policy="none"))[0]) == "T2 V P*! T4 V P*! T8 V P*!."
+
+
+def test_a_schedule_names_batches_or_epochs_counted_from_one() -> None:
+    plan = Plan(length=10, policy="none", validate=Schedule(period=1, numbers=(1, 5)))
+    assert shown(commands(plan)[0]) == "T1 V P T5 V P T10 V P*!."
+    plan = Plan(length=10, policy="none", epoch_length=2, validate=Schedule(period=2, numbers=[1, 4]))
+    assert shown(commands(plan)[0]) == "T2 V P T8 V P T10 V P*!."
+
+
+def test_step_zero_validation_comes_first_and_saves_nothing() -> None:
+    plan = Plan(length=2, step_zero_validation=True)
+    assert shown(commands(plan)[0]) == "V P T2 V P*!."
+    assert shown(commands(plan, Progress(batches=1, saved=1))[0]) == "T2 V P*!."
+
+
+def test_a_stop_saves_what_is_unsaved_and_validates_no_more() -> None:
+    stop = lambda command: Seen(stop=isinstance(command, Publish))  # noqa: E731
+    log, at = commands(Plan(length=9, report=Schedule(period=3)), answer=stop)
+    assert shown(log) == "T3 P P*."
+    assert at == Progress(batches=3, saved=3)
+
+
+def test_a_stop_at_a_checkpoint_saves_no_second_one() -> None:
+    stop = lambda command: Seen(stop=isinstance(command, Publish))  # noqa: E731
+    log, _ = commands(Plan(length=9, rungs=(3,)), answer=stop)
+    assert shown(log) == "T3 V P*!"
+
+
+def test_leaving_in_the_middle_of_a_stretch_saves_unless_told_not_to() -> None:
+    leave = lambda command: Seen(batches=2, leave=True)  # noqa: E731
+    log, at = commands(Plan(length=9, validate=Schedule(period=4)), answer=leave)
+    assert shown(log) == "T4 P*."
+    assert at == Progress(batches=2, saved=2)
+    leave = lambda command: Seen(batches=2, leave=True, save_on_leave=False)  # noqa: E731
+    assert shown(commands(Plan(length=9, validate=Schedule(period=4)), answer=leave)[0]) == "T4 P."
+
+
+def test_leaving_before_anything_is_trained_saves_nothing() -> None:
+    leave = lambda command: Seen(batches=0, leave=True)  # noqa: E731
+    assert shown(commands(Plan(length=9), answer=leave)[0]) == "T9 P."
+
+
+def test_a_finished_run_has_nothing_left_to_do() -> None:
+    assert commands(Plan(length=5), Progress(batches=5, validated=5, saved=5))[0] == []

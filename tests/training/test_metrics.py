@@ -1,0 +1,140 @@
+"""Sums on the device, and what becomes of them over batches and ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dray.training import metrics
+from dray.training.metrics import TrainingMetrics, ValidationMetrics
+from dray.training.reducers import Reducer
+
+
+def averages(batches: list[Any]) -> dict[str, float | None]:
+    kept = TrainingMetrics()
+    for batch in batches:
+        kept.add(batch)
+    return metrics.average_sums([kept.take_sums()])
+
+
+def test_metrics_are_averaged_over_batches_whatever_they_come_as() -> None:
+    batches = [
+        {
+            "tensor": torch.tensor(float(i)),
+            "float": float(i),
+            "int": i,
+            "numpy": np.float32(i),
+            "row": torch.tensor([i]),
+        }
+        for i in (1, 2, 6)
+    ]
+    assert averages(batches) == {"tensor": 3.0, "float": 3.0, "int": 3.0, "numpy": 3.0, "row": 3.0}
+
+
+def test_one_tensor_is_the_loss() -> None:
+    assert averages([torch.tensor(1.0), torch.tensor(2.0)]) == {"loss": 1.5}
+
+
+def test_none_is_left_out_and_what_is_no_number_is_none() -> None:
+    batches = [{"a": None, "b": 1.0, "c": "x", "d": None}, {"a": 4.0, "b": 2.0, "c": "y", "d": None}]
+    assert averages(batches) == {"a": 4.0, "b": 1.5, "c": None}
+    assert averages([{"big": torch.ones(3)}, {"big": torch.ones(3)}]) == {"big": None}
+
+
+def test_tensors_and_numbers_may_alternate() -> None:
+    assert averages([{"a": 1}, {"a": torch.tensor(2.0)}, {"a": 6.0}]) == {"a": 3.0}
+
+
+def test_a_tensor_that_is_changed_later_counts_as_it_was() -> None:
+    total = torch.zeros(())
+    kept = TrainingMetrics(keep_batches=True)
+    for _ in range(3):
+        total.add_(1)
+        kept.add({"total": total})
+    assert metrics.average_sums([kept.take_sums()]) == {"total": 2.0}
+    assert [row["total"].item() for row in kept.take_batches()] == [1.0, 2.0, 3.0]
+
+
+def test_sums_do_not_hold_on_to_the_graph() -> None:
+    weight = torch.ones((), requires_grad=True)
+    kept = TrainingMetrics()
+    kept.add({"loss": weight * 2})
+    assert not kept._sums["loss"].requires_grad
+
+
+def test_other_names_than_before_are_an_error() -> None:
+    kept = TrainingMetrics()
+    kept.add({"a": 1.0})
+    with pytest.raises(ValueError, match=r"the same metrics for every batch: \['a'\] before, \['b'\] now"):
+        kept.add({"b": 1.0})
+
+
+def test_what_is_neither_dict_nor_tensor_is_an_error() -> None:
+    with pytest.raises(TypeError, match="a dict of metrics or one tensor"):
+        TrainingMetrics().add(None)  # type: ignore[arg-type]
+
+
+def test_ranks_are_averaged_by_their_numbers_of_values() -> None:
+    assert metrics.average_sums([{"a": (6.0, 2)}, {"a": (3.0, 1)}]) == {"a": 3.0}
+    assert metrics.average_sums([{"a": (6.0, 2)}, {"a": None}]) == {"a": None}
+
+
+def test_batches_are_averaged_over_ranks_one_by_one() -> None:
+    ranks = [[{"a": 1.0, "b": "x"}, {"a": 2.0, "b": "y"}], [{"a": 3.0, "b": "z"}, {"a": 6.0, "b": "z"}]]
+    assert metrics.average_batches(ranks) == [{"a": 2.0, "b": "x"}, {"a": 4.0, "b": "y"}]
+
+
+@pytest.mark.parametrize(
+    ("reducer", "expected"), [(Reducer.AVG, 3.0), (Reducer.SUM, 9.0), (Reducer.MAX, 6.0), (Reducer.MIN, 1.0)]
+)
+def test_validation_metrics_are_the_same_over_one_rank_or_two(reducer: Reducer, expected: float) -> None:
+    rows = [{"a": torch.tensor(v)} for v in (1.0, 2.0, 6.0)]
+
+    def share(rows: list[dict[str, torch.Tensor]]) -> tuple[dict[str, float], int]:
+        seen = ValidationMetrics()
+        for row in rows:
+            seen.add(row)
+        return metrics.reduce_batches(seen.take(), {"a": reducer}), len(rows)
+
+    assert metrics.combine_ranks([share(rows)], {"a": reducer}) == {"a": expected}
+    # Ranks take every second batch.
+    assert metrics.combine_ranks([share(rows[0::2]), share(rows[1::2])], {"a": reducer}) == {"a": expected}
+
+
+def test_validation_metrics_must_keep_their_names() -> None:
+    seen = ValidationMetrics()
+    seen.add({"a": 1})
+    with pytest.raises(ValueError, match=r"\['a'\] before, \['a', 'b'\] now"):
+        seen.add({"a": 1, "b": 2})
+
+
+def test_evaluation_reducers_name_exactly_the_metrics() -> None:
+    assert metrics.reducers_of(Reducer.MAX, ["a", "b"]) == {"a": Reducer.MAX, "b": Reducer.MAX}
+    with pytest.raises(ValueError, match=r"exactly the metrics.*\['a', 'b'\], got \['a'\]"):
+        metrics.reducers_of({"a": Reducer.AVG}, ["a", "b"])
+    with pytest.raises(TypeError, match="evaluation_reducer"):
+        metrics.reducers_of("avg", ["a"])
+
+
+def test_a_metric_that_can_not_be_reduced_is_named() -> None:
+    with pytest.raises(TypeError, match="'x' of type str as 'a', which can't be reduced"):
+        metrics.reduce_batches([{"a": "x"}], {"a": Reducer.AVG})
+
+
+def test_metrics_become_plain_json() -> None:
+    found = metrics.jsonable(
+        {"t": torch.tensor(1.5), "i": np.int64(3), "l": [torch.tensor(1), 2], "a": np.ones(2), "s": "x", "n": None},
+        source="evaluate_full_dataset()",
+    )
+    assert found == {"t": 1.5, "i": 3, "l": [1, 2], "a": [1.0, 1.0], "s": "x", "n": None}
+    assert type(found["i"]) is int
+    assert math.isnan(metrics.jsonable({"x": float("nan")}, source="")["x"])
+
+
+def test_a_metric_that_is_no_json_is_named() -> None:
+    with pytest.raises(TypeError, match=r"evaluate_full_dataset\(\) returned the metric 'm\.x' of type object"):
+        metrics.jsonable({"m": {"x": object()}}, source="evaluate_full_dataset()")

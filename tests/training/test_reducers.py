@@ -1,0 +1,94 @@
+"""Custom metrics, reduced per slot and then over slots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dray.training.reducers import MetricReducer, ReducerRegistry
+
+
+class Mean(MetricReducer):
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.total, self.count = 0.0, 0
+
+    def update(self, value: float) -> None:
+        self.total += value
+        self.count += 1
+
+    def per_slot_reduce(self) -> tuple[float, int]:
+        return self.total, self.count
+
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> float:
+        totals, counts = zip(*per_slot_metrics, strict=True)
+        return sum(totals) / sum(counts)
+
+
+def test_a_reducer_sees_the_contribution_of_every_rank() -> None:
+    ranks = [ReducerRegistry(), ReducerRegistry()]
+    for registry, values in zip(ranks, ([1.0, 2.0], [6.0]), strict=True):
+        mean = registry.wrap_reducer(Mean(), name="mean")
+        for value in values:
+            mean.update(value)
+    rows = [registry.per_slot(training=True) for registry in ranks]
+    assert ranks[0].cross_slot(rows, training=True) == ranks[1].cross_slot(rows, training=True) == {"mean": 3.0}
+
+
+def test_a_function_gets_values_in_the_order_of_one_process() -> None:
+    ranks = [ReducerRegistry(), ReducerRegistry()]
+    updates = [registry.wrap_reducer(lambda values: "".join(values), name="all") for registry in ranks]
+    for index, letter in enumerate("abcde"):
+        updates[index % 2].update(letter)
+    rows = [registry.per_slot(training=False) for registry in ranks]
+    assert ranks[0].cross_slot(rows, training=False) == {"all": "abcde"}
+
+
+def test_a_reducer_without_a_name_returns_several_metrics() -> None:
+    registry = ReducerRegistry()
+    registry.wrap_reducer(lambda values: {"n": len(values), "sum": sum(values)}).update(4)
+    assert registry.cross_slot([registry.per_slot(training=True)], training=True) == {"n": 1, "sum": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"), [("a", {}, "must return no dict"), (None, 1.0, "must return a dict")]
+)
+def test_a_name_and_a_dict_exclude_each_other(name: str | None, value: Any, says: str) -> None:
+    registry = ReducerRegistry()
+    registry.wrap_reducer(lambda values: value, name=name)
+    with pytest.raises(ValueError, match=says):
+        registry.cross_slot([registry.per_slot(training=True)], training=True)
+
+
+def test_training_and_validation_have_their_own_reducers() -> None:
+    registry = ReducerRegistry()
+    registry.wrap_reducer(len, name="t", for_validation=False)
+    registry.wrap_reducer(len, name="v", for_training=False)
+    assert registry.cross_slot([registry.per_slot(training=True)], training=True) == {"t": 0}
+    assert registry.cross_slot([registry.per_slot(training=False)], training=False) == {"v": 0}
+
+
+def test_wrapping_twice_or_wrapping_garbage_is_refused() -> None:
+    registry = ReducerRegistry()
+    mean = registry.wrap_reducer(Mean(), name="mean")
+    with pytest.raises(AssertionError, match="twice"):
+        registry.wrap_reducer(mean, name="again")
+    for garbage in (3, Mean, None):
+        with pytest.raises(AssertionError, match="a function or an instance"):
+            registry.wrap_reducer(garbage, name="x")  # type: ignore[call-overload]
+
+
+def test_a_failing_reducer_is_named() -> None:
+    registry = ReducerRegistry()
+
+    def broken(values: list[Any]) -> float:
+        raise RuntimeError("no")
+
+    registry.wrap_reducer(broken, name="auc")
+    with pytest.raises(
+        ValueError, match=r"broken \(name='auc'\) failed in cross_slot_reduce\(\): RuntimeError\('no'\)"
+    ):
+        registry.cross_slot([registry.per_slot(training=True)], training=True)
