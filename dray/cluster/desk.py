@@ -1,0 +1,442 @@
+"""The desk: where worker groups ask for work, trials leave their reports, and the driver's decisions arrive.
+
+A mailbox with books, and no judgement. Everything that is decided (which trial exists, what its hyperparameters are, stop
+or go on, restart or give up) is decided by the driver; the desk pairs a free group with the next trial of the queue, keeps
+one outstanding result per trial until the driver has answered it, and fences what comes from a lease that is over.
+
+Four parties talk to it, each through the methods of its section below:
+
+* the ranks of a worker group long-poll ``next_lease`` and run what they get;
+* rank 0 of a lease reports, asks before it commits a checkpoint, and every rank says when it leaves;
+* Tune handles long-poll ``serve`` for the next result of the trial that they stand for. A handle is tied to a trial only by
+  its first result, so that any waiting handle serves, and a killed one is simply handed the result again;
+* the driver enqueues trials, binds leases to parameters, answers results, and long-polls ``messages``.
+
+The class knows nothing of Ray, so its tests are plain asyncio; ``dray.cluster.lending`` makes an actor of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Verdict = Literal["continue", "stop", "interrupt", "fenced"]
+"""What to do after a report: go on; end, the search has decided so; save and leave, to be resumed later; drop everything."""
+Outcome = Literal["completed", "stopped", "interrupted", "errored", "invalid_hp"]
+
+PEERS_GRACE_S = 5.0
+"""How long the other ranks of a group may take to leave a lease after one rank left it with an error."""
+PICK_UP_S = 10.0
+"""How long the ranks of a free group may take to begin a lease before they are held to be dead."""
+HANDLE_START_S = 10.0
+"""How long results may be held back while the process of a Tune handle starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a Tune handle hands to Tune, and so to the search: a report that is decided on, or the end of a trial."""
+
+    number: int
+    trial: int
+    step: float | None = None
+    value: float | None = None
+    outcome: Outcome | None = None
+    """Set when the trial ends with this result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What the driver learns of, in order."""
+
+    kind: Literal["joined", "lost", "granted", "rows", "left", "handle"]
+    group: str = ""
+    trial: int = -1
+    lease: int = -1
+    outcome: Outcome | None = None
+    error: str = ""
+    fatal: bool = False
+    """The error is one of configuration: no restart and no other trial can do better."""
+    report: dict[str, Any] | None = None
+
+
+class Signal:
+    """Wakes every coroutine that waits, again and again."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def fire(self) -> None:
+        event, self._event = self._event, asyncio.Event()
+        event.set()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Lease:
+    number: int
+    trial: int
+    group: str
+    spec: dict[str, Any] | None = None
+    begun: bool = False
+    left: dict[int, Outcome] = field(default_factory=dict)
+    told: bool = False
+    unrecorded: int = 0
+    waiting: dict[int, asyncio.Future[Verdict]] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Group:
+    incarnation: str
+    size: int
+    idle: set[int] = field(default_factory=set)
+    lease: _Lease | None = None
+    retire: bool = False
+    changed: Signal = field(default_factory=Signal)
+
+
+class Desk:
+    """The books of one experiment. All methods run on one event loop; none blocks it."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, _Group] = {}
+        self._queue: deque[int] = deque()
+        self._leases: dict[int, _Lease] = {}
+        self._lease_of: dict[int, int] = {}
+        self._lease_numbers = itertools.count(1)
+        self._results: dict[int, deque[Result]] = {}
+        self._result_numbers = itertools.count(1)
+        self._handles: dict[str, int | None] = {}
+        self._handle_of: dict[int, str] = {}
+        self._process_of: dict[str, int] = {}
+        self._processes: set[int] = set()
+        self._short_since = 0.0
+        self._outbox: list[Message] = []
+        self._mail, self._due, self._recorded = Signal(), Signal(), Signal()
+        self._closing = False
+        self._finished = False
+        self._best: float | None = None
+
+    # ------------------------------------------------------------------ worker groups
+    async def next_lease(self, group: str, incarnation: str, rank: int, size: int, after: int) -> dict[str, Any] | None:
+        """The next lease's specification for this rank; None when there is no more work.
+
+        Args:
+            group: the group's name.
+            incarnation: changes whenever Ray Train has built the group's processes anew. A new one ends the lease of
+                the one before.
+            rank, size: of the caller within its group.
+            after: number of the last lease that this rank has served, 0 at first.
+
+        Returns:
+            What ``bind`` was given, or ``{"retire": True}``: these processes can't be used again, end them by an error.
+        """
+        books = self._groups.get(group)
+        if books is None or books.incarnation != incarnation:
+            if books is not None:
+                self._lose(group, books)
+            books = self._groups[group] = _Group(incarnation=incarnation, size=size)
+        books.idle.add(rank)
+        if len(books.idle) == size and after == 0 and books.lease is None:
+            self._post(Message(kind="joined", group=group))
+        self._match()
+        while True:
+            if self._closing:
+                return None
+            if books.retire or self._groups.get(group) is not books:
+                return {"retire": True}
+            lease = books.lease
+            if lease is not None and lease.number > after and lease.spec is not None:
+                books.idle.discard(rank)
+                return lease.spec
+            await books.changed.wait()
+
+    async def begun(self, lease: int) -> None:
+        """Rank 0 has taken up the lease."""
+        if (books := self._leases.get(lease)) is not None:
+            books.begun = True
+
+    async def report(self, lease: int, report: dict[str, Any], decides: bool) -> Verdict:
+        """Take a report of rank 0. With ``decides`` the answer is the search's decision, and takes as long as that.
+
+        ``report`` holds ``rows`` (metrics, for the driver's log), ``step`` and ``value`` (what the search ranks), and
+        ``final`` (the trial has reached its length: recorded as its end, and not waited for).
+        """
+        books = self._live(lease)
+        if books is None:
+            return "fenced"
+        books.unrecorded += 1
+        self._post(Message(kind="rows", group=books.group, trial=books.trial, lease=lease, report=report))
+        if not decides:
+            return "interrupt" if self._closing else "continue"
+        result = Result(
+            number=next(self._result_numbers),
+            trial=books.trial,
+            step=report["step"],
+            value=report["value"],
+            outcome="completed" if report["final"] else None,
+        )
+        if result.outcome:
+            books.told = True
+            self._hand_over(result)
+            return "continue"
+        verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        books.waiting[result.number] = verdict
+        self._hand_over(result)
+        if self._closing:
+            return "interrupt"
+        return await verdict
+
+    async def may_commit(self, lease: int) -> bool:
+        """Whether rank 0 may commit a checkpoint; waits until the driver has recorded all it reported before.
+
+        So at most the rows since the last checkpoint can be unknown to the driver, and those the checkpoint carries.
+        """
+        while (books := self._live(lease)) is not None and books.unrecorded:
+            await self._recorded.wait()
+        return books is not None
+
+    async def improves(self, lease: int, score: float) -> bool:
+        """Whether ``score`` (smaller is better) is the best of the experiment so far, which it then is."""
+        if self._live(lease) is None or (self._best is not None and score >= self._best):
+            return False
+        self._best = score
+        return True
+
+    async def leave(self, lease: int, rank: int, outcome: Outcome, error: str = "", fatal: bool = False) -> None:
+        """This rank has left its trial. The first word on it counts; an error also ends the trial of the other ranks."""
+        books = self._leases.get(lease)
+        if books is None or self._groups[books.group].lease is not books:
+            return
+        group = self._groups[books.group]
+        books.left[rank] = outcome
+        failed = outcome in ("errored", "invalid_hp")
+        if failed or rank == 0:
+            self._tell(books, outcome, error, fatal)
+        if len(books.left) == group.size:
+            outcomes = set(books.left.values())
+            # A process group whose ranks did not all do the same may be out of step for ever.
+            group.retire = "errored" in outcomes and group.size > 1 or len(outcomes) > 1
+            self._end(books)
+        elif failed:
+            asyncio.get_running_loop().call_later(PEERS_GRACE_S, self._retire_unless_left, books, group)
+
+    def _retire_unless_left(self, lease: _Lease, group: _Group) -> None:
+        if group.lease is lease:
+            group.retire = True
+            self._end(lease)
+
+    def _revoke_unless_begun(self, lease: _Lease) -> None:
+        # Processes that died while they were idle: nobody tells us, and the trial need not wait for their successors.
+        if not lease.begun and self._leases.get(lease.number) is lease:
+            self._groups[lease.group].retire = True
+            self._queue.appendleft(lease.trial)
+            self._end(lease)
+
+    def _tell(self, lease: _Lease, outcome: Outcome, error: str, fatal: bool) -> None:
+        if not lease.told or outcome == "completed":
+            lease.told = True
+            self._post(
+                Message(kind="left", group=lease.group, trial=lease.trial, lease=lease.number, outcome=outcome,
+                        error=error, fatal=fatal)
+            )  # fmt: skip
+
+    def _lose(self, name: str, group: _Group) -> None:
+        """The processes of ``group`` are gone."""
+        lease = group.lease
+        group.retire = True
+        self._post(Message(kind="lost", group=name))
+        if lease is not None:
+            if not lease.begun:
+                self._queue.appendleft(lease.trial)
+            elif not lease.told:
+                self._tell(lease, "errored", f"a process of worker group {name} died", False)
+            self._end(lease)
+        group.changed.fire()
+
+    def _end(self, lease: _Lease) -> None:
+        group = self._groups[lease.group]
+        if group.lease is lease:
+            group.lease = None
+        self._leases.pop(lease.number, None)
+        if self._lease_of.get(lease.trial) == lease.number:
+            del self._lease_of[lease.trial]
+        for verdict in lease.waiting.values():
+            if not verdict.done():
+                verdict.set_result("fenced")
+        group.changed.fire()
+        self._recorded.fire()
+        self._match()
+
+    def _live(self, lease: int) -> _Lease | None:
+        books = self._leases.get(lease)
+        return books if books is not None and self._lease_of.get(books.trial) == lease else None
+
+    def _match(self) -> None:
+        """Grant a lease for each free group while trials are queued."""
+        if self._closing:
+            return
+        for name, group in self._groups.items():
+            if not self._queue:
+                return
+            if group.lease is None and not group.retire and len(group.idle) == group.size:
+                trial = self._queue.popleft()
+                lease = _Lease(number=next(self._lease_numbers), trial=trial, group=name)
+                self._leases[lease.number] = group.lease = lease
+                self._lease_of[trial] = lease.number
+                self._post(Message(kind="granted", group=name, trial=trial, lease=lease.number))
+
+    # ------------------------------------------------------------------ Tune handles
+    async def expect(self, handle: str) -> None:
+        """Tune has been given another handle, which will call ``serve``."""
+        self._handles.setdefault(handle, None)
+        self._hold_back()
+
+    async def lost(self, handle: str) -> None:
+        """The process of this handle has died; Tune makes another."""
+        self._processes.discard(self._process_of.pop(handle, 0))
+        self._hold_back()
+
+    async def serve(self, handle: str, process: int, seen: int) -> Result | None:
+        """The next result for this handle; None when the search is over.
+
+        Args:
+            handle: the Tune trial's id.
+            process: the handle's process id; the driver is told of each new one.
+            seen: number of the last result that this process handed to Tune. A restarted handle has seen nothing, and
+                gets again what the driver has not answered.
+        """
+        if process not in self._processes:
+            self._processes.add(process)
+            self._post(Message(kind="handle", lease=process))
+            self._due.fire()
+        self._process_of[handle] = process
+        self._handles.setdefault(handle, None)
+        while True:
+            trial = self._handles.get(handle)
+            if trial is None:
+                trial = next((t for t, results in self._results.items() if results and t not in self._handle_of), None)
+                if trial is not None:
+                    self._handles[handle], self._handle_of[trial] = trial, handle
+            if trial is not None and not self._holding_back():
+                result = next((r for r in self._results[trial] if r.number > seen), None)
+                if result is not None:
+                    return result
+            elif trial is None and self._finished:
+                return None
+            await self._due.wait()
+
+    def _holding_back(self) -> bool:
+        """Whether handles are starting, so that results wait for them.
+
+        When a handle's trial ends while the process of another one is still starting, Tune gives the free process to that
+        one and ends the starting one; and so again for the next trial, without an end. A pause in what Tune hears lets
+        the process come up.
+        """
+        short = len(self._handles) > len(self._processes)
+        return short and asyncio.get_running_loop().time() < self._short_since + HANDLE_START_S
+
+    def _hold_back(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._short_since = loop.time()
+        loop.call_later(HANDLE_START_S + 0.01, self._due.fire)
+
+    def _hand_over(self, result: Result) -> None:
+        self._results.setdefault(result.trial, deque()).append(result)
+        self._due.fire()
+
+    # ------------------------------------------------------------------ the driver
+    async def messages(self) -> list[Message]:
+        """All that happened since the last call; waits until something has."""
+        while not self._outbox:
+            await self._mail.wait()
+        mail, self._outbox = self._outbox, []
+        return mail
+
+    async def enqueue(self, trials: list[int], *, first: bool = False) -> None:
+        """Queue trials for a group, at the end or before all others."""
+        if first:
+            self._queue.extendleft(reversed(trials))
+        else:
+            self._queue.extend(trials)
+        self._match()
+
+    async def bind(self, lease: int, spec: dict[str, Any]) -> None:
+        """Give a granted lease its parameters; its group's ranks begin."""
+        books = self._live(lease)
+        if books is not None:
+            books.spec = spec
+            self._groups[books.group].changed.fire()
+            asyncio.get_running_loop().call_later(PICK_UP_S, self._revoke_unless_begun, books)
+
+    async def drop(self, lease: int) -> None:
+        """Take back a granted lease: its trial has ended meanwhile."""
+        if (books := self._leases.get(lease)) is not None:
+            self._end(books)
+
+    async def answer(self, trial: int, number: int, stop: bool) -> None:
+        """The driver's decision on result ``number``; with ``stop`` the trial needs its handle no more."""
+        results = self._results.get(trial, deque())
+        while results and results[0].number <= number:
+            results.popleft()
+        lease = self._leases.get(self._lease_of.get(trial, -1))
+        if lease is not None:
+            verdict = lease.waiting.pop(number, None)
+            if verdict is not None and not verdict.done():
+                verdict.set_result("stop" if stop else "continue")
+        if stop:
+            if trial in self._queue:
+                self._queue.remove(trial)
+            self._results.pop(trial, None)
+            handle = self._handle_of.pop(trial, None)
+            if handle is not None:
+                self._handles.pop(handle, None)
+                self._process_of.pop(handle, None)
+
+    async def finish(self, trial: int, outcome: Outcome) -> None:
+        """Tell the search, through Tune, that a trial has ended otherwise than by its last report."""
+        self._hand_over(Result(number=next(self._result_numbers), trial=trial, outcome=outcome))
+
+    async def recorded(self, counts: dict[int, int]) -> None:
+        """The driver has recorded this many reports of these leases."""
+        for number, count in counts.items():
+            if (lease := self._leases.get(number)) is not None:
+                lease.unrecorded -= count
+        self._recorded.fire()
+
+    async def set_best(self, score: float | None) -> None:
+        """The best score so far (smaller is better), known from the journal."""
+        self._best = score
+
+    async def finished(self) -> None:
+        """The search is over: waiting handles are sent home, free groups too."""
+        self._finished = True
+        self._due.fire()
+        await self.close()
+
+    async def close(self) -> None:
+        """Lend no more. Running trials are told to stop at their next report, and save what they have."""
+        self._closing = True
+        for lease in [lease for lease in self._leases.values() if not lease.begun]:
+            self._end(lease)
+        for lease in self._leases.values():
+            for verdict in lease.waiting.values():
+                if not verdict.done():
+                    verdict.set_result("interrupt")
+        for group in self._groups.values():
+            group.changed.fire()
+        self._recorded.fire()
+
+    async def running(self) -> int:
+        """How many leases are out."""
+        return len(self._leases)
+
+    def _post(self, message: Message) -> None:
+        self._outbox.append(message)
+        self._mail.fire()

@@ -1,0 +1,116 @@
+"""Starts what the driver owns on a Ray cluster: the desk actor, and the worker groups that are lent to trials.
+
+A group is one Ray Train run, kept up for the whole experiment by a thread of the driver. The driver owns it, not a Tune
+trainable: Tune ends cached actors when nothing is queued, and a group owned by one would end with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+from ray.train.torch import TorchConfig, TorchTrainer
+
+from dray.cluster.desk import Desk
+from dray.cluster.worker import serve_leases
+
+logger = logging.getLogger("dray")
+
+HEAD = {"node:__internal_head__": 0.0001}
+"""Holds an actor on the head node without a claim on what trials need."""
+
+TRAIN_ENVIRONMENT = {
+    # A dead worker is noticed after this long; the controller's poll costs a millisecond.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "2",
+    # A group may wait for a cloud machine to boot; Train's own limit of 60 s would count as a failure.
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",
+}
+
+
+def start_desk(name: str) -> Any:
+    """The desk as an actor on the head node, found by its name in this job's namespace. It dies with the driver."""
+    # Long polls of every rank and handle are open at once.
+    actor = ray.remote(num_cpus=0, resources=HEAD, max_concurrency=100_000)(Desk)
+    return actor.options(name=name).remote()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slots:
+    """What one worker of a group is made of."""
+
+    per_trial: int
+    """Workers of a group, one a slot."""
+    gpu: bool
+    cpus_per_slot: float
+    runtime_env: Mapping[str, Any]
+
+    @property
+    def resources(self) -> dict[str, float]:
+        return {"CPU": self.cpus_per_slot, **({"GPU": 1.0} if self.gpu else {})}
+
+
+class WorkerGroup:
+    """One Ray Train run whose workers serve leases until the desk closes.
+
+    Args:
+        name: unique within the experiment.
+        desk: the desk's actor handle.
+        slots: size and resources.
+        work: what every worker gets, see ``dray.cluster.worker.serve_leases``.
+        directory: where Ray Train keeps its own books.
+        on_end: called in the group's thread with the error that ended the run, or None.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        desk: Any,
+        slots: Slots,
+        work: Mapping[str, Any],
+        directory: Path,
+        on_end: Callable[[str, BaseException | None], None],
+    ) -> None:
+        self.name = name
+        self._trainer = TorchTrainer(
+            serve_leases,
+            train_loop_config={**work, "desk": desk, "group": name},
+            torch_config=TorchConfig(backend="nccl" if slots.gpu else "gloo"),
+            scaling_config=ray.train.ScalingConfig(
+                num_workers=slots.per_trial,
+                use_gpu=slots.gpu,
+                resources_per_worker=slots.resources,
+                placement_strategy="PACK",
+            ),
+            run_config=ray.train.RunConfig(
+                name=name,
+                storage_path=str(directory),
+                # Restarts are counted for each trial, by the driver; a group may lose its workers any number of times.
+                failure_config=ray.train.FailureConfig(max_failures=-1, controller_failure_limit=-1),
+                worker_runtime_env=dict(slots.runtime_env),
+                logging_config=ray.train.LoggingConfig(log_level="WARNING"),
+            ),
+        )
+        self._on_end = on_end
+        self._thread = threading.Thread(target=self._run, name=f"dray-{name}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._trainer.fit()
+        except BaseException as e:  # the thread's end is the driver's business, whatever it was
+            error = e
+        self._on_end(self.name, error)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the run to end; False when it has not by then."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()

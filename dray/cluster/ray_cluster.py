@@ -1,0 +1,116 @@
+"""The Ray cluster that an experiment runs on: found or started on purpose, and how many slots it offers.
+
+The uses of Ray's internal APIs that this needs are in this file: the autoscaler's limits, and the upload of model code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from dray.cluster.lending import TRAIN_ENVIRONMENT
+
+logger = logging.getLogger("dray")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A connection to Ray.
+
+    Attributes:
+        own: dray started this cluster, on this machine, for this experiment alone.
+        told: which one it is, for a person.
+    """
+
+    own: bool
+    told: str
+
+    def close(self) -> None:
+        """End what was started here; a cluster that was found stays as it is, and so does a connection."""
+        if self.own:
+            ray.shutdown()
+
+
+def connect(address: str | None) -> Cluster:
+    """Connect to Ray.
+
+    In this order: the connection that this process has; ``address``; the environment's ``RAY_ADDRESS``; a new cluster on
+    this machine. Never the cluster that Ray's address file happens to name, which may have died long ago.
+
+    Raises:
+        ConnectionError: there is no cluster at the address.
+    """
+    if ray.is_initialized():
+        return Cluster(own=False, told=f"the Ray cluster at {ray.get_runtime_context().gcs_address}, already connected to")
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address and address != "local":
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        return Cluster(own=False, told=f"the Ray cluster at {address}")
+    # Inherited by every process of the cluster. Set in the driver alone, Train would hand them on in a runtime
+    # environment, for which Ray starts each process a second time.
+    with _environment(TRAIN_ENVIRONMENT):
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    return Cluster(own=True, told=f"a Ray cluster of its own on this machine, {_count(ray.cluster_resources())}")
+
+
+def slots_of(resources: dict[str, float], kind: str, cpus_per_slot: float) -> int:
+    """How many slots there are in these resources."""
+    return int(resources.get("GPU", 0)) if kind == "gpu" else int(resources.get("CPU", 0) // cpus_per_slot)
+
+
+def slot_kind(asked: str | None) -> str:
+    """What a slot is, "gpu" or "cpu": as the config says, else GPUs where the cluster has or can have any."""
+    return asked or ("gpu" if _most_resources().get("GPU", 0) > 0 else "cpu")
+
+
+def most_slots(kind: str, cpus_per_slot: float) -> int:
+    """How many slots the cluster has or can grow to."""
+    return slots_of(_most_resources(), kind, cpus_per_slot)
+
+
+def slots_now(kind: str, cpus_per_slot: float) -> int:
+    """How many slots the cluster has now."""
+    return slots_of(ray.cluster_resources(), kind, cpus_per_slot)
+
+
+def _most_resources() -> dict[str, float]:
+    now = ray.cluster_resources()
+    # Known only where an autoscaler has told its limits; there is no public way to ask.
+    limits: dict[str, Any] = ray._private.state.state.get_max_resources_from_cluster_config() or {}
+    return {name: max(float(limits.get(name, 0)), now.get(name, 0)) for name in {"CPU", "GPU"}}
+
+
+def upload(directory: Path) -> str:
+    """Put a directory into the cluster's own store; the URI goes into a runtime environment.
+
+    ``ray.init(runtime_env=...)`` does the same, but only for whoever connects first, and for every process of the job.
+    """
+    from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
+
+    environment = upload_working_dir_if_needed(
+        {"working_dir": str(directory)}, include_gitignore=False, scratch_dir=str(directory.parent), logger=logger
+    )
+    return str(environment["working_dir"])
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def _count(resources: dict[str, float]) -> str:
+    gpus = f", {int(resources['GPU'])} GPUs" if resources.get("GPU") else ""
+    return f"{int(resources.get('CPU', 0))} CPUs{gpus}"

@@ -1,0 +1,110 @@
+"""What an experiment keeps, and where: one directory, from which it can be resumed and read."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from pathlib import Path
+
+import yaml
+
+from dray.experiment.config import ExperimentConfig, load_config
+from dray.experiment.errors import ConfigError
+
+#: Not copied with the model's code.
+NOT_CODE = (".git", ".hg", ".venv", "venv", "__pycache__", "*.pyc", ".mypy_cache", ".ruff_cache", ".pytest_cache", "*.egg-info")
+MOST_CODE_BYTES = 100 * 2**20
+
+
+class ExperimentDirectory:
+    """The files of one experiment.
+
+    ::
+
+        <path>/experiment.yaml         the config, every default filled in
+               code/                   the model's code as it was when the experiment was created
+               journal.jsonl           all that happened: the only truth
+               metrics/                see `dray.experiment.metrics_log`
+               trial_7/checkpoint_352/ see `dray.training.checkpoint`
+               ray/                    Ray's own books of this experiment; never read back
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "experiment.yaml"
+        self.journal = path / "journal.jsonl"
+        self.metrics = path / "metrics"
+        self.code = path / "code"
+        self.ray = path / "ray"
+
+    def trial(self, trial_id: int) -> Path:
+        """Where a trial's checkpoints are."""
+        return self.path / f"trial_{trial_id}"
+
+    @classmethod
+    def create(cls, path: Path, config: ExperimentConfig, code: Path | None) -> ExperimentDirectory:
+        """Make the directory, with the config and a copy of the model's code.
+
+        Raises:
+            ConfigError: there is an experiment already, or the code is too large to be code.
+        """
+        directory = cls(path)
+        if directory.journal.exists():
+            raise ConfigError([("path", f"{path} holds an experiment already; resume it, or give another directory")])
+        if code is not None:
+            _check_size(code)
+        path.mkdir(parents=True, exist_ok=True)
+        if code is not None:
+            shutil.copytree(
+                code, directory.code, ignore=shutil.ignore_patterns(*NOT_CODE, path.name), dirs_exist_ok=True, symlinks=True
+            )
+        # Last: a directory with a config is complete.
+        unnamed = directory.config_file.with_suffix(".tmp")
+        unnamed.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
+        os.replace(unnamed, directory.config_file)
+        return directory
+
+    @classmethod
+    def open(cls, path: Path) -> ExperimentDirectory:
+        """The directory of an experiment that was created before.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        directory = cls(path)
+        if not directory.config_file.exists():
+            raise ConfigError([("path", f"no experiment in {path}: it has no {directory.config_file.name}")])
+        return directory
+
+    def config(self) -> ExperimentConfig:
+        """The config that the experiment was created with."""
+        return load_config(self.config_file)
+
+
+def new_path(config: ExperimentConfig) -> Path:
+    """A directory for a new experiment: in the config's storage, else in ``DRAY_HOME``, else in ``~/dray_results``."""
+    if config.checkpoint_storage is not None:
+        root = config.checkpoint_storage.path
+    else:
+        root = Path(os.environ.get("DRAY_HOME", "~/dray_results")).expanduser()
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in config.name)
+    return (root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}").resolve()
+
+
+def _check_size(code: Path) -> None:
+    size = 0
+    for root, folders, names in os.walk(code):
+        folders[:] = [name for name in folders if name not in NOT_CODE]
+        size += sum((Path(root) / name).lstat().st_size for name in names)
+        if size > MOST_CODE_BYTES:
+            raise ConfigError(
+                [
+                    (
+                        "model_dir",
+                        f"{code} holds more than {MOST_CODE_BYTES >> 20} MiB; it is copied into the experiment and to every "
+                        "worker, so give the directory of the model's code alone, and keep data elsewhere",
+                    )
+                ]
+            )

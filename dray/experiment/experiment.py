@@ -1,0 +1,210 @@
+"""An experiment: a search over trials of one class, run on Ray, stored in one directory, resumable from it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dray
+from dray.experiment.code import ByValue, FromDirectory, place_of
+from dray.experiment.config import ExperimentConfig, load_config
+from dray.experiment.directory import ExperimentDirectory, new_path
+from dray.experiment.display import Display
+from dray.experiment.entrypoint import load_trial_class
+from dray.experiment.errors import ConfigError, EntrypointError, ExperimentError
+from dray.experiment.metrics_log import MetricsLog
+from dray.experiment.result import Result, replayed
+from searchers.journal import Journal
+
+if TYPE_CHECKING:
+    from dray.cluster.desk import Message
+    from dray.pytorch import PyTorchTrial
+
+
+class Experiment:
+    """A search over the hyperparameters of a ``PyTorchTrial``, on Ray.
+
+    Everything that can be wrong with the config or the class is told here, before Ray starts.
+
+    Args:
+        config: a YAML file's path, or a mapping of the same shape.
+        model_dir: the directory that the config's ``entrypoint`` is imported from; the config file's own by default. It is
+            copied into the experiment, and brought to the workers.
+        trial: the class itself, in place of the entrypoint.
+        path: the experiment's directory; a new one in the config's storage by default.
+        address: of a Ray cluster. By default the one that this process is connected to, or that ``RAY_ADDRESS`` names, or a
+            new one on this machine.
+
+    Raises:
+        ConfigError: with every fault of the config, each with the path of its field.
+
+    .. code-block:: python
+
+        result = dray.Experiment("asha.yaml", model_dir=".").run()
+        print(result.best_trial.hparams)
+    """
+
+    def __init__(
+        self,
+        config: str | os.PathLike[str] | Mapping[str, Any] | ExperimentConfig,
+        *,
+        model_dir: str | os.PathLike[str] | None = None,
+        trial: type[PyTorchTrial] | None = None,
+        path: str | os.PathLike[str] | None = None,
+        address: str | None = None,
+    ) -> None:
+        checked = load_config(config)
+        code = Path(model_dir) if model_dir is not None else None
+        place = place_of(trial) if trial is not None else None
+        if place is not None:
+            entrypoint, home = place
+            checked = checked.model_copy(update={"entrypoint": entrypoint})
+            code = code if code is not None else home
+        elif trial is not None:
+            checked = checked.model_copy(update={"entrypoint": None})
+        else:
+            if code is None:
+                code = Path(config).parent if isinstance(config, (str, os.PathLike)) else Path()
+            load_trial_class(checked.entrypoint, code)
+        self._trial = trial if place is None else None
+        self._config = checked
+        self._code = code
+        self._address = address
+        self._resumes = False
+        self.path = Path(path).expanduser().resolve() if path is not None else new_path(checked)
+
+    @classmethod
+    def resume(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        trial: type[PyTorchTrial] | None = None,
+        address: str | None = None,
+    ) -> Experiment:
+        """The experiment in ``path``, to go on exactly where its journal ends; a finished one has nothing left to do.
+
+        Args:
+            path: its directory.
+            trial: the class, if the experiment was given one that only a script or a notebook has.
+            address: as for a new experiment.
+
+        Raises:
+            ConfigError: there is no experiment, or its class is needed.
+        """
+        self = cls.__new__(cls)
+        directory = ExperimentDirectory.open(Path(path).expanduser().resolve())
+        self._config = directory.config()
+        self._trial, self._code, self._address, self._resumes = trial, None, address, True
+        self.path = directory.path
+        if self._config.entrypoint is not None:
+            load_trial_class(self._config.entrypoint, directory.code)
+        elif trial is None:
+            raise EntrypointError(
+                [("trial", "this experiment's class came from a script or a notebook; give it: resume(path, trial=MyTrial)")]
+            )
+        return self
+
+    def run(self, *, on_message: Callable[[Message], None] | None = None) -> Result:
+        """Run the search to its end, or from where it was to its end; blocks, and shows how it goes.
+
+        Ctrl-C (or SIGTERM) lets running trials save and stops; ``resume(path).run()`` goes on.
+
+        Args:
+            on_message: called with what the driver hears of groups and leases; for benchmarks.
+
+        Raises:
+            ConfigError: something that only a running trial or the cluster could show is wrong with the config.
+            ExperimentError: the search failed: no trial came to an end, or it could not go on.
+            KeyboardInterrupt: it was stopped.
+        """
+        if self._resumes or ExperimentDirectory(self.path).config_file.exists():
+            directory = ExperimentDirectory.open(self.path)
+        else:
+            directory = ExperimentDirectory.create(self.path, self._config, self._code)
+        self._resumes = True
+        searcher = self._config.searcher
+        display = Display(
+            name=self._config.name,
+            path=directory.path,
+            metric=searcher.metric,
+            smaller_is_better=searcher.smaller_is_better,
+            max_trials=searcher.max_trials,
+        )
+        with Journal(directory.journal) as journal:
+            records = Journal.read(directory.journal)
+            search = replayed(directory, records, lambda record: journal.append({**record, "time": time.time()}))
+            journal.append({"event": "opened", "version": dray.__version__, "time": time.time()})
+            if not search.started:
+                search.start()
+            if search.done is None:
+                self._run(directory, journal, search, display, _restarts(records), on_message)
+        result = Result(directory.path, trial=self._trial)
+        display.result(result)
+        if search.done is not None and search.done.reason == "errored":
+            raise ExperimentError(f"every trial failed; their errors are in {directory.journal}, the last is\n{_last_error(directory)}")
+        if search.done is not None and search.done.reason == "invalid_hp":
+            raise ExperimentError(
+                "too many hyperparameters were invalid (the trials raised InvalidHP); narrow the space, see "
+                f"{directory.config_file}"
+            )
+        return result
+
+    def _run(
+        self,
+        directory: ExperimentDirectory,
+        journal: Journal,
+        search: Any,
+        display: Display,
+        restarts: Counter[int],
+        on_message: Callable[[Message], None] | None,
+    ) -> None:
+        # Here, not above: bad input is told before Ray is even imported.
+        from dray.cluster.ray_cluster import connect
+        from dray.experiment.run import Run
+
+        metrics = MetricsLog(directory.metrics)
+        try:
+            display.say(f"experiment {self._config.name}, stored in {directory.path}")
+            cluster = connect(self._address)
+            try:
+                display.say(f"on {cluster.told}")
+                entrypoint = self._config.entrypoint
+                self.last_run = Run(
+                    config=self._config,
+                    directory=directory,
+                    journal=journal,
+                    search=search,
+                    metrics=metrics,
+                    load_trial=FromDirectory(entrypoint=entrypoint, directory=str(directory.code))
+                    if entrypoint is not None
+                    else ByValue(trial=self._trial),
+                    cluster=cluster,
+                    display=display,
+                    restarts=restarts,
+                    on_message=on_message,
+                )
+                self.last_run.run()
+            finally:
+                cluster.close()
+        except KeyboardInterrupt:
+            display.interrupted()
+            raise
+        finally:
+            metrics.close()
+
+
+def _restarts(records: list[dict[str, object]]) -> Counter[int]:
+    trials = [record["trial"] for record in records if record.get("event") == "restarted"]
+    return Counter(trial for trial in trials if isinstance(trial, int))
+
+
+def _last_error(directory: ExperimentDirectory) -> str:
+    errors = [record["error"] for record in Journal.read(directory.journal) if "error" in record]
+    return str(errors[-1]) if errors else "not recorded"
+
+
+__all__ = ["ConfigError", "EntrypointError", "Experiment", "ExperimentError"]

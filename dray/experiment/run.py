@@ -1,0 +1,366 @@
+"""One run of an experiment on Ray, from its journal's state to the search's end: the driver's side of everything.
+
+Two threads share the search under one lock. Tune's thread feeds it what the trials report and carries out what it decides;
+the thread that called `run()` reads the desk's messages: it binds leases to parameters, records metrics, counts restarts,
+starts groups, and shows all of it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import ray
+
+from dray.cluster.desk import Message
+from dray.cluster.lending import Slots, WorkerGroup, start_desk
+from dray.cluster.ray_cluster import Cluster, most_slots, slot_kind, slots_now, upload
+from dray.experiment.code import ByValue, FromDirectory
+from dray.experiment.config import ExperimentConfig
+from dray.experiment.directory import ExperimentDirectory
+from dray.experiment.display import Display
+from dray.experiment.errors import ConfigError, ExperimentError
+from dray.experiment.metrics_log import MetricsLog
+from dray.hosts.ray_worker import Experiment as TrialsExperiment
+from dray.hosts.ray_worker import Lease
+from dray.training.units import TrainUnit
+from searchers.events import Create, Started
+from searchers.journal import Journal
+from searchers.ray_tune import Answer, TuneDriver
+from searchers.search import Search
+
+POLL_S = 0.25
+"""How often the driver looks at signals and the display when nothing happens."""
+CLUSTER_CHECK_S = 5.0
+"""How often the driver looks whether the cluster has grown."""
+GROUP_STARTS_IN_VAIN = 5
+"""A group that starts so often without finishing one lease ends the experiment."""
+STOP_GRACE_S = 120.0
+"""How long trials may take to save when the driver is told to stop."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """What the run did; printed by benchmarks and looked at by tests."""
+
+    handles_started: int = 0
+    groups_started: int = 0
+    groups_lost: int = 0
+    restarts: Counter[int] = field(default_factory=Counter)
+
+
+class Run:
+    """Args:
+        config, directory, journal, search, metrics: of the experiment; the search has been started.
+        load_trial: brings the trial's class to the workers.
+        cluster: where to run.
+        restarts: how often each trial has been restarted before.
+        on_message: called with each of the desk's messages; for benchmarks and tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: ExperimentConfig,
+        directory: ExperimentDirectory,
+        journal: Journal,
+        search: Search,
+        metrics: MetricsLog,
+        load_trial: FromDirectory | ByValue,
+        cluster: Cluster,
+        display: Display,
+        restarts: Counter[int],
+        on_message: Callable[[Message], None] | None = None,
+    ) -> None:
+        self.config, self.search, self.display, self.cluster = config, search, display, cluster
+        self.counts = Counts(restarts=restarts)
+        self._directory, self._journal, self._metrics, self._load_trial = directory, journal, metrics, load_trial
+        self._on_message = on_message
+        self._lock = threading.RLock()
+        self._error: BaseException | None = None
+        self._stop_signals = 0
+        self._groups: dict[str, WorkerGroup] = {}
+        self._booting: set[str] = set()
+        self._starts: Counter[str] = Counter()
+        self._ended_groups: list[tuple[str, BaseException | None]] = []
+        self._recorded: Counter[int] = Counter()
+        self._slots = self._find_slots()
+        self._experiment = self._for_trials()
+        name = f"dray-desk-{directory.path.name}"
+        self.desk = start_desk(name)
+        self._tune = TuneDriver(
+            search,
+            lock=self._lock,
+            act=self._act,
+            # One to spare, so that a result never waits for a handle that is being made ready for its next trial.
+            wanted=lambda: max(1, len(self._groups)) + 1,
+            expect=self.desk.expect.remote,
+            lost=self.desk.lost.remote,
+            source=name,
+            namespace=ray.get_runtime_context().namespace,
+            directory=directory.ray / f"tune-{time.time_ns()}",
+        )
+
+    # ------------------------------------------------------------------ before anything trains
+    def _find_slots(self) -> Slots:
+        asked = self.config.resources
+        kind = slot_kind(asked.slot)
+        most = most_slots(kind, asked.cpus_per_slot)
+        if most < asked.slots_per_trial:
+            other = "cpu" if kind == "gpu" else "gpu"
+            raise ConfigError(
+                [
+                    (
+                        "resources.slots_per_trial",
+                        f"{asked.slots_per_trial} slots asked, but {self.cluster.told} has, or can grow to, {most} "
+                        f"{kind} slot{'s' * (most != 1)} of {asked.cpus_per_slot} CPU{'s' * (asked.cpus_per_slot != 1)} each; "
+                        f"ask for fewer, or for another kind (resources.slot: {other})",
+                    )
+                ]
+            )
+        load = self._load_trial
+        environment: dict[str, Any] = {}
+        if not self.cluster.own and isinstance(load, FromDirectory) and load.directory is not None:
+            environment = {"working_dir": upload(self._directory.code)}
+            self._load_trial = FromDirectory(entrypoint=load.entrypoint, directory=None)
+        return Slots(
+            per_trial=asked.slots_per_trial,
+            gpu=kind == "gpu",
+            cpus_per_slot=asked.cpus_per_slot,
+            runtime_env=environment,
+        )
+
+    def _for_trials(self) -> TrialsExperiment:
+        searcher = self.config.searcher
+        unit = type(searcher.max_length.to_unit())
+        return TrialsExperiment(
+            experiment_id=1,
+            config=self.config.to_dict(),
+            metric=searcher.metric,
+            smaller_is_better=searcher.smaller_is_better,
+            max_length=searcher.max_length.to_unit(),
+            rungs=tuple(unit(int(rung)) for rung in self.search.method.rungs),
+            validation_period=_unit(self.config.min_validation_period),
+            checkpoint_period=_unit(self.config.min_checkpoint_period),
+            checkpoint_policy=self.config.checkpoint_policy,
+        )
+
+    # ------------------------------------------------------------------ the run
+    def run(self) -> None:
+        """Block until the search is done.
+
+        Raises:
+            KeyboardInterrupt: told to stop by SIGINT or SIGTERM; running trials have saved what they had.
+            ExperimentError, ConfigError: it cannot go on.
+        """
+        live = [trial.id for trial in self.search.trials.values() if not trial.ended]
+        best = [t.best for t in self.search.trials.values() if t.best is not None and t.state != "INVALID_HP"]
+        scores = [self._experiment.score(value) for value in best]
+        ray.get(self.desk.set_best.remote(min(scores, default=None)))
+        self.desk.enqueue.remote(live)
+        with self._signals(), self.display:
+            self._start_groups()
+            tune = threading.Thread(target=self._tune.run, name="dray-tune", daemon=True)
+            try:
+                self._serve(tune)
+            finally:
+                self._close(tune)
+        if self._error is not None:
+            raise self._error
+        if self._tune.error is not None:
+            raise ExperimentError(f"the search failed: {self._tune.error}") from self._tune.error
+        if self._stop_signals:
+            raise KeyboardInterrupt
+
+    def _serve(self, tune: threading.Thread) -> None:
+        mail, looked = self.desk.messages.remote(), time.monotonic()
+        while self._error is None and self._tune.error is None and not self._stop_signals:
+            ready, _ = ray.wait([mail], timeout=POLL_S)
+            if ready:
+                self._read(ray.get(mail))
+                mail = self.desk.messages.remote()
+            if not tune.is_alive():
+                if self.search.done is not None and tune.ident is not None:
+                    break
+                if tune.ident is None and (self.counts.groups_started or not self._slots_free()):
+                    # Not before: on a small machine Tune's processes would take time from the first group's start.
+                    tune.start()
+            self._look_after_groups()
+            if time.monotonic() - looked > CLUSTER_CHECK_S:
+                looked = time.monotonic()
+                self._start_groups()
+            self.display.update(self.search, self.counts, len(self._groups) - len(self._booting), len(self._groups))
+        self._mail = mail
+
+    def _close(self, tune: threading.Thread) -> None:
+        """End what runs, letting trials save; then end what was started."""
+        self.display.closing(bool(self._stop_signals))
+        self.desk.close.remote()
+        deadline = time.monotonic() + (STOP_GRACE_S if self._stop_signals < 2 else 0)
+        mail = self._mail
+        while time.monotonic() < deadline and self._stop_signals < 2:
+            ready, _ = ray.wait([mail], timeout=POLL_S)
+            if ready:
+                self._read(ray.get(mail))
+                mail = self.desk.messages.remote()
+            elif not ray.get(self.desk.running.remote()):
+                break
+        self._tune.stop()
+        if tune.ident is not None:
+            tune.join(10)
+        if not self.cluster.own:
+            # On a cluster of others nothing of ours may stay.
+            for group in self._groups.values():
+                group.join(30)
+            ray.kill(self.desk)
+
+    def _read(self, messages: list[Message]) -> None:
+        for message in messages:
+            if self._on_message is not None:
+                self._on_message(message)
+            match message.kind:
+                case "joined":
+                    self._booting.discard(message.group)
+                    self._starts[message.group] += 1
+                    self.counts.groups_started += 1
+                case "lost":
+                    self.counts.groups_lost += 1
+                    if self._starts[message.group] >= GROUP_STARTS_IN_VAIN:
+                        self._error = ExperimentError(
+                            f"worker group {message.group} was started {self._starts[message.group]} times and never "
+                            f"finished a trial; see Ray's logs, and resume with: dray experiment resume "
+                            f"{self._directory.path}"
+                        )
+                case "handle":
+                    self.counts.handles_started += 1
+                case "granted":
+                    self._bind(message)
+                case "rows":
+                    assert message.report is not None
+                    self._metrics.append(message.trial, message.report["rows"])
+                    self._recorded[message.lease] += 1
+                case "left":
+                    self._starts[message.group] = 0
+                    self._left(message)
+        if self._recorded:
+            self.desk.recorded.remote(dict(self._recorded))
+            self._recorded.clear()
+
+    def _bind(self, message: Message) -> None:
+        with self._lock:
+            view = self.search.trials[message.trial]
+            if not view.ended:
+                self.search.on(Started(trial=message.trial))
+            lease = Lease(
+                number=message.lease,
+                trial_id=message.trial,
+                trial_seed=self.search.seed_of(message.trial),
+                hparams=self.search.params(message.trial),
+                trial_dir=self._directory.trial(message.trial),
+                last_step=view.last_step,
+            )
+        if view.ended:
+            self.desk.drop.remote(message.lease)
+        else:
+            self.desk.bind.remote(message.lease, {"number": message.lease, "lease": lease})
+
+    def _left(self, message: Message) -> None:
+        trial = message.trial
+        if message.outcome not in ("errored", "invalid_hp") or self.search.trials[trial].ended:
+            return
+        if message.outcome == "invalid_hp":
+            self.desk.finish.remote(trial, "invalid_hp")
+            return
+        self.display.failure(trial, message.error)
+        if message.fatal:
+            field_path, _, what = message.error.partition(": ")
+            self._error = ConfigError([(field_path, what)])
+            return
+        self.counts.restarts[trial] += 1
+        again = self.counts.restarts[trial] <= self.config.max_restarts
+        self._journal.append(
+            {"event": "restarted" if again else "gave_up", "trial": trial, "error": message.error, "time": time.time()}
+        )
+        if again:
+            self.desk.enqueue.remote([trial], first=True)
+        else:
+            self.desk.finish.remote(trial, "errored")
+
+    def _act(self, answer: Answer) -> None:
+        """Carry out a decision. In Tune's thread; the journal has it already."""
+        self.desk.answer.remote(answer.trial, answer.number, answer.stop)
+        if answer.creates:
+            self.desk.enqueue.remote(list(answer.creates))
+        if answer.done:
+            self.desk.finished.remote()
+
+    # ------------------------------------------------------------------ groups
+    def _slots_free(self) -> int:
+        return slots_now("gpu" if self._slots.gpu else "cpu", self._slots.cpus_per_slot)
+
+    def _start_groups(self) -> None:
+        """Start as many groups as the cluster has room and the search has trials for."""
+        with self._lock:
+            live = sum(not trial.ended for trial in self.search.trials.values())
+        room = max(1, self._slots_free() // self._slots.per_trial)
+        wanted = min(room, max(live, len(self._groups)))
+        # Starting a group takes several seconds of CPU on the head: one after another, the first one trains sooner.
+        at_once = max(1, int(ray.cluster_resources().get("CPU", 1)) // 4)
+        while len(self._groups) < wanted and len(self._booting) < at_once:
+            name = f"group-{len(self._groups)}"
+            self._booting.add(name)
+            self._groups[name] = WorkerGroup(
+                name=name,
+                desk=self.desk,
+                slots=self._slots,
+                work={"experiment": self._experiment, "load_trial": self._load_trial},
+                directory=self._directory.ray,
+                on_end=lambda name, error: self._ended_groups.append((name, error)),
+            )
+
+    def _look_after_groups(self) -> None:
+        while self._ended_groups:
+            name, error = self._ended_groups.pop()
+            if error is not None and self.search.done is None:
+                self._error = ExperimentError(f"worker group {name} ended: {error}")
+        if not self._booting:
+            self._start_groups()
+
+    # ------------------------------------------------------------------ signals
+    def _signals(self) -> _Signals:
+        def told(number: int, frame: FrameType | None) -> None:
+            self._stop_signals += 1
+
+        return _Signals(told)
+
+
+class _Signals:
+    """SIGINT and SIGTERM go to a handler of ours meanwhile; in another thread than the main one nothing changes."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], None]) -> None:
+        self._handler = handler
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handler)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def _unit(length: Any) -> TrainUnit | None:
+    return None if length is None else length.to_unit()
+
+
+def first_actions(search: Search) -> list[int]:
+    """Start a search that has not started; the trials that it creates."""
+    return [action.trial for action in search.start() if isinstance(action, Create)]

@@ -1,0 +1,241 @@
+"""A host inside a lent Ray worker: reports go to the desk, checkpoints to the trial's directory, decisions come back."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from dray.storage import CheckpointStore, verify
+from dray.training.host import Report
+from dray.training.units import Batch, Epoch, TrainUnit
+
+REPORT = "report.json"
+"""Beside the state, in a checkpoint: what was measured since the checkpoint before, for a driver that never heard it."""
+
+REPORTS_IN_FLIGHT = 16
+"""Reports that may be on their way before the trial waits for one to arrive."""
+
+
+class LeaseLost(RuntimeError):
+    """The trial has been given to other workers; nothing that this process still does for it counts."""
+
+
+class FatalTrialError(ValueError):
+    """An error that every trial of the experiment would meet: a mistake in its configuration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """What is the same for all trials of an experiment.
+
+    Args:
+        experiment_id: a number.
+        config: the experiment's config, as plain data.
+        metric: the validation metric that the search compares.
+        smaller_is_better: of the metric.
+        max_length: as the search has it; reports count in its unit.
+        rungs: absolute lengths at which the search decides, in the same unit.
+        validation_period, checkpoint_period: at least so often, or None.
+        checkpoint_policy: best, all or none.
+    """
+
+    experiment_id: int
+    config: Mapping[str, Any]
+    metric: str
+    smaller_is_better: bool
+    max_length: TrainUnit
+    rungs: Sequence[TrainUnit]
+    validation_period: TrainUnit | None
+    checkpoint_period: TrainUnit | None
+    checkpoint_policy: str
+
+    def score(self, value: object) -> float:
+        """A metric as the search ranks it: smaller is better, and what is no finite number is the worst."""
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            return math.inf
+        return float(value) if self.smaller_is_better else -float(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """What a group is lent a trial with.
+
+    Args:
+        number: of the lease; a later one of the same trial ends it.
+        trial_id, trial_seed, hparams: which trial.
+        trial_dir: where its checkpoints are; the latest whole one is gone on from.
+        last_step: the longest length that the search has had a report of, or None.
+    """
+
+    number: int
+    trial_id: int
+    trial_seed: int
+    hparams: Mapping[str, Any]
+    trial_dir: Path
+    last_step: float | None
+
+
+class RayHost:
+    """The `dray.training.host.Host` of one rank for one lease; see there for its attributes and methods.
+
+    Args:
+        desk: the desk's actor handle.
+        lease: what to run.
+        experiment: what it belongs to.
+        code_dir: copied into every checkpoint, or None.
+    """
+
+    best_supported = True
+
+    def __init__(self, *, desk: Any, lease: Lease, experiment: Experiment, code_dir: Path | None) -> None:
+        self.experiment_id, self.trial_id, self.trial_seed = experiment.experiment_id, lease.trial_id, lease.trial_seed
+        self.latest_checkpoint: str | None = None
+        self.tensorboard_path = lease.trial_dir / "tensorboard"
+        self.code_dir = code_dir
+        self.max_length: TrainUnit | None = experiment.max_length
+        self.rungs = experiment.rungs
+        self.metric: str | None = experiment.metric
+        self.outcome = "completed"
+        self._desk, self._lease, self._experiment = desk, lease, experiment
+        self._store = CheckpointStore(lease.trial_dir)
+        self._in_flight: deque[Any] = deque()
+        self._since_checkpoint: list[dict[str, Any]] = []
+        self._ended = False
+
+    # ------------------------------------------------------------------ checkpoints
+    def worth_saving(self, validation: Mapping[str, object]) -> bool:
+        score = self._experiment.score(self._metric_of(validation))
+        return math.isfinite(score) and bool(ray.get(self._desk.improves.remote(self._lease.number, score)))
+
+    def new_checkpoint(self, batches: int) -> Path:
+        return self._store.stage(batches)
+
+    def commit(self, staging: Path, report: Report) -> str:
+        message = self._message(report)
+        carried = {**message, "rows": [*self._since_checkpoint, *message["rows"]], "decides": report.decides}
+        (staging / REPORT).write_text(json.dumps(carried))
+        # Also the fence: whoever lost the lease must not write beside the one who has it.
+        if not ray.get(self._desk.may_commit.remote(self._lease.number)):
+            raise LeaseLost(f"trial {self.trial_id} goes on elsewhere")
+        path = self._store.commit(staging, report.batches)
+        self._since_checkpoint = []
+        return str(path)
+
+    def open_checkpoint(self, checkpoint: str) -> Path:
+        return verify(Path(checkpoint))
+
+    # ------------------------------------------------------------------ reports
+    def publish(self, report: Report) -> bool:
+        message = self._message(report)
+        if report.checkpoint is None:
+            self._since_checkpoint += message["rows"]
+        if self.outcome != "completed":  # the last checkpoint of a trial that was told to end
+            message["final"] = False
+            return self._obey(self._send(message, decides=False))
+        return self._obey(self._send(message, decides=report.decides or report.final))
+
+    def go_on(self) -> str | None:
+        """Find the checkpoint to go on from, and report what it carries: that may never have reached the driver.
+
+        Returns:
+            How the trial ended, if that was its last report or the search now stops it; else None.
+        """
+        checkpoint = self._store.latest()
+        if checkpoint is None:
+            return None
+        self.latest_checkpoint = str(checkpoint)
+        path = checkpoint / REPORT
+        if not path.exists():  # a checkpoint that another tool wrote
+            return None
+        message = json.loads(path.read_text())
+        decides = message.pop("decides")
+        known = self._lease.last_step
+        news = message["step"] is not None and (known is None or message["step"] > known)
+        if self._obey(self._send(message, decides=(decides and news) or message["final"])):
+            return self.outcome
+        return "completed" if message["final"] else None
+
+    def end(self) -> str:
+        """The trial's code has returned. How the trial ended: completed, stopped by the search, or interrupted."""
+        if self.outcome == "completed" and not self._ended:
+            self._send({"rows": [], "step": None, "value": None, "final": True}, decides=True)
+        while self._in_flight:
+            ray.get(self._in_flight.popleft())
+        return self.outcome
+
+    def _send(self, message: dict[str, Any], decides: bool) -> str:
+        answer = self._desk.report.remote(self._lease.number, message, decides)
+        self._ended = self._ended or message["final"]
+        if decides:
+            return str(ray.get(answer))
+        self._in_flight.append(answer)
+        verdict = "continue"
+        while self._in_flight and verdict == "continue":
+            # Only the oldest is looked at: reports arrive in order.
+            ready, _ = ray.wait([self._in_flight[0]], timeout=0 if len(self._in_flight) <= REPORTS_IN_FLIGHT else None)
+            if not ready:
+                break
+            verdict = ray.get(self._in_flight.popleft())
+        return verdict
+
+    def _obey(self, verdict: str) -> bool:
+        match verdict:
+            case "continue":
+                return False
+            case "stop" | "interrupt":
+                if self.outcome == "completed":
+                    self.outcome = "stopped" if verdict == "stop" else "interrupted"
+                return True
+            case _:
+                raise LeaseLost(f"trial {self.trial_id} goes on elsewhere")
+
+    def _message(self, report: Report) -> dict[str, Any]:
+        now = time.time()
+        rows = [
+            {
+                "batches": report.batches,
+                "epochs": report.epochs,
+                "kind": kind,
+                "name": name,
+                "value": value,
+                "time": now,
+            }
+            for kind, metrics in (("training", report.training), ("validation", report.validation))
+            for name, value in (metrics or {}).items()
+            if isinstance(value, (int, float)) and name not in ("batches", "epochs")
+        ]
+        ranked = report.validation is not None
+        return {
+            "rows": rows,
+            "step": self._step(report) if ranked else None,
+            "value": self._metric_of(report.validation) if report.validation is not None else None,
+            "final": report.final,
+        }
+
+    def _step(self, report: Report) -> float:
+        match self._experiment.max_length:
+            case Epoch():
+                assert report.epochs is not None, "a length in epochs was resolved without the length of an epoch"
+                # Batch k of epoch e is a little over e - 1; whole epochs are whole numbers, which rungs compare with.
+                return round(report.epochs) if math.isclose(report.epochs, round(report.epochs)) else report.epochs
+            case Batch():
+                return report.batches
+            case _:
+                return report.batches * int(self._lease.hparams["global_batch_size"])
+
+    def _metric_of(self, validation: Mapping[str, object]) -> float | None:
+        if self._experiment.metric not in validation:
+            raise FatalTrialError(
+                f"searcher.metric: the trial's validation does not return {self._experiment.metric!r}, it returns "
+                f"{', '.join(sorted(set(validation) - {'batches', 'epochs'})) or 'nothing'}; name one of these"
+            )
+        value = validation[self._experiment.metric]
+        return float(value) if isinstance(value, (int, float)) else None

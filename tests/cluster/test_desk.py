@@ -1,0 +1,300 @@
+"""The desk without Ray: its parties are coroutines here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from dray.cluster import desk as desk_module
+from dray.cluster.desk import Desk, Message, Result
+
+REPORT = {"rows": [], "step": 1, "value": 0.5, "final": False}
+FINAL = {"rows": [], "step": 4, "value": 0.25, "final": True}
+
+
+def scene(play: Any) -> Any:
+    """Run a coroutine function that takes a new desk, with a limit on its time."""
+    return asyncio.run(asyncio.wait_for(play(Desk()), 5))
+
+
+async def settle() -> None:
+    """Let every task that can go on do so."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def mail(desk: Desk) -> list[Message]:
+    await settle()
+    return await desk.messages() if desk._outbox else []
+
+
+def kinds(messages: list[Message]) -> list[tuple[str, int]]:
+    return [(message.kind, message.trial) for message in messages]
+
+
+def task(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    return asyncio.get_running_loop().create_task(coroutine)
+
+
+async def lend(desk: Desk, trial: int, *, group: str = "g", incarnation: str = "a", size: int = 1, after: int = 0) -> int:
+    """Take `trial` to the ranks of a group; the lease's number."""
+    ranks = [task(desk.next_lease(group, incarnation, rank, size, after)) for rank in range(size)]
+    await desk.enqueue([trial])
+    granted = next(message for message in await mail(desk) if message.kind == "granted")
+    assert granted.trial == trial
+    await desk.bind(granted.lease, {"number": granted.lease})
+    for rank in ranks:
+        assert await rank == {"number": granted.lease}
+    await desk.begun(granted.lease)
+    return granted.lease
+
+
+def test_trials_are_lent_in_the_order_of_the_queue_and_a_restarted_one_goes_first() -> None:
+    async def play(desk: Desk) -> list[int]:
+        await desk.enqueue([0, 1])
+        await desk.enqueue([7], first=True)
+        served, after = [], 0
+        for _ in range(3):
+            rank = task(desk.next_lease("g", "a", 0, 1, after))
+            granted = next(message for message in await mail(desk) if message.kind == "granted")
+            await desk.bind(granted.lease, {"number": granted.lease})
+            after = (await rank)["number"]
+            served.append(granted.trial)
+            await desk.leave(after, 0, "completed")
+        return served
+
+    assert scene(play) == [7, 0, 1]
+
+
+def test_no_lease_is_granted_before_every_rank_of_the_group_asks() -> None:
+    async def play(desk: Desk) -> None:
+        await desk.enqueue([0])
+        first = task(desk.next_lease("g", "a", 0, 2, 0))
+        assert ("granted", 0) not in kinds(await mail(desk))
+        second = task(desk.next_lease("g", "a", 1, 2, 0))
+        assert kinds(await mail(desk)) == [("joined", -1), ("granted", 0)]
+        await desk.bind(1, {"number": 1})
+        assert await first == await second == {"number": 1}
+
+    scene(play)
+
+
+def test_a_report_that_decides_waits_for_the_drivers_answer() -> None:
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3)
+        report = task(desk.report(lease, REPORT, True))
+        handle = task(desk.serve("h", 100, 0))
+        assert await handle == Result(number=1, trial=3, step=1, value=0.5)
+        assert not report.done()
+        await desk.answer(3, 1, False)
+        assert await report == "continue"
+        report, handle = task(desk.report(lease, REPORT, True)), task(desk.serve("h", 100, 1))
+        assert (await handle).number == 2
+        await desk.answer(3, 2, True)
+        assert await report == "stop"
+
+    scene(play)
+
+
+def test_a_handle_that_died_is_handed_its_unanswered_result_again() -> None:
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3)
+        task(desk.report(lease, REPORT, True))
+        first = await desk.serve("h", 100, 0)
+        await desk.lost("h")
+        assert await desk.serve("h", 101, 0) == first
+
+    scene(play)
+
+
+def test_a_live_handle_is_not_handed_a_result_twice() -> None:
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3)
+        task(desk.report(lease, REPORT, True))
+        result = await desk.serve("h", 100, 0)
+        again = task(desk.serve("h", 100, result.number))
+        await settle()
+        assert not again.done()
+
+    scene(play)
+
+
+def test_results_wait_while_the_process_of_a_handle_starts_and_no_longer_than_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(desk_module, "HANDLE_START_S", 0.2)
+
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3)
+        for handle in ("h", "starting"):
+            await desk.expect(handle)
+        served = task(desk.serve("h", 100, 0))
+        task(desk.report(lease, REPORT, True))
+        await settle()
+        assert not served.done()
+        task(desk.serve("starting", 101, 0))
+        assert (await served).trial == 3
+        # Once more, and this time it never comes up.
+        await desk.answer(3, 1, False)
+        await desk.lost("starting")
+        served = task(desk.serve("h", 100, 1))
+        task(desk.report(lease, REPORT, True))
+        await settle()
+        assert not served.done()
+        assert (await served).number == 2
+
+    scene(play)
+
+
+def test_the_final_report_ends_the_trial_and_is_not_waited_for() -> None:
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3)
+        assert await desk.report(lease, FINAL, True) == "continue"
+        await desk.leave(lease, 0, "completed")
+        assert await desk.serve("h", 100, 0) == Result(number=1, trial=3, step=4, value=0.25, outcome="completed")
+
+    scene(play)
+
+
+def test_a_new_incarnation_of_a_group_ends_the_lease_of_the_old_one_and_fences_it() -> None:
+    async def play(desk: Desk) -> None:
+        old = await lend(desk, 3)
+        task(desk.next_lease("g", "b", 0, 1, 0))
+        messages = await mail(desk)
+        assert kinds(messages)[:2] == [("lost", -1), ("left", 3)]
+        assert messages[1].outcome == "errored"
+        assert "died" in messages[1].error
+        assert await desk.report(old, REPORT, True) == "fenced"
+        assert not await desk.may_commit(old)
+
+    scene(play)
+
+
+def test_a_restarted_trial_is_fenced_from_its_earlier_lease_in_another_group() -> None:
+    async def play(desk: Desk) -> None:
+        old = await lend(desk, 3, group="g")
+        await desk.leave(old, 0, "errored", "boom")
+        new = await lend(desk, 3, group="h")
+        assert await desk.report(old, REPORT, False) == "fenced"
+        assert await desk.report(new, REPORT, False) == "continue"
+
+    scene(play)
+
+
+def test_a_worker_lost_while_it_waits_for_a_decision_is_released_and_the_decision_still_counts() -> None:
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3)
+        report = task(desk.report(lease, REPORT, True))
+        await settle()
+        task(desk.next_lease("g", "b", 0, 1, 0))
+        assert await report == "fenced"
+        assert (await desk.serve("h", 100, 0)).trial == 3
+
+    scene(play)
+
+
+def test_a_trial_that_is_stopped_while_it_is_queued_again_is_lent_no_more() -> None:
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3)
+        task(desk.report(lease, REPORT, True))
+        await desk.leave(lease, 0, "errored", "boom")
+        await desk.enqueue([3], first=True)
+        await desk.answer(3, 1, True)
+        task(desk.next_lease("g", "a", 0, 1, lease))
+        assert ("granted", 3) not in kinds(await mail(desk))
+
+    scene(play)
+
+
+def test_an_idle_group_that_died_unnoticed_gives_its_trial_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk_module, "PICK_UP_S", 0.05)
+
+    async def play(desk: Desk) -> None:
+        task(desk.next_lease("dead", "a", 0, 1, 0))
+        await settle()
+        await desk.enqueue([3])
+        await desk.bind(1, {"number": 1})  # nobody takes it up
+        await asyncio.sleep(0.1)
+        alive = task(desk.next_lease("alive", "a", 0, 1, 0))
+        granted = [message for message in await mail(desk) if message.kind == "granted"]
+        assert [(message.group, message.trial) for message in granted] == [("dead", 3), ("alive", 3)]
+        await desk.bind(granted[1].lease, {"number": granted[1].lease})
+        assert await alive == {"number": 2}
+
+    scene(play)
+
+
+def test_an_error_on_one_rank_of_two_retires_the_group_after_a_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk_module, "PEERS_GRACE_S", 0.05)
+
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3, size=2)
+        await desk.leave(lease, 1, "errored", "boom")
+        assert [(m.kind, m.outcome, m.error) for m in await mail(desk)] == [("left", "errored", "boom")]
+        # Rank 0 hangs in a collective operation; rank 1 is told to end the processes of both.
+        assert await desk.next_lease("g", "a", 1, 2, lease) == {"retire": True}
+
+    scene(play)
+
+
+def test_an_invalid_hp_on_every_rank_leaves_the_group_in_use() -> None:
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3, size=2)
+        for rank in (1, 0):
+            await desk.leave(lease, rank, "invalid_hp", "no")
+        assert [m.outcome for m in await mail(desk)] == ["invalid_hp"]
+        assert await lend(desk, 4, size=2, after=lease) == lease + 1
+
+    scene(play)
+
+
+def test_a_checkpoint_is_committed_only_after_the_driver_has_all_that_was_reported_before() -> None:
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3)
+        await desk.report(lease, REPORT, False)
+        allowed = task(desk.may_commit(lease))
+        await settle()
+        assert not allowed.done()
+        await desk.recorded({lease: 1})
+        assert await allowed
+
+    scene(play)
+
+
+def test_only_a_strictly_better_score_is_the_best_of_the_experiment() -> None:
+    async def play(desk: Desk) -> list[bool]:
+        lease = await lend(desk, 3)
+        await desk.set_best(0.5)
+        return [await desk.improves(lease, score) for score in (0.5, 0.4, 0.45, 0.3)]
+
+    assert scene(play) == [False, True, False, True]
+
+
+def test_closing_interrupts_those_who_wait_and_lends_no_more() -> None:
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3)
+        waiting, idle = task(desk.report(lease, REPORT, True)), task(desk.next_lease("other", "a", 0, 1, 0))
+        await desk.enqueue([4])
+        await settle()
+        await desk.close()
+        assert await waiting == "interrupt"
+        assert await desk.report(lease, REPORT, False) == "interrupt"
+        assert await desk.running() == 1  # trial 4, granted to the other group, was not begun
+        await desk.leave(lease, 0, "interrupted")
+        assert await desk.next_lease("g", "a", 0, 1, lease) is None
+        assert await idle is None
+
+    scene(play)
+
+
+def test_when_the_search_is_over_waiting_handles_go_home() -> None:
+    async def play(desk: Desk) -> None:
+        handle = task(desk.serve("h", 100, 0))
+        await settle()
+        await desk.finished()
+        assert await handle is None
+
+    scene(play)
