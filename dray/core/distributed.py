@@ -192,9 +192,11 @@ class TorchTransport:
         import torch.distributed as dist
 
         self._dist = dist
-        self._group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+        self._group: Any = None
 
     def allgather(self, stuff: Any) -> list[Any]:
+        if self._group is None and self._dist.get_backend() != "gloo":
+            self._group = self._dist.new_group(backend="gloo")
         result: list[Any] = [None] * self._dist.get_world_size()
         self._dist.all_gather_object(result, stuff, group=self._group)
         return result

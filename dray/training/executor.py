@@ -284,6 +284,8 @@ class Executor:
             callback.on_validation_end(shown)
         # Callbacks may add to the dict that they get: what they add is reported.
         self._validation = metrics.jsonable(shown, source="on_validation_end()")
+        if self.host.metric is not None:
+            _check_metric(self.host.metric, self._validation)
         if not self.is_chief:
             return False
         for name, value in self._position().items():
@@ -301,8 +303,6 @@ class Executor:
     # ----------------------------------------------------------------------------------------------------- publish
 
     def publish(self, command: Publish) -> Seen:
-        if command.decides and self.host.metric is not None and self._pending is None:
-            self._check_metric(self.host.metric)
         report = Report(
             batches=command.at.batches,
             epochs=self._epochs(),
@@ -338,16 +338,6 @@ class Executor:
             callback.on_checkpoint_end(str(staging))
             callback.on_checkpoint_write_end(str(staging))
         return self.host.commit(staging, report)
-
-    def _check_metric(self, metric: str) -> None:
-        known = self._validation or {}
-        if metric not in known:
-            raise ValueError(
-                f"searcher.metric: the search compares {metric!r}, but validation returned {sorted(known)}; "
-                "return it from evaluate_batch() or evaluate_full_dataset(), or name one of these"
-            )
-        if metrics.as_number(known[metric]) is None:
-            raise ValueError(f"searcher.metric: {metric!r} is {known[metric]!r}, not a number")
 
     # ---------------------------------------------------------------------------------------------------- agreement
 
@@ -408,6 +398,16 @@ class Executor:
 
     def _position(self) -> dict[str, Any]:
         return {"batches": self._trained, "epochs": self._epochs() or 0.0}
+
+
+def _check_metric(metric: str, found: Mapping[str, Any]) -> None:
+    if metric not in found:
+        raise ValueError(
+            f"searcher.metric: the search compares {metric!r}, but validation returned {sorted(found)}; "
+            "return it from evaluate_batch() or evaluate_full_dataset(), or name one of these"
+        )
+    if metrics.as_number(found[metric]) is None:
+        raise ValueError(f"searcher.metric: {metric!r} is {found[metric]!r}, not a number")
 
 
 def _evaluate_batch(trial: Trial) -> Callable[[Any, int], Any]:

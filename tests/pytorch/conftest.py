@@ -1,0 +1,53 @@
+"""Fixtures for tests of the PyTorch API: a host in a temporary directory, and one way to run a trial on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from dray import pytorch
+from dray.hosts import use_host
+from tests.pytorch.fakes import FakeHost
+
+
+class Fit(Protocol):
+    def __call__(
+        self,
+        trial_class: Callable[[pytorch.PyTorchTrialContext], Any],
+        host: FakeHost | None = None,
+        *,
+        init: dict[str, Any] | None = None,
+        prepare: Callable[[Any], None] | None = None,
+        **fit: Any,
+    ) -> Any: ...
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> FakeHost:
+    return FakeHost(tmp_path / "trial")
+
+
+@pytest.fixture
+def fit(host: FakeHost) -> Fit:
+    """Make a trial, train it on the host, return it."""
+    default = host
+
+    def run(
+        trial_class: Callable[[pytorch.PyTorchTrialContext], Any],
+        host: FakeHost | None = None,
+        *,
+        init: dict[str, Any] | None = None,
+        prepare: Callable[[Any], None] | None = None,
+        **fit: Any,
+    ) -> Any:
+        with use_host(host or default), pytorch.init(**(init or {})) as context:
+            trial = trial_class(context)
+            if prepare is not None:
+                prepare(trial)
+            pytorch.Trainer(trial, context).fit(**fit)
+        return trial
+
+    return run

@@ -1,0 +1,131 @@
+"""A host that keeps everything it is told, and trials whose every number is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dray import pytorch
+from dray.storage import CheckpointStore, verify
+from dray.training.host import Report
+from dray.training.units import TrainUnit
+
+
+class FakeHost:
+    """Implements `dray.training.host.Host`; stops after the report at `stop_at` batches."""
+
+    experiment_id = 4
+    trial_id = 9
+    latest_checkpoint: str | None = None
+    code_dir: Path | None = None
+    metric: str | None = None
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        trial_seed: int = 1,
+        max_length: TrainUnit | None = None,
+        rungs: Sequence[TrainUnit] = (),
+        best_supported: bool = True,
+        stop_at: int | None = None,
+    ) -> None:
+        self.trial_seed = trial_seed
+        self.max_length = max_length
+        self.rungs = rungs
+        self.best_supported = best_supported
+        self.stop_at = stop_at
+        self.tensorboard_path = directory / "tensorboard"
+        self.reports: list[Report] = []
+        self.committed: list[Report] = []
+        self._store = CheckpointStore(directory)
+        self._best = float("inf")
+
+    def worth_saving(self, validation: Mapping[str, object]) -> bool:
+        value = validation.get(self.metric or "validation_loss", 0.0)
+        assert isinstance(value, (int, float))
+        better, self._best = value < self._best, min(value, self._best)
+        return better
+
+    def new_checkpoint(self, batches: int) -> Path:
+        return self._store.stage(batches)
+
+    def commit(self, staging: Path, report: Report) -> str:
+        self.committed.append(report)
+        return str(self._store.commit(staging, report.batches))
+
+    def open_checkpoint(self, checkpoint: str) -> Path:
+        return verify(Path(checkpoint))
+
+    def publish(self, report: Report) -> bool:
+        self.reports.append(report)
+        return self.stop_at is not None and report.batches >= self.stop_at
+
+    def checkpoints(self) -> list[str]:
+        return [report.checkpoint for report in self.reports if report.checkpoint is not None]
+
+
+class Ones(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, records: int) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return self.records
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(1)
+
+
+class OneWeight(pytorch.PyTorchTrial):
+    """w' = w + 2 lr (1 - w), from w = 0; the loss of a batch is (1 - w)^2. Ten records: five batches of two."""
+
+    lr = 0.25
+    records = 10
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        self.model = context.wrap_model(model)
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=self.lr))
+        self.callbacks: dict[str, pytorch.PyTorchCallback] = {}
+        self.seen: list[tuple[int, int]] = []
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return self.callbacks
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(Ones(self.records), batch_size=2)
+
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(Ones(6), batch_size=2)
+
+    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = ((self.model(batch) - 1) ** 2).mean()
+        return loss
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        self.seen.append((epoch_idx, batch_idx))
+        loss = self.loss(batch)
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss}
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        return {"validation_loss": self.loss(batch)}
+
+    @property
+    def weight(self) -> float:
+        return float(self.model.weight.detach())
+
+
+def one_weight(steps: int, lr: float = OneWeight.lr) -> float:
+    """The oracle: the weight after so many steps."""
+    weight = 0.0
+    for _ in range(steps):
+        weight += 2 * lr * (1 - weight)
+    return weight

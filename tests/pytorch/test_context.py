@@ -1,0 +1,253 @@
+"""What a trial's code can ask and tell its context."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dray import pytorch
+from dray.core import DistributedContext
+from dray.hosts import use_host
+from dray.pytorch import Batch
+from dray.pytorch.context import PyTorchTrialContext
+from tests.pytorch.conftest import Fit
+from tests.pytorch.fakes import FakeHost, OneWeight
+
+
+class Still:
+    """A transport that answers for all ranks with one's own words."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def allgather(self, stuff: Any) -> list[Any]:
+        return [stuff] * self.size
+
+    def close(self) -> None: ...
+
+
+def ranks(size: int) -> DistributedContext:
+    return DistributedContext(
+        rank=0, size=size, local_rank=0, local_size=size, cross_rank=0, cross_size=1, transport=Still(size)
+    )
+
+
+def make(host: FakeHost, **kwargs: Any) -> PyTorchTrialContext:
+    arguments: dict[str, Any] = {"hparams": None, "exp_conf": None, "distributed": DistributedContext(), **kwargs}
+    return PyTorchTrialContext(host=host, device=torch.device("cpu"), trial_seed=host.trial_seed, **arguments)
+
+
+@pytest.fixture
+def context(host: FakeHost) -> Iterator[PyTorchTrialContext]:
+    with use_host(host), pytorch.init(hparams={"lr": 0.1, "global_batch_size": 9}) as context:
+        yield context
+
+
+def test_hyperparameters_are_found_by_name(context: PyTorchTrialContext) -> None:
+    assert context.get_hparams() == {"lr": 0.1, "global_batch_size": 9}
+    assert context.get_hparam("lr") == 0.1
+    with pytest.raises(ValueError, match="no hyperparameter 'momentum'; there are: global_batch_size, lr"):
+        context.get_hparam("momentum")
+
+
+def test_the_global_batch_size_as_a_hyperparameter_warns(
+    context: PyTorchTrialContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert context.get_hparam("global_batch_size") == 9
+    assert "get_per_slot_batch_size" in caplog.text
+
+
+def test_nothing_given_is_a_value_error(host: FakeHost) -> None:
+    bare = make(host)
+    for ask in (
+        bare.get_hparams,
+        lambda: bare.get_hparam("lr"),
+        bare.get_global_batch_size,
+        bare.get_per_slot_batch_size,
+        bare.get_experiment_config,
+        bare.get_data_config,
+    ):
+        with pytest.raises(ValueError, match=r"pytorch\.init\("):
+            ask()
+
+
+def test_the_batch_is_split_over_the_slots(host: FakeHost) -> None:
+    two = make(host, hparams={"global_batch_size": 9}, distributed=ranks(2))
+    assert (two.get_per_slot_batch_size(), two.get_global_batch_size()) == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("size", "says"), [(1, "less than the trial's 2 slot"), ("8", "must be an int"), (True, "an int")]
+)
+def test_a_batch_size_that_can_not_be_split_is_refused_at_once(host: FakeHost, size: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make(host, hparams={"global_batch_size": size}, distributed=ranks(2))
+
+
+def test_the_experiments_config_and_its_data_section(host: FakeHost) -> None:
+    assert make(host, exp_conf={"name": "x", "data": {"url": "u"}}).get_data_config() == {"url": "u"}
+    assert make(host, exp_conf={"name": "x"}).get_data_config() == {}
+
+
+def test_what_the_host_knows_is_passed_on(context: PyTorchTrialContext, host: FakeHost) -> None:
+    assert (context.get_experiment_id(), context.get_trial_id(), context.get_trial_seed()) == (4, 9, 1)
+    assert isinstance(context.get_tensorboard_path(), Path)
+    assert context.get_initial_batch() == 0
+    assert context.distributed.get_size() == 1
+    assert context.device.type in ("cpu", "cuda")
+
+
+def test_the_tensorboard_writer_is_made_once_and_writes_where_it_should(context: PyTorchTrialContext) -> None:
+    writer = context.get_tensorboard_writer()
+    assert writer is context.get_tensorboard_writer()
+    writer.add_scalar("x", 1.0, 1)
+    writer.flush()
+    assert list(context.get_tensorboard_path().glob("events*"))
+
+
+def test_tensorboard_logging_is_switched_by_a_bool(host: FakeHost) -> None:
+    context = make(host, enable_tensorboard_logging=False)
+    assert not context.get_enable_tensorboard_logging()
+    context.set_enable_tensorboard_logging(True)
+    assert context.get_enable_tensorboard_logging()
+    for switch in (context.set_enable_tensorboard_logging, context.set_stop_requested):
+        with pytest.raises(AssertionError, match="takes a bool, got 1"):
+            switch(1)  # type: ignore[arg-type]
+
+
+def test_where_training_is(fit: Fit) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    class Asking(OneWeight):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            context = self.context
+            seen.append(
+                (
+                    context.current_train_epoch(),
+                    context.current_train_batch(),
+                    context.is_epoch_start(),
+                    context.is_epoch_end(),
+                )
+            )
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    fit(Asking, max_length=Batch(6))
+    assert seen == [(i // 5, i, i % 5 == 0, i % 5 == 4) for i in range(6)]
+
+
+def test_before_training_there_is_no_where(context: PyTorchTrialContext) -> None:
+    for ask in (
+        context.current_train_epoch,
+        context.current_train_batch,
+        context.is_epoch_start,
+        context.is_epoch_end,
+    ):
+        with pytest.raises(RuntimeError, match="training has not started"):
+            ask()
+
+
+def test_wrapping_returns_and_lists_what_was_wrapped(context: PyTorchTrialContext) -> None:
+    model = nn.Linear(1, 1)
+    assert context.wrap_model(model) is model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert context.wrap_optimizer(optimizer) is optimizer
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert context.wrap_lr_scheduler(schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_EPOCH) is schedule
+    assert (context.models, context.optimizers) == ([model], [optimizer])
+    assert context.lr_schedulers[0].get_last_lr() == [0.1]
+
+
+def test_what_can_not_be_wrapped_is_refused(context: PyTorchTrialContext) -> None:
+    modes = pytorch.LRScheduler.StepMode
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="wrap the scheduler's optimizer first"):
+        context.wrap_lr_scheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1), modes.STEP_EVERY_EPOCH)
+    context.wrap_optimizer(optimizer)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(ValueError, match="MANUAL_STEP"):
+        context.wrap_lr_scheduler(plateau, modes.STEP_EVERY_EPOCH)
+    assert context.wrap_lr_scheduler(plateau, modes.MANUAL_STEP) is plateau
+    with pytest.raises(ValueError, match="backward_passes_per_step must be at least 1, got 0"):
+        context.wrap_optimizer(optimizer, backward_passes_per_step=0)
+    with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module"):
+        context.wrap_model(lambda x: x)  # type: ignore[type-var]
+    with pytest.raises(TypeError, match=r"takes a torch\.optim\.Optimizer"):
+        context.wrap_optimizer(model)  # type: ignore[type-var]
+    context.wrap_model(model)
+    with pytest.raises(ValueError, match="twice with the same model"):
+        context.wrap_model(model)
+
+
+def test_a_scaler_is_wrapped_once_and_before_the_model(context: PyTorchTrialContext) -> None:
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    assert context.wrap_scaler(scaler) is scaler
+    with pytest.raises(RuntimeError, match="twice"):
+        context.wrap_scaler(scaler)
+
+
+def test_a_scaler_after_the_model_is_too_late(context: PyTorchTrialContext) -> None:
+    context.wrap_model(nn.Linear(1, 1))
+    with pytest.raises(RuntimeError, match="before wrap_model"):
+        context.wrap_scaler(torch.amp.GradScaler("cpu", enabled=False))
+
+
+def test_backward_takes_what_tensor_backward_takes(context: PyTorchTrialContext) -> None:
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    y = x**2
+    context.backward(y, gradient=torch.tensor([1.0, 10.0]), retain_graph=True)
+    context.backward(y.sum(), create_graph=True)
+    assert x.grad is not None
+    assert x.grad.tolist() == [4.0, 44.0]
+    assert x.grad.requires_grad
+
+
+@pytest.mark.parametrize("frequency", [0, -1, 1.5, True])
+def test_the_aggregation_frequency_is_a_positive_int(host: FakeHost, frequency: Any) -> None:
+    with (
+        use_host(host),
+        pytest.raises(ValueError, match="aggregation_frequency"),
+        pytorch.init(aggregation_frequency=frequency),
+    ):
+        pass
+
+
+def test_batches_stay_where_they_are_if_the_trial_says_so(fit: Fit) -> None:
+    class Elsewhere(OneWeight):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            context.experimental.disable_auto_to_device()
+
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            return pytorch.DataLoader(range(4), batch_size=2, collate_fn=lambda rows: "as it was")
+
+        def get_batch_length(self, batch: Any) -> int:
+            return 2
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            assert batch == "as it was"
+            return {}
+
+    fit(Elsewhere, max_length=Batch(1))
+
+
+def test_several_processes_need_a_process_group(host: FakeHost) -> None:
+    with (
+        use_host(host),
+        pytest.raises(RuntimeError, match=r"needs torch\.distributed"),
+        pytorch.init(distributed=ranks(2)),
+    ):
+        pass
+
+
+def test_the_flag_for_torch_distributed_needs_a_process_group(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USE_TORCH_DISTRIBUTED", "true")
+    with use_host(host), pytest.raises(RuntimeError, match="init_process_group"), pytorch.init():
+        pass

@@ -1,0 +1,207 @@
+"""Which records a process sees, in which order, from where on."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, SequentialSampler
+
+from dray.pytorch import DataLoader
+from dray.pytorch.data import ToDevice, batch_length
+
+
+def loader(records: int = 10, **kwargs: Any) -> DataLoader:
+    made = DataLoader(range(records), collate_fn=list, **kwargs)
+    made.seed = 5
+    return made
+
+
+def batches(made: DataLoader, count: int, **kwargs: Any) -> list[list[int]]:
+    return list(itertools.islice(made.get_data_loader(**kwargs), count))
+
+
+def test_one_pass_is_torchs() -> None:
+    for drop_last in (False, True):
+        ours = loader(batch_size=4, drop_last=drop_last)
+        torchs = torch.utils.data.DataLoader(range(10), batch_size=4, drop_last=drop_last, collate_fn=list)  # type: ignore[arg-type]
+        assert list(ours) == list(torchs)
+        assert len(ours) == len(torchs)
+
+
+def test_repeating_keeps_the_partial_batch_of_each_epoch() -> None:
+    assert batches(loader(5, batch_size=2), 5, repeat=True) == [[0, 1], [2, 3], [4], [0, 1], [2, 3]]
+
+
+@given(
+    records=st.integers(1, 30),
+    batch_size=st.integers(1, 7),
+    drop_last=st.booleans(),
+    shuffle=st.booleans(),
+    replicas=st.integers(1, 4),
+    skip=st.integers(0, 60),
+    repeat=st.booleans(),
+    own=st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_data_are_repeated_then_sharded_by_batches_then_skipped(
+    records: int, batch_size: int, drop_last: bool, shuffle: bool, replicas: int, skip: int, repeat: bool, own: bool
+) -> None:
+    """Against the rule in its plainest form, with our own order and with a sampler of the user's."""
+    if own:
+        made = loader(records, batch_size=batch_size, drop_last=drop_last, sampler=list(range(records)))
+    else:
+        made = loader(records, batch_size=batch_size, drop_last=drop_last, shuffle=shuffle)
+    whole = batches(made, 200, repeat=repeat) if len(made) else []
+    for rank in range(replicas):
+        expected = whole[rank::replicas][skip : skip + 5]
+        assert batches(made, 5, repeat=repeat, skip=skip, num_replicas=replicas, rank=rank)[: len(expected)] == expected
+        share = made.get_data_loader(repeat=repeat, skip=skip, num_replicas=replicas, rank=rank)
+        assert len(share) == len(range(rank, len(made), replicas))
+
+
+def test_each_epoch_is_a_permutation_of_its_own() -> None:
+    made = loader(6, batch_size=2, shuffle=True)
+    found = batches(made, 9, repeat=True)
+    epochs = [sum(found[i : i + 3], []) for i in (0, 3, 6)]  # noqa: RUF017
+    assert all(sorted(epoch) == list(range(6)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+    assert batches(made, 9, repeat=True) == found
+    made.seed = 6
+    assert batches(made, 9, repeat=True) != found
+
+
+def test_a_generator_seeds_the_order_in_place_of_the_trial() -> None:
+    def order(seed: int, trial: int) -> list[list[int]]:
+        made = loader(9, batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(seed))
+        made.seed = trial
+        return batches(made, 3)
+
+    assert order(1, 2) == order(1, 3) != order(2, 2)
+
+
+def test_outside_of_training_shuffling_follows_torchs_seed() -> None:
+    made = loader(20, batch_size=20, shuffle=True)
+    made.seed = None
+    torch.manual_seed(1)
+    first, second = list(made), list(made)
+    torch.manual_seed(1)
+    assert list(made) == first != second
+
+
+def test_loading_leaves_the_models_random_numbers_alone() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(())
+    torch.manual_seed(1)
+    batches(loader(20, batch_size=2, shuffle=True), 15, repeat=True)
+    assert torch.rand(()) == expected
+
+
+def test_a_skip_of_a_million_batches_costs_no_more_than_one_of_ten() -> None:
+    def cost(skip: int) -> float:
+        began = time.perf_counter()
+        batches(loader(1000, batch_size=10, shuffle=True), 1, repeat=True, skip=skip)
+        return time.perf_counter() - began
+
+    batches(loader(10, batch_size=1), 1)
+    # A walk over a million batches takes a second at least.
+    assert min(cost(1_000_000) for _ in range(3)) < min(cost(10) for _ in range(3)) + 0.05
+
+
+@pytest.mark.slow
+def test_worker_processes_load_the_same_batches() -> None:
+    made = DataLoader(range(10), batch_size=4, shuffle=True, num_workers=2)
+    made.seed = 3
+    alone = DataLoader(range(10), batch_size=4, shuffle=True)
+    alone.seed = 3
+    share = made.get_data_loader(repeat=True, skip=1)
+    found = [batch.tolist() for batch in itertools.islice(share, 4)]
+    assert found == [batch.tolist() for batch in itertools.islice(alone.get_data_loader(repeat=True, skip=1), 4)]
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"dataset": Stream()}, "IterableDataset"),
+        ({"batch_size": None}, "needs a batch_sampler"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"num_workers": -1}, "num_workers must be at least 0, got -1"),
+        ({"timeout": -1}, "timeout must be"),
+        ({"prefetch_factor": 2}, "needs num_workers > 0"),
+        ({"persistent_workers": True}, "needs num_workers > 0"),
+        ({"sampler": [1], "shuffle": True}, "not both"),
+        *(
+            ({"batch_sampler": [[1]], **other}, "batch_sampler excludes")
+            for other in ({"batch_size": 2}, {"shuffle": True}, {"sampler": [1]}, {"drop_last": True})
+        ),
+    ],
+)
+def test_arguments_that_exclude_each_other_are_refused(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        DataLoader(**{"dataset": range(3), **arguments})
+
+
+def test_a_batch_sampler_is_used_as_it_is() -> None:
+    made = loader(5, batch_sampler=BatchSampler(SequentialSampler(range(5)), 3, False))
+    assert batches(made, 3, repeat=True, skip=1) == [[3, 4], [0, 1, 2], [3, 4]]
+
+
+def test_a_rank_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="rank"):
+        loader(batch_size=2).get_data_loader(num_replicas=2, rank=2)
+
+
+@pytest.mark.parametrize(
+    ("batch", "length"),
+    [
+        (torch.zeros(3), 3),
+        (np.zeros((4, 2)), 4),
+        ({"a": torch.zeros(5), "b": torch.zeros(6)}, 5),
+        ([torch.zeros(2), 1], 2),
+        (({"x": [np.zeros(7)]},), 7),
+    ],
+)
+def test_a_batch_is_as_long_as_its_first_leaf(batch: Any, length: int) -> None:
+    assert batch_length(batch) == length
+
+
+@pytest.mark.parametrize("batch", [{}, [], (), {"a": []}])
+def test_an_empty_batch_is_a_value_error(batch: Any) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        batch_length(batch)
+
+
+@pytest.mark.parametrize("batch", ["text", 3, None, object(), {"a": "text"}])
+def test_a_batch_of_unknown_type_is_a_type_error(batch: Any) -> None:
+    with pytest.raises(TypeError, match=r"override PyTorchTrial\.get_batch_length"):
+        batch_length(batch)
+
+
+def test_batches_are_moved_leaf_by_leaf(caplog: pytest.LogCaptureFixture) -> None:
+    class Movable:
+        def to(self, device: torch.device) -> str:
+            return f"moved to {device}"
+
+    move = ToDevice(torch.device("cpu"))
+    batch = {"a": [np.ones(2, dtype=np.int32), torch.ones(1)], "b": (Movable(), "text", np.array(["x"])), "c": "more"}
+    with caplog.at_level(logging.WARNING):
+        moved = move(batch)
+        move(batch)
+    assert torch.equal(moved["a"][0], torch.ones(2, dtype=torch.int32))
+    assert isinstance(moved["b"], tuple)
+    assert moved["b"][0] == "moved to cpu"
+    assert (moved["b"][1], moved["c"]) == ("text", "more")
+    assert isinstance(moved["b"][2], np.ndarray)
+    assert [record.args[0] for record in caplog.records if record.args] == ["str", "ndarray"], "one warning a type"

@@ -1,0 +1,358 @@
+"""What `Trainer.fit()` does, by a trial whose weights and losses are known in closed form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dray import pytorch
+from dray.pytorch import Batch, Epoch
+from dray.training.units import Records
+from tests.pytorch.conftest import Fit
+from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
+
+
+def losses(start: int, stop: int) -> float:
+    """The average loss of batches start..stop-1."""
+    return sum((1 - one_weight(i)) ** 2 for i in range(start, stop)) / (stop - start)
+
+
+def test_weights_and_metrics_are_those_of_the_closed_form(fit: Fit, host: FakeHost) -> None:
+    trial = fit(OneWeight, max_length=Batch(7), reporting_period=Batch(3), validation_period=Epoch(1))
+    assert trial.weight == one_weight(7)
+    assert [(r.batches, r.epochs) for r in host.reports] == [(3, 0.6), (5, 1.0), (6, 1.2), (7, 1.4)]
+    assert [r.training for r in host.reports] == [{"loss": losses(a, b)} for a, b in ((0, 3), (3, 5), (5, 6), (6, 7))]
+    validated = {5: (1 - one_weight(5)) ** 2, 7: (1 - one_weight(7)) ** 2}
+    assert {r.batches: r.validation["validation_loss"] for r in host.reports if r.validation} == validated
+    assert trial.seen == [(i // 5, i) for i in range(7)]
+
+
+def test_a_length_in_epochs_is_counted_in_the_loaders_batches(fit: Fit, host: FakeHost) -> None:
+    trial = fit(OneWeight, max_length=Epoch(2))
+    assert trial.weight == one_weight(10)
+    assert [(r.batches, r.decides, r.final) for r in host.reports] == [(10, True, True)]
+
+
+def test_the_searchers_length_decides(fit: Fit, host: FakeHost, caplog: pytest.LogCaptureFixture) -> None:
+    host.max_length = Epoch(1)
+    trial = fit(OneWeight, max_length=Batch(3))
+    assert trial.weight == one_weight(5)
+    assert "fit(max_length=Batch(3)) is not used: the searcher's max_length is Epoch(1)" in caplog.text
+
+
+def test_a_length_in_records_is_counted_by_the_global_batch(fit: Fit, host: FakeHost) -> None:
+    host.max_length = Records(5)
+    trial = fit(OneWeight, init={"hparams": {"global_batch_size": 2}})
+    assert trial.weight == one_weight(3)
+
+
+def test_rungs_are_validated_saved_and_reported_as_deciding(fit: Fit, host: FakeHost) -> None:
+    host.max_length, host.rungs = Epoch(4), [Epoch(1), Epoch(2), Epoch(4)]
+    fit(OneWeight, checkpoint_policy="none")
+    assert [(r.batches, r.decides, r.validation is not None, r.checkpoint is not None) for r in host.reports] == [
+        (5, True, True, True),
+        (10, True, True, True),
+        (20, True, True, True),
+    ]
+
+
+def test_a_stop_verdict_ends_training_and_saves(fit: Fit, host: FakeHost) -> None:
+    host.stop_at = 4
+    trial = fit(OneWeight, max_length=Batch(9), reporting_period=Batch(2))
+    assert trial.weight == one_weight(4)
+    assert [(r.batches, r.validation, r.checkpoint is not None) for r in host.reports] == [
+        (2, None, False),
+        (4, None, False),
+        (4, None, True),
+    ]
+
+
+def test_a_trial_can_ask_to_stop(fit: Fit, host: FakeHost) -> None:
+    class Stopping(OneWeight):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == 2:
+                self.context.set_stop_requested(True)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    trial = fit(Stopping, max_length=Batch(9), reporting_period=Batch(2))
+    assert trial.weight == one_weight(4), "the stretch is finished"
+    assert len(host.checkpoints()) == 1
+    assert all(r.validation is None for r in host.reports)
+
+
+def test_should_exit_leaves_at_once_and_saves(fit: Fit, host: FakeHost) -> None:
+    class Leaving(OneWeight):
+        skip = False
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == 3:
+                raise pytorch.ShouldExit(skip_exit_checkpoint=self.skip)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    assert fit(Leaving, max_length=Batch(9)).weight == one_weight(3)
+    assert [(r.batches, r.validation) for r in host.reports] == [(3, None)]
+    assert len(host.checkpoints()) == 1
+
+    class Dropping(Leaving):
+        skip = True
+
+    fit(Dropping, max_length=Batch(9))
+    assert len(host.checkpoints()) == 1
+
+
+def test_invalid_hyperparameters_are_raised_after_saving(fit: Fit, host: FakeHost) -> None:
+    class Invalid(OneWeight):
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+            raise pytorch.InvalidHP("lr is too large")
+
+    with pytest.raises(pytorch.InvalidHP, match="lr is too large"):
+        fit(Invalid, max_length=Batch(3))
+    assert [(r.batches, r.checkpoint is not None) for r in host.reports] == [(3, True)]
+
+
+def test_other_exceptions_propagate_without_a_checkpoint(fit: Fit, host: FakeHost) -> None:
+    class Broken(OneWeight):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == 1:
+                raise KeyError("oops")
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    with pytest.raises(KeyError, match="oops"):
+        fit(Broken, max_length=Batch(3))
+    assert host.reports == []
+
+
+def test_a_stop_iteration_of_the_trial_is_an_error_and_no_end(fit: Fit) -> None:
+    class Escaping(OneWeight):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            return next(iter(()))
+
+    with pytest.raises(StopIteration):
+        fit(Escaping, max_length=Batch(3))
+
+
+def test_policy_best_saves_what_the_host_finds_worth_saving(fit: Fit, host: FakeHost) -> None:
+    class Worse(OneWeight):
+        lr = 1.5  # w goes 0, 3, -3, 9: each validation is worse than the one before
+
+    fit(Worse, max_length=Batch(4), validation_period=Batch(1))
+    assert [r.batches for r in host.reports if r.checkpoint] == [1, 4]
+
+
+def test_policy_best_acts_as_all_where_there_is_no_best(
+    fit: Fit, host: FakeHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    host.best_supported = False
+    fit(OneWeight, max_length=Batch(3), validation_period=Batch(1))
+    assert [r.batches for r in host.reports if r.checkpoint] == [1, 2, 3]
+    assert "acts as if it were 'all'" in caplog.text
+
+
+def test_test_mode_trains_one_batch_and_validates_one(fit: Fit, host: FakeHost) -> None:
+    class Counting(OneWeight):
+        validated = 0
+
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+            self.validated += 1
+            return super().evaluate_batch(batch, batch_idx)
+
+    trial = fit(Counting, max_length=Epoch(9), test_mode=True)
+    assert (len(trial.seen), trial.validated, len(host.checkpoints())) == (1, 1, 1)
+
+
+def test_step_zero_validation_comes_before_training(fit: Fit, host: FakeHost) -> None:
+    fit(OneWeight, max_length=Batch(2), step_zero_validation=True)
+    first = host.reports[0]
+    assert (first.batches, first.training, first.validation) == (0, None, {"validation_loss": 1.0})
+    assert first.checkpoint is None
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_aggregation_steps_every_nth_batch_on_the_mean_or_the_sum(fit: Fit, average: bool) -> None:
+    class Aggregating(OneWeight):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            context.wrap_optimizer(
+                torch.optim.SGD(self.model.parameters(), lr=0.0), average_aggregated_gradients=average
+            )
+
+    trial = fit(Aggregating, init={"aggregation_frequency": 2}, max_length=Batch(5))
+    assert trial.weight == pytest.approx(one_weight(2, lr=0.25 if average else 0.5))
+
+
+def test_gradients_are_clipped_after_averaging_and_before_the_step(fit: Fit) -> None:
+    seen: list[float] = []
+
+    class Clipping(OneWeight):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            loss = self.loss(batch)
+            self.context.backward(loss)
+
+            def clip(parameters: Any) -> None:
+                (parameter,) = parameters
+                seen.append(parameter.grad.item())
+                parameter.grad.clamp_(-1, 1)
+
+            self.context.step_optimizer(self.optimizer, clip_grads=clip)
+            return loss
+
+    trial = fit(Clipping, init={"aggregation_frequency": 2}, max_length=Batch(2))
+    assert seen == [-2.0]
+    assert trial.weight == 0.25
+    assert trial.model.weight.grad is None
+
+
+def test_gradients_stay_without_auto_zero(fit: Fit) -> None:
+    class Keeping(OneWeight):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            loss = self.loss(batch)
+            self.context.backward(loss)
+            self.context.step_optimizer(self.optimizer, auto_zero_grads=False)
+            return loss
+
+    assert fit(Keeping, max_length=Batch(1)).model.weight.grad.item() == -2.0
+    with pytest.raises(ValueError, match="auto_zero_grads=False"):
+        fit(Keeping, init={"aggregation_frequency": 2}, max_length=Batch(2))
+
+
+def test_models_train_in_train_mode_and_validate_in_eval_mode_without_gradients(fit: Fit) -> None:
+    modes: list[tuple[str, bool, bool]] = []
+
+    class Watching(OneWeight):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            modes.append(("train", self.model.training, torch.is_grad_enabled()))
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+            modes.append(("validate", self.model.training, torch.is_grad_enabled()))
+            return super().evaluate_batch(batch, batch_idx)
+
+    fit(Watching, max_length=Batch(2), validation_period=Batch(1), prepare=lambda trial: trial.model.eval())
+    assert set(modes) == {("train", True, True), ("validate", False, False)}
+
+
+def test_evaluate_batch_may_leave_out_batch_idx(fit: Fit, host: FakeHost) -> None:
+    class Skeleton(OneWeight):
+        def evaluate_batch(self, batch: Any) -> dict[str, Any]:  # type: ignore[override]
+            return {"validation_loss": 3.0}
+
+    fit(Skeleton, max_length=Batch(1))
+    assert host.reports[-1].validation == {"validation_loss": 3.0}
+
+
+def test_batch_idx_of_a_validation_starts_at_zero_each_time(fit: Fit) -> None:
+    seen: list[int] = []
+
+    class Indexed(OneWeight):
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+            seen.append(batch_idx)
+            return {"validation_loss": 0.0}
+
+    fit(Indexed, max_length=Batch(2), validation_period=Batch(1))
+    assert seen == [0, 1, 2, 0, 1, 2]
+
+
+def test_metrics_are_reduced_as_the_trial_says(fit: Fit, host: FakeHost) -> None:
+    class Reducing(OneWeight):
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+            return {name: torch.tensor(float(batch_idx)) for name in ("avg", "sum", "max", "min")}
+
+        def evaluation_reducer(self) -> dict[str, pytorch.Reducer]:
+            return {name: pytorch.Reducer[name.upper()] for name in ("avg", "sum", "max", "min")}
+
+    fit(Reducing, max_length=Batch(1))
+    assert host.reports[-1].validation == {"avg": 1.0, "sum": 3.0, "max": 2.0, "min": 0.0}
+
+
+def test_evaluate_full_dataset_gets_a_torch_loader_over_everything(fit: Fit, host: FakeHost) -> None:
+    class Full(OneWeight):
+        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+
+        def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+            assert isinstance(data_loader, torch.utils.data.DataLoader)
+            assert not self.model.training
+            return {"validation_loss": sum(len(batch) for batch in data_loader), "matrix": torch.eye(2)}
+
+    fit(Full, max_length=Batch(1))
+    assert host.reports[-1].validation == {"validation_loss": 6, "matrix": [[1.0, 0.0], [0.0, 1.0]]}
+
+
+def test_custom_reducers_add_to_both_kinds_of_metrics(fit: Fit, host: FakeHost) -> None:
+    class Custom(OneWeight):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.count = context.wrap_reducer(len, name="count")
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            self.count.update(1)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+            self.count.update(1)
+            return {}
+
+    fit(Custom, max_length=Batch(5), reporting_period=Batch(3))
+    assert [(r.training or {})["count"] for r in host.reports] == [3, 2]
+    assert host.reports[-1].validation == {"count": 3}
+
+
+def test_a_loader_without_a_length_is_one_endless_epoch(fit: Fit, host: FakeHost) -> None:
+    class Endless(torch.utils.data.IterableDataset[torch.Tensor]):
+        def __iter__(self) -> Any:
+            while True:
+                yield torch.ones(2, 1)
+
+    class Streaming(OneWeight):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            context.experimental.disable_dataset_reproducibility_checks()
+
+        def build_training_data_loader(self) -> Any:
+            return torch.utils.data.DataLoader(Endless(), batch_size=None)
+
+    trial = fit(Streaming, max_length=Batch(12))
+    assert trial.weight == one_weight(12)
+    assert {epoch for epoch, _ in trial.seen} == {0}
+    assert host.reports[-1].epochs is None
+    with pytest.raises(ValueError, match=r"max_length=Epoch\(1\) needs a sized training loader"):
+        fit(Streaming, max_length=Epoch(1))
+
+
+def test_data_that_ends_too_early_is_an_error_after_saving(fit: Fit, host: FakeHost) -> None:
+    class Short(OneWeight):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            context.experimental.disable_dataset_reproducibility_checks()
+
+        def build_training_data_loader(self) -> Any:
+            return torch.utils.data.DataLoader(torch.ones(6, 1), batch_size=2)
+
+    with pytest.raises(pytorch.DataExhausted, match=r"ended after 3 batches.*RepeatBatchSampler"):
+        fit(Short, max_length=Batch(9))
+    assert [(r.batches, r.checkpoint is not None) for r in host.reports] == [(3, True)]
+
+
+def test_batches_of_a_type_of_your_own(fit: Fit) -> None:
+    class Bag:
+        def __init__(self, rows: list[torch.Tensor]) -> None:
+            self.rows = torch.stack(rows)
+
+    lengths: list[int] = []
+
+    class Bags(OneWeight):
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            return pytorch.DataLoader(torch.ones(4, 1), batch_size=2, collate_fn=Bag)
+
+        build_validation_data_loader = build_training_data_loader
+
+        def get_batch_length(self, batch: Any) -> int:
+            lengths.append(len(batch.rows))
+            return len(batch.rows)
+
+        def loss(self, batch: Any) -> torch.Tensor:
+            return super().loss(batch.rows)
+
+    assert fit(Bags, max_length=Batch(3)).weight == one_weight(3)
+    assert lengths == [2] * 5

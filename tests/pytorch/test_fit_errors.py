@@ -1,0 +1,181 @@
+"""What is wrong with a trial or a call of fit() is said before, or as soon as, it can be known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dray import pytorch
+from dray.pytorch import Batch, Epoch
+from tests.pytorch.conftest import Fit
+from tests.pytorch.fakes import FakeHost, OneWeight
+
+
+class NoModel(OneWeight):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.models.clear()
+
+
+class NoOptimizer(OneWeight):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.optimizers.clear()
+
+
+class Neither(OneWeight):
+    evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+
+
+class Both(OneWeight):
+    def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+        return {}
+
+
+class EmptyValidation(OneWeight):
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(torch.ones(1, 1), batch_size=2, drop_last=True)
+
+
+class EmptyTraining(OneWeight):
+    build_training_data_loader = EmptyValidation.build_validation_data_loader
+
+
+class BareTraining(OneWeight):
+    def build_training_data_loader(self) -> Any:
+        return torch.utils.data.DataLoader(torch.ones(4, 1))
+
+
+class BareValidation(OneWeight):
+    build_validation_data_loader = BareTraining.build_training_data_loader
+
+
+class ChangingNames(OneWeight):
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        return {f"metric_{batch_idx}": 1.0}
+
+
+class ChangingTrainingNames(OneWeight):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        return {f"metric_{batch_idx}": 1.0}
+
+
+class WrongReducers(OneWeight):
+    def evaluation_reducer(self) -> dict[str, pytorch.Reducer]:
+        return {"other": pytorch.Reducer.AVG}
+
+
+class NotJson(Neither):
+    def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+        return {"model": self.model}
+
+
+class NotADict(Neither):
+    def evaluate_full_dataset(self, data_loader: Any) -> Any:
+        return 3.0
+
+
+class StrangeBatch(OneWeight):
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(torch.ones(4, 1), batch_size=2, collate_fn=lambda rows: object())
+
+
+class BadCallbacks(OneWeight):
+    def build_callbacks(self) -> Any:
+        return [pytorch.PyTorchCallback()]
+
+
+@pytest.mark.parametrize(
+    ("trial", "kind", "says"),
+    [
+        (NoModel, ValueError, r"NoModel has wrapped no model.*context\.wrap_model"),
+        (NoOptimizer, ValueError, r"NoOptimizer has wrapped no optimizer.*context\.wrap_optimizer"),
+        (Neither, ValueError, "exactly one of.*neither"),
+        (Both, ValueError, "exactly one of.*both"),
+        (EmptyValidation, RuntimeError, "validation data is empty"),
+        (EmptyTraining, RuntimeError, "training data is empty"),
+        (BareTraining, RuntimeError, r"build_training_data_loader\(\) must return a pytorch\.DataLoader"),
+        (BareValidation, RuntimeError, r"build_validation_data_loader\(\) must return a pytorch\.DataLoader"),
+        (ChangingNames, ValueError, r"\['metric_0'\] before, \['metric_1'\] now"),
+        (ChangingTrainingNames, ValueError, r"train_batch\(\) must return the same metrics"),
+        (WrongReducers, ValueError, "exactly the metrics"),
+        (NotJson, TypeError, "'model' of type Linear, which is not JSON-serialisable"),
+        (NotADict, TypeError, "must return a dict of metrics, got 3.0"),
+        (StrangeBatch, TypeError, r"override PyTorchTrial\.get_batch_length"),
+        (BadCallbacks, TypeError, r"build_callbacks\(\) must return a dict"),
+    ],
+)
+def test_a_faulty_trial_is_told_what_to_do(fit: Fit, trial: type, kind: type[Exception], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        fit(trial, max_length=Batch(2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "says"),
+    [
+        ({}, ValueError, r"needs max_length, such as max_length=pytorch\.Epoch\(1\)"),
+        ({"max_length": 3}, TypeError, r"max_length must be a pytorch\.Batch or a pytorch\.Epoch, got 3"),
+        ({"max_length": Batch([3])}, TypeError, "max_length must hold an int"),
+        ({"max_length": Batch(0)}, ValueError, "at least 1"),
+        ({"max_length": Batch(3), "validation_period": 1}, TypeError, "validation_period must be"),
+        ({"max_length": Batch(3), "checkpoint_period": "1"}, TypeError, "checkpoint_period must be"),
+        ({"max_length": Batch(3), "checkpoint_policy": "some"}, ValueError, "one of 'best', 'all', 'none', got 'some'"),
+        ({"max_length": Batch(3), "latest_checkpoint": "nowhere"}, FileNotFoundError, "nowhere"),
+    ],
+)
+def test_a_faulty_call_is_told_what_to_do(
+    fit: Fit, arguments: dict[str, Any], kind: type[Exception], says: str
+) -> None:
+    with pytest.raises(kind, match=says):
+        fit(OneWeight, **arguments)
+
+
+def test_a_metric_that_the_trial_does_not_return_is_an_error(fit: Fit, host: FakeHost) -> None:
+    host.metric = "accuracy"
+    with pytest.raises(
+        ValueError, match=r"searcher\.metric: .*'accuracy', but validation returned \['validation_loss'\]"
+    ):
+        fit(OneWeight, max_length=Batch(2))
+
+
+def test_callback_state_that_would_not_load_is_refused_when_saved(fit: Fit, host: FakeHost) -> None:
+    class Remembering(pytorch.PyTorchCallback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"device": object()}
+
+    with pytest.raises(TypeError, match=r"callback 'memory' at \['device'\] is of type builtins\.object"):
+        fit(OneWeight, max_length=Batch(2), prepare=lambda trial: trial.callbacks.update(memory=Remembering()))
+    assert host.checkpoints() == []
+
+
+def test_a_trainer_takes_a_trial(host: FakeHost) -> None:
+    with pytorch.init() as context, pytest.raises(TypeError, match=r"an instance of a pytorch\.PyTorchTrial"):
+        pytorch.Trainer(OneWeight, context)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "missing", ["train_batch", "build_training_data_loader", "build_validation_data_loader", "__init__"]
+)
+def test_a_trial_must_define_its_methods(missing: str) -> None:
+    methods = {
+        name: OneWeight.__dict__[name]
+        for name in ("__init__", "train_batch", "build_training_data_loader", "build_validation_data_loader")
+        if name != missing
+    }
+    with pytest.raises(TypeError, match=missing):
+        type("Partial", (pytorch.PyTorchTrial,), methods)(None)
+
+
+def test_an_epoch_that_can_not_be_counted_names_the_argument(fit: Fit) -> None:
+    class Unsized(OneWeight):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            context.experimental.disable_dataset_reproducibility_checks()
+
+        def build_training_data_loader(self) -> Any:
+            return iter([torch.ones(2, 1)] * 9)
+
+    with pytest.raises(ValueError, match=r"validation_period=Epoch\(1\) needs a sized training loader"):
+        fit(Unsized, max_length=Batch(3), validation_period=Epoch(1))

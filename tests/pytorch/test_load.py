@@ -1,0 +1,145 @@
+"""A trial out of its checkpoint."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dray import pytorch
+from dray.pytorch import Batch
+from dray.storage import CheckpointError
+from tests.pytorch.conftest import Fit
+from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
+
+MODEL_DEF = textwrap.dedent(
+    """
+    import torch
+    from dray import pytorch
+    import helper
+
+    class Trial(pytorch.PyTorchTrial):
+        def __init__(self, context, width=1):
+            self.context = context
+            self.width = width
+            self.lr = context.get_hparam("lr")
+            self.model = context.wrap_model(helper.model())
+            self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=self.lr))
+
+        def build_training_data_loader(self):
+            return pytorch.DataLoader(torch.ones(4, 1), batch_size=2)
+
+        build_validation_data_loader = build_training_data_loader
+
+        def train_batch(self, batch, epoch_idx, batch_idx):
+            loss = ((self.model(batch) - 1) ** 2).mean()
+            self.context.backward(loss)
+            self.context.step_optimizer(self.optimizer)
+            return loss
+
+        def evaluate_batch(self, batch):
+            return {"validation_loss": ((self.model(batch) - 1) ** 2).mean()}
+
+    if __name__ == "__main__":
+        with pytorch.init(hparams={"lr": 0.25}) as context:
+            pytorch.Trainer(Trial(context), context).fit(max_length=pytorch.Batch(3))
+    """
+)
+HELPER = (
+    "import torch\n\ndef model():\n    m = torch.nn.Linear(1, 1, bias=False)\n    m.weight.data.zero_()\n    return m\n"
+)
+
+
+@pytest.fixture
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint that a script wrote, whose directory is no more."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "model_def.py").write_text(MODEL_DEF)
+    (source / "helper.py").write_text(HELPER)
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(pytorch.__file__).parents[2]))
+    subprocess.run([sys.executable, "model_def.py"], cwd=source, check=True)
+    (checkpoint,) = (tmp_path / "results" / "local").glob("*/checkpoint_3")
+    for file in source.iterdir():
+        file.unlink()
+    return checkpoint
+
+
+@pytest.mark.slow
+def test_a_trial_is_built_from_the_checkpoints_own_code(saved: Path) -> None:
+    metadata = json.loads((saved / "metadata.json").read_text())
+    assert metadata["trial_cls_spec"] == "model_def:Trial"
+    trial: Any = pytorch.load_trial_from_checkpoint_path(str(saved), trial_kwargs={"width": 3})
+    assert trial.model.weight.item() == one_weight(3)
+    assert (trial.lr, trial.width) == (0.25, 3)
+    assert "model_def" not in sys.modules
+    assert "helper" not in sys.modules
+
+
+def test_a_trial_is_built_from_its_class(fit: Fit, host: FakeHost) -> None:
+    fit(OneWeight, max_length=Batch(4))
+    trial = pytorch.load_trial_from_checkpoint_path(host.checkpoints()[0], trial_class=OneWeight)
+    assert isinstance(trial, OneWeight)
+    assert trial.weight == one_weight(4)
+
+
+def test_validating_again_gives_the_reported_metric(fit: Fit, host: FakeHost) -> None:
+    fit(OneWeight, max_length=Batch(4))
+    trial = pytorch.load_trial_from_checkpoint_path(host.checkpoints()[0], trial_class=OneWeight)
+    with torch.no_grad():
+        found = trial.evaluate_batch(torch.ones(2, 1), 0)
+    assert {"validation_loss": found["validation_loss"].item()} == host.reports[-1].validation
+
+
+def test_a_context_of_ones_own_gives_other_hyperparameters(fit: Fit, host: FakeHost) -> None:
+    class Tuned(OneWeight):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            self.lr = context.get_hparam("lr")
+            super().__init__(context)
+
+    fit(Tuned, init={"hparams": {"lr": 0.25}}, max_length=Batch(2))
+    path = host.checkpoints()[0]
+    assert pytorch.load_trial_from_checkpoint_path(path, trial_class=Tuned).lr == 0.25  # type: ignore[attr-defined]
+    context = pytorch.CheckpointLoadContext(hparams={"lr": 0.5}, exp_conf={"name": "x"})
+    assert context.get_experiment_config() == {"name": "x"}
+    trial: Any = pytorch.load_trial_from_checkpoint_path(path, trial_class=Tuned, trial_kwargs={"context": context})
+    assert (trial.lr, trial.weight) == (0.5, one_weight(2))
+
+
+def test_the_state_has_exactly_the_documented_keys(fit: Fit, host: FakeHost) -> None:
+    fit(OneWeight, max_length=Batch(2))
+    state = torch.load(Path(host.checkpoints()[0]) / "state-dict.pth", weights_only=True)
+    assert sorted(state) == ["callbacks", "lr_schedulers_state_dict", "models_state_dict", "optimizers_state_dict"]
+    assert list(state["models_state_dict"][0]) == ["weight"]
+
+
+def test_arguments_for_torch_load_come_one_way(fit: Fit, host: FakeHost) -> None:
+    fit(OneWeight, max_length=Batch(1))
+    path = host.checkpoints()[0]
+    with pytest.raises(ValueError, match="torch_load_kwargs only"):
+        pytorch.load_trial_from_checkpoint_path(
+            path, trial_class=OneWeight, torch_load_kwargs={"map_location": "cpu"}, map_location="cpu"
+        )
+    pytorch.load_trial_from_checkpoint_path(path, trial_class=OneWeight, map_location="cpu")
+
+
+def test_a_damaged_checkpoint_and_a_missing_class_say_so(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
+    class Hidden(OneWeight):
+        """Within a function, where no import finds it."""
+
+    fit(Hidden, max_length=Batch(1))
+    path = Path(host.checkpoints()[0])
+    with pytest.raises(ValueError, match="can't import the trial's class.*pass trial_class="):
+        pytorch.load_trial_from_checkpoint_path(path)
+    (path / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="never completed"):
+        pytorch.load_trial_from_checkpoint_path(path, trial_class=OneWeight)
+    with pytest.raises(FileNotFoundError):
+        pytorch.load_trial_from_checkpoint_path(tmp_path / "nowhere", trial_class=OneWeight)

@@ -1,0 +1,219 @@
+"""A run that is interrupted anywhere and resumed is bit for bit the run that never was."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dray import pytorch
+from dray.pytorch import Batch, Epoch
+from dray.training import rng
+from tests.pytorch.conftest import Fit
+from tests.pytorch.fakes import FakeHost
+
+BATCHES = 14  # of 5 an epoch, the last one partial
+
+
+class Noisy(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Augments with numpy's generator, as datasets do."""
+
+    def __len__(self) -> int:
+        return 18
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.linspace(index, index + 1, 6) / 18 + float(np.random.normal(0, 0.1))
+        return x, x.sum() + random.random() / 10
+
+
+class Everything(pytorch.PyTorchTrial):
+    """Shuffled data, augmentation, dropout, momentum, a schedule, two models: all that has state."""
+
+    shuffle = True
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        body = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.ReLU())
+        self.body, self.head = context.wrap_model(body), context.wrap_model(nn.Linear(8, 1))
+        self.first = context.wrap_optimizer(torch.optim.Adam(self.body.parameters(), lr=1e-2))
+        self.second = context.wrap_optimizer(torch.optim.SGD(self.head.parameters(), lr=1e-2, momentum=0.9))
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.second, step_size=2, gamma=0.5)
+        context.wrap_lr_scheduler(self.schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH, frequency=2)
+        self.numbers: list[tuple[int, int]] = []
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(Noisy(), batch_size=4, shuffle=self.shuffle)
+
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(Noisy(), batch_size=9)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(self.head(self.body(x))[:, 0], y)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        self.numbers.append((epoch_idx, batch_idx))
+        loss = self.loss(batch)
+        self.context.backward(loss)
+        self.context.step_optimizer(self.first, clip_grads=lambda p: nn.utils.clip_grad_norm_(p, 1.0))
+        self.context.step_optimizer(self.second)
+        return {"loss": loss, "draw": random.random()}
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        return {"validation_loss": self.loss(batch), "noise": torch.rand(())}
+
+
+class Sequential(Everything):
+    shuffle = False
+
+
+class OwnSampler(Everything):
+    """A sampler of the user's, shuffling reproducibly."""
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        sampler = pytorch.samplers.ReproducibleShuffleSampler(range(18), self.context.get_trial_seed())
+        return pytorch.DataLoader(Noisy(), batch_size=4, sampler=sampler)
+
+
+class OwnSkip(Everything):
+    """An iterable dataset that skips by itself."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.experimental.disable_dataset_reproducibility_checks()
+
+    def build_training_data_loader(self) -> Any:
+        first = self.context.get_initial_batch()
+
+        class Stream(torch.utils.data.IterableDataset[Any]):
+            def __iter__(self) -> Any:
+                index = first
+                while True:
+                    x = torch.full((4, 6), index / 20)
+                    yield x, x.sum(1)
+                    index += 1
+
+        return torch.utils.data.DataLoader(Stream(), batch_size=None, generator=torch.Generator())
+
+
+class PerEpoch(Everything):
+    """Schedules by epoch and by optimizer step."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        modes = pytorch.LRScheduler.StepMode
+        context.wrap_lr_scheduler(torch.optim.lr_scheduler.ExponentialLR(self.first, 0.9), modes.STEP_EVERY_EPOCH)
+        context.wrap_lr_scheduler(
+            torch.optim.lr_scheduler.MultiStepLR(self.first, [1, 3]), modes.STEP_EVERY_OPTIMIZER_STEP, frequency=2
+        )
+
+
+def state_of(trial: Everything) -> dict[str, Any]:
+    return trial.context._optimisation.state_dict()
+
+
+def assert_equal(mine: Any, other: Any) -> None:
+    if isinstance(mine, torch.Tensor):
+        assert torch.equal(mine, other)
+    elif isinstance(mine, dict):
+        assert mine.keys() == other.keys()
+        for key in mine:
+            assert_equal(mine[key], other[key])
+    elif isinstance(mine, (list, tuple)):
+        assert len(mine) == len(other)
+        for left, right in zip(mine, other, strict=True):
+            assert_equal(left, right)
+    else:
+        assert mine == other
+
+
+@pytest.mark.parametrize("aggregation", [1, 2, 3])
+@pytest.mark.parametrize("trial_class", [Everything, Sequential, OwnSampler, OwnSkip, PerEpoch])
+def test_resuming_is_bit_identical_wherever_the_run_was_cut(
+    fit: Fit, host: FakeHost, tmp_path: Path, trial_class: type[Everything], aggregation: int
+) -> None:
+    arguments: dict[str, Any] = {
+        "init": {"aggregation_frequency": aggregation},
+        "max_length": Batch(BATCHES),
+        "validation_period": Batch(3),
+        "checkpoint_period": Batch(1),
+        "reporting_period": Batch(2),
+        "checkpoint_policy": "none",
+    }
+    whole = fit(trial_class, host, **arguments)
+    assert len(host.checkpoints()) == BATCHES
+    for cut in random.Random(f"{trial_class}{aggregation}").sample(range(1, BATCHES), 4):
+        rng.seed_all(999)  # what the resumed process has drawn by itself must not matter
+        again = FakeHost(tmp_path / f"again{cut}")
+        resumed = fit(trial_class, again, latest_checkpoint=host.checkpoints()[cut - 1], **arguments)
+        assert_equal(state_of(resumed), state_of(whole))
+        assert resumed.numbers == whole.numbers[cut:]
+        told = [(r.batches, r.epochs, r.training, r.validation) for r in host.reports if r.batches > cut]
+        assert [(r.batches, r.epochs, r.training, r.validation) for r in again.reports] == told
+
+
+def test_the_seed_alone_decides_a_run(fit: Fit, tmp_path: Path) -> None:
+    def run(name: str, seed: int) -> dict[str, Any]:
+        return state_of(fit(Everything, FakeHost(tmp_path / name, trial_seed=seed), max_length=Epoch(2)))
+
+    first = run("a", 3)
+    torch.manual_seed(0)
+    np.random.seed(1)
+    assert_equal(run("b", 3), first)
+    with pytest.raises(AssertionError):
+        assert_equal(run("c", 4), first)
+
+
+def test_the_order_of_shuffled_data_is_no_matter_of_other_random_numbers(fit: Fit, tmp_path: Path) -> None:
+    def order(name: str, draws: int) -> list[list[int]]:
+        seen: list[list[int]] = []
+
+        class Watching(Everything):
+            def build_training_data_loader(self) -> pytorch.DataLoader:
+                torch.rand(draws)
+                return pytorch.DataLoader(range(12), batch_size=4, shuffle=True)
+
+            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+                seen.append(batch.tolist())
+                torch.rand(draws)
+                return super().train_batch((torch.ones(1, 6), torch.ones(1)), epoch_idx, batch_idx)
+
+        fit(Watching, FakeHost(tmp_path / name), max_length=Epoch(2))
+        return seen
+
+    one, two = order("a", 0), order("b", 7)
+    assert one == two
+    assert sorted(record for batch in one[:3] for record in batch) == list(range(12))
+    assert one[:3] != one[3:], "each epoch has an order of its own"
+
+
+def test_resuming_from_another_trials_checkpoint_is_an_error(fit: Fit, host: FakeHost) -> None:
+    class Wider(Everything):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.extra = context.wrap_model(nn.Linear(1, 1))
+
+    class Deeper(Everything):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            context.models[1] = nn.Linear(9, 1)
+
+    fit(Everything, max_length=Batch(1))
+    (checkpoint,) = host.checkpoints()
+    with pytest.raises(ValueError, match="has 2 model state"):
+        fit(Wider, max_length=Batch(2), latest_checkpoint=checkpoint)
+    with pytest.raises(ValueError, match=r"(?s)model 1 of the checkpoint does not fit.*size mismatch"):
+        fit(Deeper, max_length=Batch(2), latest_checkpoint=checkpoint)
+
+
+def test_a_finished_run_resumed_does_nothing(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
+    fit(Everything, max_length=Batch(3))
+    again = FakeHost(tmp_path / "again")
+    trial = fit(Everything, again, max_length=Batch(3), latest_checkpoint=host.checkpoints()[-1])
+    assert again.reports == []
+    assert trial.numbers == []
