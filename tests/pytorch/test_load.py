@@ -136,7 +136,7 @@ def test_a_damaged_checkpoint_and_a_missing_class_say_so(fit: Fit, host: FakeHos
 
     fit(Hidden, max_length=Batch(1))
     path = Path(host.checkpoints()[0])
-    with pytest.raises(ValueError, match="can't import the trial's class.*pass trial_class="):
+    with pytest.raises(ValueError, match=r"can't import the trial's class.*pass trial_class="):
         pytorch.load_trial_from_checkpoint_path(path)
     (path / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match="never completed"):

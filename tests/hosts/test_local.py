@@ -1,0 +1,152 @@
+"""A run in the caller's own process: where it writes, how it is seeded, how it is stopped and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dray import pytorch
+from dray.hosts import LocalHost, current_host, use_host
+from dray.pytorch import Batch
+from dray.storage import CheckpointError
+from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
+    return tmp_path / "results"
+
+
+def fit(trial_class: type[OneWeight] = OneWeight, **arguments: Any) -> OneWeight:
+    with pytorch.init() as context:
+        trial = trial_class(context)
+        pytorch.Trainer(trial, context).fit(**arguments)
+    return trial
+
+
+def test_a_local_run_keeps_metrics_and_checkpoints_below_dray_home(home: Path) -> None:
+    trial = fit(max_length=Batch(4), reporting_period=Batch(1), validation_period=Batch(2))
+    (run,) = (home / "local").iterdir()
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoint_2", "checkpoint_4", "metrics.jsonl"]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["batches"] for row in rows] == [1, 2, 3, 4]
+    assert [row.get("checkpoint") for row in rows] == [
+        None,
+        f"{run.name}/checkpoint_2",
+        None,
+        f"{run.name}/checkpoint_4",
+    ]
+    assert rows[0]["training"] == {"loss": 1.0}
+    carried = [json.loads(line) for line in (run / "checkpoint_4" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["batches"] for row in carried] == [3, 4], "what was reported since the checkpoint before"
+    assert trial.context.get_tensorboard_path() == run / "tensorboard"
+    assert (trial.context.get_experiment_id(), trial.context.get_trial_id()) == (0, 0)
+
+
+def test_nothing_is_written_before_there_is_something_to_write(home: Path) -> None:
+    with pytorch.init() as context:
+        OneWeight(context)
+    assert not home.exists()
+
+
+def test_an_id_and_a_path_both_name_a_checkpoint(home: Path) -> None:
+    ids: list[str] = []
+
+    class Uploaded(pytorch.PyTorchCallback):
+        def on_checkpoint_upload_end(self, uuid: str) -> None:
+            ids.append(uuid)
+
+    class Telling(OneWeight):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {"uploaded": Uploaded()}
+
+    fit(Telling, max_length=Batch(2))
+    assert fit(max_length=Batch(5), latest_checkpoint=ids[0]).weight == one_weight(5)
+    path = home / "local" / ids[0]
+    assert fit(max_length=Batch(3), latest_checkpoint=str(path)).weight == one_weight(3)
+    with pytest.raises(FileNotFoundError, match="neither an id that"):
+        fit(max_length=Batch(3), latest_checkpoint="20200101-nothing/checkpoint_1")
+    (path / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="never completed"):
+        fit(max_length=Batch(3), latest_checkpoint=ids[0])
+
+
+def test_sigterm_asks_for_a_stop_that_saves(home: Path) -> None:
+    class Terminated(OneWeight):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    before = signal.getsignal(signal.SIGTERM)
+    trial = fit(Terminated, max_length=Batch(50), reporting_period=Batch(2))
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert trial.weight == one_weight(4)
+    assert [path.name for path in (home / "local").glob("*/checkpoint_*")] == ["checkpoint_4"]
+
+
+def test_a_run_in_another_thread_leaves_signals_alone(home: Path) -> None:
+    trials: list[OneWeight] = []
+    thread = threading.Thread(target=lambda: trials.append(fit(max_length=Batch(2))))
+    thread.start()
+    thread.join()
+    assert trials[0].weight == one_weight(2)
+
+
+def test_the_seed_is_the_configs_or_a_fresh_one_each_time(home: Path) -> None:
+    def draw(exp_conf: dict[str, Any] | None) -> tuple[int, float]:
+        with pytorch.init(exp_conf=exp_conf) as context:
+            return context.get_trial_seed(), torch.rand(()).item()
+
+    fixed = {"reproducibility": {"experiment_seed": 7}}
+    assert draw(fixed) == draw(fixed)
+    assert draw(fixed)[0] == 7
+    assert draw(None) != draw(None)
+    with pytest.raises(ValueError, match="experiment_seed'] must be an int of at least 0, got -1"):
+        draw({"reproducibility": {"experiment_seed": -1}})
+
+
+def test_a_store_below_the_working_directory_is_not_copied_into_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path))
+    (tmp_path / "train.py").write_text("")
+    for _ in range(2):
+        fit(max_length=Batch(2), checkpoint_period=Batch(1))
+    codes = [sorted(p.name for p in code.rglob("*") if p.is_file()) for code in tmp_path.glob("local/*/*/code")]
+    assert codes == [["train.py"]] * 4
+
+
+def test_checkpoints_carry_hyperparameters_without_a_config(home: Path) -> None:
+    with pytorch.init(hparams={"lr": 0.5}) as context:
+        pytorch.Trainer(OneWeight(context), context).fit(max_length=Batch(1))
+    (path,) = (home / "local").glob("*/checkpoint_1")
+    assert json.loads((path / "hparams.json").read_text()) == {"lr": 0.5}
+    assert not (path / "experiment.yaml").exists()
+
+
+def test_a_host_is_current_within_its_block_only(tmp_path: Path) -> None:
+    outer, inner = FakeHost(tmp_path), FakeHost(tmp_path)
+    assert current_host() is None
+    with use_host(outer):
+        with use_host(inner):
+            assert current_host() is inner
+        assert current_host() is outer
+        with pytorch.init() as context:
+            assert context._host is outer
+    assert current_host() is None
+
+
+def test_a_directory_of_ones_own(tmp_path: Path) -> None:
+    with use_host(LocalHost(tmp_path / "mine", trial_seed=3)), pytorch.init() as context:
+        pytorch.Trainer(OneWeight(context), context).fit(max_length=Batch(1))
+    assert (tmp_path / "mine" / "checkpoint_1" / "manifest.json").exists()

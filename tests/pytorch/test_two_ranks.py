@@ -1,0 +1,180 @@
+"""Two real processes in a gloo group: the same weights as one, the same end on both. All scenarios share one pair."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dray import pytorch
+from dray.pytorch import Batch
+from tests.pytorch import two_ranks
+from tests.pytorch.fakes import FakeHost
+from tests.pytorch.two_ranks import Regression, run
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("two_ranks")
+
+
+@pytest.fixture(scope="module")
+def one(directory: Path) -> dict[str, Any]:
+    """What one process makes of the same trial, with a checkpoint in mid-aggregation for two to go on from."""
+    host = FakeHost(directory / "one")
+    return run(Regression, host, max_length=Batch(9), checkpoint_period=Batch(5), aggregation_frequency=2)
+
+
+@pytest.fixture(scope="module")
+def ranks(directory: Path, one: dict[str, Any]) -> list[dict[str, Any]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = []
+    for rank in range(2):
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "USE_TORCH_DISTRIBUTED": "true",
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "GROUP_RANK": "0",
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_WORLD_SIZE": "1",
+        }
+        processes.append(subprocess.Popen([sys.executable, two_ranks.__file__, str(directory)], env=environment))
+    try:
+        assert [process.wait(timeout=50) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+    return [torch.load(directory / f"rank_{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name])
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_two_processes_train_what_one_trains(ranks: list[dict[str, Any]], tmp_path: Path) -> None:
+    alone = run(Regression, FakeHost(tmp_path), max_length=Batch(7), reporting_period=Batch(3))
+    assert alone["epoch_length"] == ranks[0]["training"]["epoch_length"] == 3
+    for rank in ranks:
+        assert_close(rank["training"]["weights"], alone["weights"])
+    assert_equal(ranks[0]["training"]["weights"], ranks[1]["training"]["weights"])
+
+
+def test_the_chief_alone_speaks_to_the_host(ranks: list[dict[str, Any]]) -> None:
+    assert [batches for batches, *_ in ranks[0]["training"]["reports"]] == [2, 3, 4, 6, 7]
+    assert ranks[1]["training"]["reports"] == []
+
+
+def test_metrics_are_those_of_one_process(ranks: list[dict[str, Any]], tmp_path: Path) -> None:
+    alone = run(
+        Regression, FakeHost(tmp_path), max_length=Batch(7), checkpoint_period=Batch(2), reporting_period=Batch(3)
+    )
+    for (_, training, validation, _), (_, expected, expected_validation, _) in zip(
+        ranks[0]["training"]["reports"], alone["reports"], strict=True
+    ):
+        assert training["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        assert (validation is None) == (expected_validation is None)
+    validation = ranks[0]["training"]["reports"][-1][2]
+    # 20 records in batches of 4: rank 0 has three of them, rank 1 two. The average is weighted with those numbers.
+    assert validation["batches_seen"] == 5.0
+    assert validation["rank"] == pytest.approx(2 / 5)
+
+
+def test_gradient_aggregation_gives_the_same_over_two(ranks: list[dict[str, Any]], tmp_path: Path) -> None:
+    alone = run(Regression, FakeHost(tmp_path), max_length=Batch(6), aggregation_frequency=3)
+    assert_close(ranks[0]["aggregation"]["weights"], alone["weights"])
+
+
+def test_two_processes_resume_bit_for_bit(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        for cut, resumed in rank["dropout_resumed"].items():
+            assert_equal(resumed["weights"], rank["dropout_whole"]["weights"])
+            whole = [report[:3] for report in rank["dropout_whole"]["reports"] if report[0] > cut]
+            assert [report[:3] for report in resumed["reports"]] == whole
+
+
+def test_two_processes_go_on_from_one(ranks: list[dict[str, Any]], one: dict[str, Any]) -> None:
+    assert_close(ranks[0]["from_one_process"]["weights"], one["weights"])
+
+
+def test_one_process_goes_on_from_two(ranks: list[dict[str, Any]], directory: Path, tmp_path: Path) -> None:
+    resumed = run(
+        Regression,
+        FakeHost(tmp_path),
+        max_length=Batch(7),
+        latest_checkpoint=str(directory / "training" / "checkpoint_4"),
+    )
+    assert_close(resumed["weights"], ranks[0]["training"]["weights"])
+
+
+def test_a_checkpoint_of_two_processes_has_plain_names_and_loads_in_one(
+    ranks: list[dict[str, Any]], directory: Path
+) -> None:
+    path = directory / "training" / "checkpoint_7"
+    state = torch.load(path / "state-dict.pth", weights_only=True)
+    assert sorted(state["models_state_dict"][0]) == ["0.bias", "0.weight", "3.bias", "3.weight"]
+    assert sorted(file.name for file in (path / "rng").iterdir()) == ["rank_0.pth", "rank_1.pth"]
+    trial: Any = pytorch.load_trial_from_checkpoint_path(path, trial_class=Regression)
+    assert_equal(trial.model.state_dict(), ranks[0]["training"]["weights"])
+
+
+def test_attributes_of_a_wrapped_model_stay_reachable(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["wrapped_attributes"] for rank in ranks] == ["mine", "mine"]
+
+
+def test_a_stop_asked_for_on_one_rank_ends_both(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["stop_on_one_rank"]["error"] for rank in ranks] == [None, None]
+    reports = ranks[0]["stop_on_one_rank"]["reports"]
+    assert [(batches, validation) for batches, _, validation, _ in reports] == [(2, None), (4, None), (4, None)]
+    assert reports[-1][3] is not None
+
+
+def test_invalid_hyperparameters_on_one_rank_are_raised_on_both(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["invalid_on_one_rank"]["error"] for rank in ranks] == ["InvalidHP: too wide"] * 2
+    assert ranks[0]["invalid_on_one_rank"]["reports"][-1][3] is not None, "saved first"
+
+
+def test_a_failure_of_one_rank_reaches_the_other(ranks: list[dict[str, Any]]) -> None:
+    failure = "failure_in_validation_of_one_rank"
+    assert ranks[1][failure]["error"] == "KeyError: 'gone'"
+    assert ranks[0][failure]["error"] == "PeerFailed: training failed on rank 1: KeyError('gone')"
+    assert ranks[0]["failure_in_saving"]["error"].startswith("UnsavableState: the state of callback 'u'")
+    assert ranks[1]["failure_in_saving"]["error"].startswith("PeerFailed: rank 0 failed in saving a checkpoint")
+
+
+def test_metrics_and_ids_reach_the_callbacks_of_both(ranks: list[dict[str, Any]]) -> None:
+    chief, other = (rank["custom_metrics"]["trial"] for rank in ranks)
+    assert chief == other
+    (averages, rows), validated, uuid = chief
+    assert averages["order"] == "012345", "the order of one process"
+    assert averages["loss"] == pytest.approx(sum(rows) / 3)
+    assert validated["batches_seen"] == 5.0
+    assert uuid == ranks[0]["custom_metrics"]["reports"][-1][3]
+
+
+def test_evaluate_full_dataset_runs_on_the_chief_over_everything(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["full_dataset"]["trial"] for rank in ranks] == [[20], []]
+    assert ranks[0]["full_dataset"]["reports"][-1][2] == {"validation_loss": 2.0}

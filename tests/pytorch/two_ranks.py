@@ -1,0 +1,264 @@
+"""What tests/pytorch/test_two_ranks.py runs in two real processes: `python two_ranks.py <directory>`, once a rank.
+
+Each scenario returns what its rank saw; all of them are saved to <directory>/rank_<n>.pt. A scenario is a function of a
+directory that both ranks share.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dray import pytorch
+from dray.core import DistributedContext
+from dray.hosts import use_host
+from dray.pytorch import Batch
+from tests.pytorch.fakes import FakeHost
+
+Init = dict[str, Any]
+
+
+class Regression(pytorch.PyTorchTrial):
+    """24 records, shuffled, in global batches of 8."""
+
+    dropout = 0.0
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        self.callbacks: dict[str, pytorch.PyTorchCallback] = {}
+        net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(self.dropout), nn.Linear(8, 1))
+        net.tag = "mine"  # type: ignore[assignment]
+        self.model = context.wrap_model(net)
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9))
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return self.callbacks
+
+    def data(self, records: int, **kwargs: Any) -> pytorch.DataLoader:
+        x = torch.linspace(-1, 1, records * 4).reshape(records, 4)
+        dataset = torch.utils.data.TensorDataset(x, (x**2).sum(1, keepdim=True))
+        return pytorch.DataLoader(dataset, batch_size=self.context.get_per_slot_batch_size(), **kwargs)
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        return self.data(24, shuffle=True)
+
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        return self.data(20)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        return nn.functional.mse_loss(self.model(batch[0]), batch[1])
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss}
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        return {"validation_loss": self.loss(batch), "batches_seen": 1.0, "rank": float(self.context.distributed.rank)}
+
+    def evaluation_reducer(self) -> dict[str, pytorch.Reducer]:
+        reducers = pytorch.Reducer
+        return {"validation_loss": reducers.AVG, "batches_seen": reducers.SUM, "rank": reducers.AVG}
+
+
+class Dropping(Regression):
+    dropout = 0.3
+
+
+def run(
+    trial_class: Callable[[pytorch.PyTorchTrialContext], Any],
+    host: FakeHost,
+    *,
+    distributed: DistributedContext | None = None,
+    aggregation_frequency: int = 1,
+    prepare: Callable[[Any], None] = lambda trial: None,
+    **fit: Any,
+) -> dict[str, Any]:
+    """Train, on one process or on this rank's share, and tell what came of it."""
+    error = None
+    with (
+        use_host(host),
+        pytorch.init(
+            hparams={"global_batch_size": 8}, distributed=distributed, aggregation_frequency=aggregation_frequency
+        ) as context,
+    ):
+        trial = trial_class(context)
+        prepare(trial)
+        try:
+            pytorch.Trainer(trial, context).fit(**fit)
+        except Exception as caught:
+            error = f"{type(caught).__name__}: {caught}"
+        return {
+            "error": error,
+            "weights": context._optimisation.state_dict()["models_state_dict"][0],
+            "reports": [(r.batches, r.training, r.validation, r.checkpoint) for r in host.reports],
+            "epoch_length": context._cursor.epoch_length,
+            "trial": getattr(trial, "seen", None),
+        }
+
+
+def two(trial_class: Any, directory: Path, **kwargs: Any) -> dict[str, Any]:
+    return run(trial_class, FakeHost(directory), distributed=DistributedContext.from_torch_distributed(), **kwargs)
+
+
+# ------------------------------------------------------------------------------------------------------------ scenarios
+
+
+def training(directory: Path) -> dict[str, Any]:
+    return two(Regression, directory, max_length=Batch(7), reporting_period=Batch(3), checkpoint_period=Batch(2))
+
+
+def aggregation(directory: Path) -> dict[str, Any]:
+    return two(Regression, directory, max_length=Batch(6), aggregation_frequency=3)
+
+
+def dropout_whole(directory: Path) -> dict[str, Any]:
+    return two(Dropping, directory, max_length=Batch(8), checkpoint_period=Batch(1), aggregation_frequency=2)
+
+
+def dropout_resumed(directory: Path) -> dict[str, Any]:
+    return {
+        cut: two(
+            Dropping,
+            directory / str(cut),
+            max_length=Batch(8),
+            checkpoint_period=Batch(1),
+            aggregation_frequency=2,
+            latest_checkpoint=str(directory.parent / "dropout_whole" / f"checkpoint_{cut}"),
+        )
+        for cut in (3, 6)
+    }
+
+
+def from_one_process(directory: Path) -> dict[str, Any]:
+    return two(
+        Regression,
+        directory,
+        max_length=Batch(9),
+        aggregation_frequency=2,
+        latest_checkpoint=str(directory.parent / "one" / "checkpoint_5"),
+    )
+
+
+def wrapped_attributes(directory: Path) -> Any:
+    class Asking(Regression):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.seen = [self.model.tag]
+
+    return two(Asking, directory, max_length=Batch(1))["trial"][0]
+
+
+def stop_on_one_rank(directory: Path) -> dict[str, Any]:
+    class Stopping(Regression):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if self.context.distributed.rank == 1 and batch_idx == 2:
+                self.context.set_stop_requested(True)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    return two(Stopping, directory, max_length=Batch(9), reporting_period=Batch(2))
+
+
+def invalid_on_one_rank(directory: Path) -> dict[str, Any]:
+    class Invalid(Regression):
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+            if self.context.distributed.rank == 1:
+                raise pytorch.InvalidHP("too wide")
+            return super().evaluate_batch(batch, batch_idx)
+
+    return two(Invalid, directory, max_length=Batch(2))
+
+
+def failure_in_validation_of_one_rank(directory: Path) -> dict[str, Any]:
+    class Broken(Regression):
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+            if self.context.distributed.rank == 1:
+                raise KeyError("gone")
+            return super().evaluate_batch(batch, batch_idx)
+
+    return two(Broken, directory, max_length=Batch(2))
+
+
+def failure_in_saving(directory: Path) -> dict[str, Any]:
+    class Unsavable(pytorch.PyTorchCallback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"x": object()}
+
+    return two(Regression, directory, max_length=Batch(2), prepare=lambda trial: trial.callbacks.update(u=Unsavable()))
+
+
+def custom_metrics(directory: Path) -> dict[str, Any]:
+    class Custom(Regression):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.seen: list[Any] = []
+            self.order = context.wrap_reducer(lambda values: "".join(map(str, values)), name="order")
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            self.order.update(2 * batch_idx + self.context.distributed.rank)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    class Watching(pytorch.PyTorchCallback):
+        def __init__(self, seen: list[Any]) -> None:
+            self.seen = seen
+
+        def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+            self.seen.append((avg_metrics, [float(row["loss"]) for row in batch_metrics]))
+
+        def on_validation_end(self, metrics: dict[str, Any]) -> None:
+            self.seen.append(dict(metrics))
+
+        def on_checkpoint_upload_end(self, uuid: str) -> None:
+            self.seen.append(uuid)
+
+    return two(Custom, directory, max_length=Batch(3), prepare=lambda t: t.callbacks.update(w=Watching(t.seen)))
+
+
+def full_dataset(directory: Path) -> dict[str, Any]:
+    class Full(Regression):
+        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.seen: list[int] = []
+
+        def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+            self.seen.append(len(data_loader.dataset))
+            return {"validation_loss": 2.0}
+
+    return two(Full, directory, max_length=Batch(1))
+
+
+SCENARIOS = [
+    training,
+    aggregation,
+    dropout_whole,
+    dropout_resumed,
+    from_one_process,
+    wrapped_attributes,
+    stop_on_one_rank,
+    invalid_on_one_rank,
+    failure_in_validation_of_one_rank,
+    failure_in_saving,
+    custom_metrics,
+    full_dataset,
+]
+
+
+def main(directory: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    results = {scenario.__name__: scenario(directory / scenario.__name__) for scenario in SCENARIOS}
+    torch.save(results, directory / f"rank_{dist.get_rank()}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
