@@ -1,14 +1,15 @@
-"""Drives a search with Ray Tune: Tune's trials are handles, and its searcher and scheduler are two faces of one `Search`.
+"""Drives a search with Ray Tune: its trials are handles, its searcher and scheduler two faces of one `Search`.
 
 A Tune trial does no work and carries no hyperparameters: those are bound when the search's trial gets its workers, long
-after Tune had to know the configuration. It is a *handle*: its ``step()`` waits for the next result of whichever trial of
-the search it comes to stand for, hands that to Tune, and Tune asks the search. So any number of handles can be killed.
+after Tune had to know the configuration. It is a *handle*: its ``step()`` waits for the next result of whichever trial
+of the search it comes to stand for, hands that to Tune, and Tune asks the search. So any number of handles can be
+killed.
 
 Events reach the search from the scheduler's side only: Tune passes over ``Searcher.on_trial_result`` when a trial is
 stopped, and calls ``on_trial_complete`` of both sides.
 
-The uses of Ray Tune that are not of its public API (what a custom scheduler and searcher are called with, and the environment
-variables below) are all in this file.
+The uses of Ray Tune that are not of its public API (what a custom scheduler and searcher are called with, and the
+environment variables below) are all in this file.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ class Answer:
     done: bool
 
 
-class Handle(tune.Trainable):
+class Handle(tune.Trainable):  # type: ignore[misc]  # Ray's classes are untyped here
     """A Tune trial: waits for results at an actor named in its configuration and hands them on.
 
-    The actor has ``serve(handle_id, process, seen)``, which returns the next result (an object with ``number``, ``trial``, ``step``,
-    ``value`` and ``outcome``) or None when the search is over.
+    The actor has ``serve(handle_id, process, seen)``, which returns the next result (an object with ``number``,
+    ``trial``, ``step``, ``value`` and ``outcome``) or None when the search is over.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -84,7 +85,7 @@ class _NotStored:
         return {}
 
 
-class _Suggest(_NotStored, Searcher):  # type: ignore[misc]  # Ray's classes are untyped
+class _Suggest(_NotStored, Searcher):  # type: ignore[misc]
     """Tune's searcher: hands out as many handles as are wanted, until the search is done."""
 
     def __init__(
@@ -140,7 +141,7 @@ class _Decide(_NotStored, FIFOScheduler):  # type: ignore[misc]
         return None
 
 
-class _Watch(_NotStored, tune.Callback):
+class _Watch(_NotStored, tune.Callback):  # type: ignore[misc]
     """Hears of handles that died."""
 
     def __init__(self, lost: Callable[[str], None]) -> None:
@@ -159,8 +160,8 @@ class TuneDriver:
         lock: held around every use of the search.
         act: carries out what the search decided. Called in Tune's thread, under no lock.
         wanted: how many handles there should be now.
-        expect, lost: called in Tune's thread with the id of a handle that was made, and of one whose process has died (Tune
-            makes another for it).
+        expect, lost: called in Tune's thread with the id of a handle that was made, and of one whose process has died
+            (Tune makes another for it).
         source, namespace: name and Ray namespace of the actor that handles ask for results.
         directory: where Tune keeps its own books, which are never read back.
     """
@@ -214,6 +215,8 @@ class TuneDriver:
                 callbacks=[_Watch(self._lost)],
                 stop=_StopAll(lambda: self._stopping),
                 failure_config=tune.FailureConfig(max_failures=-1),
+                # A handle has nothing to save; Tune asks classes to, at their end, unless told otherwise.
+                checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
             ),
         )
         try:
@@ -243,7 +246,8 @@ class TuneDriver:
                 if outcome is not None:
                     actions += self._search.on(Exited(trial=trial, reason=outcome))
                 elif any(isinstance(a, Stop) and a.trial == trial for a in actions) or self._ended(trial):
-                    # For the search the trial is over; that its workers still save their last state is the desk's affair.
+                    # For the search the trial is over; that its workers still save their last state is the desk's
+                    # affair.
                     outcome = "stopped"
                     actions += self._search.on(Exited(trial=trial, reason="stopped"))
             answer = Answer(
@@ -264,7 +268,7 @@ class TuneDriver:
         return self._search.trials[trial].state in ("STOPPED", "COMPLETED", "ERRORED", "INVALID_HP", "CANCELED")
 
 
-class _StopAll(_NotStored, tune.Stopper):
+class _StopAll(_NotStored, tune.Stopper):  # type: ignore[misc]
     def __init__(self, stopping: Callable[[], bool]) -> None:
         self._stopping = stopping
 

@@ -24,7 +24,9 @@ class Baseline:
         self._threads = torch.get_num_threads()
         self._deterministic = torch.are_deterministic_algorithms_enabled()
         self._precision = torch.get_float32_matmul_precision()
-        self._cudnn = {name: getattr(torch.backends.cudnn, name) for name in ("benchmark", "deterministic", "allow_tf32")}
+        self._cudnn = {
+            name: getattr(torch.backends.cudnn, name) for name in ("benchmark", "deterministic", "allow_tf32")
+        }
         root = logging.getLogger()
         self._log = (root.level, list(root.handlers))
 

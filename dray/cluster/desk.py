@@ -1,15 +1,16 @@
 """The desk: where worker groups ask for work, trials leave their reports, and the driver's decisions arrive.
 
-A mailbox with books, and no judgement. Everything that is decided (which trial exists, what its hyperparameters are, stop
-or go on, restart or give up) is decided by the driver; the desk pairs a free group with the next trial of the queue, keeps
-one outstanding result per trial until the driver has answered it, and fences what comes from a lease that is over.
+A mailbox with books, and no judgement. Everything that is decided (which trial exists, what its hyperparameters are,
+stop or go on, restart or give up) is decided by the driver; the desk pairs a free group with the next trial of the
+queue, keeps one outstanding result per trial until the driver has answered it, and fences what comes from a lease that
+is over.
 
 Four parties talk to it, each through the methods of its section below:
 
 * the ranks of a worker group long-poll ``next_lease`` and run what they get;
 * rank 0 of a lease reports, asks before it commits a checkpoint, and every rank says when it leaves;
-* Tune handles long-poll ``serve`` for the next result of the trial that they stand for. A handle is tied to a trial only by
-  its first result, so that any waiting handle serves, and a killed one is simply handed the result again;
+* Tune handles long-poll ``serve`` for the next result of the trial that they stand for. A handle is tied to a trial
+  only by its first result, so that any waiting handle serves, and a killed one is simply handed the result again;
 * the driver enqueues trials, binds leases to parameters, answers results, and long-polls ``messages``.
 
 The class knows nothing of Ray, so its tests are plain asyncio; ``dray.cluster.lending`` makes an actor of it.
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Verdict = Literal["continue", "stop", "interrupt", "fenced"]
-"""What to do after a report: go on; end, the search has decided so; save and leave, to be resumed later; drop everything."""
+"""What to do after a report: go on; end, the search says so; save and leave, to be resumed later; drop everything."""
 Outcome = Literal["completed", "stopped", "interrupted", "errored", "invalid_hp"]
 
 PEERS_GRACE_S = 5.0
@@ -210,7 +211,7 @@ class Desk:
         return True
 
     async def leave(self, lease: int, rank: int, outcome: Outcome, error: str = "", fatal: bool = False) -> None:
-        """This rank has left its trial. The first word on it counts; an error also ends the trial of the other ranks."""
+        """This rank has left its trial. The first word on it counts; an error ends the trial of the other ranks too."""
         books = self._leases.get(lease)
         if books is None or self._groups[books.group].lease is not books:
             return
@@ -222,7 +223,7 @@ class Desk:
         if len(books.left) == group.size:
             outcomes = set(books.left.values())
             # A process group whose ranks did not all do the same may be out of step for ever.
-            group.retire = "errored" in outcomes and group.size > 1 or len(outcomes) > 1
+            group.retire = ("errored" in outcomes and group.size > 1) or len(outcomes) > 1
             self._end(books)
         elif failed:
             asyncio.get_running_loop().call_later(PEERS_GRACE_S, self._retire_unless_left, books, group)
@@ -335,9 +336,9 @@ class Desk:
     def _holding_back(self) -> bool:
         """Whether handles are starting, so that results wait for them.
 
-        When a handle's trial ends while the process of another one is still starting, Tune gives the free process to that
-        one and ends the starting one; and so again for the next trial, without an end. A pause in what Tune hears lets
-        the process come up.
+        When a handle's trial ends while the process of another one is still starting, Tune gives the free process to
+        that one and ends the starting one; and so again for the next trial, without an end. A pause in what Tune hears
+        lets the process come up.
         """
         short = len(self._handles) > len(self._processes)
         return short and asyncio.get_running_loop().time() < self._short_since + HANDLE_START_S

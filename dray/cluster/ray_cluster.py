@@ -41,14 +41,16 @@ class Cluster:
 def connect(address: str | None) -> Cluster:
     """Connect to Ray.
 
-    In this order: the connection that this process has; ``address``; the environment's ``RAY_ADDRESS``; a new cluster on
-    this machine. Never the cluster that Ray's address file happens to name, which may have died long ago.
+    In this order: the connection that this process has; ``address``; the environment's ``RAY_ADDRESS``; a new cluster
+    on this machine. Never the cluster that Ray's address file happens to name, which may have died long ago.
 
     Raises:
         ConnectionError: there is no cluster at the address.
     """
     if ray.is_initialized():
-        return Cluster(own=False, told=f"the Ray cluster at {ray.get_runtime_context().gcs_address}, already connected to")
+        return Cluster(
+            own=False, told=f"the Ray cluster at {ray.get_runtime_context().gcs_address}, already connected to"
+        )
     address = address or os.environ.get("RAY_ADDRESS")
     if address and address != "local":
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)

@@ -1,7 +1,8 @@
 """The worker's side of a lease: what every rank of a group runs, from its start to the end of the experiment.
 
-One rank is one process on one slot. It asks the desk for work, runs the trial that it gets in the same loop that a laptop
-runs (``dray.pytorch.Trainer``), says how the trial ended, puts the process back into the state it was in, and asks again.
+One rank is one process on one slot. It asks the desk for work, runs the trial that it gets in the same loop that a
+laptop runs (``dray.pytorch.Trainer``), says how the trial ended, puts the process back into the state it was in, and
+asks again.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ def serve_leases(work: dict[str, Any]) -> None:
     """Ray Train's ``train_loop_per_worker``: serve leases until the desk has no more.
 
     Args:
-        work: ``desk`` (actor handle), ``group`` (name), ``experiment`` (``hosts.ray_worker.Experiment``), ``load_trial`` (a
-            callable that returns the PyTorchTrial class, and the directory of its code or None: where trials run).
+        work: ``desk`` (actor handle), ``group`` (name), ``experiment`` (``hosts.ray_worker.Experiment``),
+            ``load_trial`` (a callable that returns the PyTorchTrial class, and the directory of its code or None:
+            where trials run).
     """
     context = ray.train.get_context()
     rank, size = context.get_world_rank(), context.get_world_size()
     desk, group = work["desk"], work["group"]
     distributed = _distributed(context)
     # Shared by the ranks that Train has started together, and by no others.
-    incarnation: str = distributed.broadcast(uuid.uuid4().hex if rank == 0 else None)
+    incarnation = distributed.broadcast(uuid.uuid4().hex)
     trial_class, code = work["load_trial"]()
     baseline = Baseline()
     number = 0
@@ -75,7 +77,7 @@ def _run_trial(
         if code is not None:
             os.chdir(code)
         with use_host(host):
-            outcome = host.go_on() if distributed.rank == 0 else None
+            outcome: Outcome | None = host.go_on() if distributed.rank == 0 else None
             host.latest_checkpoint, outcome = distributed.broadcast((host.latest_checkpoint, outcome))
             if outcome is None:
                 with pytorch.init(
@@ -89,7 +91,8 @@ def _run_trial(
                         checkpoint_policy=experiment.checkpoint_policy,
                         latest_checkpoint=host.latest_checkpoint,
                     )
-                outcome = distributed.broadcast(host.end() if distributed.rank == 0 else None)
+                outcome = distributed.broadcast(host.end() if distributed.rank == 0 else host.outcome)
+            assert outcome is not None
         return outcome, "", False
     except LeaseLost:
         return "interrupted", "", False

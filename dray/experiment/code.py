@@ -44,7 +44,7 @@ class ByValue:
 
 
 def place_of(trial: type[PyTorchTrial]) -> tuple[str, Path] | None:
-    """Entrypoint and model directory of a class that other processes can import; None for one of a script or notebook."""
+    """Entrypoint and model directory of a class that others can import; None for one of a script or a notebook."""
     module = sys.modules.get(trial.__module__)
     file = getattr(module, "__file__", None)
     if trial.__module__ == "__main__" or file is None or "<locals>" in trial.__qualname__:

@@ -14,7 +14,18 @@ from dray.experiment.config import ExperimentConfig, load_config
 from dray.experiment.errors import ConfigError
 
 #: Not copied with the model's code.
-NOT_CODE = (".git", ".hg", ".venv", "venv", "__pycache__", "*.pyc", ".mypy_cache", ".ruff_cache", ".pytest_cache", "*.egg-info")
+NOT_CODE = (
+    ".git",
+    ".hg",
+    ".venv",
+    "venv",
+    "__pycache__",
+    "*.pyc",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+    "*.egg-info",
+)
 MOST_CODE_BYTES = 100 * 2**20
 
 
@@ -58,7 +69,11 @@ class ExperimentDirectory:
         path.mkdir(parents=True, exist_ok=True)
         if code is not None:
             shutil.copytree(
-                code, directory.code, ignore=shutil.ignore_patterns(*NOT_CODE, path.name), dirs_exist_ok=True, symlinks=True
+                code,
+                directory.code,
+                ignore=shutil.ignore_patterns(*NOT_CODE, path.name),
+                dirs_exist_ok=True,
+                symlinks=True,
             )
         # Last: a directory with a config is complete.
         unnamed = directory.config_file.with_suffix(".tmp")
@@ -99,12 +114,8 @@ def _check_size(code: Path) -> None:
         folders[:] = [name for name in folders if name not in NOT_CODE]
         size += sum((Path(root) / name).lstat().st_size for name in names)
         if size > MOST_CODE_BYTES:
-            raise ConfigError(
-                [
-                    (
-                        "model_dir",
-                        f"{code} holds more than {MOST_CODE_BYTES >> 20} MiB; it is copied into the experiment and to every "
-                        "worker, so give the directory of the model's code alone, and keep data elsewhere",
-                    )
-                ]
+            told = (
+                f"{code} holds more than {MOST_CODE_BYTES >> 20} MiB; it is copied into the experiment and to every "
+                "worker, so give the directory of the model's code alone, and keep data elsewhere"
             )
+            raise ConfigError([("model_dir", told)])

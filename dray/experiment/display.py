@@ -48,7 +48,9 @@ class Display:
         self._name, self._path, self._metric, self._sign = name, path, metric, 1 if smaller_is_better else -1
         self._max_trials = max_trials
         self._console = console or Console(stderr=True)
-        self._live = Live(console=self._console, refresh_per_second=4, transient=True) if self._console.is_terminal else None
+        self._live = (
+            Live(console=self._console, refresh_per_second=4, transient=True) if self._console.is_terminal else None
+        )
         self._began = time.monotonic()
         self._first_end: tuple[float, int] | None = None
         self._printed = 0.0
@@ -130,7 +132,7 @@ class Display:
         self._console.print(best_trials(result, self._metric, self._sign))
         counts = result.trials["state"].value_counts()
         self.say(
-            f"{len(result.trials)} trials ({', '.join(f'{n} {state.lower()}' for state, n in counts.items())}) in "
+            f"{len(result.trials)} trials ({', '.join(f'{n} {str(state).lower()}' for state, n in counts.items())}) in "
             f"{_duration(time.monotonic() - self._began)}. Results: {self._path}"
         )
 

@@ -32,12 +32,12 @@ class Experiment:
 
     Args:
         config: a YAML file's path, or a mapping of the same shape.
-        model_dir: the directory that the config's ``entrypoint`` is imported from; the config file's own by default. It is
-            copied into the experiment, and brought to the workers.
+        model_dir: the directory that the config's ``entrypoint`` is imported from; the config file's own by default.
+            It is copied into the experiment, and brought to the workers.
         trial: the class itself, in place of the entrypoint.
         path: the experiment's directory; a new one in the config's storage by default.
-        address: of a Ray cluster. By default the one that this process is connected to, or that ``RAY_ADDRESS`` names, or a
-            new one on this machine.
+        address: of a Ray cluster. By default the one that this process is connected to, or that ``RAY_ADDRESS`` names,
+            or a new one on this machine.
 
     Raises:
         ConfigError: with every fault of the config, each with the path of its field.
@@ -103,9 +103,8 @@ class Experiment:
         if self._config.entrypoint is not None:
             load_trial_class(self._config.entrypoint, directory.code)
         elif trial is None:
-            raise EntrypointError(
-                [("trial", "this experiment's class came from a script or a notebook; give it: resume(path, trial=MyTrial)")]
-            )
+            told = "the experiment's class came from a script or a notebook; give it: resume(path, trial=MyTrial)"
+            raise EntrypointError([("trial", told)])
         return self
 
     def run(self, *, on_message: Callable[[Message], None] | None = None) -> Result:
@@ -145,7 +144,9 @@ class Experiment:
         result = Result(directory.path, trial=self._trial)
         display.result(result)
         if search.done is not None and search.done.reason == "errored":
-            raise ExperimentError(f"every trial failed; their errors are in {directory.journal}, the last is\n{_last_error(directory)}")
+            raise ExperimentError(
+                f"every trial failed; their errors are in {directory.journal}, the last is\n{_last_error(directory)}"
+            )
         if search.done is not None and search.done.reason == "invalid_hp":
             raise ExperimentError(
                 "too many hyperparameters were invalid (the trials raised InvalidHP); narrow the space, see "

@@ -1,7 +1,7 @@
 """The metrics of an experiment: appended while it runs, read as one table.
 
-Rows go to `tail.jsonl`, and from there, in large pieces, to Parquet. A row that comes twice (a trial that went on from a
-checkpoint measures some batches again) counts once, the last one.
+Rows go to `tail.jsonl`, and from there, in large pieces, to Parquet. A row that comes twice (a trial that went on from
+a checkpoint measures some batches again) counts once, the last one.
 """
 
 from __future__ import annotations

@@ -60,12 +60,12 @@ class Result:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """One row a metric: trial_id, batches, epochs, kind (training | validation), name, value, time (Unix seconds)."""
+        """One row a metric: trial_id, batches, epochs, kind (training | validation), name, value, time (Unix, s)."""
         return read_metrics(self._directory.metrics)
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """One row a trial: trial_id, state, hparams.*, batches, metric (last), best_metric, restarts, started, ended."""
+        """A row a trial: trial_id, state, hparams.*, batches, metric (last), best_metric, restarts, started, ended."""
         records, search = self._records, self._search
         times: dict[str, dict[int, float]] = {"started": {}, "exited": {}}
         restarts: Counter[int] = Counter()

@@ -1,8 +1,8 @@
 """One run of an experiment on Ray, from its journal's state to the search's end: the driver's side of everything.
 
-Two threads share the search under one lock. Tune's thread feeds it what the trials report and carries out what it decides;
-the thread that called `run()` reads the desk's messages: it binds leases to parameters, records metrics, counts restarts,
-starts groups, and shows all of it.
+Two threads share the search under one lock. Tune's thread feeds it what the trials report and carries out what it
+decides; the thread that called `run()` reads the desk's messages: it binds leases to parameters, records metrics,
+counts restarts, starts groups, and shows all of it.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Counts:
 
 class Run:
     """Args:
-        config, directory, journal, search, metrics: of the experiment; the search has been started.
-        load_trial: brings the trial's class to the workers.
-        cluster: where to run.
-        restarts: how often each trial has been restarted before.
-        on_message: called with each of the desk's messages; for benchmarks and tests.
+    config, directory, journal, search, metrics: of the experiment; the search has been started.
+    load_trial: brings the trial's class to the workers.
+    cluster: where to run.
+    restarts: how often each trial has been restarted before.
+    on_message: called with each of the desk's messages; for benchmarks and tests.
     """
 
     def __init__(
@@ -114,16 +114,11 @@ class Run:
         most = most_slots(kind, asked.cpus_per_slot)
         if most < asked.slots_per_trial:
             other = "cpu" if kind == "gpu" else "gpu"
-            raise ConfigError(
-                [
-                    (
-                        "resources.slots_per_trial",
-                        f"{asked.slots_per_trial} slots asked, but {self.cluster.told} has, or can grow to, {most} "
-                        f"{kind} slot{'s' * (most != 1)} of {asked.cpus_per_slot} CPU{'s' * (asked.cpus_per_slot != 1)} each; "
-                        f"ask for fewer, or for another kind (resources.slot: {other})",
-                    )
-                ]
+            told = (
+                f"{asked.slots_per_trial} slots asked, but {self.cluster.told} has, or can grow to, {most} {kind} "
+                f"slots (with {asked.cpus_per_slot} CPUs each); ask for fewer, or for resources.slot: {other}"
             )
+            raise ConfigError([("resources.slots_per_trial", told)])
         load = self._load_trial
         environment: dict[str, Any] = {}
         if not self.cluster.own and isinstance(load, FromDirectory) and load.directory is not None:

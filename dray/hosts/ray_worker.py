@@ -1,4 +1,4 @@
-"""A host inside a lent Ray worker: reports go to the desk, checkpoints to the trial's directory, decisions come back."""
+"""A host inside a lent Ray worker: reports go to the desk, checkpoints to storage, and decisions come back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ray
 
@@ -18,10 +18,13 @@ from dray.training.host import Report
 from dray.training.units import Batch, Epoch, TrainUnit
 
 REPORT = "report.json"
-"""Beside the state, in a checkpoint: what was measured since the checkpoint before, for a driver that never heard it."""
+"""In a checkpoint, beside the state: what was measured since the one before, for a driver that never heard it."""
 
 REPORTS_IN_FLIGHT = 16
 """Reports that may be on their way before the trial waits for one to arrive."""
+
+
+Ending = Literal["completed", "stopped", "interrupted"]
 
 
 class LeaseLost(RuntimeError):
@@ -103,7 +106,7 @@ class RayHost:
         self.max_length: TrainUnit | None = experiment.max_length
         self.rungs = experiment.rungs
         self.metric: str | None = experiment.metric
-        self.outcome = "completed"
+        self.outcome: Ending = "completed"
         self._desk, self._lease, self._experiment = desk, lease, experiment
         self._store = CheckpointStore(lease.trial_dir)
         self._in_flight: deque[Any] = deque()
@@ -142,7 +145,7 @@ class RayHost:
             return self._obey(self._send(message, decides=False))
         return self._obey(self._send(message, decides=report.decides or report.final))
 
-    def go_on(self) -> str | None:
+    def go_on(self) -> Ending | None:
         """Find the checkpoint to go on from, and report what it carries: that may never have reached the driver.
 
         Returns:
@@ -163,7 +166,7 @@ class RayHost:
             return self.outcome
         return "completed" if message["final"] else None
 
-    def end(self) -> str:
+    def end(self) -> Ending:
         """The trial's code has returned. How the trial ended: completed, stopped by the search, or interrupted."""
         if self.outcome == "completed" and not self._ended:
             self._send({"rows": [], "step": None, "value": None, "final": True}, decides=True)

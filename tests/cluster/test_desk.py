@@ -39,7 +39,9 @@ def task(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     return asyncio.get_running_loop().create_task(coroutine)
 
 
-async def lend(desk: Desk, trial: int, *, group: str = "g", incarnation: str = "a", size: int = 1, after: int = 0) -> int:
+async def lend(
+    desk: Desk, trial: int, *, group: str = "g", incarnation: str = "a", size: int = 1, after: int = 0
+) -> int:
     """Take `trial` to the ranks of a group; the lease's number."""
     ranks = [task(desk.next_lease(group, incarnation, rank, size, after)) for rank in range(size)]
     await desk.enqueue([trial])
