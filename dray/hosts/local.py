@@ -12,10 +12,9 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import IO, Any
 
 from dray.storage import CheckpointStore, verify
 from dray.training.host import Report
@@ -61,6 +60,7 @@ class LocalHost:
         self._since_checkpoint: list[dict[str, Any]] = []
         self._stopping = False
         self._previous: Any = None
+        self._metrics: IO[str] | None = None
 
     def __enter__(self) -> LocalHost:
         # Only the main thread may; in another one the program's own handler stays.
@@ -74,6 +74,9 @@ class LocalHost:
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
             self._previous = None
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         self._stopping = True
@@ -106,9 +109,11 @@ class LocalHost:
     def publish(self, report: Report) -> bool:
         if report.training is not None or report.validation is not None or report.checkpoint is not None:
             row = _row(report)
-            self.directory.mkdir(parents=True, exist_ok=True)
-            with (self.directory / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps({**row, "time": time.time()}) + "\n")
+            if self._metrics is None:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                # A line at a time, so that a kill loses none that was told.
+                self._metrics = (self.directory / "metrics.jsonl").open("a", buffering=1)
+            self._metrics.write(json.dumps({**row, "time": time.time()}) + "\n")
             if report.checkpoint is None:
                 self._since_checkpoint.append(row)
             if report.validation is not None:
@@ -117,7 +122,8 @@ class LocalHost:
 
 
 def _row(report: Report) -> dict[str, Any]:
-    return {name: value for name, value in asdict(report).items() if value is not None and value is not False}
+    row = {name: getattr(report, name) for name in Report.__slots__}
+    return {name: value for name, value in row.items() if value is not None and value is not False}
 
 
 def _shown(metrics: Mapping[str, object]) -> str:

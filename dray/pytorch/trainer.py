@@ -18,6 +18,7 @@ from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.data import DataLoader
 from dray.pytorch.trial import PyTorchTrial
 from dray.training import checkpoint, rng, source
+from dray.training.errors import ShouldExit
 from dray.training.executor import Executor, run
 from dray.training.plan import POLICIES, Plan, Policy, batches_of, schedule_of
 from dray.training.progress import Progress
@@ -117,7 +118,7 @@ class Trainer:
                 stack.callback(callback.on_trial_shutdown)
             training_loader = self._training_loader(at.batches)
             # All ranks count epochs as the chief does: shards may differ by a batch.
-            cursor.epoch_length, keep_batch_metrics = self._agree_on_data(training_loader, callbacks)
+            cursor.epoch_length, listens_to_batches = self._agree_on_data(training_loader, callbacks)
             validation_loader = self._validation_loader(full_dataset)
             training_data = stack.enter_context(_iterating(training_loader))
             if directory is not None:
@@ -147,12 +148,16 @@ class Trainer:
                 validation_data=validation_loader,
                 full_dataset=full_dataset,
                 description=_Description(self._trial, context),
-                keep_batch_metrics=keep_batch_metrics,
+                listens_to_batches=listens_to_batches,
                 best=policy == "best",
             )
-            for callback in callbacks.values():
-                callback.on_training_start()
-            run(plan, at, executor)
+            try:
+                for callback in callbacks.values():
+                    callback.on_training_start()
+                run(plan, at, executor)
+            except ShouldExit:
+                # Raised where the loop has no work in hand: at the start, or while saving. There is nothing to undo.
+                log.info("left training, as it was asked to")
 
     # ------------------------------------------------------------------------------------------------- arguments
 
@@ -246,7 +251,7 @@ class Trainer:
                 f"{callbacks!r}"
             )
         for name, callback in callbacks.items():
-            if type(callback).on_checkpoint_end is not PyTorchCallback.on_checkpoint_end:
+            if _overrides(callback, "on_checkpoint_end"):
                 import warnings
 
                 warnings.warn(
@@ -287,10 +292,7 @@ class Trainer:
 
     def _agree_on_data(self, loader: Any, callbacks: dict[str, PyTorchCallback]) -> tuple[int | None, bool]:
         """(batches an epoch as the chief has them, whether any rank's callbacks want each batch's metrics)."""
-        wanted = any(
-            type(callback).on_training_workload_end is not PyTorchCallback.on_training_workload_end
-            for callback in callbacks.values()
-        )
+        wanted = any(_overrides(callback, "on_training_workload_end") for callback in callbacks.values())
         ranks = self._context.distributed.allgather((_length_of(loader), wanted))
         length = ranks[0][0]
         if length == 0:
@@ -310,7 +312,7 @@ class Trainer:
         for name, callback in callbacks.items():
             if name in saved:
                 callback.load_state_dict(saved[name])
-            elif type(callback).load_state_dict is not PyTorchCallback.load_state_dict:
+            elif _overrides(callback, "load_state_dict"):
                 log.warning("callback %r has no state in the checkpoint, and starts afresh", name)
         # Last: whatever was drawn while loading is undone.
         mine = checkpoint.read_rank(directory, peers.rank, peers.size)
@@ -333,6 +335,10 @@ def _iterating(loader: Any) -> Iterator[Iterator[Any]]:
         shutdown = getattr(iterator, "_shutdown_workers", None)
         if shutdown is not None:
             shutdown()
+
+
+def _overrides(callback: PyTorchCallback, hook: str) -> bool:
+    return getattr(getattr(callback, hook), "__func__", None) is not getattr(PyTorchCallback, hook)
 
 
 def _length_of(loader: Any) -> int | None:

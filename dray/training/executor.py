@@ -85,6 +85,8 @@ class Executor:
         validation_data: None on the ranks that don't validate.
         full_dataset: validate by `evaluate_full_dataset`, on the chief.
         description: what every checkpoint says of the trial; asked for at the first one.
+        listens_to_batches: whether any rank has a callback on `on_training_workload_end`, which wants each batch's
+            metrics.
         best: whether the host is asked what is worth saving.
     """
 
@@ -104,7 +106,7 @@ class Executor:
         validation_data: Any,
         full_dataset: bool,
         description: Callable[[], checkpoint.Description],
-        keep_batch_metrics: bool,
+        listens_to_batches: bool,
         best: bool = False,
     ) -> None:
         self.trial = trial
@@ -122,7 +124,7 @@ class Executor:
         self.description = description
         self.best = best
         self.is_chief = peers.rank == 0
-        self._metrics = metrics.TrainingMetrics(keep_batch_metrics)
+        self._metrics = metrics.TrainingMetrics(keep_batches=listens_to_batches)
         self._evaluate_batch = _evaluate_batch(trial)
         self._epoch_starts = [_epoch_start(callback) for callback in callbacks.values()]
         self._trained = cursor.initial_batch
@@ -152,7 +154,8 @@ class Executor:
         self.reducers.reset(training=True)
         self._metrics.reset()
         for model in self.optimisation.models:
-            model.train()
+            if not model.training or self._trained == self.cursor.initial_batch:
+                model.train()
         slot, leave = self._attempt(lambda: self._train_until(command.until))
         ranks = self.peers.allgather((self._trained, leave, self._metrics.take_sums(), slot))
         leave = self._agree([row[1] for row in ranks])
@@ -164,8 +167,11 @@ class Executor:
         reduced = self.reducers.cross_slot([row[3] or [] for row in ranks], training=True)
         averages.update({name: metrics.to_numpy(value) for name, value in reduced.items()})
         self._training = averages
-        if self.callbacks:
-            self._workload_end(averages)
+        if self._metrics.keep_batches:
+            _, leave = self._attempt(lambda: self._workload_end(averages))
+            leave = self._agree(self.peers.allgather(leave))
+            if leave is not None:
+                return Seen(batches=self._trained, leave=True, save_on_leave=leave.save)
         return Seen(batches=self._trained)
 
     def _train_until(self, until: int) -> list[Any]:
@@ -201,9 +207,7 @@ class Executor:
         return self.reducers.per_slot(training=True)
 
     def _workload_end(self, averages: dict[str, Any]) -> None:
-        batches = self._metrics.take_batches()
-        if self._metrics.keep_batches:
-            batches = metrics.average_batches(self.peers.allgather(batches))
+        batches = metrics.average_batches(self.peers.allgather(self._metrics.take_batches()))
         shown = {**self._position(), **averages}
         for callback in self.callbacks.values():
             callback.on_training_workload_end(dict(shown), batches)

@@ -46,7 +46,7 @@ class Host(Protocol):
     trial_id: int
     #: Seeds python, numpy, torch and the order of shuffled data.
     trial_seed: int
-    #: The checkpoint to continue from if `fit()` is given none; an id or a path.
+    #: What `get_cluster_info().latest_checkpoint` says, for `fit(latest_checkpoint=...)`: an id or a path.
     latest_checkpoint: str | None
     #: Where event files go. Need not exist.
     tensorboard_path: Path

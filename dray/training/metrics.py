@@ -70,7 +70,7 @@ class TrainingMetrics:
                 if isinstance(total, torch.Tensor):
                     if value.numel() == 1:
                         # In place and by value: no wait for the device, and nothing to hold on to the graph.
-                        total.add_(value.detach().reshape(()))
+                        total.add_(value.detach() if value.dim() == 0 else value.detach().reshape(()))
                         self._counts[name] += 1
                     else:
                         sums[name] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,6 +101,27 @@ def test_should_exit_leaves_at_once_and_saves(fit: Fit, host: FakeHost) -> None:
 
     fit(Dropping, max_length=Batch(9))
     assert len(host.checkpoints()) == 1
+
+
+@pytest.mark.parametrize("hook", ["on_training_epoch_start", "on_training_workload_end", "on_validation_end"])
+def test_callbacks_may_leave_too(fit: Fit, host: FakeHost, hook: str) -> None:
+    def leave(*args: Any, **kwargs: Any) -> None:
+        raise pytorch.ShouldExit
+
+    callback = type("Leaving", (pytorch.PyTorchCallback,), {hook: leave})()
+    trial = fit(OneWeight, prepare=lambda t: t.callbacks.update(c=callback), max_length=Batch(5))
+    trained = 0 if hook == "on_training_epoch_start" else 5
+    assert trial.weight == one_weight(trained)
+    assert [Path(checkpoint).name for checkpoint in host.checkpoints()] == ["checkpoint_5"] * bool(trained)
+
+
+def test_leaving_where_nothing_is_in_hand_just_ends(fit: Fit, host: FakeHost) -> None:
+    class Leaving(pytorch.PyTorchCallback):
+        def on_training_start(self) -> None:
+            raise pytorch.ShouldExit
+
+    assert fit(OneWeight, prepare=lambda t: t.callbacks.update(c=Leaving()), max_length=Batch(5)).weight == 0.0
+    assert host.reports == []
 
 
 def test_invalid_hyperparameters_are_raised_after_saving(fit: Fit, host: FakeHost) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -37,16 +36,11 @@ def one(directory: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ranks(directory: Path, one: dict[str, Any]) -> list[dict[str, Any]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     processes = []
     for rank in range(2):
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
             "USE_TORCH_DISTRIBUTED": "true",
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -55,9 +49,12 @@ def ranks(directory: Path, one: dict[str, Any]) -> list[dict[str, Any]]:
             "LOCAL_WORLD_SIZE": "2",
             "GROUP_WORLD_SIZE": "1",
         }
-        processes.append(subprocess.Popen([sys.executable, two_ranks.__file__, str(directory)], env=environment))
+        command = [sys.executable, two_ranks.__file__, str(directory)]
+        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
     try:
-        assert [process.wait(timeout=50) for process in processes] == [0, 0]
+        for process in processes:
+            _, errors = process.communicate(timeout=50)
+            assert process.returncode == 0, errors
     finally:
         for process in processes:
             process.kill()

@@ -6,6 +6,7 @@ directory that both ranks share.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -254,9 +255,11 @@ SCENARIOS = [
 
 def main(directory: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    # By a file, not by a port: no other program can take it first.
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=2)
     results = {scenario.__name__: scenario(directory / scenario.__name__) for scenario in SCENARIOS}
-    torch.save(results, directory / f"rank_{dist.get_rank()}.pt")
+    torch.save(results, directory / f"rank_{rank}.pt")
     dist.destroy_process_group()
 
 
