@@ -213,9 +213,9 @@ class Desk:
     async def leave(self, lease: int, rank: int, outcome: Outcome, error: str = "", fatal: bool = False) -> None:
         """This rank has left its trial. The first word on it counts; an error ends the trial of the other ranks too."""
         books = self._leases.get(lease)
-        if books is None or self._groups[books.group].lease is not books:
+        group = self._groups.get(books.group) if books is not None else None
+        if books is None or group is None or group.lease is not books:
             return
-        group = self._groups[books.group]
         books.left[rank] = outcome
         failed = outcome in ("errored", "invalid_hp")
         if failed or rank == 0:
@@ -236,7 +236,8 @@ class Desk:
     def _revoke_unless_begun(self, lease: _Lease) -> None:
         # Processes that died while they were idle: nobody tells us, and the trial need not wait for their successors.
         if not lease.begun and self._leases.get(lease.number) is lease:
-            self._groups[lease.group].retire = True
+            if lease.group in self._groups:
+                self._groups[lease.group].retire = True
             self._queue.appendleft(lease.trial)
             self._end(lease)
 
@@ -262,8 +263,8 @@ class Desk:
         group.changed.fire()
 
     def _end(self, lease: _Lease) -> None:
-        group = self._groups[lease.group]
-        if group.lease is lease:
+        group = self._groups.get(lease.group)
+        if group is not None and group.lease is lease:
             group.lease = None
         self._leases.pop(lease.number, None)
         if self._lease_of.get(lease.trial) == lease.number:
@@ -271,7 +272,8 @@ class Desk:
         for verdict in lease.waiting.values():
             if not verdict.done():
                 verdict.set_result("fenced")
-        group.changed.fire()
+        if group is not None:
+            group.changed.fire()
         self._recorded.fire()
         self._match()
 
@@ -380,6 +382,11 @@ class Desk:
         """Take back a granted lease: its trial has ended meanwhile."""
         if (books := self._leases.get(lease)) is not None:
             self._end(books)
+
+    async def dismiss(self, group: str) -> None:
+        """This group is no more; what it was lent is given back."""
+        if (books := self._groups.pop(group, None)) is not None:
+            self._lose(group, books)
 
     async def answer(self, trial: int, number: int, stop: bool) -> None:
         """The driver's decision on result ``number``; with ``stop`` the trial needs its handle no more."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,16 +167,19 @@ class Experiment:
     ) -> None:
         # Here, not above: bad input is told before Ray is even imported.
         from dray.cluster.ray_cluster import connect
-        from dray.experiment.run import Run
 
         metrics = MetricsLog(directory.metrics)
         try:
             display.say(f"experiment {self._config.name}, stored in {directory.path}")
-            cluster = connect(self._address)
+            with ThreadPoolExecutor(1) as pool:
+                # Ray's start is mostly waiting for its processes: time enough to import Train and Tune.
+                modules = pool.submit(importlib.import_module, "dray.experiment.run")
+                cluster = connect(self._address)
+                run = modules.result()
             try:
                 display.say(f"on {cluster.told}")
                 entrypoint = self._config.entrypoint
-                self.last_run = Run(
+                self.last_run = run.Run(
                     config=self._config,
                     directory=directory,
                     journal=journal,

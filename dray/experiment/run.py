@@ -7,6 +7,8 @@ counts restarts, starts groups, and shows all of it.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import signal
 import threading
 import time
@@ -41,6 +43,8 @@ CLUSTER_CHECK_S = 5.0
 """How often the driver looks whether the cluster has grown."""
 GROUP_STARTS_IN_VAIN = 5
 """A group that starts so often without finishing one lease ends the experiment."""
+FIRST_BATCH_S = 30.0
+"""How long what the first trial's first report does not need (Tune, further groups) leaves it a small machine's CPUs."""
 STOP_GRACE_S = 120.0
 """How long trials may take to save when the driver is told to stop."""
 
@@ -90,6 +94,10 @@ class Run:
         self._starts: Counter[str] = Counter()
         self._ended_groups: list[tuple[str, BaseException | None]] = []
         self._recorded: Counter[int] = Counter()
+        self._group_numbers = itertools.count()
+        self._failed_groups = 0
+        # On a small machine of its own, what the first trial does not need waits until it trains.
+        self._trains = not cluster.own
         self._slots = self._find_slots()
         self._experiment = self._for_trials()
         name = f"dray-desk-{directory.path.name}"
@@ -164,6 +172,11 @@ class Run:
             tune = threading.Thread(target=self._tune.run, name="dray-tune", daemon=True)
             try:
                 self._serve(tune)
+            except ray.exceptions.RayError as e:
+                self._error = ExperimentError(
+                    f"lost the experiment's desk, or Ray itself: {str(e).splitlines()[0]}; what trials had reported "
+                    f"and saved is safe, go on with: dray experiment resume {self._directory.path}"
+                )
             finally:
                 self._close(tune)
         if self._error is not None:
@@ -174,38 +187,34 @@ class Run:
             raise KeyboardInterrupt
 
     def _serve(self, tune: threading.Thread) -> None:
-        mail, looked = self.desk.messages.remote(), time.monotonic()
+        began = looked = time.monotonic()
+        self._mail = self.desk.messages.remote()
         while self._error is None and self._tune.error is None and not self._stop_signals:
-            ready, _ = ray.wait([mail], timeout=POLL_S)
-            if ready:
-                self._read(ray.get(mail))
-                mail = self.desk.messages.remote()
-            if not tune.is_alive():
-                if self.search.done is not None and tune.ident is not None:
-                    break
-                if tune.ident is None and (self.counts.groups_started or not self._slots_free()):
-                    # Not before: on a small machine Tune's processes would take time from the first group's start.
+            self._read_mail()
+            if tune.ident is None:
+                if self._trains or time.monotonic() - began > FIRST_BATCH_S:
                     tune.start()
+            elif not tune.is_alive() and self.search.done is not None:
+                break
             self._look_after_groups()
-            if time.monotonic() - looked > CLUSTER_CHECK_S:
+            if time.monotonic() - looked > (CLUSTER_CHECK_S if self._trains else FIRST_BATCH_S):
                 looked = time.monotonic()
                 self._start_groups()
             self.display.update(self.search, self.counts, len(self._groups) - len(self._booting), len(self._groups))
-        self._mail = mail
+
+    def _read_mail(self) -> bool:
+        """Read what the desk has sent, waiting a little for it; False if there was nothing."""
+        ready, _ = ray.wait([self._mail], timeout=POLL_S)
+        if ready:
+            self._read(ray.get(self._mail))
+            self._mail = self.desk.messages.remote()
+        return bool(ready)
 
     def _close(self, tune: threading.Thread) -> None:
         """End what runs, letting trials save; then end what was started."""
         self.display.closing(bool(self._stop_signals))
-        self.desk.close.remote()
-        deadline = time.monotonic() + (STOP_GRACE_S if self._stop_signals < 2 else 0)
-        mail = self._mail
-        while time.monotonic() < deadline and self._stop_signals < 2:
-            ready, _ = ray.wait([mail], timeout=POLL_S)
-            if ready:
-                self._read(ray.get(mail))
-                mail = self.desk.messages.remote()
-            elif not ray.get(self.desk.running.remote()):
-                break
+        with contextlib.suppress(ray.exceptions.RayError):  # there may be no desk to ask any more
+            self._let_trials_save()
         self._tune.stop()
         if tune.ident is not None:
             tune.join(10)
@@ -214,6 +223,13 @@ class Run:
             for group in self._groups.values():
                 group.join(30)
             ray.kill(self.desk)
+
+    def _let_trials_save(self) -> None:
+        self.desk.close.remote()
+        deadline = time.monotonic() + (STOP_GRACE_S if self._stop_signals < 2 else 0)
+        while time.monotonic() < deadline and self._stop_signals < 2:
+            if not self._read_mail() and not ray.get(self.desk.running.remote()):
+                break
 
     def _read(self, messages: list[Message]) -> None:
         for message in messages:
@@ -237,6 +253,7 @@ class Run:
                 case "granted":
                     self._bind(message)
                 case "rows":
+                    self._trains = True
                     assert message.report is not None
                     self._metrics.append(message.trial, message.report["rows"])
                     self._recorded[message.lease] += 1
@@ -308,7 +325,7 @@ class Run:
         # Starting a group takes several seconds of CPU on the head: one after another, the first one trains sooner.
         at_once = max(1, int(ray.cluster_resources().get("CPU", 1)) // 4)
         while len(self._groups) < wanted and len(self._booting) < at_once:
-            name = f"group-{len(self._groups)}"
+            name = f"group-{next(self._group_numbers)}"
             self._booting.add(name)
             self._groups[name] = WorkerGroup(
                 name=name,
@@ -322,9 +339,20 @@ class Run:
     def _look_after_groups(self) -> None:
         while self._ended_groups:
             name, error = self._ended_groups.pop()
-            if error is not None and self.search.done is None:
-                self._error = ExperimentError(f"worker group {name} ended: {error}")
-        if not self._booting:
+            if self.search.done is not None:
+                continue
+            # Its Train run has ended, though only we may end it: Ray's controller of it died. Another takes its place.
+            self._groups.pop(name, None)
+            self._booting.discard(name)
+            self.desk.dismiss.remote(name)
+            self._failed_groups += 1
+            self.display.say(
+                f"worker group {name} ended: {str(error).strip().splitlines()[-1] if error else 'no error'}"
+            )
+            if self._failed_groups > GROUP_STARTS_IN_VAIN:
+                self._error = ExperimentError(f"{self._failed_groups} worker groups ended, the last with: {error}")
+                return
+        if not self._booting and self._trains:
             self._start_groups()
 
     # ------------------------------------------------------------------ signals
