@@ -19,24 +19,77 @@ from dray.training.reducers import Reducer, reduce_values
 Sums = dict[str, tuple[float, int] | None]
 
 
+class Sum:
+    """One metric of a workload: its sum and the number of its values, so far as it is known without waiting."""
+
+    __slots__ = ("_fresh", "_total", "count")
+
+    #: Values kept before they are added up: adding is the most expensive thing that is done to a batch here.
+    AT_ONCE = 64
+
+    def __init__(self) -> None:
+        self.count = 0
+        #: A float, a tensor of float64 on the device, or None once a value was no number.
+        self._total: float | torch.Tensor | None = 0.0
+        self._fresh: list[torch.Tensor] = []
+
+    def add(self, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            if value.grad_fn is not None and value.dim() == 0 and not value._is_view():
+                # The result of an operation (a loss) stays as it is. Without its graph: that can go.
+                self._fresh.append(value.detach())
+                if len(self._fresh) == self.AT_ONCE:
+                    self._fold()
+            elif value.numel() == 1:
+                # A tensor that the user may go on to change in place: a copy, on the device.
+                self._plus(_widened(value.detach().reshape(()), copy=True), 1)
+            else:
+                self._total = None
+        elif value is not None:
+            number = as_number(value)
+            if number is None:
+                self._total = None
+            else:
+                self._plus(number, 1)
+
+    def pending(self) -> torch.Tensor | None:
+        """What is still to be fetched from the device."""
+        self._fold()
+        return self._total if isinstance(self._total, torch.Tensor) else None
+
+    def fetched(self, total: float) -> None:
+        self._total = total
+
+    def value(self) -> tuple[float, int] | None:
+        assert not isinstance(self._total, torch.Tensor)
+        return None if self._total is None else (self._total, self.count)
+
+    def _fold(self) -> None:
+        if self._fresh:
+            self._plus(_widened(torch.stack(self._fresh)).sum(), len(self._fresh))
+            self._fresh.clear()
+
+    def _plus(self, value: float | torch.Tensor, count: int) -> None:
+        if self._total is not None:
+            self._total = self._total + value
+            self.count += count
+
+
 class TrainingMetrics:
-    """Sums over the batches of one training workload.
+    """The metrics of one training workload.
 
     Args:
         keep_batches: keep every batch's metrics too, for callbacks that want them.
     """
 
-    __slots__ = ("_counts", "_kept", "_names", "_sums", "keep_batches")
+    __slots__ = ("_kept", "_sums", "keep_batches")
 
     def __init__(self, keep_batches: bool = False) -> None:
         self.keep_batches = keep_batches
         self.reset()
 
     def reset(self) -> None:
-        self._names: Any = None
-        #: name -> running sum: a float, a tensor of float64, or None once a value was no number.
-        self._sums: dict[str, Any] = {}
-        self._counts: dict[str, int] = {}
+        self._sums: dict[str, Sum] = {}
         self._kept: list[dict[str, Any]] = []
 
     def add(self, metrics: Mapping[str, Any] | torch.Tensor) -> None:
@@ -53,60 +106,37 @@ class TrainingMetrics:
                 "train_batch() must return a dict of metrics or one tensor (the loss), "
                 f"got {metrics!r} of type {type(metrics).__name__}"
             )
-        names = metrics.keys()
-        if self._names is None:
-            self._names = tuple(metrics)
-            self._sums = dict.fromkeys(self._names, 0.0)
-            self._counts = dict.fromkeys(self._names, 0)
-        if names != self._counts.keys():
-            raise ValueError(
-                "train_batch() must return the same metrics for every batch: "
-                f"{sorted(self._counts)} before, {sorted(names)} now"
-            )
         sums = self._sums
+        if not sums:
+            sums.update((name, Sum()) for name in metrics)
+        if metrics.keys() != sums.keys():
+            raise ValueError(
+                f"train_batch() must return the same metrics for every batch: {sorted(sums)} before, {sorted(metrics)} "
+                "now"
+            )
         for name, value in metrics.items():
-            if isinstance(value, torch.Tensor):
-                total = sums[name]
-                if isinstance(total, torch.Tensor):
-                    if value.numel() == 1:
-                        # In place and by value: no wait for the device, and nothing to hold on to the graph.
-                        total.add_(value.detach() if value.dim() == 0 else value.detach().reshape(()))
-                        self._counts[name] += 1
-                    else:
-                        sums[name] = None
-                elif total is not None:
-                    sums[name] = _first(value, total)
-                    self._counts[name] += 1
-            elif value is not None and sums[name] is not None:
-                number = as_number(value)
-                if number is None:
-                    sums[name] = None
-                else:
-                    sums[name] += number
-                    self._counts[name] += 1
+            sums[name].add(value)
         if self.keep_batches:
             self._kept.append({name: _copy(value) for name, value in metrics.items()})
 
     def take_sums(self) -> Sums:
         """(sum, number of values) by name, None for what is no number; the device is waited for once."""
-        on_device = [name for name, total in self._sums.items() if isinstance(total, torch.Tensor)]
+        on_device = [(kept, total) for kept in self._sums.values() if (total := kept.pending()) is not None]
         if on_device:
-            totals = [self._sums[name] for name in on_device]
-            fetched = torch.stack([t.to(totals[0].device) for t in totals]).tolist()
-            self._sums.update(zip(on_device, fetched, strict=True))
-        return {name: None if total is None else (total, self._counts[name]) for name, total in self._sums.items()}
+            device = on_device[0][1].device
+            fetched = torch.stack([total.to(device) for _, total in on_device]).tolist()
+            for (kept, _), total in zip(on_device, fetched, strict=True):
+                kept.fetched(total)
+        return {name: kept.value() for name, kept in self._sums.items()}
 
     def take_batches(self) -> list[dict[str, Any]]:
         """Every batch's metrics, tensors as numpy arrays."""
         return [{name: to_numpy(value) for name, value in metrics.items()} for metrics in self._kept]
 
 
-def _first(value: torch.Tensor, total: float) -> torch.Tensor | None:
-    if value.numel() != 1:
-        return None
+def _widened(tensor: torch.Tensor, copy: bool = False) -> torch.Tensor:
     # float32 where there is no float64 (MPS).
-    dtype = torch.float32 if value.device.type == "mps" else torch.float64
-    return value.detach().reshape(()).to(dtype, copy=True).add_(total)
+    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64, copy=copy)
 
 
 def _copy(value: Any) -> Any:

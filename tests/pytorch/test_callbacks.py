@@ -14,6 +14,9 @@ from dray.pytorch import Batch, Epoch
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
 
+# A Recording answers for every hook, also for the deprecated one.
+pytestmark = pytest.mark.filterwarnings("ignore:callback .* on_checkpoint_end is deprecated:FutureWarning")
+
 HOOKS = [name for name in vars(pytorch.PyTorchCallback) if name.startswith("on_")]
 
 

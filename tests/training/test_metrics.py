@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from typing import Any
 
 import numpy as np
@@ -60,10 +62,42 @@ def test_a_tensor_that_is_changed_later_counts_as_it_was() -> None:
 
 
 def test_sums_do_not_hold_on_to_the_graph() -> None:
+    class Forgotten(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.mark = Mark()
+            return x * 2
+
+    class Mark:
+        pass
+
+    kept = TrainingMetrics()
+    loss: torch.Tensor = Forgotten.apply(torch.ones((), requires_grad=True))
+    mark = weakref.ref(loss.grad_fn.mark)  # type: ignore[union-attr]
+    kept.add({"loss": loss})
+    del loss
+    gc.collect()
+    assert mark() is None
+    assert metrics.average_sums([kept.take_sums()]) == {"loss": 2.0}
+
+
+def test_any_number_of_batches_is_averaged_and_few_are_kept() -> None:
     weight = torch.ones((), requires_grad=True)
     kept = TrainingMetrics()
-    kept.add({"loss": weight * 2})
-    assert not kept._sums["loss"].requires_grad
+    for i in range(1000):
+        kept.add({"loss": weight * i, "mixed": weight * i if i % 2 else float(i)})
+        assert len(kept._sums["loss"]._fresh) < 64
+    assert metrics.average_sums([kept.take_sums()]) == {"loss": 499.5, "mixed": 499.5}
+
+
+def test_a_view_counts_as_it_was() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    kept = TrainingMetrics()
+    values = weight * torch.tensor([1.0, 5.0])
+    kept.add({"a": values[0], "b": values[1]})
+    with torch.no_grad():
+        values.detach().zero_()
+    assert metrics.average_sums([kept.take_sums()]) == {"a": 1.0, "b": 5.0}
 
 
 def test_other_names_than_before_are_an_error() -> None:
