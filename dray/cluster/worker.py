@@ -7,10 +7,11 @@ asks again.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,12 @@ def _run_trial(
             outcome: Outcome | None = host.go_on() if distributed.rank == 0 else None
             host.latest_checkpoint, outcome = distributed.broadcast((host.latest_checkpoint, outcome))
             if outcome is None:
-                with pytorch.init(
-                    hparams=dict(lease.hparams), exp_conf=dict(experiment.config), distributed=distributed
-                ) as context:
+                with (
+                    _cluster_info(host, lease, experiment, distributed),
+                    pytorch.init(
+                        hparams=dict(lease.hparams), exp_conf=dict(experiment.config), distributed=distributed
+                    ) as context,
+                ):
                     trial = trial_class(context)
                     pytorch.Trainer(trial, context).fit(
                         max_length=experiment.max_length,
@@ -102,6 +106,31 @@ def _run_trial(
         return "errored", str(e), True
     except Exception:
         return "errored", traceback.format_exc(), False
+
+
+@contextlib.contextmanager
+def _cluster_info(
+    host: RayHost, lease: Lease, experiment: Experiment, distributed: core.DistributedContext
+) -> Iterator[None]:
+    """What `dray.get_cluster_info()` says to the trial's code."""
+    info = core.ClusterInfo(
+        trial=core.TrialInfo(
+            trial_id=lease.trial_id,
+            experiment_id=experiment.experiment_id,
+            trial_seed=lease.trial_seed,
+            hparams=lease.hparams,
+            config=experiment.config,
+        ),
+        latest_checkpoint=host.latest_checkpoint,
+        slot_ids=tuple(range(distributed.local_size)),
+        container_addrs=tuple(dict.fromkeys(distributed.allgather(ray.util.get_node_ip_address()))),
+        user_data=experiment.config.get("data") or {},
+    )
+    before = core.set_cluster_info(info)
+    try:
+        yield
+    finally:
+        core.set_cluster_info(before)
 
 
 def _in_batches(period: TrainUnit | None, global_batch_size: int) -> TrainUnit | None:

@@ -67,7 +67,8 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print one line above the status."""
-        self._console.print(Text(text))
+        # Not cut into lines: a path or a command is to be copied as it is.
+        self._console.print(Text(text), soft_wrap=True)
 
     def update(self, search: Search, counts: Counts, groups: int, groups_wanted: int) -> None:
         """Show how the run is doing now."""
@@ -79,7 +80,7 @@ class Display:
         if self._live:
             self._live.update(Text(line))
         else:
-            self._console.print(Text(line))
+            self._console.print(Text(line), soft_wrap=True)
 
     def line(self, search: Search, counts: Counts, groups: int, groups_wanted: int, now: float) -> str:
         """The status line."""
