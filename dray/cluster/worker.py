@@ -24,7 +24,8 @@ from dray import core, pytorch
 from dray.cluster.baseline import Baseline
 from dray.cluster.desk import Outcome
 from dray.hosts import use_host
-from dray.hosts.ray_worker import Experiment, FatalTrialError, Lease, LeaseLost, RayHost
+from dray.hosts.ray_worker import Experiment, Lease, LeaseLost, RayHost
+from dray.training.errors import SearcherMetricError
 from dray.training.units import Batch, Records, TrainUnit
 
 
@@ -102,7 +103,7 @@ def _run_trial(
         return "interrupted", "", False
     except pytorch.InvalidHP as e:
         return "invalid_hp", str(e), False
-    except FatalTrialError as e:
+    except SearcherMetricError as e:
         return "errored", str(e), True
     except Exception:
         return "errored", traceback.format_exc(), False

@@ -31,10 +31,6 @@ class LeaseLost(RuntimeError):
     """The trial has been given to other workers; nothing that this process still does for it counts."""
 
 
-class FatalTrialError(ValueError):
-    """An error that every trial of the experiment would meet: a mistake in its configuration."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
     """What is the same for all trials of an experiment.
@@ -235,10 +231,6 @@ class RayHost:
                 return report.batches * int(self._lease.hparams["global_batch_size"])
 
     def _metric_of(self, validation: Mapping[str, object]) -> float | None:
-        if self._experiment.metric not in validation:
-            raise FatalTrialError(
-                f"searcher.metric: the trial's validation does not return {self._experiment.metric!r}, it returns "
-                f"{', '.join(sorted(set(validation) - {'batches', 'epochs'})) or 'nothing'}; name one of these"
-            )
+        # That it is there has been checked at the validation, on every rank.
         value = validation[self._experiment.metric]
         return float(value) if isinstance(value, (int, float)) else None

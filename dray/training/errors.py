@@ -35,5 +35,9 @@ class DataExhausted(RuntimeError):
     """The training data ended before the planned length did. What was trained is saved."""
 
 
+class SearcherMetricError(ValueError):
+    """Validation does not give the metric that the search compares: no trial of the experiment can do better."""
+
+
 class PeerFailed(RuntimeError):
     """Another rank failed in a step that all ranks depend on; its own error is in its own log."""

@@ -18,7 +18,7 @@ from typing_extensions import assert_never
 from dray.core.distributed import DistributedContext
 from dray.training import checkpoint, metrics, rng
 from dray.training.cursor import Cursor
-from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, ShouldExit
+from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, SearcherMetricError, ShouldExit
 from dray.training.host import Host, Report
 from dray.training.loop import Command, Publish, Seen, Train, Validate, drive
 from dray.training.optimisation import Optimisation
@@ -406,12 +406,12 @@ class Executor:
 
 def _check_metric(metric: str, found: Mapping[str, Any]) -> None:
     if metric not in found:
-        raise ValueError(
+        raise SearcherMetricError(
             f"searcher.metric: the search compares {metric!r}, but validation returned {sorted(found)}; "
             "return it from evaluate_batch() or evaluate_full_dataset(), or name one of these"
         )
     if metrics.as_number(found[metric]) is None:
-        raise ValueError(f"searcher.metric: {metric!r} is {found[metric]!r}, not a number")
+        raise SearcherMetricError(f"searcher.metric: {metric!r} is {found[metric]!r}, not a number")
 
 
 def _evaluate_batch(trial: Trial) -> Callable[[Any, int], Any]:
