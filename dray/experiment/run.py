@@ -44,7 +44,7 @@ CLUSTER_CHECK_S = 5.0
 GROUP_STARTS_IN_VAIN = 5
 """A group that starts so often without finishing one lease ends the experiment."""
 FIRST_BATCH_S = 30.0
-"""How long what the first trial's first report does not need (Tune, further groups) leaves it a small machine's CPUs."""
+"""How long what the first report does not need (Tune, further groups) leaves a small machine its CPUs."""
 STOP_GRACE_S = 120.0
 """How long trials may take to save when the driver is told to stop."""
 
