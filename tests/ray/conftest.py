@@ -1,0 +1,48 @@
+"""Fixtures for tests on a real Ray: drivers that end with the test, and a driver's process as it was before."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dray import imports
+from tests.ray.harness import DIGITS, TRIALS, Driver
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imports_kept() -> Iterator[None]:
+    """Experiments in this process import model code; other tests should not find it."""
+    path = list(sys.path)
+    yield
+    imports.forget_model_dir()
+    imports._current, imports._older = None, frozenset()
+    sys.path[:] = path
+
+
+@pytest.fixture(scope="module")
+def drive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Driver]]:
+    """Start a driver: ``drive("create", config, ...)``."""
+    drivers: list[Driver] = []
+    log = tmp_path_factory.mktemp("drivers") / "output.txt"
+
+    def start(*arguments: object, **environment: str) -> Driver:
+        drivers.append(Driver(*arguments, log=log, **environment))
+        return drivers[-1]
+
+    yield start
+    for driver in drivers:
+        driver.close()
+
+
+@pytest.fixture(scope="module")
+def digits_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model code: the example's, and a trial of it that notes what it does."""
+    directory = tmp_path_factory.mktemp("digits") / "model"
+    directory.mkdir()
+    for file in (DIGITS / "model_def.py", TRIALS / "recorded.py", TRIALS / "recorded_digits.py"):
+        shutil.copy(file, directory)
+    return directory

@@ -1,0 +1,224 @@
+"""What the tests on a real Ray share: configs, what trials wrote down, and drivers in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from dray.storage import latest_checkpoint
+from searchers.journal import Journal
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).parents[2]
+DIGITS = ROOT / "examples" / "digits"
+TRIALS = Path(__file__).parent / "trials"
+STARTS_IN_S = 120.0
+"""A Ray cluster and a first worker group, on a machine that has other work too."""
+
+
+def recorded(record: Path, *, trials: int, batches: int, pause_s: float = 0.0, **fields: Any) -> dict[str, Any]:
+    """The config of a random search over ``trials/recorded.py``, which validates and saves every 10 batches."""
+    return {
+        "name": "recorded",
+        "entrypoint": "recorded:Recorded",
+        "hyperparameters": {
+            "global_batch_size": 8,
+            "lr": {"type": "log", "base": 10, "minval": -3, "maxval": -1},
+            "record": str(record),
+            "pause_s": pause_s,
+        },
+        "searcher": {"name": "random", "metric": "error", "max_length": {"batches": batches}, "max_trials": trials},
+        "resources": {"slot": "cpu"},
+        "min_validation_period": {"batches": 10},
+        "checkpoint_policy": "all",
+        "reproducibility": {"experiment_seed": 7},
+        **fields,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What one process trained of a trial, from the making of its trial object on.
+
+    Attributes:
+        batches: indices, from 0.
+    """
+
+    trial: int
+    pid: int
+    batches: tuple[int, ...]
+
+
+def lines(record: Path) -> list[dict[str, Any]]:
+    """What the trials have noted so far."""
+    return [json.loads(line) for line in record.read_bytes().split(b"\n")[:-1]] if record.exists() else []
+
+
+def attempts(record: Path) -> dict[int, list[Attempt]]:
+    """Each trial's attempts, in order."""
+    found: dict[int, list[Attempt]] = {}
+    for line in lines(record):
+        mine = found.setdefault(line["trial"], [])
+        if "made" in line:
+            mine.append(Attempt(trial=line["trial"], pid=line["pid"], batches=()))
+        else:
+            last = mine.pop()
+            assert last.pid == line["pid"], "two processes train one trial at a time"
+            mine.append(Attempt(trial=last.trial, pid=last.pid, batches=(*last.batches, line["batch"])))
+    return found
+
+
+def saved_batches(path: Path, trial: int) -> int:
+    """Where the trial's latest whole checkpoint is, 0 if it has none."""
+    checkpoint = latest_checkpoint(path / f"trial_{trial}")
+    return 0 if checkpoint is None else int(checkpoint.name.removeprefix("checkpoint_"))
+
+
+def in_the_middle(path: Path, record: Path, *, least: int = 1) -> list[Attempt]:
+    """The attempts that are now some batches past a checkpoint, and not yet near the next one."""
+    latest = [mine[-1] for mine in attempts(record).values()]
+    return [a for a in latest if a.batches and least <= (saved := saved_batches(path, a.trial)) < a.batches[-1] <= saved + 5]
+
+
+def journal(path: Path) -> list[dict[str, Any]]:
+    """The records of an experiment's journal, also while it is written."""
+    file = path / "journal.jsonl"
+    return [dict(record) for record in Journal.read(file)] if file.exists() else []
+
+
+def ends(path: Path) -> Counter[int]:
+    """How often each trial has ended, by the journal."""
+    return Counter(record["trial"] for record in journal(path) if record["event"] == "exited")
+
+
+def wait_for(condition: Callable[[], T], what: str, timeout_s: float = STARTS_IN_S) -> T:
+    """The condition's first value that is true."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s in vain for {what}"
+        time.sleep(0.02)
+    return value
+
+
+class Meanwhile:
+    """Does something in a thread while the body runs, and raises what it raised at the body's end."""
+
+    def __init__(self, deed: Callable[[], None]) -> None:
+        self._deed, self._error = deed, None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self._deed()
+        except BaseException as error:
+            self._error = error
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(10)
+        if self._error is not None:
+            raise self._error
+
+
+class Driver:
+    """``dray experiment ...`` in a process of its own, with the Ray cluster that it starts.
+
+    Args:
+        arguments: of the command.
+        log: where its output goes.
+    """
+
+    def __init__(self, *arguments: object, log: Path, **environment: str) -> None:
+        self.log = log
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "dray.cli", "experiment", *map(str, arguments)],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+                # What is sent to the driver must not reach Ray's processes too: they are to find out by themselves.
+                start_new_session=True,
+            )
+
+    def wait(self, timeout_s: float = 2 * STARTS_IN_S) -> int:
+        """Its exit code."""
+        return self.process.wait(timeout_s)
+
+    def wait_for(self, condition: Callable[[], T], what: str) -> T:
+        """As above, and fails at once when the driver ends."""
+
+        def holds() -> T:
+            value = condition()
+            assert value or self.process.poll() is None, f"the driver ended before {what}:\n{self.log.read_text()}"
+            return value
+
+        return wait_for(holds, what)
+
+    def interrupt(self) -> None:
+        """Ctrl-C, to this process alone."""
+        self.process.send_signal(signal.SIGINT)
+
+    def kill(self) -> list[str]:
+        """kill -9 the driver; the processes that it has left behind after 30 s, which are then ended."""
+        family = descendants(self.process.pid)
+        self.process.kill()
+        self.process.wait()
+        deadline = time.monotonic() + 30
+        while (left := [f"{pid} {name}" for pid, name in family.items() if alive(pid, name)]) and (
+            time.monotonic() < deadline
+        ):
+            time.sleep(0.1)
+        for process in left:
+            os.kill(int(process.split()[0]), signal.SIGKILL)
+        return left
+
+    def close(self) -> None:
+        """End it if it still runs, and all that it started."""
+        if self.process.poll() is None:
+            self.kill()
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Name by number of the processes that this one has started, and those that they have started."""
+    table = {process: _stat(process) for process in (int(p.name) for p in Path("/proc").glob("[0-9]*"))}
+    family = {pid}
+    while more := {p for p, (_, parent) in table.items() if parent in family} - family:
+        family |= more
+    return {process: table[process][0] for process in family - {pid}}
+
+
+def alive(pid: int, name: str) -> bool:
+    """Whether this process is there, and no zombie."""
+    return _stat(pid)[0] == name
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    """A process's name, and its parent's number; ("", 0) if it is gone or a zombie."""
+    try:
+        before, _, after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    except OSError:
+        return "", 0
+    state, parent = after.split()[:2]
+    return ("", 0) if state == "Z" else (before.partition("(")[2], int(parent))
+
+
+def write_config(directory: Path, config: dict[str, Any]) -> Path:
+    path = directory / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path

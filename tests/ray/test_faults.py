@@ -1,0 +1,106 @@
+"""A sweep in which a Tune handle is killed, and then a worker in the middle of a trial."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import dray
+from dray.cluster.desk import Message
+from tests.ray.harness import TRIALS, Attempt, Meanwhile, attempts, ends, in_the_middle, journal, recorded, wait_for
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+TRIAL_COUNT, BATCHES = 6, 60
+
+
+@dataclass(slots=True, kw_only=True)
+class Sweep:
+    record: Path
+    result: dray.Result
+    experiment: dray.Experiment
+    killed: Attempt
+    killed_handle: int
+    ended_before: int
+    """How many trials had ended when the handle was killed."""
+    messages: list[Message] = field(default_factory=list)
+
+    def heard(self, kind: str) -> list[Message]:
+        return [message for message in self.messages if message.kind == kind]
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    directory = tmp_path_factory.mktemp("faults")
+    record, path = directory / "record", directory / "experiment"
+    config = recorded(record, trials=TRIAL_COUNT, batches=BATCHES, pause_s=0.05)
+    experiment = dray.Experiment(config, model_dir=TRIALS, path=path)
+    messages: list[Message] = []
+    done: dict[str, object] = {}
+
+    def faults() -> None:
+        wait_for(lambda: any(a.batches for mine in attempts(record).values() for a in mine), "the first batch")
+        handle = wait_for(lambda: [m.lease for m in messages if m.kind == "handle"], "a Tune handle")[0]
+        os.kill(handle, signal.SIGKILL)
+        done.update(killed_handle=handle, ended_before=len(ends(path)))
+        wait_for(lambda: ends(path), "the first trial's end")
+        killed = wait_for(lambda: in_the_middle(path, record), "a trial past its first checkpoint")[0]
+        os.kill(killed.pid, signal.SIGKILL)
+        done.update(killed=attempts(record)[killed.trial][-1])
+
+    with Meanwhile(faults):
+        result = experiment.run(on_message=messages.append)
+    return Sweep(record=record, result=result, experiment=experiment, messages=messages, **done)  # type: ignore[arg-type]
+
+
+def test_every_trial_ends_once_and_completed(sweep: Sweep) -> None:
+    assert sweep.result.trials["state"].tolist() == ["COMPLETED"] * TRIAL_COUNT
+    assert sweep.result.trials["batches"].tolist() == [BATCHES] * TRIAL_COUNT
+    assert ends(sweep.result.path) == dict.fromkeys(range(TRIAL_COUNT), 1)
+
+
+def test_trial_of_a_killed_worker_goes_on_from_its_latest_checkpoint(sweep: Sweep) -> None:
+    killed, after = attempts(sweep.record)[sweep.killed.trial]
+    assert killed == sweep.killed
+    last_checkpoint = (killed.batches[-1] + 1) // 10 * 10
+    assert last_checkpoint > 0
+    assert after.pid != killed.pid
+    assert after.batches == tuple(range(last_checkpoint, BATCHES))
+
+
+def test_other_trials_are_trained_once_from_start_to_end(sweep: Sweep) -> None:
+    for trial, mine in attempts(sweep.record).items():
+        if trial != sweep.killed.trial:
+            assert [attempt.batches for attempt in mine] == [tuple(range(BATCHES))]
+
+
+def test_restart_is_counted_for_its_trial_alone(sweep: Sweep) -> None:
+    expected = [int(trial == sweep.killed.trial) for trial in range(TRIAL_COUNT)]
+    assert sweep.result.trials["restarts"].tolist() == expected
+    [restart] = [record for record in journal(sweep.result.path) if record["event"] == "restarted"]
+    assert restart["error"].startswith("a process of worker group group-")
+
+
+def test_only_the_killed_group_was_lost(sweep: Sweep) -> None:
+    assert len(sweep.heard("lost")) == 1
+    groups = {message.group for message in sweep.heard("joined")}
+    assert len(sweep.heard("joined")) == len(groups) + 1
+
+
+def test_search_goes_on_with_new_handles_after_one_is_killed(sweep: Sweep) -> None:
+    assert sweep.ended_before < TRIAL_COUNT
+    handles = [message.lease for message in sweep.heard("handle")]
+    assert sweep.killed_handle in handles
+    assert handles[-1] != sweep.killed_handle
+    # Handles are few, and made anew only for the killed one: not one a trial.
+    assert len(handles) <= 3 + 1
+
+
+def test_metrics_have_each_validation_once(sweep: Sweep) -> None:
+    errors = sweep.result.metrics.query("kind == 'validation' and name == 'error'")
+    for _, mine in errors.groupby("trial_id"):
+        assert mine["batches"].tolist() == list(range(10, BATCHES + 1, 10))
