@@ -142,7 +142,9 @@ def best_trials(result: Result, metric: str, sign: int) -> Table:
     """The trials with the best metric, best first."""
     table = Table(title=f"best trials by {metric}", title_justify="left")
     trials = result.trials
-    names = [column for column in trials.columns if column.startswith("hparams.") and trials[column].nunique() > 1]
+    # By what is shown of them: a hyperparameter can be a list, which has no hash.
+    drawn = [column for column in trials.columns if column.startswith("hparams.")]
+    names = [column for column in drawn if trials[column].map(_shown).nunique() > 1]
     others = _other_metrics(result, metric)
     for heading in ["trial", "state", "batches", metric, *others.columns, *(name[len("hparams.") :] for name in names)]:
         table.add_column(heading, justify="right")
