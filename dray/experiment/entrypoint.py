@@ -39,7 +39,7 @@ def load_trial_class(entrypoint: str | None, model_dir: str | os.PathLike[str]) 
     if not entrypoint:
         raise _error("entrypoint", "required, got nothing; for example entrypoint: model_def:DigitsTrial")
     module_name, colon, class_name = entrypoint.partition(":")
-    if not colon or not module_name or not class_name.isidentifier():
+    if not colon or not module_name or not class_name.replace(".", "_").isidentifier():
         raise _error("entrypoint", f"must be module:Class, got {entrypoint!r}; for example model_def:DigitsTrial")
     module = _import(module_name, directory.resolve())
     return _find(module, class_name)
@@ -65,7 +65,9 @@ def _find(module: ModuleType, name: str) -> type[PyTorchTrial]:
     # Here, not above: it brings torch, and a bad module is told sooner without it.
     from dray.pytorch import PyTorchTrial
 
-    found = getattr(module, name, None)
+    found: object = module
+    for part in name.split("."):  # a class within a class has a dotted name
+        found = getattr(found, part, None)
     if isinstance(found, type) and issubclass(found, PyTorchTrial):
         return found
     trials = [

@@ -20,7 +20,7 @@ MAX_SEED = 2**32 - 1
 
 
 def _entrypoint(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text):
         raise ValueError(f"must be module:Class, got {text!r}; for example model_def:DigitsTrial")
     return text
 
