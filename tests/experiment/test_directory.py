@@ -1,0 +1,106 @@
+"""An experiment's directory: made whole or not at all, with a copy of the code and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dray.experiment import directory as directory_module
+from dray.experiment.config import load_config
+from dray.experiment.directory import ExperimentDirectory, new_path
+from dray.experiment.errors import ConfigError
+
+CONFIG = load_config(
+    {
+        "name": "digits & more",
+        "searcher": {"name": "single", "metric": "loss", "max_length": {"epochs": 2}},
+        "reproducibility": {"experiment_seed": 3},
+    }
+)
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    code = tmp_path / "code"
+    for name in ("model_def.py", "parts/layers.py", ".git/config", "__pycache__/model_def.pyc", ".venv/lib/big.py"):
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        (code / name).write_text(f"# {name}")
+    return code
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+
+
+def test_create_keeps_the_config_and_the_code_and_no_clutter(tmp_path: Path, code: Path) -> None:
+    directory = ExperimentDirectory.create(tmp_path / "e", CONFIG, code)
+    assert files(directory.path) == ["code/model_def.py", "code/parts/layers.py", "experiment.yaml"]
+    assert (directory.code / "parts" / "layers.py").read_text() == "# parts/layers.py"
+    assert ExperimentDirectory.open(tmp_path / "e").config() == CONFIG
+
+
+def test_experiment_of_a_class_from_a_script_has_no_code(tmp_path: Path) -> None:
+    assert files(ExperimentDirectory.create(tmp_path / "e", CONFIG, None).path) == ["experiment.yaml"]
+
+
+def test_results_inside_the_models_directory_are_not_copied_into_themselves(code: Path) -> None:
+    directory = ExperimentDirectory.create(code / "results", CONFIG, code)
+    assert files(directory.code) == ["model_def.py", "parts/layers.py"]
+
+
+def test_directory_of_another_experiment_is_refused(tmp_path: Path, code: Path) -> None:
+    ExperimentDirectory.create(tmp_path / "e", CONFIG, code).journal.write_text("{}\n")
+    with pytest.raises(ConfigError, match="holds an experiment already; resume it, or give another directory"):
+        ExperimentDirectory.create(tmp_path / "e", CONFIG, code)
+
+
+def test_creation_that_was_killed_is_no_experiment_and_can_be_made_again(
+    tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "replace", killed)
+        ExperimentDirectory.create(tmp_path / "e", CONFIG, code)
+    with pytest.raises(ConfigError, match="no experiment in"):
+        ExperimentDirectory.open(tmp_path / "e")
+    assert ExperimentDirectory.create(tmp_path / "e", CONFIG, code).config() == CONFIG
+
+
+def test_opening_what_is_no_experiment_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no experiment in .*: it has no experiment\.yaml"):
+        ExperimentDirectory.open(tmp_path / "nothing")
+
+
+def test_directory_of_data_is_not_taken_for_code(tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory_module, "MOST_CODE_BYTES", 1 << 20)
+    with (code / ".git" / "pack").open("wb") as file:
+        file.truncate(2 << 20)
+    ExperimentDirectory.create(tmp_path / "history-does-not-count", CONFIG, code)
+    with (code / "parts" / "images.bin").open("wb") as file:
+        file.truncate(2 << 20)
+    with pytest.raises(ConfigError, match=r"model_dir: .* holds more than 1 MiB; .* keep data elsewhere"):
+        ExperimentDirectory.create(tmp_path / "e", CONFIG, code)
+    assert not (tmp_path / "e").exists()
+
+
+def test_checkpoints_of_a_trial_lie_below_its_number(tmp_path: Path) -> None:
+    assert ExperimentDirectory(tmp_path).trial(7) == tmp_path / "trial_7"
+
+
+def test_new_path_is_below_dray_home_and_never_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path))
+    one, two = new_path(CONFIG), new_path(CONFIG)
+    assert one.parent == two.parent == tmp_path
+    assert one != two
+    assert one.name.startswith("digits---more-")
+
+
+def test_new_path_is_below_the_configs_storage_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "home"))
+    storage = {"type": "directory", "container_path": str(tmp_path / "storage")}
+    config = load_config({**CONFIG.to_dict(), "checkpoint_storage": storage})
+    assert new_path(config).parent == tmp_path / "storage"
