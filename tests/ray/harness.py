@@ -49,6 +49,9 @@ def recorded(record: Path, *, trials: int, batches: int, pause_s: float = 0.0, *
     }
 
 
+RAYS_AGENTS = ("ray::DashboardA", "ray::RuntimeEnv")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """What one process trained of a trial, from the making of its trial object on.
@@ -89,8 +92,12 @@ def saved_batches(path: Path, trial: int) -> int:
 
 def in_the_middle(path: Path, record: Path, *, least: int = 1) -> list[Attempt]:
     """The attempts that are now some batches past a checkpoint, and not yet near the next one."""
-    latest = [mine[-1] for mine in attempts(record).values()]
-    return [a for a in latest if a.batches and least <= (saved := saved_batches(path, a.trial)) < a.batches[-1] <= saved + 5]
+    found = []
+    for mine in attempts(record).values():
+        saved, latest = saved_batches(path, mine[-1].trial), mine[-1]
+        if latest.batches and least <= saved < latest.batches[-1] <= saved + 5:
+            found.append(latest)
+    return found
 
 
 def journal(path: Path) -> list[dict[str, Any]]:
@@ -175,18 +182,22 @@ class Driver:
         self.process.send_signal(signal.SIGINT)
 
     def kill(self) -> list[str]:
-        """kill -9 the driver; the processes that it has left behind after 30 s, which are then ended."""
+        """kill -9 the driver; the processes that it has left behind after 30 s. These are then ended.
+
+        But for Ray's two agents, which take a minute to find out that their cluster is gone: they are ended at once.
+        """
         family = descendants(self.process.pid)
         self.process.kill()
         self.process.wait()
+        agents = {pid: name for pid, name in family.items() if name in RAYS_AGENTS}
+        others = family.items() - agents.items()
         deadline = time.monotonic() + 30
-        while (left := [f"{pid} {name}" for pid, name in family.items() if alive(pid, name)]) and (
-            time.monotonic() < deadline
-        ):
+        while (left := {pid: name for pid, name in others if alive(pid, name)}) and time.monotonic() < deadline:
             time.sleep(0.1)
-        for process in left:
-            os.kill(int(process.split()[0]), signal.SIGKILL)
-        return left
+        for pid, name in (agents | left).items():
+            if alive(pid, name):
+                os.kill(pid, signal.SIGKILL)
+        return [f"{pid} {name}" for pid, name in left.items()]
 
     def close(self) -> None:
         """End it if it still runs, and all that it started."""

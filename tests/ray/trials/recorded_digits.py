@@ -1,4 +1,4 @@
-"""The digits trial, noting where each of its processes runs, and its batches. Lies beside the example's model_def.py."""
+"""The digits trial, noting where its processes run, and its batches. To be put beside the example's model_def.py."""
 
 from __future__ import annotations
 

@@ -1,0 +1,85 @@
+"""Ctrl-C: running trials save what they have, the command says how to go on, and going on ends the search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import dray
+from tests.ray.harness import (
+    TRIALS,
+    Attempt,
+    Driver,
+    attempts,
+    descendants,
+    ends,
+    journal,
+    recorded,
+    saved_batches,
+    wait_for,
+    write_config,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+TRIAL_COUNT, BATCHES = 5, 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    record: Path
+    code: int
+    output: str
+    stopped: dict[int, Attempt]
+    """The trials that were running, each with what it had trained by its end."""
+    saved: dict[int, int]
+    result: dray.Result
+
+
+@pytest.fixture(scope="module")
+def story(drive: Callable[..., Driver], tmp_path_factory: pytest.TempPathFactory) -> Story:
+    directory = tmp_path_factory.mktemp("interrupt")
+    record, path = directory / "record", directory / "experiment"
+    config = write_config(directory, recorded(record, trials=TRIAL_COUNT, batches=BATCHES, pause_s=0.1))
+    driver = drive("create", config, TRIALS, "--path", path)
+    driver.wait_for(lambda: ends(path), "the first trial's end")
+    driver.wait_for(
+        lambda: any(len(mine[-1].batches) in range(3, 30) for mine in attempts(record).values()), "another's middle"
+    )
+    family = descendants(driver.process.pid)
+    driver.interrupt()
+    code, output = driver.wait(60), driver.log.read_text()
+    wait_for(lambda: not set(family) & set(descendants(1)), "Ray's end", 30)
+    stopped = {trial: mine[-1] for trial, mine in attempts(record).items() if trial not in ends(path)}
+    saved = {trial: saved_batches(path, trial) for trial in stopped}
+    assert drive("resume", path).wait() == 0, driver.log.read_text()
+    return Story(record=record, code=code, output=output, stopped=stopped, saved=saved, result=dray.Result(path))
+
+
+def test_exit_code_is_130(story: Story) -> None:
+    assert story.code == 130
+
+
+def test_running_trials_save_all_that_they_have(story: Story) -> None:
+    assert story.stopped
+    assert story.saved == {trial: attempt.batches[-1] + 1 for trial, attempt in story.stopped.items()}
+    assert all(0 < batches < BATCHES for batches in story.saved.values())
+
+
+def test_the_command_to_go_on_is_printed_on_a_line(story: Story) -> None:
+    assert f"stopped. Go on with: dray experiment resume {story.result.path}\n" in story.output
+    assert "Traceback" not in story.output
+
+
+def test_no_batch_is_trained_twice(story: Story) -> None:
+    for mine in attempts(story.record).values():
+        assert [batch for attempt in mine for batch in attempt.batches] == list(range(BATCHES))
+
+
+def test_going_on_ends_every_trial_once(story: Story) -> None:
+    assert story.result.trials["state"].tolist() == ["COMPLETED"] * TRIAL_COUNT
+    assert ends(story.result.path) == dict.fromkeys(range(TRIAL_COUNT), 1)
+    assert not [record for record in journal(story.result.path) if record["event"] == "restarted"]

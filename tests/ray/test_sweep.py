@@ -1,0 +1,146 @@
+"""The sweep that a newcomer runs first: ``dray experiment create examples/digits/asha.yaml examples/digits``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import dray
+from dray.experiment.config import build_method, build_space, load_config
+from searchers.search import Search
+from tests.ray.harness import DIGITS, Driver, ends, journal
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+EPOCH = 23
+"""Batches of 64 in 1,437 images."""
+
+
+@pytest.fixture(scope="module")
+def result(drive: Callable[..., Driver], tmp_path_factory: pytest.TempPathFactory) -> dray.Result:
+    path = tmp_path_factory.mktemp("sweep") / "asha"
+    driver = drive("create", DIGITS / "asha.yaml", DIGITS, "--path", path)
+    assert driver.wait() == 0, driver.log.read_text()
+    return dray.Result(path)
+
+
+def test_all_64_trials_are_accounted_for(result: dray.Result) -> None:
+    assert result.trials["trial_id"].tolist() == list(range(64))
+    assert set(result.trials["state"]) == {"COMPLETED", "STOPPED"}
+    assert ends(result.path) == dict.fromkeys(range(64), 1)
+    assert result.trials["restarts"].eq(0).all()
+
+
+def test_lengths_are_those_of_the_rungs(result: dray.Result) -> None:
+    lengths = result.trials["batches"] / EPOCH
+    assert set(lengths) == {1, 4, 16}
+    assert set(lengths[result.trials["state"] == "COMPLETED"]) == {16}
+
+
+def test_total_is_under_a_third_of_random_searchs(result: dray.Result) -> None:
+    epochs = result.trials["batches"].sum() / EPOCH
+    assert epochs <= 0.3 * 64 * 16
+
+
+def test_journal_replays_with_every_decision_the_rules(result: dray.Result) -> None:
+    config = load_config(result.path / "experiment.yaml")
+    records = journal(result.path)
+    # Raises if one recorded decision is not the one that the method takes.
+    search = Search.replay(
+        records, build_method(config), build_space(config), seed=7, smaller_is_better=True, log=lambda record: None
+    )
+    assert search.done is not None
+    assert search.done.reason == "completed"
+    # And by a rule of its own: who went on was, when it reported, in the best quarter of its rung so far.
+    actions = [action for record in records for action in record.get("actions", [])]
+    stops = {action["trial"] for action in actions if action["action"] == "stop"}
+    seen: dict[float, list[float]] = {}
+    for record in records:
+        if record["event"] == "reported" and record["step"] in (1, 4):
+            rung = seen.setdefault(record["step"], [])
+            better = sum(value < record["value"] for value in rung)
+            rung.append(record["value"])
+            goes_on = better < max(len(rung) // 4, 1)
+            stopped = any(action["action"] == "stop" for action in record["actions"])
+            assert stopped != goes_on
+    assert stops == set(result.trials["trial_id"][result.trials["state"] == "STOPPED"])
+
+
+def test_best_trial_reads_96_percent_of_the_held_out_digits(result: dray.Result) -> None:
+    best = result.best_trial
+    [accuracy] = result.metrics.query("trial_id == @best.trial_id and batches == @best.batches and name == 'accuracy'")[
+        "value"
+    ]
+    assert accuracy > 0.96
+    assert best.metric == result.trials["best_metric"].min()
+
+
+def test_best_checkpoint_opens_as_data_with_the_four_keys(result: dray.Result) -> None:
+    with result.best_trial.checkpoint.as_directory() as directory:
+        state = torch.load(f"{directory}/state-dict.pth", weights_only=True)
+    assert list(state) == ["models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict", "callbacks"]
+    [model] = state["models_state_dict"]
+    assert sorted(model) == ["0.bias", "0.weight", "2.bias", "2.weight"]
+
+
+def test_loaded_best_trial_gives_the_reported_metric_exactly(result: dray.Result) -> None:
+    trial: Any = result.load_best_trial()
+    trial.model.eval()
+    losses = []
+    # Not of the loader's batches: of the data, as it came from the library.
+    held_out = trial.build_validation_data_loader().dataset
+    with torch.no_grad():
+        for start in range(0, len(held_out), 60):
+            images, labels = held_out[start : start + 60]
+            losses.append(nn.functional.cross_entropy(trial.model(images), labels).item())
+    assert sum(losses) / len(losses) == result.best_trial.metric
+
+
+def test_trials_have_a_row_each_and_the_documented_columns(result: dray.Result) -> None:
+    assert list(result.trials.columns) == [
+        "trial_id",
+        "state",
+        "hparams.global_batch_size",
+        "hparams.hidden",
+        "hparams.lr",
+        "batches",
+        "metric",
+        "best_metric",
+        "restarts",
+        "started",
+        "ended",
+    ]
+    assert result.trials["hparams.hidden"].between(16, 256).all()
+    assert (result.trials["ended"] > result.trials["started"]).all()
+    assert (result.trials["metric"] >= result.trials["best_metric"]).all()
+
+
+def test_metrics_are_long_and_complete(result: dray.Result) -> None:
+    metrics = result.metrics
+    assert list(metrics.columns) == ["trial_id", "batches", "epochs", "kind", "name", "value", "time"]
+    assert not metrics.duplicated(["trial_id", "batches", "kind", "name"]).any()
+    found = set(zip(metrics["kind"], metrics["name"], strict=True))
+    assert found == {("training", "loss"), ("validation", "validation_loss"), ("validation", "accuracy")}
+    # A validation after each epoch, of every trial up to its own end.
+    losses = metrics[metrics["name"] == "validation_loss"]
+    counted = losses.groupby("trial_id")["batches"].apply(list)
+    for trial, batches in result.trials.set_index("trial_id")["batches"].items():
+        assert counted[trial] == list(range(EPOCH, batches + 1, EPOCH))
+    pd.testing.assert_series_equal(losses["epochs"], losses["batches"] / EPOCH, check_names=False)
+
+
+def test_command_ends_with_a_table_of_the_best_and_the_path(result: dray.Result, drive: Any) -> None:
+    # A finished experiment has nothing left to do: it tells its outcome again, without starting Ray.
+    driver = drive("resume", result.path)
+    assert driver.wait(60) == 0
+    output = driver.log.read_text()
+    ours, again = output.rsplit("best trials by validation_loss", 2)[-2:]
+    assert again.strip().splitlines()[3].split("│")[1].strip() == str(result.best_trial.trial_id)
+    assert f"Results: {result.path}" in ours
+    assert f"Results: {result.path}" in again
+    assert "Traceback" not in output
