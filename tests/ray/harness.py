@@ -91,11 +91,11 @@ def saved_batches(path: Path, trial: int) -> int:
 
 
 def in_the_middle(path: Path, record: Path, *, least: int = 1) -> list[Attempt]:
-    """The attempts that are now some batches past a checkpoint, and not yet near the next one."""
+    """The attempts, by processes that live, that are some batches past a checkpoint and not yet near the next one."""
     found = []
     for mine in attempts(record).values():
         saved, latest = saved_batches(path, mine[-1].trial), mine[-1]
-        if latest.batches and least <= saved < latest.batches[-1] <= saved + 5:
+        if latest.batches and _stat(latest.pid)[0] and least <= saved < latest.batches[-1] <= saved + 5:
             found.append(latest)
     return found
 
