@@ -6,7 +6,6 @@ The uses of Ray's internal APIs that this needs are in this file: the autoscaler
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 import ray
 
+from dray.cluster.ahead import load
 from dray.cluster.lending import TRAIN_ENVIRONMENT
 
 logger = logging.getLogger("dray")
@@ -65,14 +65,10 @@ def connect(address: str | None) -> Cluster:
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     # A group's start needs five processes one after another, while half of a small machine idles: have some ready.
     # (Else Ray ends idle ones after a second, hence the threshold above.)
-    load_train = ray.remote(num_cpus=0)(_load_train)
+    ahead = ray.remote(num_cpus=0)(load)
     for _ in range(PROCESSES_AHEAD):
-        load_train.remote()
+        ahead.remote("ray.train")
     return Cluster(own=True, told=f"a Ray cluster of its own on this machine, {_count(ray.cluster_resources())}")
-
-
-def _load_train() -> None:
-    importlib.import_module("ray.train")
 
 
 def slots_of(resources: dict[str, float], kind: str, cpus_per_slot: float) -> int:
