@@ -55,7 +55,7 @@ test: check
 	@$(BIN)/python -m pytest -q -m "slow or ray or gpu or cluster"
 
 bench: $(INSTALLED)
-	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	@for script in bench/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
 clean:
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -1,0 +1,339 @@
+"""The sweep of examples/digits/asha.yaml, by dray and by Ray alone. Wall time from the start of a process to its end.
+
+Each run has a process, and a Ray, of its own; the ways take turns, ``--rounds`` times:
+
+  a        asha.yaml through dray
+  b        as Ray documents it: a TorchTrainer in each trial of Tune's ASHA, two at a time; a few trials, scaled
+  c        the trial as a class trainable of Tune (reuse_actors, no process groups), with Tune's ASHA
+  c-same   the same, every trial exactly as long as the same trial of (a), so that both train the same
+  c-bare   c-same without saving: (a) and Tune's defaults save each trial's state at its end
+
+All train the same model on the same data from the same hyperparameters and seeds. A later trial is the time from the
+first batch of the first trial to the end of the process, by the number of trials.
+
+    python bench/sweep.py [--rounds 3] [--trials 64] [--documented-trials 8] [--ways a c-same] [--save]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from _measure import (
+    BENCH,
+    DIGITS,
+    Paper,
+    Ran,
+    Stamp,
+    arguments,
+    end_on_sigterm,
+    machine,
+    of_kind,
+    quantile,
+    run,
+    spread,
+    stamp,
+    verdict,
+)
+
+WAYS = ("a", "b", "c", "c-same", "c-bare")
+TIMES_FASTER = 20.0
+TIMES_SLOWER = 1.5
+START_UP_S = 12.0
+TURNAROUND_S = 0.1
+
+PHASES = (
+    ("Python, the config, torch", "checked"),
+    ("imports: Ray, Train, Tune, pandas", "imported"),
+    ("ray.init()", "connected"),
+    ("first group: Train's actors, a worker that has loaded the trial's class", "trial_class_loaded"),
+    ("first group at the desk", "joined"),
+    ("first lease: granted", "granted"),
+    ("first batch: hyperparameters, model, data", "first_batch"),
+)
+"""What (a)'s start-up is made of: each phase ends with the first stamp of this kind after the one before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What one run tells."""
+
+    way: str
+    trials: int
+    ran: Ran
+
+    @property
+    def first_batch(self) -> float:
+        return of_kind(self.ran.stamps, "first_batch")[0].time
+
+    @property
+    def start_up_s(self) -> float:
+        return self.first_batch - self.ran.began
+
+    @property
+    def later_trial_s(self) -> float:
+        return (self.ran.ended - self.first_batch) / self.trials
+
+    @property
+    def lengths(self) -> Counter[int]:
+        """Epochs of each trial."""
+        return Counter(s.fields["trial"] for s in of_kind(self.ran.stamps, "validated"))
+
+    @property
+    def epochs(self) -> int:
+        return self.lengths.total()
+
+    @property
+    def after_s(self) -> float:
+        """From the last report to the end of the process."""
+        return self.ran.ended - of_kind(self.ran.stamps, "validated")[-1].time
+
+    @property
+    def best(self) -> float:
+        return min(s.fields["loss"] for s in of_kind(self.ran.stamps, "validated"))
+
+    def scaled(self, trials: int) -> float:
+        """Seconds for this many trials."""
+        return self.start_up_s + self.later_trial_s * trials
+
+
+# --------------------------------------------------------------------------------------------------- in its own process
+def child(way: str, directory: Path, plan: dict[str, Any]) -> None:
+    """Be one of the ways."""
+    end_on_sigterm()
+    if way == "a":
+        _dray(directory, plan)
+    elif way == "b":
+        from _plain_ray import documented
+
+        documented(plan["trials"], plan["max_epochs"])
+    else:
+        from _plain_ray import class_trainable
+
+        class_trainable(
+            plan["trials"], plan["max_epochs"], lengths_given=way in ("c-same", "c-bare"), saves=way != "c-bare"
+        )
+
+
+def _dray(directory: Path, plan: dict[str, Any]) -> None:
+    import dray
+
+    experiment = dray.Experiment(plan["config"], model_dir=BENCH / "model", path=directory / "experiment")
+    stamp("checked")
+    # The experiment imports these a moment later, where they cannot be told apart from what follows.
+    import dray.cluster.ray_cluster
+    import dray.experiment.run
+
+    stamp("imported")
+    connect = dray.cluster.ray_cluster.connect
+
+    def timed_connect(address: str | None) -> Any:
+        cluster = connect(address)
+        stamp("connected")
+        return cluster
+
+    dray.cluster.ray_cluster.connect = timed_connect
+    experiment.run(on_message=lambda message: message.kind != "rows" and stamp(message.kind, trial=message.trial))
+    counts = experiment.last_run.counts
+    stamp(
+        "counts",
+        handles=counts.handles_started,
+        groups=counts.groups_started,
+        lost=counts.groups_lost,
+        restarts=counts.restarts.total(),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- the plan
+def plan_of(trials: int) -> dict[str, Any]:
+    """asha.yaml with this many trials, and the hyperparameters and seeds that its search gives them."""
+    import yaml
+
+    from dray.experiment.config import build_method, build_space, load_config
+    from searchers import Search
+
+    config = yaml.safe_load((DIGITS / "asha.yaml").read_text())
+    config["entrypoint"] = "timed:TimedDigits"
+    config["searcher"]["max_trials"] = trials
+    checked = load_config(config)
+    space, seed = build_space(checked), checked.reproducibility.experiment_seed
+    search = Search(build_method(checked), space, seed=seed, smaller_is_better=True, log=lambda record: None)
+    assert checked.searcher.max_length.unit == "epochs", "this benchmark counts in epochs"
+    return {
+        "config": config,
+        "max_epochs": checked.searcher.max_length.value,
+        "trials": [
+            {"trial": trial, "seed": search.seed_of(trial), "hparams": space.sample(Random(f"{seed}:{trial}"))}
+            for trial in range(trials)
+        ],
+    }
+
+
+def turnarounds(stamps: Sequence[Stamp]) -> list[float]:
+    """From the last report of a trial to the first batch of the next in the same process."""
+    last: dict[int, float] = {}
+    gaps = []
+    for s in of_kind(stamps, "first_batch", "validated"):
+        if s.kind == "validated":
+            last[s.pid] = s.time
+        elif s.pid in last:
+            gaps.append(s.time - last.pop(s.pid))
+    return gaps
+
+
+# --------------------------------------------------------------------------------------------------------------- output
+def phases(figures: Figures) -> list[float]:
+    """Seconds of each of `PHASES`."""
+    at, found = figures.ran.began, []
+    driver = of_kind(figures.ran.stamps, "checked")[0].pid
+    for _, kind in PHASES:
+        # The driver loads the trial's class too, before it starts anything.
+        later = (s.time for s in of_kind(figures.ran.stamps, kind) if kind != "trial_class_loaded" or s.pid != driver)
+        end = next(later)
+        found.append(end - at)
+        at = end
+    return found
+
+
+def report(paper: Paper, figures: dict[str, list[Figures]], trials: int) -> None:
+    """Print the tables."""
+    paper.say("\nSeconds; median (least - most) over the rounds\n")
+    rows = []
+    for way, runs in figures.items():
+        rows.append(
+            [
+                way,
+                str(runs[0].trials),
+                spread([f.ran.wall_s for f in runs]),
+                spread([f.scaled(trials) for f in runs]) if runs[0].trials != trials else "",
+                spread([f.start_up_s for f in runs]),
+                spread([f.later_trial_s for f in runs], digits=3),
+                spread([f.epochs / f.trials for f in runs]),
+                spread([f.later_trial_s * f.trials / f.epochs for f in runs], digits=3),
+                spread([f.after_s for f in runs]),
+                spread([f.best for f in runs], digits=3),
+            ]
+        )
+    head = ["way", "trials", "total", f"scaled to {trials}", "start-up", "a later trial", "epochs a trial",
+            "by trained epoch", "last report to end", "best loss"]  # fmt: skip
+    paper.table(head, rows)
+    if "a" not in figures:
+        return
+    ours = figures["a"]
+    paper.say("\nRatios, round by round; targets by the median\n")
+    ratios: list[list[str]] = []
+
+    def ratio(told: str, values: list[float], target: str, reached: bool | None) -> None:
+        ratios.append([told, spread(values, "x"), target, "" if reached is None else verdict(reached)])
+
+    def against(way: str) -> list[tuple[Figures, Figures]]:
+        return list(zip(ours, figures.get(way, []), strict=False))
+
+    if pairs := against("b"):
+        values = [b.scaled(trials) / a.scaled(trials) for a, b in pairs]
+        told = f"{trials} trials: (b) / (a), total; against Ray's documented way only"
+        ratio(told, values, f">= {TIMES_FASTER:g}x", quantile(values, 0.5) >= TIMES_FASTER)
+    if pairs := against("c-same"):
+        values = [a.later_trial_s / c.later_trial_s for a, c in pairs]
+        told = "a later trial: (a) / (c-same), trials of the same lengths"
+        ratio(told, values, f"<= {TIMES_SLOWER:g}x", quantile(values, 0.5) <= TIMES_SLOWER)
+    if pairs := against("c-bare"):
+        values = [a.later_trial_s / c.later_trial_s for a, c in pairs]
+        ratio("a later trial: (a) / (c-bare), the same lengths, (c) saves nothing", values, "", None)
+    if pairs := against("c"):
+        values = [a.later_trial_s / c.later_trial_s for a, c in pairs]
+        ratio("a later trial: (a) / (c), each with its own ASHA", values, "", None)
+        values = [a.later_trial_s * a.trials / a.epochs / (c.later_trial_s * c.trials / c.epochs) for a, c in pairs]
+        ratio("by trained epoch: (a) / (c), each with its own ASHA", values, "", None)
+        values = [a.scaled(trials) / c.scaled(trials) for a, c in pairs]
+        ratio(f"{trials} trials: (a) / (c), total", values, "", None)
+    paper.table(["what", "ratio", "target", ""], ratios)
+
+    paper.say("\n(a) alone\n")
+    start_up = [f.start_up_s for f in ours]
+    gaps = [gap for f in ours for gap in turnarounds(f.ran.stamps)]
+    paper.table(
+        ["what", "seconds", "target", ""],
+        [
+            ["start-up: process start to first batch", spread(start_up), f"<= {START_UP_S:g}",
+             verdict(quantile(start_up, 0.5) <= START_UP_S)],
+            *([f"  {told}", spread(list(values)), "", ""]
+              for (told, _), values in zip(PHASES, zip(*map(phases, ours), strict=True), strict=True)),
+            [f"last report to the next trial's first batch, median of {len(gaps)}", f"{quantile(gaps, 0.5):.3f}",
+             f"<= {TURNAROUND_S:g}", verdict(quantile(gaps, 0.5) <= TURNAROUND_S)],
+            ["  90th percentile", f"{quantile(gaps, 0.9):.3f}", "", ""],
+        ],
+    )  # fmt: skip
+    for f in ours:
+        counts = of_kind(f.ran.stamps, "counts")[0].fields
+        lengths = Counter(f.lengths.values())
+        told = ", ".join(f"{number} trials of {length} epochs" for length, number in sorted(lengths.items()))
+        paper.say(
+            f"\n{counts['handles']} handles, {counts['groups']} groups started, {counts['lost']} groups lost, "
+            f"{counts['restarts']} trials restarted; {told}"
+        )
+
+
+def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
+    """Run all ways in turn, and print what came of it."""
+    plan = plan_of(options.trials)
+    paper.say(machine())
+    figures: dict[str, list[Figures]] = {way: [] for way in options.ways}
+    for number in range(1, options.rounds + 1):
+        lengths: Counter[int] = Counter()
+        for way in options.ways:
+            trials = plan["trials"]
+            if way == "b":
+                trials = trials[: options.documented_trials]
+            elif way in ("c-same", "c-bare"):
+                trials = [{**trial, "length": lengths[trial["trial"]]} for trial in trials]
+            where = directory / f"{number}-{way}"
+            (given := directory / f"{number}-{way}.json").write_text(json.dumps({**plan, "trials": trials}))
+            ran = run(__file__, ["--child", way, str(where), str(given)], where)
+            found = Figures(way=way, trials=len(trials), ran=ran)
+            if way == "a":
+                lengths = found.lengths
+            figures[way].append(found)
+            print(
+                f"round {number}, {way}: {found.ran.wall_s:.1f} s, of it {found.start_up_s:.1f} to the first batch; "
+                f"{found.trials} trials, {found.epochs} epochs",
+                flush=True,
+            )
+    report(paper, figures, options.trials)
+
+
+def main() -> None:
+    """Read the command line and measure."""
+    if sys.argv[1:2] == ["--child"]:
+        way, directory, plan = sys.argv[2:]
+        return child(way, Path(directory), json.loads(Path(plan).read_text()))
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each way is run (default 3)")
+    parser.add_argument("--documented-trials", type=int, default=8, help="trials of way b (default 8)")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="which ways (default: all)")
+    options = parser.parse_args()
+    if {"c-same", "c-bare"} & set(options.ways) and "a" not in options.ways:
+        parser.error("c-same and c-bare take their lengths from a: name it too")
+    options.ways = [way for way in WAYS if way in options.ways]
+    end_on_sigterm()
+    paper, began = Paper(), time.monotonic()
+    with tempfile.TemporaryDirectory() as unkept:
+        directory = options.keep or Path(unkept)
+        directory.mkdir(parents=True, exist_ok=True)
+        measure(options, directory.resolve(), paper)
+    print(f"\n{time.monotonic() - began:.0f} s in all")
+    if options.save:
+        paper.save("sweep", "One sweep: dray, and Ray's own ways")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,414 @@
+"""From the last report of one trial to the first batch of the next on the same worker group.
+
+An ASHA search of the digits trials in each case, in a process and a Ray of its own. The last report is the end of the
+trial's last validation on rank 0, so that the checkpoint which follows is counted; the first batch is that of the
+group's last rank.
+
+    python bench/turnaround.py [--cases one-worker late-groups ...] [--trials 64] [--rounds 1] [--save]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from _measure import (
+    BENCH,
+    DIGITS,
+    Paper,
+    Ran,
+    Stamp,
+    arguments,
+    end_on_sigterm,
+    machine,
+    of_kind,
+    quantile,
+    run,
+    stamp,
+    verdict,
+)
+
+if TYPE_CHECKING:
+    from dray.cluster.desk import Message
+    from searchers import Action, Event, Method
+
+TARGET_S = 0.1
+PAUSE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One situation.
+
+    Args:
+        told: what it is.
+        slots: workers a group.
+        cpus: that the cluster says to have, one a slot; None: dray starts its own cluster with what this machine has.
+        added: CPUs of a node that joins in the middle.
+        kill_handle: kill the process of a Tune handle in the middle.
+        quiet: the search creates no trial for `PAUSE_S`, while one trial is still training.
+        busy: the search answers nothing for `PAUSE_S`.
+        sleep_s: what each trial sleeps in its first batch, so that there is a middle, and CPU time for all groups.
+        more: trials, as a multiple of ``--trials``.
+        groups: that there should be in the end; None: as many as this machine has room for.
+    """
+
+    told: str
+    slots: int = 1
+    cpus: int | None = None
+    added: int = 0
+    kill_handle: bool = False
+    quiet: bool = False
+    busy: bool = False
+    sleep_s: float = 0.0
+    more: float = 1.0
+    groups: int | None = None
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether something happens in the middle."""
+        return bool(self.added or self.kill_handle or self.quiet or self.busy)
+
+
+CASES = {
+    "one-worker": Case(told="1 worker a group"),
+    "two-workers": Case(told="2 workers a group", slots=2, groups=1),
+    "one-group": Case(told="one group alone", cpus=1, groups=1),
+    "killed-handle": Case(told="a Tune handle killed", kill_handle=True, sleep_s=0.2, more=2),
+    "added-group": Case(told="a group added", cpus=1, added=1, sleep_s=0.5, more=2, groups=2),
+    "late-groups": Case(told="eight groups, two of them late", cpus=6, added=2, sleep_s=4.0, more=3, groups=8),
+    "quiet-search": Case(told=f"a search that creates nothing for {PAUSE_S:g} s", quiet=True, sleep_s=0.1, more=2),
+    "busy-search": Case(told=f"a search that answers nothing for {PAUSE_S:g} s", busy=True, sleep_s=0.1, more=2),
+}
+
+
+# --------------------------------------------------------------------------------------------------- in its own process
+def child(name: str, directory: Path, trials: int) -> None:
+    """Run one case."""
+    end_on_sigterm()
+    case = CASES[name]
+    config = _config(case, trials)
+    if case.quiet or case.busy:
+        _disturb_search(case, trials)
+    import dray
+
+    with _cluster(case) as (address, add_node):
+        experiment = dray.Experiment(config, model_dir=BENCH / "model", path=directory / "experiment", address=address)
+        experiment.run(on_message=_Middle(case, trials, add_node))
+        counts = experiment.last_run.counts
+    stamp(
+        "counts",
+        handles=counts.handles_started,
+        groups=counts.groups_started,
+        lost=counts.groups_lost,
+        restarts=counts.restarts.total(),
+    )
+
+
+def _config(case: Case, trials: int) -> dict[str, Any]:
+    import yaml
+
+    config: dict[str, Any] = yaml.safe_load((DIGITS / "asha.yaml").read_text())
+    config["entrypoint"] = "timed:TimedDigits"
+    config["searcher"]["max_trials"] = trials
+    config["resources"]["slots_per_trial"] = case.slots
+    config["hyperparameters"]["sleep_s"] = case.sleep_s
+    if case.quiet:
+        config["hyperparameters"] |= {"slow_trials": [trials // 2], "slow_s": PAUSE_S}
+    return config
+
+
+@contextlib.contextmanager
+def _cluster(case: Case) -> Iterator[tuple[str | None, Callable[[], object]]]:
+    """A cluster that says to have so many CPUs, and how to add a node to it; or none, where dray starts its own."""
+    if case.cpus is None:
+        yield None, lambda: None
+        return
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from dray.cluster.lending import TRAIN_ENVIRONMENT
+
+    os.environ.update(TRAIN_ENVIRONMENT)  # as in a cluster that dray starts
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": case.cpus, "include_dashboard": False})
+
+    def add_node() -> None:
+        # In a thread, where the signal handlers of a node cannot be set; those of the head end both.
+        cluster._shutdown_at_exit = False
+        cluster.add_node(num_cpus=case.added, wait=False)
+
+    try:
+        yield cluster.address, add_node
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+class _Middle:
+    """Hears the desk's messages, and when a third of the trials have ended does what the case asks."""
+
+    def __init__(self, case: Case, trials: int, add_node: Callable[[], object]) -> None:
+        self._case, self._third, self._add_node = case, trials // 3, add_node
+        self._ended, self._handles, self._groups, self._done = 0, list[int](), set[str](), False
+
+    def __call__(self, message: Message) -> None:
+        case = self._case
+        match message.kind:
+            case "handle":
+                self._handles.append(message.lease)
+            case "joined":
+                self._groups.add(message.group)
+                stamp("joined", group=message.group)
+            case "lost":
+                stamp("lost", group=message.group)
+            case "left":
+                self._ended += 1
+        early = self._ended < self._third or (case.cpus is not None and len(self._groups) < case.cpus)
+        if self._done or early:
+            return
+        self._done = True
+        if case.kill_handle:
+            os.kill(self._handles[0], signal.SIGKILL)
+            stamp("disturbed")
+        elif case.added:
+            # It takes seconds, and the driver has others to serve meanwhile.
+            threading.Thread(target=self._add_node, daemon=True).start()
+            stamp("node_added")
+
+
+def _disturb_search(case: Case, trials: int) -> None:
+    """Let experiments of this process have a method that goes quiet or is busy in the middle."""
+    import dray.experiment.result
+
+    build = dray.experiment.result.build_method
+    dray.experiment.result.build_method = (
+        (lambda config: Quiet(build(config), trials // 2))
+        if case.quiet
+        else (lambda config: Busy(build(config), trials))
+    )
+
+
+class Quiet:
+    """A method that holds back new trials while one certain trial trains: until it has ended nobody gets another."""
+
+    def __init__(self, method: Method, until: int) -> None:
+        self._method, self._until, self._held = method, until, list[Any]()
+        self._over = False
+
+    @property
+    def rungs(self) -> tuple[float, ...]:
+        return self._method.rungs
+
+    def start(self) -> list[Action]:
+        return self._pass(self._method.start())
+
+    def on(self, event: Event) -> list[Action]:
+        from searchers import Exited
+
+        actions = self._method.on(event)
+        if isinstance(event, Exited) and event.trial == self._until and not self._over:
+            self._over = True
+            stamp("disturbed")
+        return self._pass(actions)
+
+    def dump(self) -> dict[str, object]:
+        raise NotImplementedError("this one is for a benchmark, which does not resume")
+
+    def load(self, state: dict[str, object]) -> NoReturn:
+        raise NotImplementedError("this one is for a benchmark, which does not resume")
+
+    def _pass(self, actions: list[Action]) -> list[Action]:
+        from searchers import Create
+
+        self._held += actions
+        # Creates come in order: all after the first that is to wait, wait too.
+        now = [a for a in self._held if self._over or not isinstance(a, Create) or a.trial <= self._until]
+        self._held = [a for a in self._held if a not in now]
+        return now
+
+
+class Busy(Quiet):
+    """A method that once takes long over an answer, as one does that fits a model."""
+
+    def __init__(self, method: Method, trials: int) -> None:
+        super().__init__(method, trials)
+        self._third, self._ended = trials // 3, 0
+
+    def on(self, event: Event) -> list[Action]:
+        from searchers import Exited
+
+        self._ended += isinstance(event, Exited)
+        if self._ended == self._third and not self._over:
+            self._over = True
+            # The result's own replay of the journal must not wait again.
+            if not os.environ.get("DRAY_BENCH_WAS_BUSY"):
+                os.environ["DRAY_BENCH_WAS_BUSY"] = "1"
+                time.sleep(PAUSE_S)
+                stamp("disturbed")
+        return self._pass(self._method.on(event))
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Between two trials of a group."""
+
+    report: float
+    batch: float
+
+    @property
+    def s(self) -> float:
+        """Seconds."""
+        return self.batch - self.report
+
+
+def gaps_of(stamps: Sequence[Stamp], size: int) -> list[Gap]:
+    """The time between trials, for every group of this many workers."""
+    firsts: dict[tuple[int, int], list[Stamp]] = {}
+    for s in of_kind(stamps, "first_batch"):
+        firsts.setdefault((s.fields["trial"], s.fields["nth"]), []).append(s)
+    gaps = []
+    last: dict[int, float] = {}
+    for s in of_kind(stamps, "first_batch", "validated"):
+        if s.fields["rank"] != 0:
+            continue
+        if s.kind == "validated":
+            last[s.pid] = s.time
+        elif s.pid in last:
+            ranks = firsts[s.fields["trial"], s.fields["nth"]]
+            assert len(ranks) == size, f"trial {s.fields['trial']} ran on {len(ranks)} ranks, not on {size}"
+            gaps.append(Gap(report=last.pop(s.pid), batch=max(rank.time for rank in ranks)))
+    return gaps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What one run of a case tells."""
+
+    case: Case
+    ran: Ran
+
+    @property
+    def disturbed_at(self) -> float:
+        """When what happens in the middle had happened: the first new group was there, the pause was over, ..."""
+        if self.case.added:
+            added = of_kind(self.ran.stamps, "node_added")
+            joined = [s.time for s in of_kind(self.ran.stamps, "joined") if added and s.time > added[0].time]
+            return joined[0] if joined else float("inf")
+        return next((s.time for s in of_kind(self.ran.stamps, "disturbed")), float("inf"))
+
+    @property
+    def gaps(self) -> tuple[list[float], list[float], list[float]]:
+        """Before, across and after the disturbance; across a pause of the search, counted from its end."""
+        at, before, across, after = self.disturbed_at, [], [], []
+        if not self.case.disturbed:
+            at = float("inf")
+        for gap in gaps_of(self.ran.stamps, self.case.slots):
+            if gap.batch < at:
+                before.append(gap.s)
+            elif gap.report > at:
+                after.append(gap.s)
+            else:
+                across.append(gap.batch - at if self.case.quiet or self.case.busy else gap.s)
+        return before, across, after
+
+
+def report(paper: Paper, figures: dict[str, list[Figures]]) -> None:
+    """Print the table."""
+    paper.say("\nSeconds from the last report of a trial to the first batch of the next on the same group\n")
+    rows = []
+    for runs in figures.values():
+        case = runs[0].case
+        before, across, after = ([s for f in runs for s in f.gaps[i]] for i in range(3))
+        counts = [of_kind(f.ran.stamps, "counts")[0].fields for f in runs]
+        groups, handles, lost = ("+".join(str(c[key]) for c in counts) for key in ("groups", "handles", "lost"))
+        for when, gaps in (("before", before), ("across", across), ("after", after)) if case.disturbed else (
+            ("", before),
+        ):  # fmt: skip
+            judged = when in ("", "after")
+            rows.append(
+                [
+                    case.told if judged else "",
+                    when,
+                    str(len(gaps)),
+                    *(f"{quantile(gaps, share):.3f}" if gaps else "-" for share in (0.5, 0.9, 1.0)),
+                    verdict(quantile(gaps, 0.5) <= TARGET_S) if judged else "",
+                    *((groups, handles, lost) if judged else ("", "", "")),
+                ]
+            )
+    head = ["case", "when", "gaps", "median", "90th %", "most", f"median <= {TARGET_S:g}", "groups started",
+            "handles started", "groups lost"]  # fmt: skip
+    paper.table(head, rows)
+    paper.say(
+        "\nacross: gaps that the event falls into; for a search that pauses, from the end of the pause.\n"
+        "Groups lost: none was killed, so none may be. Handles: one a group and one to spare; a killed one starts anew."
+    )
+    for name, runs in figures.items():
+        for f in runs:
+            told = _what_happened(f)
+            if told:
+                paper.say(f"{name}: {told}")
+
+
+def _what_happened(f: Figures) -> str:
+    joined = [s.time for s in of_kind(f.ran.stamps, "joined")]
+    problems = []
+    if f.case.groups is not None and len(joined) != f.case.groups:
+        problems.append(f"MISSED: {len(joined)} groups came up, there should be {f.case.groups}")
+    lost = of_kind(f.ran.stamps, "lost")
+    if lost:
+        problems.append(f"MISSED: {len(lost)} groups were lost")
+    if f.case.disturbed and not f.gaps[2]:
+        problems.append("MISSED: no trial ran after the event; give it more --trials")
+    if f.case.added:
+        added = of_kind(f.ran.stamps, "node_added")[0].time
+        after = ", ".join(f"{at - added:.1f}" for at in joined if at > added)
+        problems.append(f"groups came up {after or 'never'} s after the node was added")
+    return "; ".join(problems)
+
+
+def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
+    """Run all cases, and print what came of them."""
+    paper.say(machine())
+    figures: dict[str, list[Figures]] = {name: [] for name in options.cases}
+    for number in range(1, options.rounds + 1):
+        for name in options.cases:
+            case, where = CASES[name], directory / f"{number}-{name}"
+            trials = int(options.trials * case.more)
+            ran = run(__file__, ["--child", name, str(where), str(trials)], where)
+            figures[name].append(Figures(case=case, ran=ran))
+            print(f"round {number}, {name}: {trials} trials in {ran.wall_s:.1f} s", flush=True)
+    report(paper, figures)
+
+
+def main() -> None:
+    """Read the command line and measure."""
+    if sys.argv[1:2] == ["--child"]:
+        name, directory, trials = sys.argv[2:]
+        return child(name, Path(directory), int(trials))
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each case is run (default 1)")
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="which (default: all)")
+    options = parser.parse_args()
+    end_on_sigterm()
+    paper = Paper()
+    with tempfile.TemporaryDirectory() as unkept:
+        directory = options.keep or Path(unkept)
+        directory.mkdir(parents=True, exist_ok=True)
+        measure(options, directory.resolve(), paper)
+    if options.save:
+        paper.save("turnaround", "Turn-around: from one trial to the next")
+
+
+if __name__ == "__main__":
+    main()
