@@ -107,7 +107,7 @@ class Play:
             if trial not in over and mine[-1].batches:
                 cut = Cut(attempt=mine[-1], number=len(mine), saved=saved_batches(self.path, trial))
                 self.cuts.append(cut)
-                told.append(f"trial {trial} at batch {mine[-1].batches[-1] + 1}, saved at {cut.saved}")
+                told.append(f"trial {trial} got to batch {mine[-1].batches[-1] + 1}, saved at {cut.saved}")
         self.say(f"kill -9 of the driver, {when}: {len(over)} trials had ended; {'; '.join(told) or 'none ran'}")
 
     def kill_worker(self) -> None:
@@ -185,7 +185,7 @@ def check(it: Play, code: int) -> int:
     restarts = [record for record in journal(it.path) if record["event"] == "restarted"]
     facts = [
         (code == 0, f"exit code {code}"),
-        (len(trials) == TRIAL_COUNT, f"{len(trials)} trials: {dict(trials['state'].value_counts())}"),
+        (len(trials) == TRIAL_COUNT, f"{len(trials)} trials: {trials['state'].value_counts().to_dict()}"),
         (set(over.values()) == {1} and len(over) == TRIAL_COUNT, f"{len(over)} trials ended, each once by the journal"),
         (not repeated, f"{len(repeated)} uninterrupted trials were trained to the end other than once"),
         (
