@@ -49,7 +49,7 @@ floors: $(INSTALLED)
 	@$(BIN)/lint-imports --no-logo
 
 test-fast: $(INSTALLED)
-	@$(BIN)/python -m pytest -q -m "not slow and not ray and not gpu and not cluster"
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not ray and not gpu and not cluster"
 
 test: check
 	@$(BIN)/python -m pytest -q -m "slow or ray or gpu or cluster"
