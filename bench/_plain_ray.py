@@ -1,8 +1,8 @@
 """The digits trial without dray, in the two ways of Ray itself that ``sweep.py`` compares with.
 
 Both train the model of ``examples/digits/model_def.py`` on its data, with its batch size and optimizer, validate after
-each epoch, and start from the same hyperparameters and seeds. Ray is left with its defaults, but prints nothing, and has
-a dashboard only where it needs one.
+each epoch, and start from the same hyperparameters and seeds. Ray is left with its defaults, but prints nothing, and
+has a dashboard only where it needs one.
 """
 
 from __future__ import annotations
