@@ -60,9 +60,10 @@ def connect(address: str | None) -> Cluster:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         return Cluster(own=False, told=f"the Ray cluster at {address}")
     # Inherited by every process of the cluster. Set in the driver alone, Train would hand them on in a runtime
-    # environment, for which Ray starts each process a second time.
+    # environment, for which Ray starts each process a second time. The dashboard stays on: without it there is no State
+    # API, and then Train never frees the placement group of a controller that died.
     with _environment({**TRAIN_ENVIRONMENT, "RAY_idle_worker_killing_time_threshold_ms": "30000"}):
-        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address="local", log_to_driver=False, logging_level=logging.ERROR)
     # A group's start needs five processes one after another, while half of a small machine idles: have some ready.
     # (Else Ray ends idle ones after a second, hence the threshold above.)
     ahead = ray.remote(num_cpus=0)(load)
