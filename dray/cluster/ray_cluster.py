@@ -15,13 +15,9 @@ from typing import Any
 
 import ray
 
-from dray.cluster.ahead import load
 from dray.cluster.lending import TRAIN_ENVIRONMENT
 
 logger = logging.getLogger("dray")
-
-PROCESSES_AHEAD = 3
-"""Measured on 2 cores, from process start to the first group: 19.4 s with 0, 16.7 s with 3, 20 s with torch in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +58,8 @@ def connect(address: str | None) -> Cluster:
     # Inherited by every process of the cluster. Set in the driver alone, Train would hand them on in a runtime
     # environment, for which Ray starts each process a second time. The dashboard stays on: without it there is no State
     # API, and then Train never frees the placement group of a controller that died.
-    with _environment({**TRAIN_ENVIRONMENT, "RAY_idle_worker_killing_time_threshold_ms": "30000"}):
+    with _environment(TRAIN_ENVIRONMENT):
         ray.init(address="local", log_to_driver=False, logging_level=logging.ERROR)
-    # A group's start needs five processes one after another, while half of a small machine idles: have some ready.
-    # (Else Ray ends idle ones after a second, hence the threshold above.)
-    ahead = ray.remote(num_cpus=0)(load)
-    for _ in range(PROCESSES_AHEAD):
-        ahead.remote("ray.train")
     return Cluster(own=True, told=f"a Ray cluster of its own on this machine, {_count(ray.cluster_resources())}")
 
 
