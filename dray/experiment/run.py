@@ -32,7 +32,7 @@ from dray.experiment.metrics_log import MetricsLog
 from dray.hosts.ray_worker import Experiment as TrialsExperiment
 from dray.hosts.ray_worker import Lease
 from dray.training.units import TrainUnit
-from searchers.events import Create, Started
+from searchers.events import Started
 from searchers.journal import Journal
 from searchers.ray_tune import Answer, TuneDriver
 from searchers.search import Search
@@ -382,8 +382,3 @@ class _Signals:
 
 def _unit(length: Any) -> TrainUnit | None:
     return None if length is None else length.to_unit()
-
-
-def first_actions(search: Search) -> list[int]:
-    """Start a search that has not started; the trials that it creates."""
-    return [action.trial for action in search.start() if isinstance(action, Create)]
