@@ -24,6 +24,11 @@ class TrialInfo:
     hparams: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def _config(self) -> Mapping[str, Any]:
+        # Determined's own examples read it by this name.
+        return self.config
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterInfo:
@@ -35,6 +40,7 @@ class ClusterInfo:
         latest_checkpoint: pass it to `Trainer.fit(latest_checkpoint=...)`; None for a fresh trial.
         slot_ids: this node's slots, one a worker.
         container_addrs: one address a node.
+        container_rank: this node's place among them.
         user_data: the experiment's `data` section.
     """
 
@@ -43,6 +49,7 @@ class ClusterInfo:
     latest_checkpoint: str | None = None
     slot_ids: tuple[int, ...] = (0,)
     container_addrs: tuple[str, ...] = ("127.0.0.1",)
+    container_rank: int = 0
     user_data: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -77,7 +77,10 @@ class PyTorchCallback:
         """Deprecated: use `on_checkpoint_write_end`. Called just before it."""
 
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        """When the files of a checkpoint have been written, on the chief. Files added there become part of it."""
+        """When the files of a checkpoint have been written, on the chief.
+
+        Files added there become part of it, and so does what is added to its `metadata.json`.
+        """
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
         """When a checkpoint is complete.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import pathlib
 import warnings
@@ -14,10 +16,15 @@ from torch.nn.parallel import DistributedDataParallel
 from dray.core import DistributedContext
 from dray.pytorch.data import ToDevice
 from dray.pytorch.lr_scheduler import LRScheduler
+from dray.pytorch.side_stream import SideStream
+from dray.pytorch.tensorboard import TensorBoard
+from dray.training.amp import MixedPrecision
 from dray.training.cursor import Cursor
 from dray.training.host import Host
 from dray.training.optimisation import Optimisation
 from dray.training.reducers import ReducerRegistry
+from dray.training.spread import SpreadModel
+from dray.training.torchmetrics import TorchMetricReducer, is_torchmetric
 from dray.training.units import is_int
 
 log = logging.getLogger(__name__)
@@ -34,6 +41,7 @@ class PyTorchTrialContext:
         device: of this process's models and batches.
         distributed: this process among those of the trial.
         experimental: see `PyTorchExperimentalContext`.
+        profiler: what `set_profiler` made, else None.
     """
 
     def __init__(
@@ -58,9 +66,10 @@ class PyTorchTrialContext:
         self._cursor = Cursor()
         self._optimisation = Optimisation(self._cursor, aggregation_frequency, average_aggregated_gradients)
         self._reducers = ReducerRegistry()
+        self._torchmetrics: list[Any] = []
         self._to_device = ToDevice(device)
-        self._tensorboard_writer: Any = None
-        self._enable_tensorboard_logging = enable_tensorboard_logging
+        self._tensorboard = TensorBoard(host.tensorboard_path, enable_tensorboard_logging)
+        self.profiler: torch.profiler.profile | None = None
         self._warned_of_batch_size = False
         self._global_batch_size = _global_batch_size(hparams, distributed.size)
         self.experimental = PyTorchExperimentalContext(self)
@@ -145,24 +154,24 @@ class PyTorchTrialContext:
         return self._trial_seed
 
     def get_initial_batch(self) -> int:
-        """The batch that this run starts at: 0 for a fresh one, the number of batches trained when resuming."""
+        """The batch that this run starts at: 0 for a fresh one, the number of batches trained when resuming.
+
+        In a trial's constructor it is known in an experiment; otherwise from `Trainer.fit()` on, which is the first to
+        hear of a checkpoint, and so in time for the data loaders.
+        """
         return self._cursor.initial_batch
 
     def get_tensorboard_path(self) -> pathlib.Path:
-        """Where event files and traces of this trial go."""
+        """Where event files and traces of this trial go: `tensorboard --logdir <this>` shows them."""
         return self._host.tensorboard_path
 
     def get_tensorboard_writer(self) -> Any:
         """A `torch.utils.tensorboard.SummaryWriter` on that path, the same each time."""
-        if self._tensorboard_writer is None:
-            from torch.utils.tensorboard.writer import SummaryWriter
-
-            self._tensorboard_writer = SummaryWriter(log_dir=str(self.get_tensorboard_path()))
-        return self._tensorboard_writer
+        return self._tensorboard.writer()
 
     def get_enable_tensorboard_logging(self) -> bool:
-        """Whether metrics are written for TensorBoard."""
-        return self._enable_tensorboard_logging
+        """Whether metrics are written for TensorBoard: the trainer's "Determined/..." scalars."""
+        return self._tensorboard.enabled
 
     def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
         """Switch writing metrics for TensorBoard on or off.
@@ -172,7 +181,22 @@ class PyTorchTrialContext:
         """
         if not isinstance(enable_tensorboard_logging, bool):
             raise AssertionError(f"set_enable_tensorboard_logging takes a bool, got {enable_tensorboard_logging!r}")
-        self._enable_tensorboard_logging = enable_tensorboard_logging
+        self._tensorboard.enabled = enable_tensorboard_logging
+
+    def set_profiler(self, *args: Any, **kwargs: Any) -> None:
+        """Profile the training with `torch.profiler.profile(*args, **kwargs)`.
+
+        It is started with the training, stepped after each batch, and stopped at the end; traces go to
+        `get_tensorboard_path()`, unless `on_trace_ready` says otherwise.
+
+        Args:
+            args, kwargs: activities, schedule, record_shapes and so on. Without a schedule all of the training is
+                recorded, which takes memory with every batch.
+        """
+        from torch import profiler
+
+        handler = profiler.tensorboard_trace_handler(str(self.get_tensorboard_path()))
+        self.profiler = profiler.profile(*args, **{"on_trace_ready": handler, **kwargs})
 
     # --------------------------------------------------------------------------------------- where training is
 
@@ -183,7 +207,7 @@ class PyTorchTrialContext:
             RuntimeError: training has not started.
         """
         if self._cursor.batch_idx is None:
-            raise RuntimeError("training has not started: there is no current batch yet")
+            raise RuntimeError("training has not started: there is no current batch; ask in train_batch() or later")
         return self._cursor.batch_idx
 
     def current_train_epoch(self) -> int:
@@ -228,8 +252,17 @@ class PyTorchTrialContext:
 
     # --------------------------------------------------------------------------------------------------- wrapping
 
-    def wrap_model(self, model: M) -> M:
+    def wrap_model(self, model: M, ddp_kwargs: dict[str, Any] | None = None) -> M:
         """Move a model to the device, spread it over the trial's processes if there are several, have it saved.
+
+        `torch.compile` it before or after: either way its checkpoints are those of the model itself.
+
+        Args:
+            ddp_kwargs: for DistributedDataParallel, such as `{"find_unused_parameters": True}`.
+
+        Raises:
+            TypeError: not a module; ddp_kwargs is no dict, or names what DistributedDataParallel does not take.
+            ValueError: wrapped twice.
 
         Returns:
             The model, with more than one process within DistributedDataParallel; attributes of your own class stay
@@ -239,10 +272,11 @@ class PyTorchTrialContext:
             raise TypeError(f"wrap_model takes a torch.nn.Module, got {model!r}")
         if any(model is known for known in self.models):
             raise ValueError("wrap_model was called twice with the same model")
+        ddp_kwargs = _checked_ddp_kwargs(ddp_kwargs)
         model = model.to(self.device)
         if self.distributed.size > 1 and any(parameter.requires_grad for parameter in model.parameters()):
             device_ids = [self.device] if self.device.type == "cuda" else None
-            model = cast(M, SpreadModel(model, device_ids=device_ids))
+            model = cast(M, SpreadModel(model, **{"device_ids": device_ids, **ddp_kwargs}))
         self.models.append(model)
         return model
 
@@ -305,7 +339,9 @@ class PyTorchTrialContext:
         """Add a metric that can't be averaged over batches. See `MetricReducer`.
 
         Args:
-            reducer: a function of a flat list of values, or a `MetricReducer`.
+            reducer: a function of a flat list of values, a `MetricReducer`, or a metric of torchmetrics (also a
+                collection), which is moved to the device, reset before each workload, and computed over what all
+                processes have seen.
             name: of the metric; None if the reducer returns a dict of several.
             for_training, for_validation: in which workloads it is reset and reduced.
 
@@ -313,8 +349,14 @@ class PyTorchTrialContext:
             What to call `update` on.
 
         Raises:
-            AssertionError: wrapped twice, or neither a function nor a MetricReducer.
+            AssertionError: wrapped twice, or none of these.
         """
+        if is_torchmetric(reducer):
+            if any(reducer is known for known in self._torchmetrics):
+                raise AssertionError(f"wrap_reducer was called twice with the same metric {reducer!r} (name={name!r})")
+            self._torchmetrics.append(reducer.to(self.device))
+            self._reducers.wrap_reducer(TorchMetricReducer(reducer), name, for_training, for_validation)
+            return reducer
         return self._reducers.wrap_reducer(reducer, name, for_training, for_validation)
 
     # ------------------------------------------------------------------------------------------- within train_batch
@@ -335,10 +377,10 @@ class PyTorchTrialContext:
         Args:
             loss: scalar tensor on `context.device` (of any shape with a `gradient`).
         """
+        amp = self._optimisation.amp
+        backward = loss.backward if amp is None else functools.partial(amp.backward, loss)
         # None where torch's default is create_graph's value.
-        loss.backward(  # type: ignore[no-untyped-call]
-            gradient=gradient, retain_graph=retain_graph or None, create_graph=create_graph
-        )
+        backward(gradient=gradient, retain_graph=retain_graph or None, create_graph=create_graph)
 
     def step_optimizer(
         self,
@@ -363,9 +405,15 @@ class PyTorchTrialContext:
     def wrap_scaler(self, scaler: Any) -> Any:
         """Have a `torch.amp.GradScaler` saved. Scaling, unscaling and updating stay yours.
 
+        `context.experimental.use_amp()` does all of it by itself.
+
         Raises:
-            RuntimeError: called twice, or after `wrap_model`.
+            RuntimeError: called twice, after `wrap_model`, or together with `use_amp`.
         """
+        if self.experimental._auto_amp:
+            raise RuntimeError(
+                "wrap_scaler can't go with use_amp(), which has a scaler of its own: leave one of the two out"
+            )
         if self._optimisation.scaler is not None:
             raise RuntimeError("wrap_scaler was called twice: one scaler serves a whole trial")
         if self.models:
@@ -373,10 +421,59 @@ class PyTorchTrialContext:
         self._optimisation.scaler = scaler
         return scaler
 
+    def configure_apex_amp(
+        self,
+        models: Any,
+        optimizers: Any,
+        enabled: bool = True,
+        opt_level: str = "O1",
+        cast_model_type: torch.dtype | None = None,
+        patch_torch_functions: bool | None = None,
+        keep_batchnorm_fp32: bool | str | None = None,
+        master_weights: bool | None = None,
+        loss_scale: float | str | None = None,
+        cast_model_outputs: torch.dtype | None = None,
+        num_losses: int = 1,
+        verbosity: int = 1,
+        min_loss_scale: float | None = None,
+        max_loss_scale: float = 2.0**24,
+    ) -> tuple[Any, Any]:
+        """Mixed precision, as NVIDIA's apex had it. Deprecated: use `experimental.use_amp()`, which this now is.
+
+        Args:
+            models, optimizers: wrapped ones; returned as they are.
+            enabled: False to do nothing.
+            opt_level: "O0" does nothing; "O1" and "O2" are `use_amp()`.
+            (others): accepted, without effect.
+
+        Raises:
+            RuntimeError: there is no CUDA device, or mixed precision is configured already.
+            ValueError: another opt_level. "O3" (all in float16) has no equivalent.
+        """
+        warnings.warn(
+            "configure_apex_amp is deprecated: use context.experimental.use_amp()", FutureWarning, stacklevel=2
+        )
+        if not enabled:
+            return models, optimizers
+        if self.device.type != "cuda":
+            raise RuntimeError(
+                f"configure_apex_amp needs a CUDA device, this trial is on {self.device}: pass enabled=False, or use "
+                "context.experimental.use_amp(), which trains as usual there"
+            )
+        if opt_level not in ("O0", "O1", "O2"):
+            raise ValueError(f"configure_apex_amp: opt_level must be 'O0', 'O1' or 'O2', got {opt_level!r}")
+        if opt_level != "O0":
+            self.experimental.use_amp()
+        return models, optimizers
+
+    def _mover(self) -> Callable[[Any], Any] | None:
+        """What moves the loaders' batches to the device; None if the trial does."""
+        if not self.experimental._auto_to_device:
+            return None
+        return SideStream(self._to_device, self.device) if self.device.type == "cuda" else self._to_device
+
     def _close(self) -> None:
-        if self._tensorboard_writer is not None:
-            self._tensorboard_writer.close()
-            self._tensorboard_writer = None
+        self._tensorboard.close()
 
 
 class PyTorchExperimentalContext:
@@ -384,8 +481,40 @@ class PyTorchExperimentalContext:
 
     def __init__(self, parent: PyTorchTrialContext) -> None:
         self._parent = parent
+        self._auto_amp = False
         self._auto_to_device = True
         self._reproducibility_checks = True
+
+    def use_amp(self, dtype: torch.dtype | None = None) -> None:
+        """Train in mixed precision: `train_batch` and the evaluation run under autocast, and the rest follows.
+
+        With float16 the loss is scaled in `context.backward`, gradients are unscaled before `clip_grads`, a step with
+        infinite gradients is left out, and the scale is adapted after each batch that stepped. Whether to step is asked
+        of the device each time, unless the optimizer is a fused one; bfloat16 needs no scaling and no asking.
+
+        Args:
+            dtype: torch.float16, or torch.bfloat16 where the device has it, also on a CPU. None is torch.float16. With
+                float16 a CPU trains as usual, in the models' own precision.
+
+        Raises:
+            ValueError: another dtype.
+            RuntimeError: called twice, or together with `wrap_scaler`.
+        """
+        if dtype not in (None, torch.float16, torch.bfloat16):
+            raise ValueError(f"use_amp: dtype must be torch.float16 or torch.bfloat16, got {dtype!r}")
+        if self._auto_amp:
+            raise RuntimeError("use_amp was called twice: mixed precision is configured for a whole trial")
+        optimisation, device = self._parent._optimisation, self._parent.device
+        if optimisation.scaler is not None:
+            raise RuntimeError(
+                "use_amp has a scaler of its own, it can't go with wrap_scaler(): leave one of the two out"
+            )
+        self._auto_amp = True
+        if dtype is torch.bfloat16:
+            optimisation.amp = MixedPrecision(device, dtype)
+        elif device.type != "cpu":
+            optimisation.scaler = torch.amp.GradScaler(device.type)
+            optimisation.amp = MixedPrecision(device, torch.float16, optimisation.scaler)
 
     def disable_dataset_reproducibility_checks(self) -> None:
         """Allow loaders that are no `pytorch.DataLoader`: to repeat, shard and skip is up to you (see `samplers`)."""
@@ -402,14 +531,19 @@ class PyTorchExperimentalContext:
         return self._parent.wrap_reducer(reducer, name, for_training, for_validation)
 
 
-class SpreadModel(DistributedDataParallel):
-    """DistributedDataParallel that lets through to the attributes of the model within."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("module"), name)
+def _checked_ddp_kwargs(ddp_kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """Checked also where there is one process only, so that a slip does not wait for the first run of several."""
+    if ddp_kwargs is None:
+        return {}
+    if not isinstance(ddp_kwargs, dict):
+        raise TypeError(f"wrap_model: ddp_kwargs must be a dict, got {ddp_kwargs!r}")
+    known = inspect.signature(DistributedDataParallel).parameters.keys() - {"module"}
+    if unknown := ddp_kwargs.keys() - known:
+        raise TypeError(
+            f"wrap_model: DistributedDataParallel takes no {', '.join(sorted(map(repr, unknown)))}; "
+            f"ddp_kwargs may hold {', '.join(sorted(known))}"
+        )
+    return ddp_kwargs
 
 
 def _global_batch_size(hparams: dict[str, Any] | None, size: int) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
@@ -11,9 +10,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 import torch.utils.data
-from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler
 
-from dray.pytorch.samplers import DistributedBatchSampler, RepeatBatchSampler, SkipBatchSampler
+from dray.pytorch.batches import DividedAnew, NumberedBatches, SampledBatches, SeededBatches
+from dray.pytorch.samplers import DistributedBatchSampler
+from dray.training.division import Division
 from dray.training.units import is_int
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,15 @@ class DataLoader:
     The real loader is made when training starts, when it is known where in the data to start and which share of it is
     this process's. With `shuffle=True` the order depends on the trial's seed and the epoch alone: a resumed trial goes
     on where it was, at no cost, and nothing else that draws random numbers disturbs it.
+
+    A sampler of your own is drawn from again up to where the trial was, unless it is a sequence, or one of torch's, or
+    is told its epoch by `set_epoch(epoch)` as torch's `DistributedSampler`: then whole epochs are skipped without a
+    draw. What it draws from python's, numpy's or torch's own generators as an epoch begins (torch's samplers do) is the
+    same again; for a generator that it keeps for itself, give that a seed.
+
+    In worker processes python's, numpy's and torch's random numbers are seeded for each batch by its number, so that
+    augmentation is the same again in a resumed trial, however many workers there are. A generator that the dataset
+    keeps for itself is not.
 
     Args:
         dataset: map-style, with `__len__` and `__getitem__`.
@@ -73,9 +83,12 @@ class DataLoader:
         if sampler is not None and shuffle:
             raise ValueError("give a sampler or shuffle=True, not both: the sampler decides the order")
         if batch_sampler is not None:
-            if batch_size != 1 or shuffle or sampler is not None or drop_last:
+            others = {"batch_size": batch_size != 1, "shuffle": shuffle, "sampler": sampler is not None}
+            others["drop_last"] = drop_last
+            if any(others.values()):
                 raise ValueError(
-                    "batch_sampler excludes batch_size, shuffle, sampler and drop_last: it decides all of them"
+                    "batch_sampler excludes batch_size, shuffle, sampler and drop_last, for it decides all of them; "
+                    f"got {', '.join(name for name, given in others.items() if given)} too"
                 )
             batch_size = None
         elif batch_size is None:
@@ -98,10 +111,6 @@ class DataLoader:
         self.persistent_workers = persistent_workers
         #: Set by the trainer: the trial's. None outside training.
         self.seed: int | None = None
-        if batch_sampler is None and sampler is not None:
-            assert batch_size is not None
-            batch_sampler = BatchSampler(sampler, batch_size, drop_last)
-        #: The user's, or of the user's sampler. None if the records are to be numbered off.
         self.batch_sampler = batch_sampler
 
     def get_data_loader(
@@ -115,12 +124,41 @@ class DataLoader:
             num_replicas, rank: take every num_replicas-th batch, beginning with the rank-th.
         """
         seed = self._shuffle_seed()
+        return self._over(self._batches(repeat, skip, num_replicas, rank, seed), skip, rank, seed)
+
+    def _divided_anew(
+        self, division: Division, *, skip: int, num_replicas: int, rank: int
+    ) -> torch.utils.data.DataLoader[Any]:
+        """As `get_data_loader(repeat=True, ...)`, but each step trains on the records that it had in another run.
+
+        For a run that goes on with other processes: the batches of all of them together are those of before.
+
+        Args:
+            division: how that run divided its data.
+        """
+        seed, replicas = self._shuffle_seed(), division.replicas
+        whole = self._batches(True, skip * replicas, 1, 0, seed, division.batch_size)
+        batches = DividedAnew(whole, replicas=replicas, num_replicas=num_replicas, rank=rank)
+        return self._over(batches, skip, rank, seed)
+
+    def __iter__(self) -> Iterator[Any]:
+        """One pass over all the data, as torch's would."""
+        return iter(self.get_data_loader())
+
+    def __len__(self) -> int:
+        """Batches of one pass over all the data."""
+        return len(self._batches(False, 0, 1, 0, 0))
+
+    def _over(self, batches: Any, skip: int, rank: int, seed: int) -> torch.utils.data.DataLoader[Any]:
+        workers_seed = Random(f"{seed}:workers:{rank}").getrandbits(63)
+        if self.num_workers > 0:
+            batches = SeededBatches(batches, seed=workers_seed, first=skip)
         # Torch seeds its worker processes by a draw; not from the global generator, which is the model's.
         generator = torch.Generator()
-        generator.manual_seed(Random(f"{seed}:workers:{skip}:{rank}").getrandbits(63))
+        generator.manual_seed(workers_seed)
         return torch.utils.data.DataLoader(
             self.dataset,
-            batch_sampler=self._batches(repeat, skip, num_replicas, rank, seed),
+            batch_sampler=batches,
             num_workers=self.num_workers,
             collate_fn=self.collate_fn,
             pin_memory=self.pin_memory,
@@ -132,33 +170,37 @@ class DataLoader:
             persistent_workers=self.persistent_workers,
         )
 
-    def __iter__(self) -> Iterator[Any]:
-        """One pass over all the data, as torch's would."""
-        return iter(self.get_data_loader())
-
-    def __len__(self) -> int:
-        """Batches of one pass over all the data."""
-        return len(self._batches(False, 0, 1, 0, 0))
-
-    def _batches(self, repeat: bool, skip: int, num_replicas: int, rank: int, seed: int) -> Any:
-        if self.batch_sampler is None:
-            assert self.batch_size is not None
+    def _batches(
+        self, repeat: bool, skip: int, num_replicas: int, rank: int, seed: int, batch_size: int | None = None
+    ) -> Any:
+        batch_size = batch_size or self.batch_size
+        records = _numbers(self.dataset, self.sampler) if self.batch_sampler is None else None
+        if records is not None:
+            assert batch_size is not None
             return NumberedBatches(
-                records=len(self.dataset),
-                batch_size=self.batch_size,
+                records=records,
+                batch_size=batch_size,
                 drop_last=self.drop_last,
-                seed=seed if self.shuffle else None,
+                seed=seed if self.shuffle or _is_shuffle(self.sampler) else None,
                 repeat=repeat,
                 skip=skip,
                 num_replicas=num_replicas,
                 rank=rank,
             )
-        batches = self.batch_sampler
-        if repeat:
-            batches = RepeatBatchSampler(batches)
-        if num_replicas > 1:
-            batches = DistributedBatchSampler(batches, num_replicas, rank)
-        return SkipBatchSampler(batches, skip) if skip else batches
+        if self.batch_sampler is not None:
+            batches = SampledBatches(
+                self.batch_sampler, batch_size=None, repeat=repeat, first=skip * num_replicas, seed=seed
+            )
+        else:
+            batches = SampledBatches(
+                self.sampler,
+                batch_size=batch_size,
+                drop_last=self.drop_last,
+                repeat=repeat,
+                first=skip * num_replicas,
+                seed=seed,
+            )
+        return batches if num_replicas == 1 else DistributedBatchSampler(batches, num_replicas, rank)
 
     def _shuffle_seed(self) -> int:
         if self.generator is not None:
@@ -169,65 +211,20 @@ class DataLoader:
         return int(torch.empty((), dtype=torch.int64).random_().item())
 
 
-class NumberedBatches(BatchSampler):
-    """Batches of record numbers, of which any can be told without those before it.
+def _numbers(dataset: Any, sampler: Any) -> Sequence[Any] | None:
+    """The records in order, where any of them can be told without those before it; None for a sampler that draws."""
+    if sampler is None:
+        return range(len(dataset))
+    if type(sampler) is SequentialSampler or _is_shuffle(sampler):
+        return range(len(sampler))
+    return sampler if isinstance(sampler, (range, list, tuple)) else None
 
-    Batch g of the endless, unsharded sequence is batch `g % n` of epoch `g // n`; an epoch's order is a permutation
-    that depends on the seed and the epoch alone. So a skip of a million batches costs what a skip of ten does.
 
-    Args:
-        seed: None for the natural order.
-        (others): see `DataLoader.get_data_loader`.
-    """
-
-    def __init__(
-        self,
-        *,
-        records: int,
-        batch_size: int,
-        drop_last: bool = False,
-        seed: int | None = None,
-        repeat: bool = False,
-        skip: int = 0,
-        num_replicas: int = 1,
-        rank: int = 0,
-    ) -> None:
-        if not 0 <= rank < num_replicas:
-            raise ValueError(f"rank must be at least 0 and below num_replicas={num_replicas}, got {rank}")
-        self.batch_size = batch_size
-        self.drop_last = drop_last
-        self._records = records
-        self._per_epoch = records // batch_size if drop_last else -(-records // batch_size)
-        self._seed = seed
-        self._repeat = repeat
-        self._skip = skip
-        self._num_replicas = num_replicas
-        self._rank = rank
-
-    def __len__(self) -> int:
-        whole, rest = divmod(self._per_epoch, self._num_replicas)
-        return whole + (self._rank < rest)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        if self._per_epoch == 0:
-            return
-        first = self._skip * self._num_replicas + self._rank
-        first_epoch, position = divmod(first, self._per_epoch)
-        for epoch in itertools.count(first_epoch) if self._repeat else range(first_epoch, 1):
-            order = self._order(epoch)
-            while position < self._per_epoch:
-                start = position * self.batch_size
-                yield order(start, min(start + self.batch_size, self._records))
-                position += self._num_replicas
-            position -= self._per_epoch
-
-    def _order(self, epoch: int) -> Callable[[int, int], list[int]]:
-        if self._seed is None:
-            return lambda start, stop: list(range(start, stop))
-        generator = torch.Generator()
-        generator.manual_seed(Random(f"{self._seed}:shuffle:{epoch}").getrandbits(63))
-        order = torch.randperm(self._records, generator=generator)
-        return lambda start, stop: order[start:stop].tolist()
+def _is_shuffle(sampler: Any) -> bool:
+    """Whether it is what torch makes of shuffle=True."""
+    if type(sampler) is not RandomSampler or sampler.replacement or sampler.generator is not None:
+        return False
+    return len(sampler) == len(sampler.data_source)
 
 
 def batch_length(batch: Any) -> int:
@@ -240,6 +237,10 @@ def batch_length(batch: Any) -> int:
     >>> batch_length({"data": [torch.zeros(4, 2)], "label": torch.zeros(4)})
     4
     """
+    # Most batches, at a third of the cost of asking what else they could be.
+    found = batch[0] if type(batch) in (list, tuple) and batch else batch
+    if type(found) is torch.Tensor:
+        return len(found)
     found = batch
     while not isinstance(found, (torch.Tensor, np.ndarray)):
         if not isinstance(found, (dict, list, tuple)):
@@ -251,6 +252,10 @@ def batch_length(batch: Any) -> int:
             raise ValueError(f"a batch is empty: {batch!r} holds an empty {type(found).__name__}, hence no record")
         found = next(iter(found.values() if isinstance(found, dict) else found))
     return len(found)
+
+
+#: Up to here CUDA takes a copy of what is in ordinary memory at once; beyond it waits for what the device has to do.
+MAX_STAGED_BYTES = 1 << 16
 
 
 class ToDevice:
@@ -266,12 +271,18 @@ class ToDevice:
     def __call__(self, data: Any) -> Any:
         kind = type(data)
         if kind is tuple or kind is list:  # most batches; every microsecond here is one of each batch
-            return kind([self(item) for item in data])
+            for item in data:
+                if type(item) is not torch.Tensor or item.device != self.device:
+                    return kind([self(item) for item in data])
+            return kind(data)  # a list of its own, as otherwise: the trial may change it
         if isinstance(data, torch.Tensor):
             if data.device == self.device:
                 return data
             # From pinned memory without waiting; the copy is ordered before whatever the device does with it.
-            return data.to(self.device, non_blocking=True)
+            return self._pinned(data).to(self.device, non_blocking=True)
+        if callable(getattr(data, "to", None)):
+            # Before it is asked whether it is a tuple, which a PackedSequence is too.
+            return data.to(self.device)
         if isinstance(data, (list, tuple)):
             moved = [self(item) for item in data]
             if hasattr(data, "_fields"):
@@ -280,10 +291,14 @@ class ToDevice:
         if isinstance(data, dict):
             return {key: self(item) for key, item in data.items()}
         if isinstance(data, np.ndarray) and data.dtype.kind in "fciub":
-            return torch.from_numpy(data).to(self.device)
-        if callable(getattr(data, "to", None)):
-            return data.to(self.device)
+            return self._pinned(torch.from_numpy(data)).to(self.device, non_blocking=True)
         if type(data) not in self._warned:
             self._warned.add(type(data))
             log.warning("values of type %s in a batch can't be moved to %s, and stay", type(data).__name__, self.device)
         return data
+
+    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor where a CUDA device can fetch it without us; a small one is taken along as it is."""
+        if self.device.type != "cuda" or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            return tensor
+        return tensor.pin_memory() if tensor.nbytes > MAX_STAGED_BYTES else tensor

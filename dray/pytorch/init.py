@@ -6,14 +6,15 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from dray.core import DistributedContext
-from dray.hosts import LocalHost, current_host
+from dray.core import DistributedContext, get_cluster_info
+from dray.hosts import LocalHost, current_host, current_peers
 from dray.pytorch.context import PyTorchTrialContext
-from dray.training import rng
+from dray.training import checkpoint, rng
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +34,10 @@ def init(
     `exp_conf["reproducibility"]["experiment_seed"]` if there is one, else a random one, which is logged.
 
     Args:
-        hparams: hyperparameters of the trial.
-        exp_conf: an experiment config, for `context.get_experiment_config()`.
-        distributed: the trial's processes, `DistributedContext.from_torch_distributed()` under torchrun; None for one.
+        hparams: hyperparameters of the trial; in an experiment those that the search has chosen, if None.
+        exp_conf: an experiment config, for `context.get_experiment_config()`; in an experiment its own, if None.
+        distributed: the trial's processes, `DistributedContext.from_torch_distributed()` under torchrun. None: in an
+            experiment all of the trial's, else this one alone.
         aggregation_frequency: batches whose gradients are added up before the optimizer steps.
         enable_tensorboard_logging: write metrics for TensorBoard.
 
@@ -43,10 +45,14 @@ def init(
         ValueError: a global_batch_size that is no int or below the number of slots; aggregation_frequency below 1.
         RuntimeError: several processes, but torch.distributed is not initialised.
     """
-    peers = distributed or DistributedContext()
+    peers = distributed or current_peers() or DistributedContext()
     _check_backend(peers)
     with contextlib.ExitStack() as stack:
         host = current_host()
+        info = get_cluster_info() if host is not None else None
+        if info is not None:
+            hparams = dict(info.trial.hparams) if hparams is None else hparams
+            exp_conf = dict(info.trial.config) if exp_conf is None else exp_conf
         if host is None:
             host = stack.enter_context(_local_host(peers, exp_conf))
             log.info("local run %s, seed %d", host.directory, host.trial_seed)
@@ -62,6 +68,9 @@ def init(
             average_aggregated_gradients=_optimizations(exp_conf).get("average_aggregated_gradients", True),
             enable_tensorboard_logging=enable_tensorboard_logging,
         )
+        if host.latest_checkpoint is not None and (saved := Path(host.latest_checkpoint)).is_dir():
+            # What fit() goes on from: the trial's constructor may ask for it already.
+            context._cursor.initial_batch = checkpoint.read_progress(saved).batches
         stack.callback(context._close)
         if distributed is not None:
             stack.callback(distributed.close)

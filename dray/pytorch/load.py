@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,10 +11,12 @@ import torch
 
 from dray.core import DistributedContext
 from dray.hosts import LocalHost
+from dray.imports import import_from_path
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.trial import PyTorchTrial
 from dray.storage import verify
 from dray.training import checkpoint
+from dray.training.optimisation import bare
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ def load_trial_from_checkpoint_path(
     """The trial that wrote a checkpoint, with the weights that it had.
 
     Args:
-        path: the checkpoint's directory.
+        path: the checkpoint's directory, dray's or Determined's.
         trial_class: of the trial; imported from the checkpoint's code/ if None.
         trial_kwargs: arguments of its constructor beside `context`; a `context` among them is used in the place of one
             with the checkpoint's hyperparameters.
@@ -73,15 +72,16 @@ def load_trial_from_checkpoint_path(
     if kwargs:
         log.warning("load_trial_from_checkpoint_path(**kwargs) is deprecated: use torch_load_kwargs")
     directory = verify(Path(path))
-    metadata = checkpoint.read_json(directory / checkpoint.METADATA) or {}
+    saved = checkpoint.describe(directory)
     arguments = dict(trial_kwargs or {})
     context = arguments.pop("context", None) or CheckpointLoadContext(
-        hparams=metadata.get("hparams"), exp_conf=metadata.get("experiment_config")
+        hparams=saved["hparams"], exp_conf=saved["experiment_config"]
     )
     if trial_class is None:
-        trial_class = _import_class(directory / "code", metadata.get("trial_cls_spec"))
+        trial_class = _import_class(directory / "code", saved["trial_cls_spec"])
     trial = trial_class(context, **arguments)
-    state = checkpoint.read_state(directory, **(torch_load_kwargs or kwargs))
+    models = [bare(model) for model in context.models]
+    state = checkpoint.read_state(directory, models, **(torch_load_kwargs or kwargs))
     context._optimisation.load_models(state)
     return trial
 
@@ -90,31 +90,11 @@ def _import_class(code: Path, spec: str | None) -> type[PyTorchTrial]:
     if not spec or ":" not in spec:
         raise ValueError(f"{code.parent} does not say which class its trial was; pass trial_class=")
     module_name, _, class_name = spec.partition(":")
-    with _importing_from(code):
-        try:
+    try:
+        with import_from_path(code):
             found: Any = importlib.import_module(module_name)
             for part in class_name.split("."):
                 found = getattr(found, part)
-        except (ImportError, AttributeError) as error:
-            raise ValueError(
-                f"can't import the trial's class {spec!r} from {code}: {error}; pass trial_class="
-            ) from error
+    except (ImportError, AttributeError, FileNotFoundError) as error:
+        raise ValueError(f"can't import the trial's class {spec!r} from {code}: {error}; pass trial_class=") from error
     return cast("type[PyTorchTrial]", found)
-
-
-@contextlib.contextmanager
-def _importing_from(code: Path) -> Iterator[None]:
-    """Import the modules below `code` from there, whatever of the same name was imported before; then forget them."""
-    names = {path.stem for path in code.glob("*.py")} | {path.name for path in code.glob("*/") if path.is_dir()}
-    before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in names}
-    for name in before:
-        del sys.modules[name]
-    sys.path.insert(0, str(code))
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path.remove(str(code))
-        for name in [name for name in sys.modules if name.partition(".")[0] in names]:
-            del sys.modules[name]
-        sys.modules.update(before)

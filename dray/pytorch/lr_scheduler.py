@@ -21,6 +21,16 @@ class LRScheduler:
     Raises:
         TypeError: scheduler is None, or step_mode is no StepMode.
         ValueError: frequency is below 1.
+
+    `context.wrap_lr_scheduler` makes it; by hand, for a schedule that the trial steps itself:
+
+    >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    >>> halving = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    >>> schedule = LRScheduler(halving, LRScheduler.StepMode.MANUAL_STEP)
+    >>> optimizer.step()
+    >>> schedule.step()
+    >>> schedule.get_last_lr()
+    [0.5]
     """
 
     class StepMode(enum.Enum):
@@ -52,6 +62,7 @@ class LRScheduler:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
+        """Whose learning rates these are; None for a schedule that does not say."""
         return getattr(self._scheduler, "optimizer", None)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
@@ -63,9 +74,11 @@ class LRScheduler:
         return self._scheduler.get_last_lr()  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
+        """The schedule's own, as it goes into checkpoints."""
         return self._scheduler.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Put back what `state_dict` returned."""
         self._scheduler.load_state_dict(state_dict)
 
     def after_batch(self, batch_idx: int, *, epoch_length: int | None, aggregation_frequency: int) -> None:

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -18,8 +19,11 @@ from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.data import DataLoader
 from dray.pytorch.trial import PyTorchTrial
 from dray.training import checkpoint, rng, source
+from dray.training.agreement import all_or_none
+from dray.training.division import Division
 from dray.training.errors import ShouldExit
 from dray.training.executor import Executor, run
+from dray.training.optimisation import bare
 from dray.training.plan import POLICIES, Plan, Policy, batches_of, schedule_of
 from dray.training.progress import Progress
 from dray.training.units import Batch, Epoch, TrainUnit
@@ -73,8 +77,8 @@ class Trainer:
         one. There is a validation and a checkpoint at the end in any case.
 
         Args:
-            checkpoint_period: when to save.
-            validation_period: when to validate.
+            checkpoint_period: when to save. None: in an experiment as its config's min_checkpoint_period says.
+            validation_period: when to validate. None: likewise, its min_validation_period.
             max_length: batches or epochs in all, also when resuming. In an experiment the searcher's max_length decides
                 if it has one.
             reporting_period: when to report training metrics; each validation and checkpoint reports them too.
@@ -95,6 +99,8 @@ class Trainer:
         if profiling_enabled:
             log.error("fit(profiling_enabled=True) has no effect: use context.set_profiler() or torch.profiler")
         context, trial, host = self._context, self._trial, self._context._host
+        checkpoint_period = checkpoint_period if checkpoint_period is not None else host.checkpoint_period
+        validation_period = validation_period if validation_period is not None else host.validation_period
         length = self._length(max_length)
         policy = self._policy(checkpoint_policy)
         for name, unit in (
@@ -105,59 +111,62 @@ class Trainer:
             # Again below, with an epoch's length; a wrong type should not wait for the data to be built.
             if unit is not None and not isinstance(unit, (Batch, Epoch)):
                 schedule_of(unit, name=name, epoch_length=None)
-        full_dataset = self._check_trial()
-        directory = None if latest_checkpoint is None else host.open_checkpoint(latest_checkpoint)
-        at = Progress() if directory is None else checkpoint.read_progress(directory)
-        cursor = context._cursor
-        cursor.batch_idx, cursor.initial_batch, cursor.stop_requested = None, at.batches, False
-        callbacks = self._callbacks()
-
-        with contextlib.ExitStack() as stack:
-            for callback in callbacks.values():
-                callback.on_trial_startup(at.batches, latest_checkpoint)
-                stack.callback(callback.on_trial_shutdown)
-            training_loader = self._training_loader(at.batches)
-            # All ranks count epochs as the chief does: shards may differ by a batch.
-            cursor.epoch_length, listens_to_batches = self._agree_on_data(training_loader, callbacks)
-            validation_loader = self._validation_loader(full_dataset)
-            training_data = stack.enter_context(_iterating(training_loader))
-            if directory is not None:
-                self._load(directory, callbacks)
-            plan = self._plan(
-                length=length,
-                at=at,
-                epoch_length=cursor.epoch_length,
-                validate=validation_period,
-                save=checkpoint_period,
-                report=reporting_period,
-                policy=policy,
-                step_zero_validation=step_zero_validation,
-                test_mode=test_mode,
-            )
-            executor = Executor(
-                trial=trial,
-                callbacks=callbacks,
-                optimisation=context._optimisation,
-                reducers=context._reducers,
-                cursor=cursor,
-                device=context.device,
-                to_device=context.to_device if context.experimental._auto_to_device else None,
-                peers=context.distributed,
-                host=host,
-                training_data=training_data,
-                validation_data=validation_loader,
-                full_dataset=full_dataset,
-                description=_Description(self._trial, context),
-                listens_to_batches=listens_to_batches,
-                best=policy == "best",
-            )
-            try:
-                for callback in callbacks.values():
-                    callback.on_training_start()
+        peers, cursor = context.distributed, context._cursor
+        try:
+            with contextlib.ExitStack() as stack:
+                with all_or_none(peers, "the start of training"):
+                    full_dataset = self._check_trial()
+                    directory = None if latest_checkpoint is None else host.open_checkpoint(latest_checkpoint)
+                    at = self._position(directory)
+                    cursor.batch_idx, cursor.initial_batch, cursor.stop_requested = None, at.batches, False
+                    callbacks = self._callbacks()
+                    for callback in callbacks.values():
+                        callback.on_trial_startup(at.batches, latest_checkpoint)
+                        stack.callback(callback.on_trial_shutdown)
+                    training_loader, division = self._training_loader(at.batches, directory)
+                # All ranks count epochs as the chief does: shards may differ by a batch.
+                cursor.epoch_length, listens_to_batches = self._agree_on_data(training_loader, callbacks)
+                with all_or_none(peers, "the start of training"):
+                    validation_loader = self._validation_loader(full_dataset)
+                    training_data = stack.enter_context(_iterating(training_loader))
+                    if directory is not None:
+                        self._load(directory, callbacks)
+                    plan = self._plan(
+                        length=length,
+                        at=at,
+                        epoch_length=cursor.epoch_length,
+                        validate=validation_period,
+                        save=checkpoint_period,
+                        report=reporting_period,
+                        policy=policy,
+                        step_zero_validation=step_zero_validation,
+                        test_mode=test_mode,
+                    )
+                    executor = Executor(
+                        trial=trial,
+                        callbacks=callbacks,
+                        optimisation=context._optimisation,
+                        reducers=context._reducers,
+                        cursor=cursor,
+                        device=context.device,
+                        to_device=context._mover(),
+                        peers=peers,
+                        host=host,
+                        training_data=training_data,
+                        validation_data=validation_loader,
+                        full_dataset=full_dataset,
+                        description=_Description(self._trial, context, division),
+                        listens_to_batches=listens_to_batches,
+                        scalars=context._tensorboard,
+                        profiler=context.profiler,
+                        best=policy == "best",
+                    )
+                    for callback in callbacks.values():
+                        callback.on_training_start()
                 run(plan, at, executor)
-            except ShouldExit:
-                # Raised where the loop has no work in hand: at the start, or while saving. There is nothing to undo.
-                log.info("left training, as it was asked to")
+        except ShouldExit:
+            # Raised where the loop has no work in hand: at the start, or while saving. There is nothing to undo.
+            log.info("left training, as it was asked to")
 
     # ------------------------------------------------------------------------------------------------- arguments
 
@@ -210,6 +219,15 @@ class Trainer:
             )
         return overridden == ["evaluate_full_dataset"]
 
+    def _position(self, directory: Path | None) -> Progress:
+        """Where training begins."""
+        if directory is None:
+            return Progress()
+        if (seed := checkpoint.read_trial_seed(directory)) is not None:
+            # The order of the data goes on, also where this run has drawn a seed of its own.
+            self._context._trial_seed = seed
+        return checkpoint.read_progress(directory)
+
     def _plan(
         self,
         *,
@@ -261,14 +279,26 @@ class Trainer:
                 )
         return dict(callbacks)
 
-    def _training_loader(self, skip: int) -> Any:
+    def _training_loader(self, skip: int, directory: Path | None) -> tuple[Any, Division | None]:
+        """The training data from batch `skip` on, and how the run divided it when it began."""
         loader: Any = self._trial.build_training_data_loader()
-        if isinstance(loader, DataLoader):
-            loader.seed = self._context.get_trial_seed()
-            peers = self._context.distributed
-            return loader.get_data_loader(repeat=True, skip=skip, num_replicas=peers.size, rank=peers.rank)
-        self._check_loader(loader, "build_training_data_loader")
-        return loader
+        if not isinstance(loader, DataLoader):
+            self._check_loader(loader, "build_training_data_loader")
+            return loader, None
+        loader.seed = self._context.get_trial_seed()
+        peers = self._context.distributed
+        now = Division(replicas=peers.size, batch_size=loader.batch_size)
+        before = None if directory is None else checkpoint.read_division(directory)
+        if before is not None and before != now:
+            if before.like(now):
+                anew = loader._divided_anew(before, skip=skip, num_replicas=peers.size, rank=peers.rank)
+                return anew, before
+            log.warning(
+                "the checkpoint was written with %s, this run has %s: steps no longer train on the same records",
+                before,
+                now,
+            )
+        return loader.get_data_loader(repeat=True, skip=skip, num_replicas=peers.size, rank=peers.rank), now
 
     def _validation_loader(self, full_dataset: bool) -> Any:
         peers = self._context.distributed
@@ -304,7 +334,7 @@ class Trainer:
 
     def _load(self, directory: Path, callbacks: dict[str, PyTorchCallback]) -> None:
         context, peers = self._context, self._context.distributed
-        state = checkpoint.read_state(directory)
+        state = checkpoint.read_state(directory, [bare(model) for model in context.models])
         for callback in callbacks.values():
             callback.on_checkpoint_load_start(state)
         context._optimisation.load_state_dict(state)
@@ -315,14 +345,17 @@ class Trainer:
             elif _overrides(callback, "load_state_dict"):
                 log.warning("callback %r has no state in the checkpoint, and starts afresh", name)
         # Last: whatever was drawn while loading is undone.
-        mine = checkpoint.read_rank(directory, peers.rank, peers.size)
-        if mine is None:
-            log.info("the checkpoint was written by fewer processes: rank %d keeps its own random numbers", peers.rank)
-            return
-        if mine.gradients is not None:
+        mine = checkpoint.read_rank(directory, state, peers.rank, peers.size)
+        if mine is not None and mine.gradients is not None:
             context._optimisation.restore_gradients(mine.gradients)
-        if mine.rng:
+        if mine is not None and mine.rng:
             rng.restore(mine.rng, context.device)
+        else:
+            # Not on with what the constructor has left: those are the numbers of the first batches.
+            log.info("the checkpoint has no random numbers of rank %d: they are seeded anew", peers.rank)
+            rng.seed_all(
+                Random(f"{context.get_trial_seed()}:{peers.rank}:{context.get_initial_batch()}").getrandbits(31)
+            )
 
 
 @contextlib.contextmanager
@@ -351,9 +384,10 @@ def _length_of(loader: Any) -> int | None:
 class _Description:
     """What a run's checkpoints say of its trial; gathered at the first one, for few short runs make more."""
 
-    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, division: Division | None) -> None:
         self._trial = trial
         self._context = context
+        self._division = division
         self._made: checkpoint.Description | None = None
 
     def __call__(self) -> checkpoint.Description:
@@ -375,6 +409,7 @@ class _Description:
                 hparams=context._hparams,
                 experiment=context._exp_conf,
                 code={} if host.code_dir is None else source.collect(host.code_dir, leave_out=leave_out),
+                division=self._division,
             )
         return self._made
 

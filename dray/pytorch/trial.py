@@ -19,6 +19,37 @@ class PyTorchTrial(abc.ABC):
     Make models, optimizers and LR schedulers in `__init__` and wrap them with the context's `wrap_model`,
     `wrap_optimizer` and `wrap_lr_scheduler`: what is not wrapped is not saved. Any number of each is fine, and so is
     any order of forward, backward and step.
+
+    >>> from dray import pytorch
+    >>> class Line(pytorch.PyTorchTrial):
+    ...     def __init__(self, context):
+    ...         self.context = context
+    ...         self.model = context.wrap_model(torch.nn.Linear(1, 1))
+    ...         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+    ...         x = torch.linspace(0, 1, 64).reshape(64, 1)
+    ...         self.data = torch.utils.data.TensorDataset(x, 3 * x)
+    ...
+    ...     def build_training_data_loader(self):
+    ...         return pytorch.DataLoader(self.data, batch_size=8, shuffle=True)
+    ...
+    ...     def build_validation_data_loader(self):
+    ...         return pytorch.DataLoader(self.data, batch_size=8)
+    ...
+    ...     def train_batch(self, batch, epoch_idx, batch_idx):
+    ...         x, y = batch
+    ...         loss = torch.nn.functional.mse_loss(self.model(x), y)
+    ...         self.context.backward(loss)
+    ...         self.context.step_optimizer(self.optimizer)
+    ...         return {"loss": loss}
+    ...
+    ...     def evaluate_batch(self, batch, batch_idx):
+    ...         x, y = batch
+    ...         return {"validation_loss": torch.nn.functional.mse_loss(self.model(x), y)}
+    >>> with pytorch.init() as context:
+    ...     trial = Line(context)
+    ...     pytorch.Trainer(trial, context).fit(max_length=pytorch.Epoch(40))
+    >>> round(trial.model.weight.item(), 1)
+    3.0
     """
 
     @abc.abstractmethod

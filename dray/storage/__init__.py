@@ -4,10 +4,20 @@ from dray.storage.checkpoints import (
     CheckpointError,
     CheckpointStore,
     commit,
+    determined_state,
     latest_checkpoint,
     list_checkpoints,
     stage,
     verify,
 )
 
-__all__ = ["CheckpointError", "CheckpointStore", "commit", "latest_checkpoint", "list_checkpoints", "stage", "verify"]
+__all__ = [
+    "CheckpointError",
+    "CheckpointStore",
+    "commit",
+    "determined_state",
+    "latest_checkpoint",
+    "list_checkpoints",
+    "stage",
+    "verify",
+]

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"checkpoint_(\d+)")
+DETERMINED_STATES = ("state_dict.pth", "determined/state_dict.pth", "pedl/state_dict.pth", "checkpoint.pt")
+"""Where Determined's versions kept a trial's state, the newest first; ours has another name."""
 
 
 class CheckpointError(ValueError):
@@ -58,7 +60,7 @@ def commit(staging: Path, target: Path) -> Path:
 
 
 def verify(checkpoint: Path) -> Path:
-    """Return `checkpoint` if it is whole.
+    """Return `checkpoint` if it is whole. One that Determined wrote has nothing to tell that by, and passes.
 
     Raises:
         FileNotFoundError: there is no such directory.
@@ -68,6 +70,8 @@ def verify(checkpoint: Path) -> Path:
         raise FileNotFoundError(f"there is no checkpoint {str(checkpoint)!r}: no such directory")
     path = checkpoint / MANIFEST
     if not path.exists():
+        if determined_state(checkpoint) is not None:
+            return checkpoint
         raise CheckpointError(f"{checkpoint} is not a checkpoint: it has no {MANIFEST}, so it was never completed")
     try:
         manifest = json.loads(path.read_text())
@@ -91,6 +95,14 @@ def verify(checkpoint: Path) -> Path:
         if _sha256(file) != expected["sha256"]:
             raise CheckpointError(f"{checkpoint} is damaged: {name} is not what was written; use an earlier checkpoint")
     return checkpoint
+
+
+def determined_state(checkpoint: Path) -> Path | None:
+    """The state file of a checkpoint that Determined wrote, None if it is not one of Determined's."""
+    # A part of one of ours may have such a file too, from a callback.
+    if (checkpoint / MANIFEST).exists() or (checkpoint / "progress.json").exists():
+        return None
+    return next((checkpoint / name for name in DETERMINED_STATES if (checkpoint / name).is_file()), None)
 
 
 def list_checkpoints(trial_dir: Path) -> list[tuple[int, Path]]:

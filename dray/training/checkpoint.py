@@ -2,19 +2,21 @@
 
 state-dict.pth   models_state_dict, optimizers_state_dict, lr_schedulers_state_dict (lists), callbacks (dict), and
                  scaler_state_dict with AMP; plain tensors, without DDP's `module.` prefix
-progress.json    how far training had come, and over how many processes
+progress.json    how far training had come, over how many processes, and how the run divided its data when it began
 rng/rank_N.pth   the random number generators of every rank
-gradients/rank_N.pth   of an aggregation that the checkpoint cuts in two; mostly absent
+gradients/rank_N.pth   which the next batch adds to: of an aggregation that is cut in two, or kept by the trial's code
 code/, experiment.yaml, hparams.json, metadata.json   what the trial was, so that it can be built again
 
 Everything loads with `torch.load(weights_only=True)` (numpy arrays and scalars allowed by name): state is data, and
-can't run code. What would not load so is refused when it is saved.
+can't run code. What would not load so is refused when it is saved. Determined's checkpoints (see `legacy`) load too.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import pickle
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +26,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from dray.storage import determined_state
+from dray.training import legacy
+from dray.training.division import Division
 from dray.training.progress import Progress
 
 STATE = "state-dict.pth"
@@ -53,12 +58,14 @@ class Description:
         metadata: of `metadata.json`: the trial's class, versions.
         hparams, experiment: None if the run has none.
         code: source files by relative path.
+        division: of the data; None with a loader of the user's own.
     """
 
     metadata: Mapping[str, Any]
     hparams: Mapping[str, Any] | None = None
     experiment: Mapping[str, Any] | None = None
     code: Mapping[str, bytes] = field(default_factory=dict)
+    division: Division | None = None
 
 
 def write(
@@ -82,7 +89,8 @@ def write(
         if part.gradients is not None:
             (directory / "gradients").mkdir(exist_ok=True)
             torch.save(part.gradients, directory / "gradients" / f"rank_{rank}.pth")
-    _write_json(directory / PROGRESS, {**progress.as_dict(), "size": len(ranks)})
+    division = None if description.division is None else description.division.as_dict()
+    _write_json(directory / PROGRESS, {**progress.as_dict(), "size": len(ranks), "division": division})
     _write_json(directory / METADATA, {**description.metadata, "steps_completed": progress.batches})
     if description.hparams is not None:
         _write_json(directory / HPARAMS, description.hparams)
@@ -100,23 +108,76 @@ def write(
 
 def read_progress(directory: Path) -> Progress:
     """How far training had come."""
+    if legacy.is_legacy(directory):
+        return legacy.read_progress(directory)
     return Progress.from_dict(json.loads((directory / PROGRESS).read_text()))
 
 
-def read_state(directory: Path, **torch_load_kwargs: Any) -> dict[str, Any]:
-    """`state-dict.pth`, on the CPU unless `torch_load_kwargs` say otherwise; without running code."""
-    state = _load(directory / STATE, **torch_load_kwargs)
+def read_division(directory: Path) -> Division | None:
+    """How the run that wrote a checkpoint divided its data; None if it is not known."""
+    division = (read_json(directory / PROGRESS) or {}).get("division")
+    return None if division is None else Division.from_dict(division)
+
+
+def read_trial_seed(directory: Path) -> int | None:
+    """The seed of the trial that wrote a checkpoint; None if it is not known."""
+    seed = (read_json(directory / METADATA) or {}).get("trial_seed")
+    return seed if isinstance(seed, int) else None
+
+
+def describe(directory: Path) -> dict[str, Any]:
+    """What the trial was: `trial_cls_spec` (module:Class), `hparams`, `experiment_config`; None for what is unknown."""
+    if legacy.is_legacy(directory):
+        return legacy.describe(directory)
+    metadata = read_json(directory / METADATA) or {}
+    return {key: metadata.get(key) for key in ("trial_cls_spec", "hparams", "experiment_config")}
+
+
+def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_kwargs: Any) -> dict[str, Any]:
+    """`state-dict.pth`, on the CPU unless `torch_load_kwargs` say otherwise; without running code.
+
+    Args:
+        models: those that it is for, bare: names of parameters in a checkpoint of Determined's depend on how it ran.
+
+    Raises:
+        ValueError: it holds what can't be loaded as data, or is no dict.
+    """
+    old = determined_state(directory)
+    path = directory / STATE if old is None else old
+    try:
+        state: Any = _load(path, **torch_load_kwargs)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path} can't be loaded as data: {_reason(str(error))}; nothing in it was run. If you trust the file, "
+            "allow the type with torch.serialization.add_safe_globals([...]) first; or load it with torch.load("
+            "weights_only=False), make plain values of what is not, and save it in its place"
+        ) from error
     if not isinstance(state, dict):
-        raise ValueError(f"{directory / STATE} holds {type(state).__name__}, not the dict that a trainer writes")
-    return state
+        raise ValueError(f"{path} holds {type(state).__name__}, not the dict that a trainer writes")
+    found: dict[str, Any] = state
+    if old is not None:
+        found = legacy.modern(found)
+        legacy.without_ddp_prefix(found, models)
+    return found
 
 
-def read_rank(directory: Path, rank: int, size: int) -> RankState | None:
-    """What rank `rank` of `size` has to put back; None if fewer processes wrote the checkpoint.
+def _reason(message: str) -> str:
+    """What `torch.load` found, out of a page on how to load it anyway."""
+    if named := re.search(r"GLOBAL (\S+) was not", message):
+        return f"it names {named.group(1)}"
+    return " ".join(message.partition("WeightsUnpickler error:")[2].partition("Check the documentation")[0].split())
 
-    Gradients in mid-aggregation are this rank's own if as many processes wrote them, else the mean over those that did:
+
+def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int) -> RankState | None:
+    """What rank `rank` of `size` has to put back beside `state`; None if fewer processes wrote the checkpoint.
+
+    Gradients are this rank's own if as many processes wrote them, else the mean over those that did:
     that is what averaging over ranks would have made of them.
     """
+    if legacy.is_legacy(directory):
+        # All its processes had the chief's numbers.
+        shared = legacy.rng_of(state)
+        return None if shared is None else RankState(rng=shared)
     path = directory / "rng" / f"rank_{rank}.pth"
     files = sorted((directory / "gradients").glob("rank_*.pth"), key=lambda file: int(file.stem.removeprefix("rank_")))
     gradients = None

@@ -6,8 +6,10 @@ made equal here, in one exchange a command, before the loop hears of it.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeVar
@@ -17,6 +19,7 @@ from typing_extensions import assert_never
 
 from dray.core.distributed import DistributedContext
 from dray.training import checkpoint, metrics, rng
+from dray.training.agreement import heard, told
 from dray.training.cursor import Cursor
 from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, SearcherMetricError, ShouldExit
 from dray.training.host import Host, Report
@@ -25,7 +28,8 @@ from dray.training.optimisation import Optimisation
 from dray.training.plan import Plan
 from dray.training.progress import Progress
 from dray.training.reducers import Reducer, ReducerRegistry
-from dray.training.trial import Callback, Trial
+from dray.training.spread import SpreadModel, hang_up, is_hung_up
+from dray.training.trial import Callback, Scalars, Trial
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +40,10 @@ T = TypeVar("T")
 class Leave:
     """Why a rank leaves the loop, and whether what it has trained is to be saved."""
 
-    KINDS: ClassVar = ("exit", "exhausted", "invalid_hp", "failed")
+    #: The weakest reason first. "hung_up": another rank has cut the connection, for one of the others.
+    KINDS: ClassVar = ("hung_up", "exit", "exhausted", "invalid_hp", "failed")
 
-    kind: Literal["exit", "exhausted", "invalid_hp", "failed"]
+    kind: Literal["hung_up", "exit", "exhausted", "invalid_hp", "failed"]
     save: bool = True
     message: str = ""
 
@@ -54,21 +59,22 @@ class ValidationPart:
 
 
 def run(plan: Plan, at: Progress, executor: Executor) -> Progress:
-    """Drive a plan to its end.
+    """Drive a plan to its end, under the executor's profiler.
 
     Raises:
         InvalidHP, DataExhausted: after what was trained has been saved.
     """
     steps = drive(plan, at)
     seen: Seen | None = None
-    while True:
-        try:
-            command = next(steps) if seen is None else steps.send(seen)
-        except StopIteration as end:
-            executor.raise_pending()
-            return end.value  # type: ignore[no-any-return]
-        # Outside of the try: a StopIteration that escapes from a trial's code is the trial's error, not our end.
-        seen = executor.perform(command)
+    with executor.profiler or contextlib.nullcontext():
+        while True:
+            try:
+                command = next(steps) if seen is None else steps.send(seen)
+            except StopIteration as end:
+                executor.raise_pending()
+                return end.value  # type: ignore[no-any-return]
+            # Outside of the try: a StopIteration that escapes from a trial's code is the trial's error, not our end.
+            seen = executor.perform(command)
 
 
 class Executor:
@@ -87,6 +93,8 @@ class Executor:
         description: what every checkpoint says of the trial; asked for at the first one.
         listens_to_batches: whether any rank has a callback on `on_training_workload_end`, which wants each batch's
             metrics.
+        scalars: where the chief writes metrics for TensorBoard.
+        profiler: a `torch.profiler.profile`, stepped after each batch.
         best: whether the host is asked what is worth saving.
     """
 
@@ -107,6 +115,8 @@ class Executor:
         full_dataset: bool,
         description: Callable[[], checkpoint.Description],
         listens_to_batches: bool,
+        scalars: Scalars,
+        profiler: Any = None,
         best: bool = False,
     ) -> None:
         self.trial = trial
@@ -122,15 +132,24 @@ class Executor:
         self.validation_data = validation_data
         self.full_dataset = full_dataset
         self.description = description
+        self.profiler = profiler
         self.best = best
         self.is_chief = peers.rank == 0
+        self._scalars = scalars
         self._metrics = metrics.TrainingMetrics(keep_batches=listens_to_batches)
-        self._evaluate_batch = _evaluate_batch(trial)
+        forward: Callable[[Any], Any] = optimisation.amp.forward if optimisation.amp else lambda method: method
+        self._train_batch = forward(trial.train_batch)
+        self._evaluate_batch = forward(_evaluate_batch(trial))
+        self._evaluate_all = forward(trial.evaluate_full_dataset)
         self._epoch_starts = [_epoch_start(callback) for callback in callbacks.values()]
         self._trained = cursor.initial_batch
+        if self.is_chief and scalars.enabled and self._trained > 0:
+            # A trial that is cut off goes back to its last checkpoint, and writes some batches again. The validation
+            # at that checkpoint stays.
+            scalars.restart(self._trained + 1)
         self._training: dict[str, Any] | None = None
         self._validation: dict[str, Any] | None = None
-        self._pending: Exception | None = None
+        self._pending: BaseException | None = None
 
     def perform(self, command: Command) -> Seen:
         """Do what the loop says."""
@@ -152,12 +171,23 @@ class Executor:
 
     def train(self, command: Train) -> Seen:
         self.reducers.reset(training=True)
+        self._metrics.keep_times = self.is_chief and self._scalars.enabled
         self._metrics.reset()
+        first = self._trained
         for model in self.optimisation.models:
             if not model.training or self._trained == self.cursor.initial_batch:
                 model.train()
         slot, leave = self._attempt(lambda: self._train_until(command.until))
-        ranks = self.peers.allgather((self._trained, leave, self._metrics.take_sums(), slot))
+        if leave is not None:
+            # The others may be within backward, waiting for this rank's gradients.
+            hang_up(self.optimisation.models)
+        values = self._metrics.take_values()
+        scalars = values if self._scalars.enabled else None
+        ranks = self.peers.allgather((self._trained, leave, metrics.sums_of(values), slot, scalars))
+        if self._metrics.keep_times:
+            self._write_batches(first, [row[4] for row in ranks if row[4] is not None])
+        if any(row[1] for row in ranks):
+            hang_up(self.optimisation.models)
         leave = self._agree([row[1] for row in ranks])
         self._trained = min(row[0] for row in ranks)
         averages: dict[str, Any] = dict(metrics.average_sums([row[2] for row in ranks]))
@@ -167,6 +197,7 @@ class Executor:
         reduced = self.reducers.cross_slot([row[3] or [] for row in ranks], training=True)
         averages.update({name: metrics.to_numpy(value) for name, value in reduced.items()})
         self._training = averages
+        self._write_scalars(reduced)
         if self._metrics.keep_batches:
             _, leave = self._attempt(lambda: self._workload_end(averages))
             leave = self._agree(self.peers.allgather(leave))
@@ -178,8 +209,8 @@ class Executor:
         """The hot path. Returns what this rank contributes to the reducers."""
         trial, cursor, optimisation = self.trial, self.cursor, self.optimisation
         data, to_device, add = self.training_data, self.to_device, self._metrics.add
-        train_batch, get_batch_length = trial.train_batch, trial.get_batch_length
-        epoch_length = cursor.epoch_length
+        train_batch, get_batch_length = self._train_batch, trial.get_batch_length
+        epoch_length, profiler = cursor.epoch_length, self.profiler
         for batch_idx in range(self._trained, until):
             try:
                 batch = next(data)
@@ -200,11 +231,31 @@ class Executor:
             optimisation.before_batch()
             add(train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx))
             optimisation.after_batch(batch_idx)
+            if profiler is not None:
+                profiler.step()
             self._trained = batch_idx + 1
             if batch_in_epoch + 1 == epoch_length:
                 for callback in self.callbacks.values():
                     callback.on_training_epoch_end(epoch_idx)
         return self.reducers.per_slot(training=True)
+
+    def _write_batches(self, first: int, ranks: list[metrics.Values]) -> None:
+        """One row of scalars for each batch, at its number."""
+        if ranks:
+            batches = zip(self._metrics.times, metrics.rows_of(ranks), strict=False)
+            self._scalars.write(
+                (at, batch_idx, {f"Determined/{name}": value for name, value in row.items()})
+                for batch_idx, (at, row) in enumerate(batches, start=first)
+                if row
+            )
+
+    def _write_scalars(self, found: Mapping[str, Any]) -> None:
+        """One row of scalars, at the number of batches trained; what is no number is left out."""
+        if self.is_chief and self._scalars.enabled:
+            values = {name: metrics.as_number(metrics.to_numpy(value)) for name, value in found.items()}
+            row = {f"Determined/{name}": value for name, value in values.items() if value is not None}
+            if row:
+                self._scalars.write([(time.time(), self._trained, row)])
 
     def _workload_end(self, averages: dict[str, Any]) -> None:
         batches = metrics.average_batches(self.peers.allgather(self._metrics.take_batches()))
@@ -216,6 +267,10 @@ class Executor:
 
     def validate(self, command: Validate) -> Seen:
         with torch.no_grad():
+            if not self.full_dataset:
+                for model in self.optimisation.models:
+                    if isinstance(model, SpreadModel):
+                        model.share_buffers()
             part, leave = self._attempt(lambda: self._evaluate(command.test_mode))
             ranks = self.peers.allgather((leave, part))
             leave = self._agree([row[0] for row in ranks])
@@ -290,6 +345,9 @@ class Executor:
         self._validation = metrics.jsonable(shown, source="on_validation_end()")
         if self.host.metric is not None:
             _check_metric(self.host.metric, self._validation)
+        self._write_scalars(
+            {name if name.startswith("val") else f"val_{name}": value for name, value in self._validation.items()}
+        )
         if not self.is_chief:
             return False
         for name, value in self._position().items():
@@ -297,7 +355,7 @@ class Executor:
         return self.best and self.host.worth_saving(self._validation)
 
     def _evaluate_full_dataset(self) -> dict[str, Any]:
-        found = self.trial.evaluate_full_dataset(data_loader=self.validation_data)
+        found = self._evaluate_all(data_loader=self.validation_data)
         if not isinstance(found, dict):
             raise TypeError(
                 f"evaluate_full_dataset() must return a dict of metrics, got {found!r} of type {type(found).__name__}"
@@ -316,20 +374,26 @@ class Executor:
             final=command.final,
         )
         self._training = self._validation = None
+        leave: Leave | None = None
         if command.save:
-            ranks = self.peers.gather(
-                checkpoint.RankState(
-                    rng=rng.capture(self.device), gradients=self.optimisation.pending_gradients(command.at.batches)
-                )
+            parts = self.peers.gather(
+                checkpoint.RankState(rng=rng.capture(self.device), gradients=self.optimisation.pending_gradients())
             )
-            uuid = self._on_chief("saving a checkpoint", lambda: self._save(command.at, report, ranks or []))
+            uuid, _ = self._on_chief("saving a checkpoint", lambda: self._save(command.at, report, parts or []))
             report = replace(report, checkpoint=uuid)
-            for callback in self.callbacks.values():
-                callback.on_checkpoint_upload_end(uuid=uuid)
+            _, leave = self._attempt(lambda: self._uploaded(uuid))
         # Published before anybody leaves: what the host does on a stop may end this process.
-        stop = self._on_chief("publishing", lambda: self.host.publish(report))
-        stop = any(self.peers.allgather(stop or self.cursor.stop_requested))
-        return Seen(batches=self._trained, stop=stop)
+        mine = (self.cursor.stop_requested, leave)
+        stop, ranks = self._on_chief("publishing", lambda: self.host.publish(report), mine)
+        if self._agree([row[1] for row in ranks]) is not None:
+            # Nothing is lost: it has just been saved.
+            self.raise_pending()
+            raise ShouldExit
+        return Seen(batches=self._trained, stop=stop or any(row[0] for row in ranks))
+
+    def _uploaded(self, uuid: str) -> None:
+        for callback in self.callbacks.values():
+            callback.on_checkpoint_upload_end(uuid=uuid)
 
     def _save(self, at: Progress, report: Report, ranks: list[checkpoint.RankState]) -> str:
         state = self.optimisation.state_dict()
@@ -345,23 +409,27 @@ class Executor:
 
     # ---------------------------------------------------------------------------------------------------- agreement
 
-    def _on_chief(self, doing: str, function: Callable[[], T]) -> T:
-        """Do something on the chief, and give its result to all. Its failure is everybody's: nobody waits in vain."""
+    def _on_chief(self, doing: str, function: Callable[[], T], mine: Any = None) -> tuple[T, list[Any]]:
+        """Do something on the chief, and give its result to all, with what each rank has to say (`mine`).
+
+        Its failure is everybody's: nobody waits in vain. One exchange, for each takes a millisecond.
+        """
         if self.peers.size == 1:
-            return function()
-        outcome: tuple[Any, str | None] = (None, None)
-        error: Exception | None = None
+            return function(), [mine]
+        outcome: tuple[Any, Exception | str | None] = (None, None)
+        error: BaseException | None = None
         if self.is_chief:
             try:
                 outcome = (function(), None)
-            except Exception as caught:
-                error, outcome = caught, (None, repr(caught))
-        value, failure = self.peers.broadcast(outcome)
+            except (Exception, SystemExit) as caught:
+                error, outcome = caught, (None, told(caught))
+        ranks = self.peers.allgather((outcome, mine))
+        value, failure = ranks[0][0]
         if error is not None:
             raise error
         if failure is not None:
-            raise PeerFailed(f"rank 0 failed in {doing}: {failure}")
-        return value  # type: ignore[no-any-return]
+            raise heard(failure, f"rank 0 failed in {doing}")
+        return value, [row[1] for row in ranks]
 
     def _attempt(self, work: Callable[[], T]) -> tuple[T | None, Leave | None]:
         """Do the user's work, and turn what it raises into a value that the other ranks can be told."""
@@ -375,9 +443,11 @@ class Executor:
         except DataExhausted as exhausted:
             self._pending = exhausted
             return None, Leave(kind="exhausted", message=str(exhausted))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            # A program that exits in one of its processes must not leave the others waiting.
             self._pending = error
-            return None, Leave(kind="failed", message=f"rank {self.peers.rank}: {error!r}")
+            kind: Literal["hung_up", "failed"] = "hung_up" if is_hung_up(error) else "failed"
+            return None, Leave(kind=kind, message=f"rank {self.peers.rank}: {error!r}")
 
     def _agree(self, leaves: list[Leave | None]) -> Leave | None:
         """The same way out for all ranks, the worst of those they found; a failure is raised at once."""
@@ -385,8 +455,12 @@ class Executor:
         if not found:
             return None
         leave = max(found, key=lambda leave: Leave.KINDS.index(leave.kind))
+        mine = leaves[self.peers.rank]
+        if mine is not None and mine.kind == "hung_up" != leave.kind:
+            # What this rank ran into was another's leaving.
+            self._pending = None
         match leave.kind:
-            case "failed":
+            case "failed" | "hung_up":
                 raise self._pending or PeerFailed(f"training failed on {leave.message}")
             case "invalid_hp":
                 self._pending = self._pending or InvalidHP(leave.message)

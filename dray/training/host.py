@@ -56,6 +56,9 @@ class Host(Protocol):
     max_length: TrainUnit | None
     #: Absolute lengths at which the search decides.
     rungs: Sequence[TrainUnit]
+    #: When to validate and to save where `fit()` says nothing of it; None: only where the search or the end asks.
+    validation_period: TrainUnit | None
+    checkpoint_period: TrainUnit | None
     #: The validation metric that the search compares; None if there is no search.
     metric: str | None
     #: Whether `checkpoint_policy="best"` can be served: the best of an experiment is known to an experiment only.

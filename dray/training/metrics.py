@@ -1,14 +1,16 @@
 """Metrics of batches, kept on the device until somebody asks.
 
-While training, each metric is a running sum: no batch waits for the device. `.item()` lives here only, once a report.
+While training no batch waits for the device: values are fetched here only, once a report.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
-import math
 import numbers
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,81 +18,89 @@ import torch
 
 from dray.training.reducers import Reducer, reduce_values
 
+#: (sum, number of values) by name; None for what is no number.
 Sums = dict[str, tuple[float, int] | None]
+#: One value a batch by name, None where there was none; None for what is no number.
+Values = dict[str, list[float | None] | None]
 
 
-class Sum:
-    """One metric of a workload: its sum and the number of its values, so far as it is known without waiting."""
+class Column:
+    """One metric of a workload: a value a batch, left on the device until it is asked for."""
 
-    __slots__ = ("_fresh", "_total", "count")
+    __slots__ = ("_chunks", "_fresh", "is_number")
 
-    #: Values kept before they are added up: adding is the most expensive thing that is done to a batch here.
+    #: Values kept before they are put into one tensor: that is the most expensive thing that is done to a batch here.
     AT_ONCE = 64
 
     def __init__(self) -> None:
-        self.count = 0
-        #: A float, a tensor of float64 on the device, or None once a value was no number.
-        self._total: float | torch.Tensor | None = 0.0
+        self.is_number = True
+        self._chunks: list[torch.Tensor | list[float | None]] = []
         self._fresh: list[torch.Tensor] = []
 
     def add(self, value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            if value.grad_fn is not None and value.dim() == 0 and not value._is_view():
+            if not value.is_leaf and value.dim() == 0 and not value._is_view():
                 # The result of an operation (a loss) stays as it is. Without its graph: that can go.
-                self._fresh.append(value.detach())
-                if len(self._fresh) == self.AT_ONCE:
+                # Not asked by `grad_fn`, which would make a Python object of it.
+                fresh = self._fresh
+                fresh.append(value.detach())
+                if len(fresh) == self.AT_ONCE:
                     self._fold()
             elif value.numel() == 1:
                 # A tensor that the user may go on to change in place: a copy, on the device.
-                self._plus(_widened(value.detach().reshape(()), copy=True), 1)
+                self._fresh.append(value.detach().reshape(()).clone())
+                if len(self._fresh) == self.AT_ONCE:
+                    self._fold()
             else:
-                self._total = None
-        elif value is not None:
-            number = as_number(value)
-            if number is None:
-                self._total = None
-            else:
-                self._plus(number, 1)
+                self.is_number = False
+        elif value is None or (number := as_number(value)) is not None:
+            self._fold()
+            if not self._chunks or not isinstance(self._chunks[-1], list):
+                self._chunks.append([])
+            self._chunks[-1].append(None if value is None else number)  # type: ignore[union-attr]
+        else:
+            self.is_number = False
 
-    def pending(self) -> torch.Tensor | None:
+    def pending(self) -> list[torch.Tensor]:
         """What is still to be fetched from the device."""
         self._fold()
-        return self._total if isinstance(self._total, torch.Tensor) else None
+        return [chunk for chunk in self._chunks if isinstance(chunk, torch.Tensor)] if self.is_number else []
 
-    def fetched(self, total: float) -> None:
-        self._total = total
-
-    def value(self) -> tuple[float, int] | None:
-        assert not isinstance(self._total, torch.Tensor)
-        return None if self._total is None else (self._total, self.count)
+    def values(self, fetched: Iterator[float]) -> list[float | None] | None:
+        """All values, those of `pending()` as they were fetched."""
+        if not self.is_number:
+            return None
+        found: list[float | None] = []
+        for chunk in self._chunks:
+            found.extend(itertools.islice(fetched, len(chunk)) if isinstance(chunk, torch.Tensor) else chunk)
+        return found
 
     def _fold(self) -> None:
         if self._fresh:
-            self._plus(_widened(torch.stack(self._fresh)).sum(), len(self._fresh))
+            self._chunks.append(_widened(torch.stack(self._fresh)))
             self._fresh.clear()
-
-    def _plus(self, value: float | torch.Tensor, count: int) -> None:
-        if self._total is not None:
-            self._total = self._total + value
-            self.count += count
 
 
 class TrainingMetrics:
     """The metrics of one training workload.
 
     Args:
-        keep_batches: keep every batch's metrics too, for callbacks that want them.
+        keep_batches: keep every batch's metrics as they are too, for callbacks that want them.
+        keep_times: keep the time of each batch, for TensorBoard.
     """
 
-    __slots__ = ("_kept", "_sums", "keep_batches")
+    __slots__ = ("_columns", "_kept", "keep_batches", "keep_times", "times")
 
-    def __init__(self, keep_batches: bool = False) -> None:
+    def __init__(self, keep_batches: bool = False, keep_times: bool = False) -> None:
         self.keep_batches = keep_batches
+        self.keep_times = keep_times
         self.reset()
 
     def reset(self) -> None:
-        self._sums: dict[str, Sum] = {}
+        self._columns: dict[str, Column] = {}
         self._kept: list[dict[str, Any]] = []
+        #: Seconds since the epoch, of each batch.
+        self.times: list[float] = []
 
     def add(self, metrics: Mapping[str, Any] | torch.Tensor) -> None:
         """Add what `train_batch` returned.
@@ -99,44 +109,70 @@ class TrainingMetrics:
             TypeError: neither a dict nor a tensor.
             ValueError: the names differ from those of the batches before.
         """
-        if isinstance(metrics, torch.Tensor):
+        if isinstance(metrics, dict):  # asked first: what is a tensor takes longer to find out
+            pass
+        elif isinstance(metrics, torch.Tensor):
             metrics = {"loss": metrics}
-        elif not isinstance(metrics, dict):
+        else:
             raise TypeError(
                 "train_batch() must return a dict of metrics or one tensor (the loss), "
                 f"got {metrics!r} of type {type(metrics).__name__}"
             )
-        sums = self._sums
-        if not sums:
-            sums.update((name, Sum()) for name in metrics)
-        if metrics.keys() != sums.keys():
+        columns = self._columns
+        if not columns:
+            columns.update((name, Column()) for name in metrics)
+        if metrics.keys() != columns.keys():
             raise ValueError(
-                f"train_batch() must return the same metrics for every batch: {sorted(sums)} before, {sorted(metrics)} "
-                "now"
+                f"train_batch() must return the same metrics for every batch: {sorted(columns)} before, "
+                f"{sorted(metrics)} now"
             )
         for name, value in metrics.items():
-            sums[name].add(value)
+            columns[name].add(value)
+        if self.keep_times:
+            self.times.append(time.time())
         if self.keep_batches:
             self._kept.append({name: _copy(value) for name, value in metrics.items()})
 
-    def take_sums(self) -> Sums:
-        """(sum, number of values) by name, None for what is no number; the device is waited for once."""
-        on_device = [(kept, total) for kept in self._sums.values() if (total := kept.pending()) is not None]
-        if on_device:
-            device = on_device[0][1].device
-            fetched = torch.stack([total.to(device) for _, total in on_device]).tolist()
-            for (kept, _), total in zip(on_device, fetched, strict=True):
-                kept.fetched(total)
-        return {name: kept.value() for name, kept in self._sums.items()}
+    def take_values(self) -> Values:
+        """Every batch's value of each metric; the device is waited for once."""
+        pending = [chunk for column in self._columns.values() for chunk in column.pending()]
+        fetched = iter(torch.cat([chunk.to(pending[0].device) for chunk in pending]).tolist() if pending else ())
+        return {name: column.values(fetched) for name, column in self._columns.items()}
 
     def take_batches(self) -> list[dict[str, Any]]:
         """Every batch's metrics, tensors as numpy arrays."""
         return [{name: to_numpy(value) for name, value in metrics.items()} for metrics in self._kept]
 
 
-def _widened(tensor: torch.Tensor, copy: bool = False) -> torch.Tensor:
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
     # float32 where there is no float64 (MPS).
-    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64, copy=copy)
+    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+
+
+def sums_of(values: Values) -> Sums:
+    """A rank's share of the averages."""
+    sums: Sums = {}
+    for name, column in values.items():
+        known = None if column is None else [value for value in column if value is not None]
+        sums[name] = None if known is None else (sum(known, 0.0), len(known))
+    return sums
+
+
+def rows_of(ranks: Sequence[Values]) -> Iterator[dict[str, float]]:
+    """The numbers of each batch by name, averaged over ranks."""
+    columns = {}
+    for name in ranks[0]:
+        parts = [values[name] for values in ranks]
+        known = [part for part in parts if part is not None]
+        if len(known) == len(parts):
+            columns[name] = known[0] if len(known) == 1 else [_mean(row) for row in zip(*known, strict=False)]
+    for row in zip(*columns.values(), strict=False):
+        yield {name: value for name, value in zip(columns, row, strict=True) if value is not None}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _copy(value: Any) -> Any:
@@ -153,7 +189,7 @@ def average_sums(ranks: Sequence[Sums]) -> dict[str, float | None]:
         if len(known) < len(parts):
             result[name] = None
         elif (count := sum(part[1] for part in known)) > 0:
-            result[name] = math.fsum(part[0] for part in known) / count if len(known) > 1 else known[0][0] / count
+            result[name] = sum(part[0] for part in known) / count if len(known) > 1 else known[0][0] / count
     return result
 
 
@@ -167,7 +203,7 @@ def average_batches(ranks: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any
         for name, value in rows[0].items():
             values = [as_number(other.get(name)) for other in rows]
             numbers_ = [v for v in values if v is not None]
-            row[name] = np.float64(math.fsum(numbers_) / len(numbers_)) if len(numbers_) == len(values) else value
+            row[name] = np.float64(sum(numbers_) / len(numbers_)) if len(numbers_) == len(values) else value
         averaged.append(row)
     return averaged
 
@@ -222,7 +258,13 @@ class ValidationMetrics:
                 "evaluate_batch() must return the same metrics for every batch: "
                 f"{sorted(self._names)} before, {sorted(metrics)} now"
             )
-        self._batches.append({name: _copy(value) for name, value in metrics.items()})
+        # A copy, as the trial may go on to change a tensor in place; most are plain tensors without a graph.
+        self._batches.append(
+            {
+                name: value.clone() if type(value) is torch.Tensor and not value.requires_grad else _copy(value)
+                for name, value in metrics.items()
+            }
+        )
 
     def take(self) -> list[dict[str, Any]]:
         """Every batch's metrics, tensors as numpy arrays, fetched from the device at once."""
@@ -233,12 +275,10 @@ class ValidationMetrics:
 
 
 def _fetch(values: list[Any]) -> Sequence[Any]:
-    first = values[0]
-    if isinstance(first, torch.Tensor) and all(
-        isinstance(v, torch.Tensor) and v.shape == first.shape and v.dtype == first.dtype and v.device == first.device
-        for v in values
-    ):
-        return [np.asarray(row) for row in to_numpy(torch.stack(values))]
+    # Of one kind, as they mostly are: all at once. Stacking tensors of several dtypes would change them.
+    if {type(value) for value in values} == {torch.Tensor} and len({value.dtype for value in values}) == 1:
+        with contextlib.suppress(RuntimeError):  # other shapes, or on other devices
+            return [np.asarray(row) for row in to_numpy(torch.stack(values))]
     return [to_numpy(value) for value in values]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from dray.training.amp import MixedPrecision
 from dray.training.cursor import Cursor
 from dray.training.trial import Scheduler
 from dray.training.units import is_int
@@ -36,7 +37,9 @@ class Optimisation:
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.lr_schedulers: list[Scheduler] = []
+        #: Saved and restored, whoever scales by it.
         self.scaler: Any = None
+        self.amp: MixedPrecision | None = None
         self._synchronising = True
 
     @property
@@ -55,7 +58,9 @@ class Optimisation:
                     model.require_backward_grad_sync = self._synchronising
 
     def after_batch(self, batch_idx: int) -> None:
-        """Step the schedules that are due."""
+        """Adapt the gradients' scale, and step the schedules that are due."""
+        if self.amp is not None:
+            self.amp.after_batch()
         for scheduler in self.lr_schedulers:
             scheduler.after_batch(
                 batch_idx,
@@ -84,12 +89,16 @@ class Optimisation:
                 for parameter in _parameters(optimizer):
                     if parameter.grad is not None:
                         parameter.grad.div_(frequency)
-        if clip_grads is not None:
-            clip_grads(_parameters(optimizer))
-        if scaler is not None:
-            scaler.step(optimizer)
+        if self.amp is not None and scaler is None:
+            clip = None if clip_grads is None else lambda: clip_grads(_parameters(optimizer))
+            self.amp.step(optimizer, clip)
         else:
-            optimizer.step()
+            if clip_grads is not None:
+                clip_grads(_parameters(optimizer))
+            if scaler is not None:
+                scaler.step(optimizer)
+            else:
+                optimizer.step()
         if auto_zero_grads:
             optimizer.zero_grad()
 
@@ -113,22 +122,23 @@ class Optimisation:
         self.load_models(state)
         _load_all(self.optimizers, state, "optimizers_state_dict", "optimizer")
         _load_all(self.lr_schedulers, state, "lr_schedulers_state_dict", "LR scheduler")
-        if self.scaler is not None and "scaler_state_dict" in state:
+        # A scaler that is switched off (on a CPU) has saved {}, which none that is on would take.
+        if self.scaler is not None and state.get("scaler_state_dict"):
             self.scaler.load_state_dict(state["scaler_state_dict"])
 
     def load_models(self, state: dict[str, Any]) -> None:
         """Put back the models alone. Raises as `load_state_dict`."""
         _load_all([bare(model) for model in self.models], state, "models_state_dict", "model")
 
-    def pending_gradients(self, batches: int) -> list[list[torch.Tensor | None]] | None:
-        """This rank's gradients of an aggregation that `batches` cuts in two, by model and parameter; None if none
-        are.
+    def pending_gradients(self) -> list[list[torch.Tensor | None]] | None:
+        """This rank's gradients by model and parameter, which the next batch adds to; None if all have been zeroed.
+
+        Those of an aggregation that is cut in two, and those that the trial's code keeps.
         """
-        if batches % self.aggregation_frequency == 0:
+        gradients = [[parameter.grad for parameter in model.parameters()] for model in self.models]
+        if all(gradient is None for row in gradients for gradient in row):
             return None
-        return [
-            [None if p.grad is None else p.grad.detach().cpu() for p in model.parameters()] for model in self.models
-        ]
+        return [[None if gradient is None else gradient.detach().cpu() for gradient in row] for row in gradients]
 
     def restore_gradients(self, gradients: list[list[torch.Tensor | None]]) -> None:
         for model, row in zip(self.models, gradients, strict=True):

@@ -52,6 +52,21 @@ class MetricReducer(abc.ABC):
     How values get in is yours: give the class an `update` of any kind, and call it in `train_batch` or
     `evaluate_batch`. After each workload every slot's `per_slot_reduce()` is called, then `cross_slot_reduce` with the
     list of what they returned, in the order of ranks; also with one process.
+
+    >>> class Largest(MetricReducer):
+    ...     def reset(self):
+    ...         self.seen = []
+    ...     def update(self, value):
+    ...         self.seen.append(value)
+    ...     def per_slot_reduce(self):
+    ...         return max(self.seen)
+    ...     def cross_slot_reduce(self, per_slot_metrics):
+    ...         return max(per_slot_metrics)
+    >>> largest = Largest()
+    >>> largest.reset()
+    >>> largest.update(2.0)
+    >>> largest.cross_slot_reduce([largest.per_slot_reduce(), 5.0])  # of two slots
+    5.0
     """
 
     @abc.abstractmethod

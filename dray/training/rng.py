@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,34 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed python, numpy and torch (CPU) for a block, and put their states back after it."""
+    before = (random.getstate(), np.random.get_state(), torch.get_rng_state())
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+
+
 def capture(device: torch.device) -> dict[str, Any]:
     """The state of python's, numpy's and torch's generators (and that of `device` on CUDA) as tensors and numbers."""
-    version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    state: dict[str, Any] = {
+    state = packed(random.getstate(), np.random.get_state(legacy=True), torch.get_rng_state())
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def packed(python: Any, numpy: Any, cpu: torch.Tensor) -> dict[str, Any]:
+    """What `random.getstate()`, `numpy.random.get_state()` and `torch.get_rng_state()` gave, as `restore` takes it."""
+    version, words, gauss = python
+    name, keys, position, has_gauss, cached = numpy
+    return {
         "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
         "numpy": {
             "name": name,
@@ -29,11 +54,8 @@ def capture(device: torch.device) -> dict[str, Any]:
             "has_gauss": int(has_gauss),
             "cached": float(cached),
         },
-        "torch": torch.get_rng_state(),
+        "torch": cpu,
     }
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
 
 
 def restore(state: dict[str, Any], device: torch.device) -> None:

@@ -74,3 +74,14 @@ class Records(TrainUnit):
     """
 
     _plural = "records"
+
+
+def in_batches(period: TrainUnit | None, global_batch_size: int) -> TrainUnit | None:
+    """A period in records, which `fit()` does not take, in batches; any other as it is.
+
+    >>> in_batches(Records(100), 64)
+    Batch(2)
+    """
+    if isinstance(period, Records) and isinstance(period.value, int):
+        return Batch(-(-period.value // global_batch_size))
+    return period

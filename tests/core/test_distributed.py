@@ -51,6 +51,7 @@ def nodes(*local_sizes: int) -> list[dict[str, int]]:
     ]
 
 
+@pytest.mark.api("3.3", "3.4")
 def test_collectives_reach_every_rank_in_order() -> None:
     def work(context: DistributedContext) -> tuple[Any, ...]:
         mine = {"rank": context.rank}
@@ -68,6 +69,7 @@ def test_collectives_reach_every_rank_in_order() -> None:
         assert turns == [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
 
 
+@pytest.mark.api("3.3", "3.4")
 def test_local_collectives_stay_on_their_machine() -> None:
     def work(context: DistributedContext) -> tuple[Any, ...]:
         return (
@@ -79,6 +81,7 @@ def test_local_collectives_stay_on_their_machine() -> None:
     assert on_ranks(nodes(2, 1), work) == [([0, 1], [0, 1], 0), (None, [0, 1], 0), ([2], [2], 2)]
 
 
+@pytest.mark.api("3.2", "3.3", "3.4")
 def test_alone_everything_is_local() -> None:
     alone = DistributedContext()
     assert (alone.get_rank(), alone.get_local_rank(), alone.get_size(), alone.get_num_agents()) == (0, 0, 1, 1)
@@ -86,6 +89,7 @@ def test_alone_everything_is_local() -> None:
     assert alone.broadcast("x") == alone.broadcast_local("x") == "x"
 
 
+@pytest.mark.api("3.1")
 def test_numbers_come_all_or_none() -> None:
     with pytest.raises(ValueError, match="missing: local_rank, local_size, cross_rank, cross_size"):
         DistributedContext(rank=0, size=2)
@@ -98,11 +102,13 @@ def test_a_rank_is_below_its_size(wrong: dict[str, int]) -> None:
         DistributedContext(**numbers)
 
 
+@pytest.mark.api("3.1")
 def test_several_machines_need_the_chiefs_address() -> None:
     with pytest.raises(ValueError, match="chief_ip is needed"):
         DistributedContext(rank=0, size=2, local_rank=0, local_size=1, cross_rank=0, cross_size=2)
 
 
+@pytest.mark.api("3.5")
 def test_torchruns_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "RANK": "0",
@@ -121,6 +127,7 @@ def test_torchruns_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         DistributedContext.from_torch_distributed()
 
 
+@pytest.mark.api("8.15")
 def test_cluster_info_is_none_until_a_host_says_otherwise() -> None:
     assert get_cluster_info() is None
     info = ClusterInfo(trial=TrialInfo(trial_id=3, experiment_id=1, trial_seed=7, hparams={"lr": 0.1}))

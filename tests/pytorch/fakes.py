@@ -23,6 +23,8 @@ class FakeHost:
     latest_checkpoint: str | None = None
     code_dir: Path | None = None
     metric: str | None = None
+    validation_period: TrainUnit | None = None
+    checkpoint_period: TrainUnit | None = None
 
     def __init__(
         self,

@@ -89,6 +89,7 @@ CHECKPOINT = [
 ]
 
 
+@pytest.mark.api("7.2", "7.9", "8.8")
 def test_the_order_of_events(fit: Fit) -> None:
     log = recorded(fit, max_length=Batch(7), step_zero_validation=True, checkpoint_policy="none")
     assert log == [
@@ -108,6 +109,7 @@ def test_the_order_of_events(fit: Fit) -> None:
     ]
 
 
+@pytest.mark.api("7.2", "7.4")
 def test_the_order_of_events_when_resuming_within_an_epoch(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
     recorded(fit, max_length=Batch(7))
     again = FakeHost(tmp_path / "again")
@@ -129,6 +131,7 @@ def test_the_order_of_events_when_resuming_within_an_epoch(fit: Fit, host: FakeH
     ]
 
 
+@pytest.mark.api("2.6", "7.3")
 def test_startup_knows_where_training_begins(fit: Fit, host: FakeHost) -> None:
     class Starting(pytorch.PyTorchCallback):
         def __init__(self) -> None:
@@ -149,6 +152,7 @@ def test_startup_knows_where_training_begins(fit: Fit, host: FakeHost) -> None:
     assert trial.context.get_initial_batch() == 3
 
 
+@pytest.mark.api("7.9", "9.7")
 def test_the_id_of_a_checkpoint_reaches_the_callbacks_and_is_what_fit_takes(fit: Fit, host: FakeHost) -> None:
     ids: list[str] = []
 
@@ -161,6 +165,7 @@ def test_the_id_of_a_checkpoint_reaches_the_callbacks_and_is_what_fit_takes(fit:
     assert fit(OneWeight, max_length=Batch(5), latest_checkpoint=ids[0]).weight == one_weight(5)
 
 
+@pytest.mark.api("7.10", "7.11")
 def test_shutdown_comes_once_in_reverse_order_also_after_an_error(fit: Fit) -> None:
     log: list[str] = []
 
@@ -177,6 +182,7 @@ def test_shutdown_comes_once_in_reverse_order_also_after_an_error(fit: Fit) -> N
     assert [entry for entry in log if "shutdown" in entry] == ["b on_trial_shutdown", "a on_trial_shutdown"]
 
 
+@pytest.mark.api("7.10")
 def test_callbacks_that_did_not_start_are_not_shut_down(fit: Fit) -> None:
     log: list[str] = []
 
@@ -192,6 +198,7 @@ def test_callbacks_that_did_not_start_are_not_shut_down(fit: Fit) -> None:
     assert log == ["on_trial_startup", "on_trial_shutdown"]
 
 
+@pytest.mark.api("1.15", "6.5", "6.7")
 def test_workload_end_gets_averages_and_every_batch(fit: Fit) -> None:
     calls: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
 
@@ -214,6 +221,7 @@ def test_workload_end_gets_averages_and_every_batch(fit: Fit) -> None:
     assert second["batches"] == 5
 
 
+@pytest.mark.api("6.7")
 def test_a_metric_of_the_users_named_batches_wins(fit: Fit) -> None:
     seen: list[dict[str, Any]] = []
 
@@ -229,6 +237,7 @@ def test_a_metric_of_the_users_named_batches_wins(fit: Fit) -> None:
     assert seen == [{"batches": 77.0, "epochs": 0.2}]
 
 
+@pytest.mark.api("1.15", "7.6", "7.7")
 def test_validation_hooks_get_outputs_and_reduced_metrics(fit: Fit, host: FakeHost) -> None:
     seen: dict[str, Any] = {}
 
@@ -251,6 +260,7 @@ def test_validation_hooks_get_outputs_and_reduced_metrics(fit: Fit, host: FakeHo
     assert host.reports[-1].validation == {"validation_loss": loss, "added": 5}
 
 
+@pytest.mark.api("7.6")
 def test_evaluate_full_dataset_has_no_validation_epoch(fit: Fit) -> None:
     class Full(Recorded):
         evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
@@ -262,6 +272,7 @@ def test_evaluate_full_dataset_has_no_validation_epoch(fit: Fit) -> None:
     assert [entry for entry in log if "validation" in entry] == ["on_validation_start", "on_validation_end"]
 
 
+@pytest.mark.api("7.8")
 def test_hooks_may_change_what_is_saved_and_what_is_loaded(fit: Fit, host: FakeHost) -> None:
     class Editing(pytorch.PyTorchCallback):
         def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
@@ -284,6 +295,7 @@ def test_hooks_may_change_what_is_saved_and_what_is_loaded(fit: Fit, host: FakeH
     assert fit(OneWeight, prepare=prepare, max_length=Batch(2), latest_checkpoint=str(path)).weight == 1.0
 
 
+@pytest.mark.api("1.4", "9.7")
 def test_state_of_callbacks_is_kept_by_name(fit: Fit, host: FakeHost, caplog: pytest.LogCaptureFixture) -> None:
     class Counting(pytorch.PyTorchCallback):
         def __init__(self) -> None:
@@ -311,6 +323,7 @@ def test_state_of_callbacks_is_kept_by_name(fit: Fit, host: FakeHost, caplog: py
     assert "callback 'fresh' has no state in the checkpoint" in caplog.text
 
 
+@pytest.mark.api("7.4")
 def test_epoch_start_without_its_argument_still_works(fit: Fit, caplog: pytest.LogCaptureFixture) -> None:
     starts: list[int] = []
 
@@ -323,6 +336,7 @@ def test_epoch_start_without_its_argument_still_works(fit: Fit, caplog: pytest.L
     assert "deprecated" in caplog.text
 
 
+@pytest.mark.api("7.9")
 def test_on_checkpoint_end_is_deprecated(fit: Fit) -> None:
     class Legacy(pytorch.PyTorchCallback):
         def on_checkpoint_end(self, checkpoint_dir: str) -> None: ...
@@ -331,6 +345,7 @@ def test_on_checkpoint_end_is_deprecated(fit: Fit) -> None:
         fit(OneWeight, prepare=lambda t: t.callbacks.update(legacy=Legacy()), max_length=Batch(1))
 
 
+@pytest.mark.api("7.1")
 def test_every_hook_does_nothing_by_default() -> None:
     callback = pytorch.PyTorchCallback()
     assert callback.state_dict() == {}
@@ -344,6 +359,7 @@ def test_every_hook_does_nothing_by_default() -> None:
     callback.load_state_dict({})
 
 
+@pytest.mark.api("7.11")
 def test_what_a_hook_raises_ends_the_training(fit: Fit, host: FakeHost) -> None:
     class Failing(pytorch.PyTorchCallback):
         def on_validation_end(self, metrics: dict[str, Any]) -> None:

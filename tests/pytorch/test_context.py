@@ -49,6 +49,7 @@ def context(host: FakeHost) -> Iterator[PyTorchTrialContext]:
         yield context
 
 
+@pytest.mark.api("2.1")
 def test_hyperparameters_are_found_by_name(context: PyTorchTrialContext) -> None:
     assert context.get_hparams() == {"lr": 0.1, "global_batch_size": 9}
     assert context.get_hparam("lr") == 0.1
@@ -56,6 +57,7 @@ def test_hyperparameters_are_found_by_name(context: PyTorchTrialContext) -> None
         context.get_hparam("momentum")
 
 
+@pytest.mark.api("2.1")
 def test_the_global_batch_size_as_a_hyperparameter_warns(
     context: PyTorchTrialContext, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -64,6 +66,7 @@ def test_the_global_batch_size_as_a_hyperparameter_warns(
     assert "get_per_slot_batch_size" in caplog.text
 
 
+@pytest.mark.api("2.1", "2.2", "2.4")
 def test_nothing_given_is_a_value_error(host: FakeHost) -> None:
     bare = make(host)
     for ask in (
@@ -78,11 +81,13 @@ def test_nothing_given_is_a_value_error(host: FakeHost) -> None:
             ask()
 
 
+@pytest.mark.api("2.2")
 def test_the_batch_is_split_over_the_slots(host: FakeHost) -> None:
     two = make(host, hparams={"global_batch_size": 9}, distributed=ranks(2))
     assert (two.get_per_slot_batch_size(), two.get_global_batch_size()) == (4, 8)
 
 
+@pytest.mark.api("2.3")
 @pytest.mark.parametrize(
     ("size", "says"), [(1, "less than the trial's 2 slot"), ("8", "must be an int"), (True, "an int")]
 )
@@ -91,11 +96,13 @@ def test_a_batch_size_that_can_not_be_split_is_refused_at_once(host: FakeHost, s
         make(host, hparams={"global_batch_size": size}, distributed=ranks(2))
 
 
+@pytest.mark.api("2.4")
 def test_the_experiments_config_and_its_data_section(host: FakeHost) -> None:
     assert make(host, exp_conf={"name": "x", "data": {"url": "u"}}).get_data_config() == {"url": "u"}
     assert make(host, exp_conf={"name": "x"}).get_data_config() == {}
 
 
+@pytest.mark.api("2.5", "2.7", "2.8")
 def test_what_the_host_knows_is_passed_on(context: PyTorchTrialContext, host: FakeHost) -> None:
     assert (context.get_experiment_id(), context.get_trial_id(), context.get_trial_seed()) == (4, 9, 1)
     assert isinstance(context.get_tensorboard_path(), Path)
@@ -104,6 +111,7 @@ def test_what_the_host_knows_is_passed_on(context: PyTorchTrialContext, host: Fa
     assert context.device.type in ("cpu", "cuda")
 
 
+@pytest.mark.api("2.9")
 def test_the_tensorboard_writer_is_made_once_and_writes_where_it_should(context: PyTorchTrialContext) -> None:
     writer = context.get_tensorboard_writer()
     assert writer is context.get_tensorboard_writer()
@@ -112,6 +120,7 @@ def test_the_tensorboard_writer_is_made_once_and_writes_where_it_should(context:
     assert list(context.get_tensorboard_path().glob("events*"))
 
 
+@pytest.mark.api("2.10", "2.12")
 def test_tensorboard_logging_is_switched_by_a_bool(host: FakeHost) -> None:
     context = make(host, enable_tensorboard_logging=False)
     assert not context.get_enable_tensorboard_logging()
@@ -122,6 +131,7 @@ def test_tensorboard_logging_is_switched_by_a_bool(host: FakeHost) -> None:
             switch(1)  # type: ignore[arg-type]
 
 
+@pytest.mark.api("2.13")
 def test_where_training_is(fit: Fit) -> None:
     seen: list[tuple[Any, ...]] = []
 
@@ -142,6 +152,7 @@ def test_where_training_is(fit: Fit) -> None:
     assert seen == [(i // 5, i, i % 5 == 0, i % 5 == 4) for i in range(6)]
 
 
+@pytest.mark.api("2.13")
 def test_before_training_there_is_no_where(context: PyTorchTrialContext) -> None:
     for ask in (
         context.current_train_epoch,
@@ -153,6 +164,7 @@ def test_before_training_there_is_no_where(context: PyTorchTrialContext) -> None
             ask()
 
 
+@pytest.mark.api("2.15", "2.17", "2.22")
 def test_wrapping_returns_and_lists_what_was_wrapped(context: PyTorchTrialContext) -> None:
     model = nn.Linear(1, 1)
     assert context.wrap_model(model) is model
@@ -164,6 +176,7 @@ def test_wrapping_returns_and_lists_what_was_wrapped(context: PyTorchTrialContex
     assert context.lr_schedulers[0].get_last_lr() == [0.1]
 
 
+@pytest.mark.api("2.17", "2.22")
 def test_what_can_not_be_wrapped_is_refused(context: PyTorchTrialContext) -> None:
     modes = pytorch.LRScheduler.StepMode
     model = nn.Linear(1, 1)
@@ -186,6 +199,7 @@ def test_what_can_not_be_wrapped_is_refused(context: PyTorchTrialContext) -> Non
         context.wrap_model(model)
 
 
+@pytest.mark.api("2.24")
 def test_a_scaler_is_wrapped_once_and_before_the_model(context: PyTorchTrialContext) -> None:
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     assert context.wrap_scaler(scaler) is scaler
@@ -193,12 +207,14 @@ def test_a_scaler_is_wrapped_once_and_before_the_model(context: PyTorchTrialCont
         context.wrap_scaler(scaler)
 
 
+@pytest.mark.api("2.24")
 def test_a_scaler_after_the_model_is_too_late(context: PyTorchTrialContext) -> None:
     context.wrap_model(nn.Linear(1, 1))
     with pytest.raises(RuntimeError, match="before wrap_model"):
         context.wrap_scaler(torch.amp.GradScaler("cpu", enabled=False))
 
 
+@pytest.mark.api("2.18")
 def test_backward_takes_what_tensor_backward_takes(context: PyTorchTrialContext) -> None:
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     y = x**2
@@ -219,6 +235,7 @@ def test_the_aggregation_frequency_is_a_positive_int(host: FakeHost, frequency: 
         pass
 
 
+@pytest.mark.api("2.28")
 def test_batches_stay_where_they_are_if_the_trial_says_so(fit: Fit) -> None:
     class Elsewhere(OneWeight):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
@@ -238,6 +255,7 @@ def test_batches_stay_where_they_are_if_the_trial_says_so(fit: Fit) -> None:
     fit(Elsewhere, max_length=Batch(1))
 
 
+@pytest.mark.api("3.7")
 def test_several_processes_need_a_process_group(host: FakeHost) -> None:
     with (
         use_host(host),
@@ -247,6 +265,7 @@ def test_several_processes_need_a_process_group(host: FakeHost) -> None:
         pass
 
 
+@pytest.mark.api("3.7")
 def test_the_flag_for_torch_distributed_needs_a_process_group(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USE_TORCH_DISTRIBUTED", "true")
     with use_host(host), pytest.raises(RuntimeError, match="init_process_group"), pytorch.init():

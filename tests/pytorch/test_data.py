@@ -28,6 +28,7 @@ def batches(made: DataLoader, count: int, **kwargs: Any) -> list[list[int]]:
     return list(itertools.islice(made.get_data_loader(**kwargs), count))
 
 
+@pytest.mark.api("4.3")
 def test_one_pass_is_torchs() -> None:
     for drop_last in (False, True):
         ours = loader(batch_size=4, drop_last=drop_last)
@@ -36,10 +37,12 @@ def test_one_pass_is_torchs() -> None:
         assert len(ours) == len(torchs)
 
 
+@pytest.mark.api("4.5")
 def test_repeating_keeps_the_partial_batch_of_each_epoch() -> None:
     assert batches(loader(5, batch_size=2), 5, repeat=True) == [[0, 1], [2, 3], [4], [0, 1], [2, 3]]
 
 
+@pytest.mark.api("4.4")
 @given(
     records=st.integers(1, 30),
     batch_size=st.integers(1, 7),
@@ -67,6 +70,7 @@ def test_data_are_repeated_then_sharded_by_batches_then_skipped(
         assert len(share) == len(range(rank, len(made), replicas))
 
 
+@pytest.mark.api("4.7")
 def test_each_epoch_is_a_permutation_of_its_own() -> None:
     made = loader(6, batch_size=2, shuffle=True)
     found = batches(made, 9, repeat=True)
@@ -131,6 +135,7 @@ class Stream(torch.utils.data.IterableDataset[int]):
         return iter(range(3))
 
 
+@pytest.mark.api("4.2")
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -163,6 +168,7 @@ def test_a_rank_that_does_not_exist_is_refused() -> None:
         loader(batch_size=2).get_data_loader(num_replicas=2, rank=2)
 
 
+@pytest.mark.api("1.10")
 @pytest.mark.parametrize(
     ("batch", "length"),
     [
@@ -177,18 +183,29 @@ def test_a_batch_is_as_long_as_its_first_leaf(batch: Any, length: int) -> None:
     assert batch_length(batch) == length
 
 
+@pytest.mark.api("1.10")
 @pytest.mark.parametrize("batch", [{}, [], (), {"a": []}])
 def test_an_empty_batch_is_a_value_error(batch: Any) -> None:
     with pytest.raises(ValueError, match="empty"):
         batch_length(batch)
 
 
+@pytest.mark.api("1.10")
 @pytest.mark.parametrize("batch", ["text", 3, None, object(), {"a": "text"}])
 def test_a_batch_of_unknown_type_is_a_type_error(batch: Any) -> None:
     with pytest.raises(TypeError, match=r"override PyTorchTrial\.get_batch_length"):
         batch_length(batch)
 
 
+@pytest.mark.api("2.14")
+def test_what_moves_as_a_whole_is_not_taken_apart_though_it_is_a_tuple() -> None:
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    # Lengths stay on the CPU, whatever the device is: the class knows that, its fields do not.
+    moved = ToDevice(torch.device("meta"))({"text": packed})["text"]
+    assert (moved.data.device.type, moved.batch_sizes.device.type) == ("meta", "cpu")
+
+
+@pytest.mark.api("2.14")
 def test_batches_are_moved_leaf_by_leaf(caplog: pytest.LogCaptureFixture) -> None:
     class Movable:
         def to(self, device: torch.device) -> str:

@@ -20,6 +20,7 @@ def losses(start: int, stop: int) -> float:
     return sum((1 - one_weight(i)) ** 2 for i in range(start, stop)) / (stop - start)
 
 
+@pytest.mark.api("1.2", "6.6", "8.4")
 def test_weights_and_metrics_are_those_of_the_closed_form(fit: Fit, host: FakeHost) -> None:
     trial = fit(OneWeight, max_length=Batch(7), reporting_period=Batch(3), validation_period=Epoch(1))
     assert trial.weight == one_weight(7)
@@ -30,12 +31,14 @@ def test_weights_and_metrics_are_those_of_the_closed_form(fit: Fit, host: FakeHo
     assert trial.seen == [(i // 5, i) for i in range(7)]
 
 
+@pytest.mark.api("8.10")
 def test_a_length_in_epochs_is_counted_in_the_loaders_batches(fit: Fit, host: FakeHost) -> None:
     trial = fit(OneWeight, max_length=Epoch(2))
     assert trial.weight == one_weight(10)
     assert [(r.batches, r.decides, r.final) for r in host.reports] == [(10, True, True)]
 
 
+@pytest.mark.api("8.3b")
 def test_the_searchers_length_decides(fit: Fit, host: FakeHost, caplog: pytest.LogCaptureFixture) -> None:
     host.max_length = Epoch(1)
     trial = fit(OneWeight, max_length=Batch(3))
@@ -49,6 +52,7 @@ def test_a_length_in_records_is_counted_by_the_global_batch(fit: Fit, host: Fake
     assert trial.weight == one_weight(3)
 
 
+@pytest.mark.api("8.16")
 def test_rungs_are_validated_saved_and_reported_as_deciding(fit: Fit, host: FakeHost) -> None:
     host.max_length, host.rungs = Epoch(4), [Epoch(1), Epoch(2), Epoch(4)]
     fit(OneWeight, checkpoint_policy="none")
@@ -59,6 +63,7 @@ def test_rungs_are_validated_saved_and_reported_as_deciding(fit: Fit, host: Fake
     ]
 
 
+@pytest.mark.api("8.16")
 def test_a_stop_verdict_ends_training_and_saves(fit: Fit, host: FakeHost) -> None:
     host.stop_at = 4
     trial = fit(OneWeight, max_length=Batch(9), reporting_period=Batch(2))
@@ -70,6 +75,7 @@ def test_a_stop_verdict_ends_training_and_saves(fit: Fit, host: FakeHost) -> Non
     ]
 
 
+@pytest.mark.api("2.12")
 def test_a_trial_can_ask_to_stop(fit: Fit, host: FakeHost) -> None:
     class Stopping(OneWeight):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
@@ -83,6 +89,7 @@ def test_a_trial_can_ask_to_stop(fit: Fit, host: FakeHost) -> None:
     assert all(r.validation is None for r in host.reports)
 
 
+@pytest.mark.api("8.11")
 def test_should_exit_leaves_at_once_and_saves(fit: Fit, host: FakeHost) -> None:
     class Leaving(OneWeight):
         skip = False
@@ -103,6 +110,7 @@ def test_should_exit_leaves_at_once_and_saves(fit: Fit, host: FakeHost) -> None:
     assert len(host.checkpoints()) == 1
 
 
+@pytest.mark.api("8.11")
 @pytest.mark.parametrize("hook", ["on_training_epoch_start", "on_training_workload_end", "on_validation_end"])
 def test_callbacks_may_leave_too(fit: Fit, host: FakeHost, hook: str) -> None:
     def leave(*args: Any, **kwargs: Any) -> None:
@@ -115,6 +123,7 @@ def test_callbacks_may_leave_too(fit: Fit, host: FakeHost, hook: str) -> None:
     assert [Path(checkpoint).name for checkpoint in host.checkpoints()] == ["checkpoint_5"] * bool(trained)
 
 
+@pytest.mark.api("8.11")
 def test_leaving_where_nothing_is_in_hand_just_ends(fit: Fit, host: FakeHost) -> None:
     class Leaving(pytorch.PyTorchCallback):
         def on_training_start(self) -> None:
@@ -124,6 +133,7 @@ def test_leaving_where_nothing_is_in_hand_just_ends(fit: Fit, host: FakeHost) ->
     assert host.reports == []
 
 
+@pytest.mark.api("8.12")
 def test_invalid_hyperparameters_are_raised_after_saving(fit: Fit, host: FakeHost) -> None:
     class Invalid(OneWeight):
         def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
@@ -134,6 +144,7 @@ def test_invalid_hyperparameters_are_raised_after_saving(fit: Fit, host: FakeHos
     assert [(r.batches, r.checkpoint is not None) for r in host.reports] == [(3, True)]
 
 
+@pytest.mark.api("8.13")
 def test_other_exceptions_propagate_without_a_checkpoint(fit: Fit, host: FakeHost) -> None:
     class Broken(OneWeight):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
@@ -155,6 +166,7 @@ def test_a_stop_iteration_of_the_trial_is_an_error_and_no_end(fit: Fit) -> None:
         fit(Escaping, max_length=Batch(3))
 
 
+@pytest.mark.api("8.7", "8.16")
 def test_policy_best_saves_what_the_host_finds_worth_saving(fit: Fit, host: FakeHost) -> None:
     class Worse(OneWeight):
         lr = 1.5  # w goes 0, 3, -3, 9: each validation is worse than the one before
@@ -163,6 +175,7 @@ def test_policy_best_saves_what_the_host_finds_worth_saving(fit: Fit, host: Fake
     assert [r.batches for r in host.reports if r.checkpoint] == [1, 4]
 
 
+@pytest.mark.api("8.7")
 def test_policy_best_acts_as_all_where_there_is_no_best(
     fit: Fit, host: FakeHost, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -172,6 +185,7 @@ def test_policy_best_acts_as_all_where_there_is_no_best(
     assert "acts as if it were 'all'" in caplog.text
 
 
+@pytest.mark.api("8.9")
 def test_test_mode_trains_one_batch_and_validates_one(fit: Fit, host: FakeHost) -> None:
     class Counting(OneWeight):
         validated = 0
@@ -184,6 +198,7 @@ def test_test_mode_trains_one_batch_and_validates_one(fit: Fit, host: FakeHost) 
     assert (len(trial.seen), trial.validated, len(host.checkpoints())) == (1, 1, 1)
 
 
+@pytest.mark.api("8.8")
 def test_step_zero_validation_comes_before_training(fit: Fit, host: FakeHost) -> None:
     fit(OneWeight, max_length=Batch(2), step_zero_validation=True)
     first = host.reports[0]
@@ -191,6 +206,7 @@ def test_step_zero_validation_comes_before_training(fit: Fit, host: FakeHost) ->
     assert first.checkpoint is None
 
 
+@pytest.mark.api("2.17", "2.20")
 @pytest.mark.parametrize("average", [True, False])
 def test_aggregation_steps_every_nth_batch_on_the_mean_or_the_sum(fit: Fit, average: bool) -> None:
     class Aggregating(OneWeight):
@@ -204,6 +220,7 @@ def test_aggregation_steps_every_nth_batch_on_the_mean_or_the_sum(fit: Fit, aver
     assert trial.weight == pytest.approx(one_weight(2, lr=0.25 if average else 0.5))
 
 
+@pytest.mark.api("2.19", "2.20")
 def test_gradients_are_clipped_after_averaging_and_before_the_step(fit: Fit) -> None:
     seen: list[float] = []
 
@@ -226,6 +243,7 @@ def test_gradients_are_clipped_after_averaging_and_before_the_step(fit: Fit) -> 
     assert trial.model.weight.grad is None
 
 
+@pytest.mark.api("2.19", "2.21")
 def test_gradients_stay_without_auto_zero(fit: Fit) -> None:
     class Keeping(OneWeight):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
@@ -239,6 +257,7 @@ def test_gradients_stay_without_auto_zero(fit: Fit) -> None:
         fit(Keeping, init={"aggregation_frequency": 2}, max_length=Batch(2))
 
 
+@pytest.mark.api("1.11")
 def test_models_train_in_train_mode_and_validate_in_eval_mode_without_gradients(fit: Fit) -> None:
     modes: list[tuple[str, bool, bool]] = []
 
@@ -255,6 +274,7 @@ def test_models_train_in_train_mode_and_validate_in_eval_mode_without_gradients(
     assert set(modes) == {("train", True, True), ("validate", False, False)}
 
 
+@pytest.mark.api("1.6")
 def test_evaluate_batch_may_leave_out_batch_idx(fit: Fit, host: FakeHost) -> None:
     class Skeleton(OneWeight):
         def evaluate_batch(self, batch: Any) -> dict[str, Any]:  # type: ignore[override]
@@ -264,6 +284,7 @@ def test_evaluate_batch_may_leave_out_batch_idx(fit: Fit, host: FakeHost) -> Non
     assert host.reports[-1].validation == {"validation_loss": 3.0}
 
 
+@pytest.mark.api("1.7")
 def test_batch_idx_of_a_validation_starts_at_zero_each_time(fit: Fit) -> None:
     seen: list[int] = []
 
@@ -276,6 +297,7 @@ def test_batch_idx_of_a_validation_starts_at_zero_each_time(fit: Fit) -> None:
     assert seen == [0, 1, 2, 0, 1, 2]
 
 
+@pytest.mark.api("1.9")
 def test_metrics_are_reduced_as_the_trial_says(fit: Fit, host: FakeHost) -> None:
     class Reducing(OneWeight):
         def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
@@ -288,6 +310,7 @@ def test_metrics_are_reduced_as_the_trial_says(fit: Fit, host: FakeHost) -> None
     assert host.reports[-1].validation == {"avg": 1.0, "sum": 3.0, "max": 2.0, "min": 0.0}
 
 
+@pytest.mark.api("1.8")
 def test_evaluate_full_dataset_gets_a_torch_loader_over_everything(fit: Fit, host: FakeHost) -> None:
     class Full(OneWeight):
         evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
@@ -301,6 +324,7 @@ def test_evaluate_full_dataset_gets_a_torch_loader_over_everything(fit: Fit, hos
     assert host.reports[-1].validation == {"validation_loss": 6, "matrix": [[1.0, 0.0], [0.0, 1.0]]}
 
 
+@pytest.mark.api("6.5")
 def test_custom_reducers_add_to_both_kinds_of_metrics(fit: Fit, host: FakeHost) -> None:
     class Custom(OneWeight):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
@@ -320,6 +344,7 @@ def test_custom_reducers_add_to_both_kinds_of_metrics(fit: Fit, host: FakeHost) 
     assert host.reports[-1].validation == {"count": 3}
 
 
+@pytest.mark.api("2.29")
 def test_a_loader_without_a_length_is_one_endless_epoch(fit: Fit, host: FakeHost) -> None:
     class Endless(torch.utils.data.IterableDataset[torch.Tensor]):
         def __iter__(self) -> Any:
@@ -342,6 +367,7 @@ def test_a_loader_without_a_length_is_one_endless_epoch(fit: Fit, host: FakeHost
         fit(Streaming, max_length=Epoch(1))
 
 
+@pytest.mark.api("2.30")
 def test_data_that_ends_too_early_is_an_error_after_saving(fit: Fit, host: FakeHost) -> None:
     class Short(OneWeight):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
@@ -356,6 +382,7 @@ def test_data_that_ends_too_early_is_an_error_after_saving(fit: Fit, host: FakeH
     assert [(r.batches, r.checkpoint is not None) for r in host.reports] == [(3, True)]
 
 
+@pytest.mark.api("1.10")
 def test_batches_of_a_type_of_your_own(fit: Fit) -> None:
     class Bag:
         def __init__(self, rows: list[torch.Tensor]) -> None:

@@ -87,6 +87,7 @@ class BadCallbacks(OneWeight):
         return [pytorch.PyTorchCallback()]
 
 
+@pytest.mark.api("1.5", "1.8", "1.9", "1.10", "1.12", "1.13", "1.15", "2.27", "9.3b")
 @pytest.mark.parametrize(
     ("trial", "kind", "says"),
     [
@@ -112,6 +113,7 @@ def test_a_faulty_trial_is_told_what_to_do(fit: Fit, trial: type, kind: type[Exc
         fit(trial, max_length=Batch(2))
 
 
+@pytest.mark.api("8.2", "8.3", "9.7")
 @pytest.mark.parametrize(
     ("arguments", "kind", "says"),
     [
@@ -132,6 +134,7 @@ def test_a_faulty_call_is_told_what_to_do(
         fit(OneWeight, **arguments)
 
 
+@pytest.mark.api("8.16")
 def test_a_metric_that_the_trial_does_not_return_is_an_error(fit: Fit, host: FakeHost) -> None:
     host.metric = "accuracy"
     with pytest.raises(
@@ -155,6 +158,7 @@ def test_a_trainer_takes_a_trial(host: FakeHost) -> None:
         pytorch.Trainer(OneWeight, context)  # type: ignore[arg-type]
 
 
+@pytest.mark.api("1.1")
 @pytest.mark.parametrize(
     "missing", ["train_batch", "build_training_data_loader", "build_validation_data_loader", "__init__"]
 )
@@ -168,6 +172,7 @@ def test_a_trial_must_define_its_methods(missing: str) -> None:
         type("Partial", (pytorch.PyTorchTrial,), methods)(None)
 
 
+@pytest.mark.api("2.29")
 def test_an_epoch_that_can_not_be_counted_names_the_argument(fit: Fit) -> None:
     class Unsized(OneWeight):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:

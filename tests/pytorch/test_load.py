@@ -72,6 +72,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return checkpoint
 
 
+@pytest.mark.api("9.3", "9.4")
 @pytest.mark.slow
 def test_a_trial_is_built_from_the_checkpoints_own_code(saved: Path) -> None:
     metadata = json.loads((saved / "metadata.json").read_text())
@@ -84,6 +85,7 @@ def test_a_trial_is_built_from_the_checkpoints_own_code(saved: Path) -> None:
     assert "helper" not in sys.modules
 
 
+@pytest.mark.api("9.4")
 def test_a_trial_is_built_from_its_class(fit: Fit, host: FakeHost) -> None:
     fit(OneWeight, max_length=Batch(4))
     trial = pytorch.load_trial_from_checkpoint_path(host.checkpoints()[0], trial_class=OneWeight)
@@ -91,6 +93,7 @@ def test_a_trial_is_built_from_its_class(fit: Fit, host: FakeHost) -> None:
     assert trial.weight == one_weight(4)
 
 
+@pytest.mark.api("9.4")
 def test_validating_again_gives_the_reported_metric(fit: Fit, host: FakeHost) -> None:
     fit(OneWeight, max_length=Batch(4))
     trial = pytorch.load_trial_from_checkpoint_path(host.checkpoints()[0], trial_class=OneWeight)
@@ -99,6 +102,7 @@ def test_validating_again_gives_the_reported_metric(fit: Fit, host: FakeHost) ->
     assert {"validation_loss": found["validation_loss"].item()} == host.reports[-1].validation
 
 
+@pytest.mark.api("9.6")
 def test_a_context_of_ones_own_gives_other_hyperparameters(fit: Fit, host: FakeHost) -> None:
     class Tuned(OneWeight):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
@@ -114,6 +118,7 @@ def test_a_context_of_ones_own_gives_other_hyperparameters(fit: Fit, host: FakeH
     assert (trial.lr, trial.weight) == (0.5, one_weight(2))
 
 
+@pytest.mark.api("9.1", "9.2")
 def test_the_state_has_exactly_the_documented_keys(fit: Fit, host: FakeHost) -> None:
     fit(OneWeight, max_length=Batch(2))
     state = torch.load(Path(host.checkpoints()[0]) / "state-dict.pth", weights_only=True)
@@ -121,6 +126,7 @@ def test_the_state_has_exactly_the_documented_keys(fit: Fit, host: FakeHost) -> 
     assert list(state["models_state_dict"][0]) == ["weight"]
 
 
+@pytest.mark.api("9.4")
 def test_arguments_for_torch_load_come_one_way(fit: Fit, host: FakeHost) -> None:
     fit(OneWeight, max_length=Batch(1))
     path = host.checkpoints()[0]
@@ -131,6 +137,7 @@ def test_arguments_for_torch_load_come_one_way(fit: Fit, host: FakeHost) -> None
     pytorch.load_trial_from_checkpoint_path(path, trial_class=OneWeight, map_location="cpu")
 
 
+@pytest.mark.api("9.4")
 def test_a_damaged_checkpoint_and_a_missing_class_say_so(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
     class Hidden(OneWeight):
         """Within a function, where no import finds it."""

@@ -46,26 +46,31 @@ def steps_after(
     return counts
 
 
+@pytest.mark.api("5.2")
 def test_every_batch() -> None:
     assert steps_after(Mode.STEP_EVERY_BATCH, 4) == [1, 2, 3, 4]
     assert steps_after(Mode.STEP_EVERY_BATCH, 7, frequency=3) == [0, 0, 1, 1, 1, 2, 2]
 
 
+@pytest.mark.api("5.3")
 def test_every_batch_comes_in_bursts_with_aggregation_and_as_often_in_all() -> None:
     assert steps_after(Mode.STEP_EVERY_BATCH, 7, aggregation=3) == [0, 0, 3, 3, 3, 6, 6]
     assert steps_after(Mode.STEP_EVERY_BATCH, 8, aggregation=4, frequency=3) == [0, 0, 0, 1, 1, 1, 1, 2]
 
 
+@pytest.mark.api("5.4")
 def test_every_optimizer_step() -> None:
     assert steps_after(Mode.STEP_EVERY_OPTIMIZER_STEP, 6, aggregation=2) == [0, 1, 1, 2, 2, 3]
     assert steps_after(Mode.STEP_EVERY_OPTIMIZER_STEP, 9, aggregation=2, frequency=2) == [0, 0, 0, 1, 1, 1, 1, 2, 2]
 
 
+@pytest.mark.api("5.2")
 def test_every_epoch_after_its_last_batch() -> None:
     assert steps_after(Mode.STEP_EVERY_EPOCH, 11) == [0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2]
     assert steps_after(Mode.STEP_EVERY_EPOCH, 10, frequency=2) == [0] * 9 + [1]
 
 
+@pytest.mark.api("5.5")
 def test_every_epoch_with_aggregation_at_the_last_step_that_precedes_the_boundary() -> None:
     assert steps_after(Mode.STEP_EVERY_EPOCH, 10, aggregation=2) == [0, 0, 0, 1, 1, 1, 1, 1, 1, 2]
     assert steps_after(Mode.STEP_EVERY_EPOCH, 6, aggregation=6, epoch=2) == [0, 0, 0, 0, 0, 3]
@@ -79,6 +84,7 @@ def test_manual_is_left_to_the_trial() -> None:
     assert steps_after(Mode.MANUAL_STEP, 5) == [0] * 5
 
 
+@pytest.mark.api("5.1")
 def test_the_modes_have_determineds_numbers() -> None:
     assert {mode.name: mode.value for mode in Mode} == {
         "STEP_EVERY_EPOCH": 1,
@@ -88,6 +94,7 @@ def test_the_modes_have_determineds_numbers() -> None:
     }
 
 
+@pytest.mark.api("5.6")
 def test_calls_are_passed_on() -> None:
     schedule = Counting()
     wrapped = LRScheduler(schedule, Mode.MANUAL_STEP)
@@ -98,6 +105,7 @@ def test_calls_are_passed_on() -> None:
     assert schedule.steps == 7
 
 
+@pytest.mark.api("5.1")
 @pytest.mark.parametrize("mode", ["STEP_EVERY_BATCH", 2, None])
 def test_a_mode_is_a_step_mode(mode: Any) -> None:
     with pytest.raises(TypeError, match="step_mode must be"):

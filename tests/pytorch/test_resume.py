@@ -12,10 +12,13 @@ import torch
 from torch import nn
 
 from dray import pytorch
+from dray.hosts import use_host
 from dray.pytorch import Batch, Epoch
 from dray.training import rng
+from tests.pytorch import resuming
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost
+from tests.pytorch.resuming import assert_equal
 
 BATCHES = 14  # of 5 an epoch, the last one partial
 
@@ -68,39 +71,6 @@ class Everything(pytorch.PyTorchTrial):
         return {"validation_loss": self.loss(batch), "noise": torch.rand(())}
 
 
-class Sequential(Everything):
-    shuffle = False
-
-
-class OwnSampler(Everything):
-    """A sampler of the user's, shuffling reproducibly."""
-
-    def build_training_data_loader(self) -> pytorch.DataLoader:
-        sampler = pytorch.samplers.ReproducibleShuffleSampler(range(18), self.context.get_trial_seed())
-        return pytorch.DataLoader(Noisy(), batch_size=4, sampler=sampler)
-
-
-class OwnSkip(Everything):
-    """An iterable dataset that skips by itself."""
-
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        context.experimental.disable_dataset_reproducibility_checks()
-
-    def build_training_data_loader(self) -> Any:
-        first = self.context.get_initial_batch()
-
-        class Stream(torch.utils.data.IterableDataset[Any]):
-            def __iter__(self) -> Any:
-                index = first
-                while True:
-                    x = torch.full((4, 6), index / 20)
-                    yield x, x.sum(1)
-                    index += 1
-
-        return torch.utils.data.DataLoader(Stream(), batch_size=None, generator=torch.Generator())
-
-
 class PerEpoch(Everything):
     """Schedules by epoch and by optimizer step."""
 
@@ -113,27 +83,77 @@ class PerEpoch(Everything):
         )
 
 
-def state_of(trial: Everything) -> dict[str, Any]:
-    return trial.context._optimisation.state_dict()
+def state_of(trial: Any) -> dict[str, Any]:
+    state: dict[str, Any] = trial.context._optimisation.state_dict()
+    return state
 
 
-def assert_equal(mine: Any, other: Any) -> None:
-    if isinstance(mine, torch.Tensor):
-        assert torch.equal(mine, other)
-    elif isinstance(mine, dict):
-        assert mine.keys() == other.keys()
-        for key in mine:
-            assert_equal(mine[key], other[key])
-    elif isinstance(mine, (list, tuple)):
-        assert len(mine) == len(other)
-        for left, right in zip(mine, other, strict=True):
-            assert_equal(left, right)
-    else:
-        assert mine == other
+@pytest.mark.api("1.2", "2.6", "7.3", "7.4", "9.7", "9.8")
+@pytest.mark.parametrize("kind", resuming.KINDS)
+def test_each_kind_of_run_goes_on_bit_for_bit_wherever_it_was_cut(tmp_path: Path, kind: str) -> None:
+    """Weights, optimizer, schedule, random numbers, data, metrics, numbering, callbacks' calls."""
+    whole = resuming.run(kind, FakeHost(tmp_path / "whole"))
+    for cut in resuming.cuts(kind):
+        rng.seed_all(999)  # what the resumed process has drawn by itself must not matter
+        checkpoint = str(tmp_path / "whole" / f"checkpoint_{cut}")
+        # A seed of its own, as a local run has that was given none.
+        host = FakeHost(tmp_path / f"cut_{cut}", trial_seed=77)
+        resuming.assert_goes_on(resuming.run(kind, host, latest_checkpoint=checkpoint), whole, cut, checkpoint)
+
+
+@pytest.mark.gpu
+@pytest.mark.api("9.7")
+def test_the_random_numbers_of_a_gpu_go_on_too(tmp_path: Path) -> None:
+    whole = resuming.run("dropout", FakeHost(tmp_path / "whole"))
+    assert "cuda" in whole["rng"]
+    for cut in resuming.cuts("dropout"):
+        torch.cuda.manual_seed(999)
+        checkpoint = str(tmp_path / "whole" / f"checkpoint_{cut}")
+        resumed = resuming.run("dropout", FakeHost(tmp_path / f"cut_{cut}"), latest_checkpoint=checkpoint)
+        resuming.assert_goes_on(resumed, whole, cut, checkpoint)
+
+
+@pytest.mark.api("2.12", "9.8")
+def test_a_run_that_is_asked_to_stop_anywhere_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    """It stops at the next boundary, where nothing would have been saved otherwise."""
+
+    class Stopping(resuming.Shuffled):
+        dropout, momentum = 0.4, 0.9
+        stop_at: int | None = None
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == self.stop_at:
+                self.context.set_stop_requested(True)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    def run(name: str, stop_at: int | None, **fit: Any) -> tuple[Stopping, FakeHost]:
+        host = FakeHost(tmp_path / name)
+        with use_host(host), pytorch.init(hparams={"global_batch_size": 8}) as context:
+            trial = Stopping(context)
+            trial.stop_at = stop_at
+            pytorch.Trainer(trial, context).fit(
+                max_length=Batch(BATCHES), reporting_period=Batch(2), validation_period=Batch(5), **fit
+            )
+        return trial, host
+
+    def history(*hosts: FakeHost) -> list[Any]:
+        reports = [report for host in hosts for report in host.reports if report.training or report.validation]
+        return [(report.batches, report.training, report.validation) for report in reports]
+
+    whole, told = run("whole", None, checkpoint_policy="none")
+    for stop_at in random.Random(3).sample(range(BATCHES - 3), 5):
+        first, heard = run(f"{stop_at}_first", stop_at, checkpoint_policy="none")
+        second, heard_later = run(
+            f"{stop_at}_second", None, checkpoint_policy="none", latest_checkpoint=heard.checkpoints()[-1]
+        )
+        assert first.seen[-1][1] in (stop_at, stop_at + 1)
+        assert first.seen + second.seen == whole.seen
+        assert_equal(state_of(second), state_of(whole))
+        assert history(heard, heard_later) == history(told)
 
 
 @pytest.mark.parametrize("aggregation", [1, 2, 3])
-@pytest.mark.parametrize("trial_class", [Everything, Sequential, OwnSampler, OwnSkip, PerEpoch])
+@pytest.mark.parametrize("trial_class", [Everything, PerEpoch])
 def test_resuming_is_bit_identical_wherever_the_run_was_cut(
     fit: Fit, host: FakeHost, tmp_path: Path, trial_class: type[Everything], aggregation: int
 ) -> None:
@@ -169,6 +189,7 @@ def test_the_seed_alone_decides_a_run(fit: Fit, tmp_path: Path) -> None:
         assert_equal(run("c", 4), first)
 
 
+@pytest.mark.api("4.7")
 def test_the_order_of_shuffled_data_is_no_matter_of_other_random_numbers(fit: Fit, tmp_path: Path) -> None:
     def order(name: str, draws: int) -> list[list[int]]:
         seen: list[list[int]] = []
@@ -192,6 +213,7 @@ def test_the_order_of_shuffled_data_is_no_matter_of_other_random_numbers(fit: Fi
     assert one[:3] != one[3:], "each epoch has an order of its own"
 
 
+@pytest.mark.api("9.7")
 def test_resuming_from_another_trials_checkpoint_is_an_error(fit: Fit, host: FakeHost) -> None:
     class Wider(Everything):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:

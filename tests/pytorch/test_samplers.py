@@ -17,6 +17,7 @@ def first(sampler: Any, count: int) -> list[Any]:
     return list(itertools.islice(sampler, count))
 
 
+@pytest.mark.api("4.8")
 def test_repeating_goes_on_for_ever_and_is_as_long_as_the_underlying() -> None:
     assert first(samplers.RepeatSampler([1, 2]), 5) == [1, 2, 1, 2, 1]
     assert first(samplers.RepeatBatchSampler(BATCHES), 6) == [*BATCHES, [0, 1], [2, 3]]
@@ -28,12 +29,14 @@ def test_repeating_nothing_ends() -> None:
     assert list(samplers.RepeatSampler([])) == []
 
 
+@pytest.mark.api("4.8", "4.12")
 def test_repeating_iterates_anew_so_that_a_shuffle_reshuffles() -> None:
     repeated = samplers.RepeatSampler(samplers.ReproducibleShuffleSampler(range(20), seed=1))
     both = first(repeated, 40)
     assert both[:20] != both[20:]
 
 
+@pytest.mark.api("4.9", "4.10")
 def test_shards_take_turns_and_are_exactly_long() -> None:
     for sampler in (samplers.DistributedSampler, samplers.DistributedBatchSampler):
         shards = [sampler(BATCHES, 3, rank) for rank in range(3)]
@@ -41,6 +44,7 @@ def test_shards_take_turns_and_are_exactly_long() -> None:
         assert [len(shard) for shard in shards] == [2, 1, 1]
 
 
+@pytest.mark.api("4.10")
 @pytest.mark.parametrize(("workers", "rank"), [(0, 0), (2, -1), (2, 2)])
 def test_a_shard_that_does_not_exist_is_refused(workers: int, rank: int) -> None:
     for sampler in (samplers.DistributedSampler, samplers.DistributedBatchSampler):
@@ -48,6 +52,7 @@ def test_a_shard_that_does_not_exist_is_refused(workers: int, rank: int) -> None
             sampler(BATCHES, workers, rank)
 
 
+@pytest.mark.api("4.11")
 def test_a_skip_is_done_once_and_does_not_shorten() -> None:
     for sampler, repeat in (
         (samplers.SkipSampler, samplers.RepeatSampler),
@@ -59,6 +64,7 @@ def test_a_skip_is_done_once_and_does_not_shorten() -> None:
         assert list(sampler(BATCHES, 9)) == []
 
 
+@pytest.mark.api("4.12")
 def test_a_reproducible_shuffle_depends_on_its_seed_alone() -> None:
     one, two = (samplers.ReproducibleShuffleSampler(range(10), seed=3) for _ in range(2))
     first_epoch, second_epoch = list(one), list(one)
@@ -71,6 +77,7 @@ def test_a_reproducible_shuffle_depends_on_its_seed_alone() -> None:
     assert first_epoch == expected
 
 
+@pytest.mark.api("4.12")
 def test_a_batch_shuffle_keeps_batches_together() -> None:
     shuffled = samplers.ReproducibleShuffleBatchSampler([[0, 1], [2, 3], [4, 5]], seed=3)
     assert sorted(shuffled) == [[0, 1], [2, 3], [4, 5]]

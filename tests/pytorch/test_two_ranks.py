@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +12,10 @@ from dray import pytorch
 from dray.pytorch import Batch
 from tests.pytorch import two_ranks
 from tests.pytorch.fakes import FakeHost
+from tests.pytorch.processes import results_of_two
 from tests.pytorch.two_ranks import Regression, run
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -36,29 +32,7 @@ def one(directory: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ranks(directory: Path, one: dict[str, Any]) -> list[dict[str, Any]]:
-    processes = []
-    for rank in range(2):
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "USE_TORCH_DISTRIBUTED": "true",
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "GROUP_RANK": "0",
-            "WORLD_SIZE": "2",
-            "LOCAL_WORLD_SIZE": "2",
-            "GROUP_WORLD_SIZE": "1",
-        }
-        command = [sys.executable, two_ranks.__file__, str(directory)]
-        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    try:
-        for process in processes:
-            _, errors = process.communicate(timeout=50)
-            assert process.returncode == 0, errors
-    finally:
-        for process in processes:
-            process.kill()
-    return [torch.load(directory / f"rank_{rank}.pt", weights_only=False) for rank in range(2)]
+    return results_of_two(two_ranks.__file__, directory, limit_s=50)
 
 
 def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -72,6 +46,7 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.api("2.16")
 def test_two_processes_train_what_one_trains(ranks: list[dict[str, Any]], tmp_path: Path) -> None:
     alone = run(Regression, FakeHost(tmp_path), max_length=Batch(7), reporting_period=Batch(3))
     assert alone["epoch_length"] == ranks[0]["training"]["epoch_length"] == 3
@@ -85,6 +60,7 @@ def test_the_chief_alone_speaks_to_the_host(ranks: list[dict[str, Any]]) -> None
     assert ranks[1]["training"]["reports"] == []
 
 
+@pytest.mark.api("6.1", "6.6")
 def test_metrics_are_those_of_one_process(ranks: list[dict[str, Any]], tmp_path: Path) -> None:
     alone = run(
         Regression, FakeHost(tmp_path), max_length=Batch(7), checkpoint_period=Batch(2), reporting_period=Batch(3)
@@ -100,11 +76,13 @@ def test_metrics_are_those_of_one_process(ranks: list[dict[str, Any]], tmp_path:
     assert validation["rank"] == pytest.approx(2 / 5)
 
 
+@pytest.mark.api("2.20")
 def test_gradient_aggregation_gives_the_same_over_two(ranks: list[dict[str, Any]], tmp_path: Path) -> None:
     alone = run(Regression, FakeHost(tmp_path), max_length=Batch(6), aggregation_frequency=3)
     assert_close(ranks[0]["aggregation"]["weights"], alone["weights"])
 
 
+@pytest.mark.api("9.8")
 def test_two_processes_resume_bit_for_bit(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         for cut, resumed in rank["dropout_resumed"].items():
@@ -113,10 +91,12 @@ def test_two_processes_resume_bit_for_bit(ranks: list[dict[str, Any]]) -> None:
             assert [report[:3] for report in resumed["reports"]] == whole
 
 
+@pytest.mark.api("9.9")
 def test_two_processes_go_on_from_one(ranks: list[dict[str, Any]], one: dict[str, Any]) -> None:
     assert_close(ranks[0]["from_one_process"]["weights"], one["weights"])
 
 
+@pytest.mark.api("9.9")
 def test_one_process_goes_on_from_two(ranks: list[dict[str, Any]], directory: Path, tmp_path: Path) -> None:
     resumed = run(
         Regression,
@@ -127,6 +107,7 @@ def test_one_process_goes_on_from_two(ranks: list[dict[str, Any]], directory: Pa
     assert_close(resumed["weights"], ranks[0]["training"]["weights"])
 
 
+@pytest.mark.api("9.5")
 def test_a_checkpoint_of_two_processes_has_plain_names_and_loads_in_one(
     ranks: list[dict[str, Any]], directory: Path
 ) -> None:
@@ -138,10 +119,12 @@ def test_a_checkpoint_of_two_processes_has_plain_names_and_loads_in_one(
     assert_equal(trial.model.state_dict(), ranks[0]["training"]["weights"])
 
 
+@pytest.mark.api("2.16")
 def test_attributes_of_a_wrapped_model_stay_reachable(ranks: list[dict[str, Any]]) -> None:
     assert [rank["wrapped_attributes"] for rank in ranks] == ["mine", "mine"]
 
 
+@pytest.mark.api("2.12")
 def test_a_stop_asked_for_on_one_rank_ends_both(ranks: list[dict[str, Any]]) -> None:
     assert [rank["stop_on_one_rank"]["error"] for rank in ranks] == [None, None]
     reports = ranks[0]["stop_on_one_rank"]["reports"]
@@ -149,11 +132,18 @@ def test_a_stop_asked_for_on_one_rank_ends_both(ranks: list[dict[str, Any]]) -> 
     assert reports[-1][3] is not None
 
 
+@pytest.mark.api("8.12")
 def test_invalid_hyperparameters_on_one_rank_are_raised_on_both(ranks: list[dict[str, Any]]) -> None:
     assert [rank["invalid_on_one_rank"]["error"] for rank in ranks] == ["InvalidHP: too wide"] * 2
     assert ranks[0]["invalid_on_one_rank"]["reports"][-1][3] is not None, "saved first"
 
 
+@pytest.mark.api("3.3")
+def test_ranks_hear_one_another_however_much_they_say(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["words_of_all_lengths"] for rank in ranks] == [[True] * 6] * 2
+
+
+@pytest.mark.api("8.13")
 def test_a_failure_of_one_rank_reaches_the_other(ranks: list[dict[str, Any]]) -> None:
     failure = "failure_in_validation_of_one_rank"
     assert ranks[1][failure]["error"] == "KeyError: 'gone'"
@@ -162,6 +152,7 @@ def test_a_failure_of_one_rank_reaches_the_other(ranks: list[dict[str, Any]]) ->
     assert ranks[1]["failure_in_saving"]["error"].startswith("PeerFailed: rank 0 failed in saving a checkpoint")
 
 
+@pytest.mark.api("6.3", "6.5", "6.6", "7.7", "7.9")
 def test_metrics_and_ids_reach_the_callbacks_of_both(ranks: list[dict[str, Any]]) -> None:
     chief, other = (rank["custom_metrics"]["trial"] for rank in ranks)
     assert chief == other
@@ -172,6 +163,7 @@ def test_metrics_and_ids_reach_the_callbacks_of_both(ranks: list[dict[str, Any]]
     assert uuid == ranks[0]["custom_metrics"]["reports"][-1][3]
 
 
+@pytest.mark.api("1.8")
 def test_evaluate_full_dataset_runs_on_the_chief_over_everything(ranks: list[dict[str, Any]]) -> None:
     assert [rank["full_dataset"]["trial"] for rank in ranks] == [[20], []]
     assert ranks[0]["full_dataset"]["reports"][-1][2] == {"validation_loss": 2.0}

@@ -18,6 +18,7 @@ from torch import nn
 
 from dray import pytorch
 from dray.core import DistributedContext
+from dray.core.distributed import TorchTransport
 from dray.hosts import use_host
 from dray.pytorch import Batch
 from tests.pytorch.fakes import FakeHost
@@ -94,7 +95,7 @@ def run(
         prepare(trial)
         try:
             pytorch.Trainer(trial, context).fit(**fit)
-        except Exception as caught:
+        except (Exception, SystemExit) as caught:
             error = f"{type(caught).__name__}: {caught}"
         return {
             "error": error,
@@ -237,7 +238,18 @@ def full_dataset(directory: Path) -> dict[str, Any]:
     return two(Full, directory, max_length=Batch(1))
 
 
+def words_of_all_lengths(directory: Path) -> list[list[Any]]:
+    """What each rank has to say may fit into the one exchange that there mostly is, or not, on one rank or on both."""
+    peers = DistributedContext.from_torch_distributed()
+    room = TorchTransport.ROOM
+    told: list[Any] = []
+    for lengths in ((1, 2), (room - 30, 3), (room, 1), (2, 3 * room), (9 * room, room), (1, 1)):
+        told.append([len(word) for word in peers.allgather("x" * lengths[peers.rank])] == list(lengths))
+    return told
+
+
 SCENARIOS = [
+    words_of_all_lengths,
     training,
     aggregation,
     dropout_whole,

@@ -60,7 +60,7 @@ def test_plain_state_and_numpy_come_back_equal(tmp_path: Path) -> None:
         "tensor": torch.ones(2, dtype=torch.bfloat16),
         "dtype": torch.float16,
     }
-    loaded = checkpoint.read_state(written(tmp_path, {"callbacks": {"c": values}}))["callbacks"]["c"]
+    loaded = checkpoint.read_state(written(tmp_path, {"callbacks": {"c": values}}), [])["callbacks"]["c"]
     assert loaded.keys() == values.keys()
     for name in ("numbers", "set", "ordered", "counter", "scalar", "flag", "dtype"):
         assert loaded[name] == values[name]
@@ -71,6 +71,7 @@ def test_plain_state_and_numpy_come_back_equal(tmp_path: Path) -> None:
     assert torch.equal(loaded["tensor"], values["tensor"])
 
 
+@pytest.mark.api("9.1", "9.2")
 def test_every_file_loads_as_weights_only(tmp_path: Path) -> None:
     written(tmp_path, {"callbacks": {}, "models_state_dict": [torch.nn.Linear(2, 2).state_dict()]})
     files = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.pth"))
@@ -79,6 +80,7 @@ def test_every_file_loads_as_weights_only(tmp_path: Path) -> None:
         torch.load(tmp_path / name, weights_only=True)
 
 
+@pytest.mark.api("9.3")
 def test_code_config_and_hyperparameters_are_in_it(tmp_path: Path) -> None:
     import yaml
 
@@ -98,6 +100,7 @@ def test_code_config_and_hyperparameters_are_in_it(tmp_path: Path) -> None:
     assert checkpoint.read_progress(tmp_path) == Progress(batches=3, saved=3)
 
 
+@pytest.mark.api("9.7")
 def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
     def draw() -> tuple[float, ...]:
         return (random.gauss(0, 1), np.random.normal(), torch.randn(()).item(), random.random(), np.random.rand())
@@ -107,7 +110,7 @@ def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
     written(tmp_path, {})
     expected = draw()
     rng.seed_all(6)
-    mine = checkpoint.read_rank(tmp_path, 0, 1)
+    mine = checkpoint.read_rank(tmp_path, {}, 0, 1)
     assert mine is not None
     rng.restore(mine.rng, torch.device("cpu"))
     assert draw() == expected
@@ -119,9 +122,9 @@ def test_gradients_of_two_ranks_are_averaged_for_one(tmp_path: Path) -> None:
     checkpoint.write(
         tmp_path, state={}, progress=Progress(batches=1), ranks=ranks, description=Description(metadata={})
     )
-    own = checkpoint.read_rank(tmp_path, 1, 2)
+    own = checkpoint.read_rank(tmp_path, {}, 1, 2)
     assert own is not None
     assert own.gradients == [[torch.tensor([3.0]), None]]
-    alone = checkpoint.read_rank(tmp_path, 0, 1)
+    alone = checkpoint.read_rank(tmp_path, {}, 0, 1)
     assert alone is not None
     assert alone.gradients == [[torch.tensor([2.0]), None]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,6 +77,7 @@ def best_at(good: frozenset[int]) -> Callable[[Command], Seen]:
     return answer
 
 
+@pytest.mark.api("9.8")
 @given(plan=plans, good=st.frozensets(st.integers(1, 60)))
 @settings(max_examples=300, deadline=None)
 def test_resuming_from_any_published_progress_yields_exactly_the_remaining_commands(
@@ -123,6 +125,7 @@ def test_every_stretch_ends_where_the_next_thing_is_due(plan: Plan) -> None:
     assert trained == due
 
 
+@pytest.mark.api("8.5")
 @given(plan=plans)
 @settings(max_examples=200, deadline=None)
 def test_the_end_is_validated_and_saved_once(plan: Plan) -> None:
@@ -136,6 +139,7 @@ def test_the_end_is_validated_and_saved_once(plan: Plan) -> None:
     assert log[-1].decides
 
 
+@pytest.mark.api("8.5")
 def test_nothing_but_a_length_gives_one_validation_and_one_checkpoint() -> None:
     assert shown(commands(Plan(length=7))[0]) == "T7 V P*!."
 
@@ -144,6 +148,7 @@ def test_reports_alone_neither_validate_nor_save() -> None:
     assert shown(commands(Plan(length=5, report=Schedule(period=2)))[0]) == "T2 P T4 P T5 V P*!."
 
 
+@pytest.mark.api("8.7")
 def test_policies_save_after_all_the_best_or_no_validations() -> None:
     plan = Plan(length=3, validate=Schedule(period=1))
     best = best_at(frozenset({2}))
@@ -152,6 +157,7 @@ def test_policies_save_after_all_the_best_or_no_validations() -> None:
     assert shown(commands(replace(plan, policy="none"))[0]) == "T1 V P T2 V P T3 V P*!."
 
 
+@pytest.mark.api("8.6")
 def test_coinciding_boundaries_validate_once_and_save_once() -> None:
     plan = Plan(length=4, validate=Schedule(period=2), checkpoint=Schedule(period=2), report=Schedule(period=2))
     assert shown(commands(plan)[0]) == "T2 V P* T4 V P*!."
@@ -161,6 +167,7 @@ def test_a_rung_is_validated_and_saved_before_the_search_decides() -> None:
     assert shown(commands(Plan(length=8, rungs=(2, 4, 8), policy="none"))[0]) == "T2 V P*! T4 V P*! T8 V P*!."
 
 
+@pytest.mark.api("8.4")
 def test_a_schedule_names_batches_or_epochs_counted_from_one() -> None:
     plan = Plan(length=10, policy="none", validate=Schedule(period=1, numbers=(1, 5)))
     assert shown(commands(plan)[0]) == "T1 V P T5 V P T10 V P*!."
@@ -168,12 +175,14 @@ def test_a_schedule_names_batches_or_epochs_counted_from_one() -> None:
     assert shown(commands(plan)[0]) == "T2 V P T8 V P T10 V P*!."
 
 
+@pytest.mark.api("8.8")
 def test_step_zero_validation_comes_first_and_saves_nothing() -> None:
     plan = Plan(length=2, step_zero_validation=True)
     assert shown(commands(plan)[0]) == "V P T2 V P*!."
     assert shown(commands(plan, Progress(batches=1, saved=1))[0]) == "T2 V P*!."
 
 
+@pytest.mark.api("2.12")
 def test_a_stop_saves_what_is_unsaved_and_validates_no_more() -> None:
     stop = lambda command: Seen(stop=isinstance(command, Publish))  # noqa: E731
     log, at = commands(Plan(length=9, report=Schedule(period=3)), answer=stop)
@@ -187,6 +196,7 @@ def test_a_stop_at_a_checkpoint_saves_no_second_one() -> None:
     assert shown(log) == "T3 V P*!"
 
 
+@pytest.mark.api("8.11")
 def test_leaving_in_the_middle_of_a_stretch_saves_unless_told_not_to() -> None:
     leave = lambda command: Seen(batches=2, leave=True)  # noqa: E731
     log, at = commands(Plan(length=9, validate=Schedule(period=4)), answer=leave)

@@ -1,4 +1,4 @@
-"""Sums on the device, and what becomes of them over batches and ranks."""
+"""Values on the device, and what becomes of them over batches and ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dray.training import metrics
-from dray.training.metrics import TrainingMetrics, ValidationMetrics
+from dray.training.metrics import TrainingMetrics, ValidationMetrics, rows_of, sums_of
 from dray.training.reducers import Reducer
 
 
@@ -20,9 +20,10 @@ def averages(batches: list[Any]) -> dict[str, float | None]:
     kept = TrainingMetrics()
     for batch in batches:
         kept.add(batch)
-    return metrics.average_sums([kept.take_sums()])
+    return metrics.average_sums([sums_of(kept.take_values())])
 
 
+@pytest.mark.api("6.6")
 def test_metrics_are_averaged_over_batches_whatever_they_come_as() -> None:
     batches = [
         {
@@ -37,10 +38,12 @@ def test_metrics_are_averaged_over_batches_whatever_they_come_as() -> None:
     assert averages(batches) == {"tensor": 3.0, "float": 3.0, "int": 3.0, "numpy": 3.0, "row": 3.0}
 
 
+@pytest.mark.api("1.3")
 def test_one_tensor_is_the_loss() -> None:
     assert averages([torch.tensor(1.0), torch.tensor(2.0)]) == {"loss": 1.5}
 
 
+@pytest.mark.api("6.7")
 def test_none_is_left_out_and_what_is_no_number_is_none() -> None:
     batches = [{"a": None, "b": 1.0, "c": "x", "d": None}, {"a": 4.0, "b": 2.0, "c": "y", "d": None}]
     assert averages(batches) == {"a": 4.0, "b": 1.5, "c": None}
@@ -57,11 +60,11 @@ def test_a_tensor_that_is_changed_later_counts_as_it_was() -> None:
     for _ in range(3):
         total.add_(1)
         kept.add({"total": total})
-    assert metrics.average_sums([kept.take_sums()]) == {"total": 2.0}
+    assert metrics.average_sums([sums_of(kept.take_values())]) == {"total": 2.0}
     assert [row["total"].item() for row in kept.take_batches()] == [1.0, 2.0, 3.0]
 
 
-def test_sums_do_not_hold_on_to_the_graph() -> None:
+def test_values_do_not_hold_on_to_the_graph() -> None:
     class Forgotten(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -78,7 +81,7 @@ def test_sums_do_not_hold_on_to_the_graph() -> None:
     del loss
     gc.collect()
     assert mark() is None
-    assert metrics.average_sums([kept.take_sums()]) == {"loss": 2.0}
+    assert metrics.average_sums([sums_of(kept.take_values())]) == {"loss": 2.0}
 
 
 def test_any_number_of_batches_is_averaged_and_few_are_kept() -> None:
@@ -86,8 +89,8 @@ def test_any_number_of_batches_is_averaged_and_few_are_kept() -> None:
     kept = TrainingMetrics()
     for i in range(1000):
         kept.add({"loss": weight * i, "mixed": weight * i if i % 2 else float(i)})
-        assert len(kept._sums["loss"]._fresh) < 64
-    assert metrics.average_sums([kept.take_sums()]) == {"loss": 499.5, "mixed": 499.5}
+        assert len(kept._columns["loss"]._fresh) < 64
+    assert metrics.average_sums([sums_of(kept.take_values())]) == {"loss": 499.5, "mixed": 499.5}
 
 
 def test_a_view_counts_as_it_was() -> None:
@@ -97,9 +100,10 @@ def test_a_view_counts_as_it_was() -> None:
     kept.add({"a": values[0], "b": values[1]})
     with torch.no_grad():
         values.detach().zero_()
-    assert metrics.average_sums([kept.take_sums()]) == {"a": 1.0, "b": 5.0}
+    assert metrics.average_sums([sums_of(kept.take_values())]) == {"a": 1.0, "b": 5.0}
 
 
+@pytest.mark.api("1.15")
 def test_other_names_than_before_are_an_error() -> None:
     kept = TrainingMetrics()
     kept.add({"a": 1.0})
@@ -107,21 +111,25 @@ def test_other_names_than_before_are_an_error() -> None:
         kept.add({"b": 1.0})
 
 
+@pytest.mark.api("1.3")
 def test_what_is_neither_dict_nor_tensor_is_an_error() -> None:
     with pytest.raises(TypeError, match="a dict of metrics or one tensor"):
         TrainingMetrics().add(None)  # type: ignore[arg-type]
 
 
+@pytest.mark.api("6.6")
 def test_ranks_are_averaged_by_their_numbers_of_values() -> None:
     assert metrics.average_sums([{"a": (6.0, 2)}, {"a": (3.0, 1)}]) == {"a": 3.0}
     assert metrics.average_sums([{"a": (6.0, 2)}, {"a": None}]) == {"a": None}
 
 
+@pytest.mark.api("6.6")
 def test_batches_are_averaged_over_ranks_one_by_one() -> None:
     ranks = [[{"a": 1.0, "b": "x"}, {"a": 2.0, "b": "y"}], [{"a": 3.0, "b": "z"}, {"a": 6.0, "b": "z"}]]
     assert metrics.average_batches(ranks) == [{"a": 2.0, "b": "x"}, {"a": 4.0, "b": "y"}]
 
 
+@pytest.mark.api("6.1")
 @pytest.mark.parametrize(
     ("reducer", "expected"), [(Reducer.AVG, 3.0), (Reducer.SUM, 9.0), (Reducer.MAX, 6.0), (Reducer.MIN, 1.0)]
 )
@@ -139,6 +147,7 @@ def test_validation_metrics_are_the_same_over_one_rank_or_two(reducer: Reducer, 
     assert metrics.combine_ranks([share(rows[0::2]), share(rows[1::2])], {"a": reducer}) == {"a": expected}
 
 
+@pytest.mark.api("1.12")
 def test_validation_metrics_must_keep_their_names() -> None:
     seen = ValidationMetrics()
     seen.add({"a": 1})
@@ -146,6 +155,7 @@ def test_validation_metrics_must_keep_their_names() -> None:
         seen.add({"a": 1, "b": 2})
 
 
+@pytest.mark.api("1.9")
 def test_evaluation_reducers_name_exactly_the_metrics() -> None:
     assert metrics.reducers_of(Reducer.MAX, ["a", "b"]) == {"a": Reducer.MAX, "b": Reducer.MAX}
     with pytest.raises(ValueError, match=r"exactly the metrics.*\['a', 'b'\], got \['a'\]"):
@@ -169,6 +179,25 @@ def test_metrics_become_plain_json() -> None:
     assert math.isnan(metrics.jsonable({"x": float("nan")}, source="")["x"])
 
 
+@pytest.mark.api("9.3b")
 def test_a_metric_that_is_no_json_is_named() -> None:
     with pytest.raises(TypeError, match=r"evaluate_full_dataset\(\) returned the metric 'm\.x' of type object"):
         metrics.jsonable({"m": {"x": object()}}, source="evaluate_full_dataset()")
+
+
+@pytest.mark.api("2.11")
+def test_every_batch_has_its_values_averaged_over_ranks() -> None:
+    ranks = [TrainingMetrics(), TrainingMetrics()]
+    for i in range(130):
+        ranks[0].add({"tensor": torch.tensor(float(i)), "number": i, "sometimes": 1.0 if i == 1 else None, "text": "x"})
+        ranks[1].add({"tensor": torch.tensor(i + 2.0), "number": i, "sometimes": None, "text": "x"})
+    rows = list(rows_of([rank.take_values() for rank in ranks]))
+    assert len(rows) == 130
+    assert rows[0] == {"tensor": 1.0, "number": 0.0}
+    assert rows[1] == {"tensor": 2.0, "number": 1.0, "sometimes": 1.0}
+    assert rows[129] == {"tensor": 130.0, "number": 129.0}
+
+
+def test_infinities_of_both_signs_average_to_nan() -> None:
+    ranks: list[metrics.Sums] = [{"loss": (math.inf, 1)}, {"loss": (-math.inf, 1)}]
+    assert math.isnan(metrics.average_sums(ranks)["loss"] or 0.0)

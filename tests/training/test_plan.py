@@ -20,6 +20,7 @@ def due(schedule: Schedule | None, limit: int = 12) -> list[int]:
     return [batches for batches in range(limit + 1) if schedule.due(batches)]
 
 
+@pytest.mark.api("8.4")
 @pytest.mark.parametrize(
     ("unit", "expected"),
     [
@@ -71,6 +72,7 @@ def test_an_epoch_period_without_epochs_says_what_to_use() -> None:
         schedule_of(Epoch(1), name="validation_period", epoch_length=None)
 
 
+@pytest.mark.api("8.3")
 @pytest.mark.parametrize("value", [None, 1.5, "3", True, object()])
 def test_a_unit_takes_an_int_or_a_container(value: object) -> None:
     with pytest.raises(TypeError, match="Batch takes an int"):

@@ -28,6 +28,7 @@ class Mean(MetricReducer):
         return sum(totals) / sum(counts)
 
 
+@pytest.mark.api("6.2")
 def test_a_reducer_sees_the_contribution_of_every_rank() -> None:
     ranks = [ReducerRegistry(), ReducerRegistry()]
     for registry, values in zip(ranks, ([1.0, 2.0], [6.0]), strict=True):
@@ -38,6 +39,7 @@ def test_a_reducer_sees_the_contribution_of_every_rank() -> None:
     assert ranks[0].cross_slot(rows, training=True) == ranks[1].cross_slot(rows, training=True) == {"mean": 3.0}
 
 
+@pytest.mark.api("6.3")
 def test_a_function_gets_values_in_the_order_of_one_process() -> None:
     ranks = [ReducerRegistry(), ReducerRegistry()]
     updates = [registry.wrap_reducer(lambda values: "".join(values), name="all") for registry in ranks]
@@ -47,12 +49,14 @@ def test_a_function_gets_values_in_the_order_of_one_process() -> None:
     assert ranks[0].cross_slot(rows, training=False) == {"all": "abcde"}
 
 
+@pytest.mark.api("6.4")
 def test_a_reducer_without_a_name_returns_several_metrics() -> None:
     registry = ReducerRegistry()
     registry.wrap_reducer(lambda values: {"n": len(values), "sum": sum(values)}).update(4)
     assert registry.cross_slot([registry.per_slot(training=True)], training=True) == {"n": 1, "sum": 4}
 
 
+@pytest.mark.api("6.4")
 @pytest.mark.parametrize(
     ("name", "value", "says"), [("a", {}, "must return no dict"), (None, 1.0, "must return a dict")]
 )
@@ -63,6 +67,7 @@ def test_a_name_and_a_dict_exclude_each_other(name: str | None, value: Any, says
         registry.cross_slot([registry.per_slot(training=True)], training=True)
 
 
+@pytest.mark.api("6.5")
 def test_training_and_validation_have_their_own_reducers() -> None:
     registry = ReducerRegistry()
     registry.wrap_reducer(len, name="t", for_validation=False)
@@ -71,6 +76,7 @@ def test_training_and_validation_have_their_own_reducers() -> None:
     assert registry.cross_slot([registry.per_slot(training=False)], training=False) == {"v": 0}
 
 
+@pytest.mark.api("6.4")
 def test_wrapping_twice_or_wrapping_garbage_is_refused() -> None:
     registry = ReducerRegistry()
     mean = registry.wrap_reducer(Mean(), name="mean")
@@ -81,6 +87,7 @@ def test_wrapping_twice_or_wrapping_garbage_is_refused() -> None:
             registry.wrap_reducer(garbage, name="x")  # type: ignore[call-overload]
 
 
+@pytest.mark.api("6.4")
 def test_a_failing_reducer_is_named() -> None:
     registry = ReducerRegistry()
 

@@ -1,0 +1,148 @@
+"""Metrics and whatever else a trial shows in TensorBoard."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dray.training import event_file
+from dray.training.event_file import EventFile
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+log = logging.getLogger(__name__)
+
+#: The trial that a `TorchWriter` belongs to, which is told nothing.
+_latest: weakref.ref[TensorBoard] | None = None
+
+
+class TensorBoard:
+    """The event files of one process of a trial. None is made before there is something to write.
+
+    The trainer's scalars go to a file of their own, until the trial asks for a `SummaryWriter`: then to its file, for
+    TensorBoard follows one file of a directory at a time.
+
+    Args:
+        directory: where to; need not exist.
+        enabled: whether the trainer writes its metrics.
+    """
+
+    def __init__(self, directory: Path, enabled: bool = True) -> None:
+        global _latest
+        self.directory = directory
+        self.enabled = enabled
+        self._file: EventFile | None = None
+        self._writer: SummaryWriter | None = None
+        _latest = weakref.ref(self)
+
+    def writer(self) -> SummaryWriter:
+        """A writer for the trial's own use, the same each time."""
+        if self._writer is None:
+            from torch.utils.tensorboard.writer import SummaryWriter
+
+            self._close_file()
+            self._writer = SummaryWriter(log_dir=str(self.directory))
+        return self._writer
+
+    def restart(self, step: int) -> None:
+        """Have TensorBoard forget what an earlier run wrote of this step and later ones."""
+        self._write([(time.time(), step, None)])
+
+    def write(self, rows: Iterable[tuple[float, int, Mapping[str, float]]]) -> None:
+        """Write scalars, if that is switched on.
+
+        A disk that takes no more ends the scalars, not the training.
+
+        Args:
+            rows: time in seconds since the epoch, step, numbers by tag.
+        """
+        if self.enabled:
+            self._write(rows)
+
+    def _write(self, rows: Iterable[tuple[float, int, Mapping[str, float] | None]]) -> None:
+        events = (
+            event_file.restart(wall_time, step) if values is None else event_file.scalars(wall_time, step, values)
+            for wall_time, step, values in rows
+        )
+        try:
+            if self._writer is not None:
+                _write_by(self._writer, events)
+                return
+            if self._file is None:
+                self._file = EventFile(self.directory)
+            self._file.write(events)
+        except OSError as error:
+            log.warning("no more metrics are written for TensorBoard, training goes on: %s", error)
+            self.enabled = False
+
+    def close(self) -> None:
+        """Write what is left, and close the files."""
+        global _latest
+        if _latest is not None and _latest() is self:
+            _latest = None
+        self._close_file()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _write_by(writer: Any, events: Iterable[bytes]) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    # The trial may have closed its writer, which opens another file when it is used again.
+    files = writer.file_writer or writer._get_file_writer()
+    for encoded in events:
+        event = Event.FromString(encoded)
+        files.add_event(event, event.step, event.wall_time)
+    writer.flush()
+
+
+class TorchWriter:
+    """A `SummaryWriter` at the place of the trial, as trials of old made it in their constructor.
+
+    Deprecated: use `context.get_tensorboard_writer()`, which is the same writer.
+
+    Attributes:
+        writer: a `torch.utils.tensorboard.SummaryWriter`.
+
+    Raises:
+        RuntimeError: made outside of `pytorch.init()`.
+    """
+
+    def __init__(self) -> None:
+        warnings.warn("TorchWriter is deprecated: use context.get_tensorboard_writer()", FutureWarning, stacklevel=2)
+        board = None if _latest is None else _latest()
+        if board is None:
+            raise RuntimeError(
+                "TorchWriter() knows no trial to write for: make it within pytorch.init(), such as in the trial's "
+                "constructor"
+            )
+        self.writer: Any = board.writer()
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        """Write a number.
+
+        Args:
+            name: under which TensorBoard shows it.
+            step: mostly batches trained.
+        """
+        self.writer.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        """Have all that was written so far in the file."""
+        self.writer.flush()
+
+    def reset(self) -> None:
+        """End the file; what comes later goes to another one."""
+        self.writer.close()

@@ -1,0 +1,50 @@
+"""What fails on one rank fails on all of them, so that none waits for it for ever."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from dray.core.distributed import DistributedContext
+from dray.training.errors import InvalidHP, PeerFailed, ShouldExit
+
+
+@contextlib.contextmanager
+def all_or_none(peers: DistributedContext, doing: str) -> Iterator[None]:
+    """A block that all ranks run, without an exchange between them, and leave together.
+
+    Args:
+        doing: for the message on the others: "rank 1 failed in <doing>".
+
+    Raises:
+        ShouldExit, InvalidHP: on every rank, if one raised it.
+        PeerFailed: on the ranks that did not fail.
+    """
+    error: BaseException | None = None
+    try:
+        yield
+    except (Exception, SystemExit) as caught:
+        error = caught
+    ranks = peers.allgather(None if error is None else told(error))
+    if error is not None:
+        raise error
+    for rank, failure in enumerate(ranks):
+        if failure is not None:
+            raise heard(failure, f"rank {rank} failed in {doing}")
+
+
+def told(error: BaseException) -> Exception | str:
+    """What the other ranks are told: of ours, those that mean something to all; of another, which may not even be
+    picklable, how it looks.
+    """
+    match error:
+        case ShouldExit():
+            return ShouldExit(error.skip_exit_checkpoint)
+        case InvalidHP():
+            return InvalidHP(error.msg)
+    return repr(error)
+
+
+def heard(failure: Exception | str, prefix: str) -> Exception:
+    """What a rank raises that was told so."""
+    return failure if isinstance(failure, Exception) else PeerFailed(f"{prefix}: {failure}")

@@ -1,0 +1,37 @@
+"""How a run divides its data among its processes: what makes its global batches what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """Kept in every checkpoint, as it was when the run began: whoever goes on from it goes on with the same batches.
+
+    Args:
+        replicas: processes.
+        batch_size: records a batch of each, None if a batch sampler of the user's decides.
+    """
+
+    replicas: int
+    batch_size: int | None
+
+    def like(self, other: Division) -> bool:
+        """Whether both have as many records in a global batch, in so far as that is known."""
+        if self.batch_size is None or other.batch_size is None:
+            return False
+        return self.replicas * self.batch_size == other.replicas * other.batch_size
+
+    def __str__(self) -> str:
+        size = "a batch sampler" if self.batch_size is None else f"batches of {self.batch_size}"
+        return f"{self.replicas} process(es) and {size} in each"
+
+    def as_dict(self) -> dict[str, int | None]:
+        return {"replicas": self.replicas, "batch_size": self.batch_size}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Division:
+        return cls(replicas=data["replicas"], batch_size=data["batch_size"])

@@ -1,0 +1,65 @@
+"""docs/pytorch-api.md says what the docstrings say, of everything that is public."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from dray import pytorch
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_docs", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_page_is_up_to_date(generate: ModuleType) -> None:
+    assert (DOCS / "pytorch-api.md").read_text() == generate.page(), "run: python docs/generate.py"
+
+
+def test_page_tells_of_every_public_name(generate: ModuleType) -> None:
+    told = {name for modules in generate.CHAPTERS.values() for names in modules.values() for name in names}
+    assert {name for name in pytorch.__all__ if not name.startswith("_")} <= told
+
+
+def test_public_class_without_docstring_is_refused(generate: ModuleType) -> None:
+    class Untold:
+        pass
+
+    with pytest.raises(SystemExit, match="Untold has no docstring"):
+        generate._docstring(Untold)
+
+
+def test_sections_become_lists_and_examples_code(generate: ModuleType) -> None:
+    def half(x: float, exact: bool = True) -> float:
+        """Half of a number.
+
+        Args:
+            x: any number,
+                but not infinite.
+            exact: told in full.
+
+        Returns:
+            The ``half``.
+
+        >>> half(4.0)
+        2.0
+        """
+        return x / 2
+
+    assert generate._entry("half", half) == [
+        "### `half`\n",
+        "```python\nhalf(x: float, exact: bool = True) -> float\n```\n",
+        "Half of a number.\n\n**Args**\n\n- `x`: any number, but not infinite.\n- `exact`: told in full.\n\n"
+        "**Returns**\n\nThe `half`.\n\n```python\n>>> half(4.0)\n2.0\n```\n",
+    ]

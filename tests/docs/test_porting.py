@@ -1,0 +1,136 @@
+"""docs/porting.md is true: its scripts run, its trial learns as the loop that it came from, its snippets train."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from dray import pytorch
+from dray.experiment.config import load_config
+from dray.hosts import use_host
+from tests.pytorch.fakes import FakeHost
+
+PAGE = (Path(__file__).parents[2] / "docs" / "porting.md").read_text()
+API = (Path(__file__).parents[2] / "docs" / "pytorch-api.md").read_text()
+HPARAMS = {"global_batch_size": 64, "hidden": 128, "lr": 1e-2}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+FILES = {match[1]: block for block in blocks("python") if (match := re.match(r"# (\w+\.py)\n", block))}
+SNIPPETS = [block for block in blocks("python") if not block.startswith("# ")]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the page's files."""
+    directory = tmp_path / "project"
+    directory.mkdir()
+    for name, text in FILES.items():
+        (directory / name).write_text(text)
+    (directory / "const.yaml").write_text(blocks("yaml")[0])
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "home"))
+    return directory
+
+
+def run_script(project: Path, *command: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=project, env=environment, capture_output=True, text=True, timeout=55
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def checkpoints(project: Path) -> list[int]:
+    """Batches trained, of each checkpoint of the only run."""
+    [run] = (project.parent / "home" / "local").iterdir()
+    return sorted(int(manifest.parent.name.rpartition("_")[2]) for manifest in run.glob("checkpoint_*/manifest.json"))
+
+
+def last_accuracy(output: str) -> float:
+    return float(re.findall(r"accuracy[ =]([\d.]+)", output)[-1])
+
+
+def namespace() -> dict[str, Any]:
+    """The names that the page's snippets have: those of model_def.py."""
+    module = ModuleType("model_def")
+    exec(FILES["model_def.py"], vars(module))
+    return vars(module)
+
+
+def test_every_block_of_python_is_a_file_or_a_snippet() -> None:
+    assert set(FILES) == {"by_hand.py", "model_def.py", "train.py", "train_distributed.py", "train_anywhere.py"}
+    assert len(FILES) + len(SNIPPETS) == len(blocks("python"))
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS[:-2], ids=lambda text: re.search(r"class (\w+)\(DigitsTrial", text)[1])
+def test_snippet_trains(snippet: str, tmp_path: Path) -> None:
+    names = namespace()
+    exec(snippet, names)
+    [trial_class] = [
+        thing
+        for thing in names.values()
+        if isinstance(thing, type) and issubclass(thing, names["DigitsTrial"]) and thing is not names["DigitsTrial"]
+    ]
+    host = FakeHost(tmp_path)
+    with use_host(host), pytorch.init(hparams=HPARAMS) as context:
+        pytorch.Trainer(trial_class(context), context).fit(max_length=pytorch.Batch(2))
+    validation = host.reports[-1].validation
+    assert validation is not None
+    assert {"accuracy", "mistakes"} & validation.keys()
+
+
+@pytest.mark.api("2.6", "9.4", "9.7")
+def test_snippets_on_checkpoints_go_on_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    names = namespace()
+    for snippet in SNIPPETS[-2:]:
+        exec(snippet, names)
+    assert names["context"].get_initial_batch() == 10
+    assert all(
+        (p == q).all() for p, q in zip(names["model"].parameters(), names["trial"].model.parameters(), strict=True)
+    )
+
+
+def test_config_is_valid_and_its_trial_the_pages(project: Path) -> None:
+    config = load_config(project / "const.yaml")
+    assert config.hyperparameters == HPARAMS
+    assert yaml.safe_load((project / "const.yaml").read_text())["entrypoint"] == "model_def:DigitsTrial"
+
+
+def test_names_that_the_table_promises_exist() -> None:
+    used = set(re.findall(r"\b(?:context|experimental|pytorch)\.([a-z_]+)\(", PAGE))
+    assert {"wrap_model", "step_optimizer", "use_amp", "init"} <= used
+    for name in used:
+        assert f".{name}`" in API, name
+
+
+@pytest.mark.slow
+def test_trial_learns_as_the_loop_that_it_came_from(project: Path) -> None:
+    by_hand = last_accuracy(run_script(project, "by_hand.py"))
+    assert by_hand > 0.93
+    assert last_accuracy(run_script(project, "train.py")) == pytest.approx(by_hand, abs=0.04)
+
+
+@pytest.mark.slow
+def test_script_for_anywhere_runs_here(project: Path) -> None:
+    run_script(project, "train_anywhere.py")
+    assert checkpoints(project) == [8 * 23]  # 1,437 records, 64 a batch
+
+
+@pytest.mark.slow
+def test_script_for_torchrun_runs_under_it(project: Path) -> None:
+    run_script(project, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train_distributed.py")
+    assert checkpoints(project) == [8 * 23]  # 45 batches of 32 in all, 23 on the chief

@@ -1,0 +1,126 @@
+"""What test_feature_ranks.py runs in two real processes: `python feature_ranks.py <directory>`, once a rank.
+
+Each scenario returns what its rank saw; all of them are saved to <directory>/rank_<n>.pt.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torchmetrics
+from torch import nn
+
+from dray import pytorch
+from dray.pytorch import Batch
+from tests.pytorch.two_ranks import Regression, two
+
+TRAINING: dict[str, Any] = {"max_length": Batch(7), "reporting_period": Batch(3), "checkpoint_period": Batch(4)}
+
+
+class Shown(Regression):
+    """Metrics that differ between ranks."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        loss = super().train_batch(batch, epoch_idx, batch_idx)["loss"]
+        rank = self.context.distributed.rank
+        return {"loss": loss, "rank": torch.tensor(float(rank)), "at": float(2 * batch_idx + rank)}
+
+
+class Measured(Regression):
+    """Metrics of torchmetrics over everything that was seen, with states that add up and states that do not."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.error = context.wrap_reducer(torchmetrics.MeanSquaredError(), name="error")
+        both = torchmetrics.MetricCollection([torchmetrics.R2Score(), torchmetrics.SpearmanCorrCoef()])
+        self.both = context.wrap_reducer(both, for_training=False)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        self.error.update(self.model(batch[0]).detach(), batch[1])
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        predicted = self.model(batch[0])
+        self.error.update(predicted, batch[1])
+        self.both.update(predicted[:, 0], batch[1][:, 0])
+        return super().evaluate_batch(batch, batch_idx)
+
+
+class CompiledBefore(Regression):
+    def wrap(self, model: nn.Module) -> Any:
+        return self.context.wrap_model(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
+
+
+class CompiledAfter(Regression):
+    def wrap(self, model: nn.Module) -> Any:
+        return torch.compile(self.context.wrap_model(model), backend="eager")
+
+
+def wrapped_by(kind: Any) -> Any:
+    """Regression with its model wrapped in another way."""
+
+    class Wrapped(kind):  # type: ignore[misc]
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            model = self.model.module if isinstance(self.model, nn.parallel.DistributedDataParallel) else self.model
+            context.models.clear()
+            context.optimizers.clear()
+            self.model = self.wrap(model)
+            self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9))
+
+    return Wrapped
+
+
+class Branches(Regression):
+    """Uses one of two layers, and tells DDP so."""
+
+    def wrap(self, model: nn.Module) -> Any:
+        both = nn.ModuleList([nn.Linear(4, 1), nn.Linear(4, 1)])
+
+        class Branch(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.both = both
+
+            def forward(self, x: torch.Tensor) -> Any:
+                return self.both[0](x)
+
+        return self.context.wrap_model(Branch(), ddp_kwargs={"find_unused_parameters": True})
+
+
+class Half(Regression):
+    """In mixed precision."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        context.experimental.use_amp(torch.bfloat16)
+        super().__init__(context)
+
+
+KINDS: dict[str, Any] = {
+    "plain": Regression,
+    "shown": Shown,
+    "measured": Measured,
+    "compiled before": wrapped_by(CompiledBefore),
+    "compiled after": wrapped_by(CompiledAfter),
+    "branches": wrapped_by(Branches),
+    "half": Half,
+}
+
+
+def main(directory: Path) -> None:
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    # By a file, not by a port: no other program can take it first.
+    dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=2)
+    found = {kind: two(trial, directory / kind, **TRAINING) for kind, trial in KINDS.items()}
+    torch.save(found, directory / f"rank_{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,49 @@
+"""Two processes as torchrun would start them, for what only real ones show."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def two_processes(script: str, *arguments: object) -> Iterator[list[subprocess.Popen[str]]]:
+    """`python <script> <arguments>` on two ranks; what still runs at the end of the block is killed."""
+    processes = []
+    for rank in range(2):
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "USE_TORCH_DISTRIBUTED": "true",
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "GROUP_RANK": "0",
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_WORLD_SIZE": "1",
+        }
+        command = [sys.executable, script, *map(str, arguments)]
+        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def results_of_two(script: str, directory: Path, limit_s: float) -> list[dict[str, Any]]:
+    """What each rank has put into `directory`, after both have ended well within `limit_s` seconds."""
+    with two_processes(script, directory) as processes:
+        for process in processes:
+            _, errors = process.communicate(timeout=limit_s)
+            assert process.returncode == 0, errors
+    return [torch.load(directory / f"rank_{rank}.pt", weights_only=False) for rank in range(2)]

@@ -1,0 +1,162 @@
+"""What a run leaves in its checkpoints beside the state, and what a run that goes on takes from there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from dray import pytorch
+from dray.hosts import use_host
+from dray.pytorch import Batch
+from dray.storage import CheckpointError, commit, verify
+from dray.training import checkpoint
+from dray.training.division import Division
+from tests.pytorch import resuming
+from tests.pytorch.conftest import Fit
+from tests.pytorch.fakes import FakeHost, OneWeight
+
+
+@pytest.mark.api("9.3")
+@pytest.mark.parametrize("config", [None, {"name": "digits", "searcher": {"name": "single"}}])
+def test_a_checkpoint_has_code_config_and_hyperparameters(
+    fit: Fit, host: FakeHost, tmp_path: Path, config: dict[str, Any] | None
+) -> None:
+    """Hyperparameters also where there is no config."""
+    host.code_dir = tmp_path / "model"
+    host.code_dir.mkdir()
+    (host.code_dir / "model_def.py").write_text("x = 1\n")
+    hparams = {"global_batch_size": 8, "net": {"layers": [1, 2]}}
+    fit(OneWeight, init={"hparams": hparams, "exp_conf": config}, max_length=Batch(2))
+    (saved,) = map(Path, host.checkpoints())
+    assert (saved / "code" / "model_def.py").read_text() == "x = 1\n"
+    assert json.loads((saved / "hparams.json").read_text()) == hparams
+    if config is None:
+        assert not (saved / "experiment.yaml").exists()
+    else:
+        assert yaml.safe_load((saved / "experiment.yaml").read_text()) == config
+    metadata = json.loads((saved / "metadata.json").read_text())
+    assert metadata["trial_cls_spec"] == "tests.pytorch.fakes:OneWeight"
+    assert (metadata["experiment_id"], metadata["trial_id"], metadata["trial_seed"]) == (4, 9, 1)
+    assert (metadata["hparams"], metadata["experiment_config"]) == (hparams, config)
+    assert metadata["framework"] == f"torch-{torch.__version__}"
+    progress = {"batches": 2, "validated": 2, "saved": 2, "size": 1, "division": {"replicas": 1, "batch_size": 2}}
+    assert json.loads((saved / "progress.json").read_text()) == progress
+
+
+@pytest.mark.api("9.3b")
+def test_metadata_that_a_callback_adds_is_part_of_the_checkpoint(fit: Fit, host: FakeHost) -> None:
+    class Noting(pytorch.PyTorchCallback):
+        def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+            path = Path(checkpoint_dir) / "metadata.json"
+            path.write_text(json.dumps({**json.loads(path.read_text()), "data": "2026-11"}))
+            (Path(checkpoint_dir) / "notes.txt").write_text("mine")
+
+    fit(OneWeight, prepare=lambda trial: trial.callbacks.update(noting=Noting()), max_length=Batch(1))
+    (saved,) = map(Path, host.checkpoints())
+    assert json.loads((verify(saved) / "metadata.json").read_text())["data"] == "2026-11"
+    pytorch.load_trial_from_checkpoint_path(saved, trial_class=OneWeight)
+    (saved / "notes.txt").write_text("else")
+    with pytest.raises(CheckpointError, match=r"notes\.txt is not what was written"):
+        verify(saved)
+
+
+@pytest.mark.slow  # imports Ray
+@pytest.mark.api("9.3b")
+def test_metadata_can_be_added_to_a_checkpoint_that_is_there(fit: Fit, host: FakeHost) -> None:
+    """By Ray's own means: what `Result.best_trial.checkpoint` is."""
+    from ray.train import Checkpoint
+
+    fit(OneWeight, max_length=Batch(1))
+    (saved,) = host.checkpoints()
+    Checkpoint.from_directory(saved).update_metadata({"verdict": "good"})
+    assert Checkpoint.from_directory(str(verify(Path(saved)))).get_metadata() == {"verdict": "good"}
+
+
+@pytest.mark.api("2.6")
+def test_the_first_batch_is_known_where_the_host_knows_the_checkpoint(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
+    class Asking(OneWeight):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.asked = [context.get_initial_batch()]
+
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            self.asked.append(self.context.get_initial_batch())
+            return super().build_training_data_loader()
+
+    assert fit(Asking, max_length=Batch(3)).asked == [0, 0]
+    (saved,) = host.checkpoints()
+    again = FakeHost(tmp_path / "again")
+    again.latest_checkpoint = saved
+    assert fit(Asking, again, max_length=Batch(4), latest_checkpoint=saved).asked == [3, 3]
+    # Not known before fit() is told.
+    told = FakeHost(tmp_path / "told")
+    assert fit(Asking, told, max_length=Batch(4), latest_checkpoint=saved).asked == [0, 3]
+
+
+@pytest.mark.api("2.5", "9.8")
+def test_a_run_that_goes_on_has_the_seed_of_the_one_it_goes_on_from(tmp_path: Path) -> None:
+    seeds = []
+
+    class Asking(resuming.Shuffled):
+        def build_training_data_loader(self) -> Any:
+            seeds.append(self.context.get_trial_seed())
+            return super().build_training_data_loader()
+
+    def run(name: str, seed: int, **fit: Any) -> str:
+        host = FakeHost(tmp_path / name, trial_seed=seed)
+        with use_host(host), pytorch.init(hparams={"global_batch_size": 8}) as context:
+            pytorch.Trainer(Asking(context), context).fit(**fit)
+        return host.checkpoints()[-1]
+
+    first = run("first", 11, max_length=Batch(2))
+    second = run("second", 22, max_length=Batch(3), latest_checkpoint=first)
+    run("third", 33, max_length=Batch(4), latest_checkpoint=second)
+    assert seeds == [11, 11, 11]
+
+
+def test_a_rank_that_was_not_there_gets_numbers_of_its_own(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
+    """Not those that it has trained its first batches with: as after a move from one process to two."""
+    draws: list[float] = []
+
+    class Drawing(OneWeight):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            draws.append(torch.rand(()).item())
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    fit(Drawing, max_length=Batch(2))
+    (saved,) = map(Path, host.checkpoints())
+    for file in ("rng/rank_0.pth", "manifest.json"):
+        (saved / file).unlink()
+    moved = commit(saved, tmp_path / "checkpoint_2")
+    again = FakeHost(tmp_path / "again")
+    for _ in range(2):
+        fit(Drawing, again, max_length=Batch(4), latest_checkpoint=str(moved))
+    assert len(set(draws[:4])) == 4
+    assert draws[2:4] == draws[4:6], "but the same each time"
+
+
+@pytest.mark.parametrize(("later", "warns"), [(8, False), (6, True)])
+def test_another_global_batch_size_is_gone_on_with_and_told(
+    host: FakeHost, tmp_path: Path, caplog: pytest.LogCaptureFixture, later: int, warns: bool
+) -> None:
+    def run(host: FakeHost, size: int, **fit: Any) -> resuming.Plain:
+        with use_host(host), pytorch.init(hparams={"global_batch_size": size}) as context:
+            trial = resuming.Plain(context)
+            pytorch.Trainer(trial, context).fit(**fit)
+        return trial
+
+    run(host, 8, max_length=Batch(1))
+    (saved,) = host.checkpoints()
+    assert checkpoint.read_division(Path(saved)) == Division(replicas=1, batch_size=8)
+    trial = run(FakeHost(tmp_path / "b"), later, max_length=Batch(2), latest_checkpoint=saved)
+    assert trial.seen[0][2] == list(range(later, 2 * later))
+    told = (
+        "the checkpoint was written with 1 process(es) and batches of 8 in each, this run has 1 process(es) and "
+        "batches of 6 in each: steps no longer train on the same records"
+    )
+    assert (told in caplog.text) is warns

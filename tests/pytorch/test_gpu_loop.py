@@ -1,0 +1,201 @@
+"""The loop on a GPU: batches that travel beside the computation, and a host that never waits for the device.
+
+What of it can be told without a GPU is tested everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dray import pytorch
+from dray.hosts import use_host
+from dray.pytorch import Batch
+from dray.pytorch.side_stream import SideStream, leaves, worth_a_stream
+from tests.pytorch.conftest import Fit
+from tests.pytorch.fakes import FakeHost
+
+FEATURES = 4096  # a batch of 8 is 128 KiB: worth a stream of its own
+
+
+class Foreign:
+    """A batch of the user's own type."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device) -> Foreign:
+        return Foreign(self.x.to(device))
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+def as_it_is(batch: list[torch.Tensor]) -> Any:
+    return torch.stack(batch)
+
+
+def as_dict(batch: list[torch.Tensor]) -> Any:
+    return {"x": [torch.stack(batch)], "names": ["a"] * len(batch)}
+
+
+def as_array(batch: list[torch.Tensor]) -> Any:
+    return {"x": [torch.stack(batch).numpy()]}
+
+
+def as_foreign(batch: list[torch.Tensor]) -> Any:
+    return Foreign(torch.stack(batch))
+
+
+class Summing(pytorch.PyTorchTrial):
+    """Sums up the batches that it gets, in an order that matters: s' = 2 s + x, in integers that float64 holds."""
+
+    num_workers = 0
+    pin_memory = False
+    collate = staticmethod(as_it_is)
+    amp: torch.dtype | None = None
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        if self.amp is not None:
+            context.experimental.use_amp(self.amp)
+        self.model = context.wrap_model(nn.Linear(FEATURES, 1, bias=False))
+        self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), lr=1e-3))
+        self.sum = torch.zeros(FEATURES, dtype=torch.float64, device=context.device)
+
+    def data(self, records: int) -> pytorch.DataLoader:
+        x = torch.arange(records * FEATURES, dtype=torch.float32).reshape(records, FEATURES) % 251
+        return pytorch.DataLoader(
+            x,  # type: ignore[arg-type]
+            batch_size=8,
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            collate_fn=self.collate,
+        )
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        return self.data(64)
+
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        return self.data(16)
+
+    def get_batch_length(self, batch: Any) -> int:
+        return len(batch) if isinstance(batch, Foreign) else super().get_batch_length(batch)
+
+    def x(self, batch: Any) -> torch.Tensor:
+        found: torch.Tensor = (
+            batch.x if isinstance(batch, Foreign) else batch["x"][0] if isinstance(batch, dict) else batch
+        )
+        assert found.device == self.context.device
+        return found
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        x = self.x(batch)
+        if x.is_cuda:
+            # Work that the next batch's copy has to run beside.
+            busy = torch.ones(1500, 1500, device=x.device)
+            for _ in range(20):
+                busy = busy @ busy * 1e-4
+        self.sum = 2 * self.sum + x.double().sum(0)
+        loss = self.model(x / 251).float().pow(2).mean()
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss, "largest": x.max()}
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        return {"validation_loss": self.x(batch).sum()}
+
+
+def expected_sum(batches: int) -> torch.Tensor:
+    x = torch.arange(64 * FEATURES, dtype=torch.float64).reshape(8, 8, FEATURES) % 251
+    total = torch.zeros(FEATURES, dtype=torch.float64)
+    for batch_idx in range(batches):
+        total = 2 * total + x[batch_idx % 8].sum(0)
+    return total
+
+
+COLLATES = [as_it_is, as_dict, as_array, as_foreign]
+
+
+@pytest.mark.parametrize("collate", COLLATES)
+def test_batches_arrive_as_they_are_and_in_order(fit: Fit, collate: Any) -> None:
+    class Trial(Summing):
+        pass
+
+    Trial.collate = staticmethod(collate)
+    assert torch.equal(fit(Trial, max_length=Batch(3)).sum.cpu(), expected_sum(3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("collate", COLLATES)
+@pytest.mark.parametrize(("num_workers", "pin_memory"), [(0, False), (0, True), (2, False), (2, True)])
+def test_batches_that_travel_ahead_arrive_as_they_are_and_in_order(
+    fit: Fit, collate: Any, num_workers: int, pin_memory: bool
+) -> None:
+    class Trial(Summing):
+        pass
+
+    Trial.collate = staticmethod(collate)
+    Trial.num_workers, Trial.pin_memory = num_workers, pin_memory
+    assert torch.equal(fit(Trial, max_length=Batch(20)).sum.cpu(), expected_sum(20))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("amp", [None, torch.bfloat16])
+@pytest.mark.parametrize("tensorboard", [True, False])
+def test_between_reports_the_host_never_waits_for_the_device(
+    fit: Fit, amp: torch.dtype | None, tensorboard: bool
+) -> None:
+    class Watched(Summing):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            # The first batches make what is there for the whole training; after the last one comes the report.
+            torch.cuda.set_sync_debug_mode("error" if 3 <= batch_idx < 150 else "default")
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    Watched.amp = amp
+    Watched.pin_memory = True
+    try:
+        fit(
+            Watched,
+            init={"enable_tensorboard_logging": tensorboard},
+            max_length=Batch(151),
+            reporting_period=Batch(200),
+        )
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+def test_large_batches_are_moved_by_a_stream_of_their_own(host: FakeHost) -> None:
+    with use_host(host), pytorch.init() as context:
+        mover = context._mover()
+        assert isinstance(mover, SideStream)
+        moved = mover({"x": torch.ones(8, FEATURES), "y": np.arange(8)})
+        assert (moved["x"].sum().item(), moved["y"].sum().item()) == (8 * FEATURES, 28)
+        assert {tensor.device for tensor in moved.values()} == {context.device}
+
+
+def test_small_batches_and_those_of_types_unknown_travel_with_the_computation() -> None:
+    large = torch.zeros(SideStream.MIN_BYTES // 4)
+    assert worth_a_stream([large])
+    assert worth_a_stream({"x": (large.numpy(), ["text", 1])})
+    assert not worth_a_stream([large[:-1]])
+    assert worth_a_stream([large[:-1], torch.zeros(1)])
+    assert not worth_a_stream([large, Foreign(large)])
+    assert not worth_a_stream([large, torch.eye(3).to_sparse()])
+    assert not worth_a_stream([large, nn.utils.rnn.pack_sequence([large, large])])
+
+
+def test_leaves_are_found_at_any_depth() -> None:
+    assert list(leaves({"a": [1, (2, {"b": 3})], "c": [], "d": "text"})) == [1, 2, 3, "text"]
+
+
+@pytest.mark.api("2.28")
+def test_a_trial_may_move_its_batches_by_itself(host: FakeHost) -> None:
+    with use_host(host), pytorch.init() as context:
+        context.experimental.disable_auto_to_device()
+        assert context._mover() is None

@@ -1,0 +1,405 @@
+"""Checkpoints as Determined's versions wrote them, from 0.12 to 0.38: into a trial, and trained on."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import re
+import shutil
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dray import pytorch
+from dray.hosts import use_host
+from dray.pytorch import Batch
+from dray.storage import CheckpointError
+from dray.training import checkpoint, legacy, rng
+from dray.training.progress import Progress
+from tests.pytorch import resuming
+from tests.pytorch.fakes import FakeHost
+from tests.pytorch.resuming import assert_equal
+
+pytestmark = pytest.mark.api("9.11")
+
+TRAINED = 5  # batches, in the middle of an epoch
+LENGTH = 9
+HPARAMS = {"global_batch_size": 8}
+
+MODEL_DEF = """
+from tests.pytorch.test_old_checkpoints import Trial as Base
+
+class Trial(Base):
+    pass
+"""
+
+
+class Trial(resuming.Plain):
+    """One model, optimizer and schedule, as the oldest layouts had it; dropout, so that random numbers matter."""
+
+    dropout = 0.4
+    momentum = 0.9
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=2, gamma=0.7)
+        context.wrap_lr_scheduler(self.schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH)
+
+
+class Adaptive(Trial):
+    """Adam's state has changed its types since."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.optimizers.clear()
+        context.lr_schedulers.clear()
+        self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), lr=0.01))
+
+
+def train(trial_class: type[Trial], directory: Path, length: int, **fit: Any) -> tuple[Trial, FakeHost]:
+    host = FakeHost(directory)
+    with use_host(host), pytorch.init(hparams=HPARAMS) as context:
+        trial = trial_class(context)
+        pytorch.Trainer(trial, context).fit(max_length=Batch(length), **fit)
+    return trial, host
+
+
+def state_of(trial: Trial) -> dict[str, Any]:
+    return trial.context._optimisation.state_dict()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[type[Trial], tuple[Trial, Path]]:
+    """Runs that were never cut, with our own checkpoint of what Determined's are made of."""
+    found = {}
+    for trial_class in (Trial, Adaptive):
+        trial, host = train(trial_class, tmp_path_factory.mktemp("whole"), LENGTH, checkpoint_period=Batch(TRAINED))
+        found[trial_class] = (trial, Path(host.checkpoints()[0]))
+    return found
+
+
+def old_state(ours: Path) -> dict[str, Any]:
+    """Our checkpoint's state with the keys and the random numbers of Determined 0.18 to 0.38."""
+    state = torch.load(ours / "state-dict.pth", weights_only=True)
+    now = rng.capture(torch.device("cpu"))
+    rng.restore(torch.load(ours / "rng" / "rank_0.pth", weights_only=True), torch.device("cpu"))
+    state["rng_state"] = {
+        "cpu_rng_state": torch.random.get_rng_state(),
+        "np_rng_state": np.random.get_state(),
+        "random_rng_state": random.getstate(),
+    }
+    rng.restore(now, torch.device("cpu"))
+    return state
+
+
+def single(state: dict[str, Any]) -> dict[str, Any]:
+    """The keys of the versions that had one model, one optimizer, one schedule."""
+    return {
+        "model_state_dict": state["models_state_dict"][0],
+        "optimizer_state_dict": state["optimizers_state_dict"][0],
+        "lr_scheduler": state["lr_schedulers_state_dict"][0],
+        "callbacks": state["callbacks"],
+    }
+
+
+def over_processes(state: dict[str, Any]) -> dict[str, Any]:
+    """DDP's names, which Determined saved as they were."""
+    models = [{f"module.{name}": value for name, value in model.items()} for model in state["models_state_dict"]]
+    return {**state, "models_state_dict": models}
+
+
+def describe(directory: Path, entrypoint: str = "model_def:Trial", *, load_data: bool) -> None:
+    config = {"name": "old", "entrypoint": entrypoint, "searcher": {"name": "single"}}
+    if load_data:
+        content: dict[str, Any] = {"trial_type": "PyTorchTrial", "trial_cls_spec": entrypoint}
+        (directory / "load_data.json").write_text(
+            json.dumps({**content, "experiment_config": config, "hparams": HPARAMS})
+        )
+    else:
+        metadata = {"torch_version": "1.4.0", "experiment_config": config, "hparams": HPARAMS}
+        (directory / "metadata.json").write_text(json.dumps(metadata))
+    (directory / "code").mkdir()
+    (directory / "code" / "model_def.py").write_text(MODEL_DEF)
+
+
+def write_old(directory: Path, version: str, ours: Path) -> Path:
+    """A checkpoint's directory as a version of Determined left it."""
+    state = old_state(ours)
+    directory.mkdir(parents=True)
+    trial_state = {
+        "trial_id": 17,
+        "last_ckpt": 0,
+        "last_val": 3,
+        "step_id": 2,
+        "batches_trained": TRAINED,
+        "epochs_trained": TRAINED // 3,
+    }
+    sequencer = {"trial_id": 17, "last_ckpt": 0, "step_id": 2, "last_val": 0}
+    match version:
+        case "0.38" | "0.38, several processes":
+            state = state if version == "0.38" else over_processes(state)
+            torch.save(state, directory / "state_dict.pth")
+            (directory / "trial_state.pkl").write_bytes(pickle.dumps(trial_state))
+            (directory / "metadata.json").write_text(json.dumps({"steps_completed": TRAINED, "format": "pickle"}))
+            describe_later(directory)
+        case "0.18":
+            torch.save(state, directory / "state_dict.pth")
+            (directory / "workload_sequencer.pkl").write_bytes(pickle.dumps({**sequencer, "steps_completed": TRAINED}))
+            describe_later(directory)
+        case "0.16":
+            torch.save(state, directory / "state_dict.pth")
+            (directory / "workload_sequencer.pkl").write_bytes(pickle.dumps({**sequencer, "latest_batch": TRAINED}))
+            describe(directory, load_data=False)
+        case "0.13":
+            state = single(state)
+            (directory / "determined").mkdir()
+            # Before torch 1.6, and before numpy 2.
+            path = directory / "determined" / "state_dict.pth"
+            torch.save(state, path, _use_new_zipfile_serialization=False)
+            describe(directory, load_data=False)
+        case "0.12, pedl":
+            (directory / "pedl").mkdir()
+            torch.save(single(state), directory / "pedl" / "state_dict.pth", _use_new_zipfile_serialization=False)
+            describe(directory, load_data=False)
+        case "0.12, checkpoint.pt":
+            torch.save(single(state), directory / "checkpoint.pt", _use_new_zipfile_serialization=False)
+            describe(directory, load_data=False)
+    return directory
+
+
+def describe_later(directory: Path) -> None:
+    describe(directory, load_data=True)
+
+
+EXACT = ["0.38", "0.38, several processes", "0.18", "0.16"]
+WEIGHTS_ONLY = ["0.13", "0.12, pedl", "0.12, checkpoint.pt"]
+
+
+@pytest.mark.parametrize("version", EXACT)
+def test_an_old_checkpoint_goes_on_as_if_the_run_had_never_been_cut(
+    whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path, version: str
+) -> None:
+    uncut, ours = whole[Trial]
+    old = write_old(tmp_path / "old", version, ours)
+    resumed, host = train(Trial, tmp_path / "new", LENGTH, latest_checkpoint=str(old))
+    assert_equal(state_of(resumed), state_of(uncut))
+    assert resumed.seen == uncut.seen[TRAINED:]
+    assert resumed.watch.calls[0] == ("trial_startup", TRAINED, str(old))
+    assert resumed.watch.epochs == uncut.watch.epochs
+    assert host.reports[-1].batches == LENGTH
+
+
+@pytest.mark.parametrize("version", WEIGHTS_ONLY)
+def test_a_checkpoint_without_a_position_gives_weights_optimizer_and_schedule(
+    whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path, version: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = write_old(tmp_path / "old", version, whole[Trial][1])
+    loaded: list[dict[str, Any]] = []
+
+    class Looking(Trial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if not loaded:
+                loaded.append(pickle.loads(pickle.dumps(state_of(self))))
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    resumed, _ = train(Looking, tmp_path / "new", 2, latest_checkpoint=str(old))
+    expected = torch.load(whole[Trial][1] / "state-dict.pth", weights_only=True)
+    assert_equal(loaded[0], {key: expected[key] for key in loaded[0]})
+    assert [batch for _, batch, _ in resumed.seen] == [0, 1]
+    assert "does not say how far training had come" in caplog.text
+
+
+@pytest.mark.parametrize("version", [*EXACT, *WEIGHTS_ONLY])
+def test_a_trial_is_built_from_an_old_checkpoint(
+    whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path, version: str
+) -> None:
+    """By its class, and by the code in it, with its hyperparameters and its config."""
+    old = write_old(tmp_path / "old", version, whole[Trial][1])
+    expected = torch.load(whole[Trial][1] / "state-dict.pth", weights_only=True)["models_state_dict"][0]
+    given: Any = pytorch.load_trial_from_checkpoint_path(old, trial_class=Trial)
+    found: Any = pytorch.load_trial_from_checkpoint_path(str(old))
+    for trial in (given, found):
+        assert_equal(trial.model.state_dict(), expected)
+        assert trial.context.get_global_batch_size() == 8
+        assert trial.context.get_experiment_config()["name"] == "old"
+    assert type(given) is Trial
+    assert type(found).__module__ == "model_def"
+
+
+def test_adams_state_of_older_versions_of_torch_goes_on_bit_for_bit(
+    whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path
+) -> None:
+    uncut, ours = whole[Adaptive]
+    old = write_old(tmp_path / "old", "0.18", ours)
+    state = torch.load(old / "state_dict.pth", weights_only=False)
+    (adam,) = state["optimizers_state_dict"]
+    for moments in adam["state"].values():
+        moments["step"] = int(moments["step"])
+    known = {"lr", "betas", "eps", "weight_decay", "amsgrad", "params"}  # torch 1.4
+    adam["param_groups"] = [{key: group[key] for key in known} for group in adam["param_groups"]]
+    torch.save(state, old / "state_dict.pth")
+    resumed, _ = train(Adaptive, tmp_path / "new", LENGTH, latest_checkpoint=str(old))
+    assert_equal(resumed.model.state_dict(), uncut.model.state_dict())
+
+
+def test_numpys_names_of_before_its_second_version_are_known(
+    whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path
+) -> None:
+    old = write_old(tmp_path / "old", "0.18", whole[Trial][1])
+    path = old / "state_dict.pth"
+    state = torch.load(path, weights_only=False)
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+    content = path.read_bytes()
+    assert b"numpy._core.multiarray\n" in content
+    path.write_bytes(content.replace(b"numpy._core.multiarray\n", b"numpy.core.multiarray\n"))
+    found = legacy.rng_of(checkpoint.read_state(old, []))
+    assert found is not None
+    assert np.array_equal(found["numpy"]["keys"].numpy(), state["rng_state"]["np_rng_state"][1])
+
+
+def test_a_models_own_submodule_called_module_keeps_its_name() -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Linear(1, 1)
+
+    state = {"models_state_dict": [Holder().state_dict(), {"module.module.weight": 1, "module.module.bias": 2}]}
+    legacy.without_ddp_prefix(state, [Holder(), Holder()])
+    assert [list(model) for model in state["models_state_dict"]] == [["module.weight", "module.bias"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "batches", "validated"),
+    [
+        ("trial_state.pkl", {"batches_trained": 7, "last_val": 4}, 7, 4),
+        ("trial_state.pkl", {"batches_trained": 7, "last_val": 0, "epochs_trained": None}, 7, None),
+        ("workload_sequencer.pkl", {"steps_completed": 6, "latest_batch": 5}, 6, None),
+    ],
+)
+def test_the_position_is_read_from_either_file(
+    tmp_path: Path, file: str, content: dict[str, Any], batches: int, validated: int | None
+) -> None:
+    (tmp_path / file).write_bytes(pickle.dumps(content))
+    assert legacy.read_progress(tmp_path) == Progress(batches=batches, validated=validated, saved=batches)
+
+
+def test_a_position_in_the_metadata_counts_where_there_is_no_other(tmp_path: Path) -> None:
+    (tmp_path / "metadata.json").write_text('{"steps_completed": 30}')
+    assert legacy.read_progress(tmp_path) == Progress(batches=30, saved=30)
+
+
+@pytest.mark.parametrize("content", [[7], {"epochs_trained": 1}, {"batches_trained": True}, {"batches_trained": -1}])
+def test_a_position_that_is_none_is_refused(tmp_path: Path, content: Any) -> None:
+    (tmp_path / "trial_state.pkl").write_bytes(pickle.dumps(content))
+    with pytest.raises(ValueError, match=r"trial_state\.pkl should .*" + re.escape(repr(content))):
+        legacy.read_progress(tmp_path)
+
+
+def test_what_is_left_of_one_of_ours_is_not_taken_for_an_old_one(
+    whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path
+) -> None:
+    rest = tmp_path / "checkpoint_5"
+    shutil.copytree(whole[Trial][1], rest)
+    (rest / "manifest.json").unlink()
+    (rest / "state_dict.pth").write_bytes(b"a callback's")
+    with pytest.raises(CheckpointError, match="never completed"):
+        pytorch.load_trial_from_checkpoint_path(rest, trial_class=Trial)
+
+
+class Malice:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return exec, (f"open({str(self.path)!r}, 'w').close()",)
+
+
+def test_nothing_in_a_checkpoint_is_run(whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path) -> None:
+    mark = tmp_path / "it has run"
+    pickle.loads(pickle.dumps(Malice(mark)))
+    assert mark.exists(), "it would run"
+    mark.unlink()
+    old = write_old(tmp_path / "old", "0.38", whole[Trial][1])
+    good = (old / "trial_state.pkl").read_bytes()
+    (old / "trial_state.pkl").write_bytes(pickle.dumps({"batches_trained": 5, "last_val": Malice(mark)}))
+    with pytest.raises(ValueError, match=r"trial_state\.pkl can't be read as plain data: it names builtins\.exec"):
+        train(Trial, tmp_path / "new", LENGTH, latest_checkpoint=str(old))
+    (old / "trial_state.pkl").write_bytes(good)
+    torch.save({**old_state(whole[Trial][1]), "callbacks": {"watch": Malice(mark)}}, old / "state_dict.pth")
+    with pytest.raises(
+        ValueError, match=r"state_dict\.pth can't be loaded as data: it names exec; nothing in it was run"
+    ):
+        train(Trial, tmp_path / "new", LENGTH, latest_checkpoint=str(old))
+    with pytest.raises(ValueError, match=r"state_dict\.pth can't be loaded as data"):
+        pytorch.load_trial_from_checkpoint_path(old, trial_class=Trial)
+    assert not mark.exists()
+
+
+class Best:
+    """What a callback of old kept as its state."""
+
+    def __init__(self, loss: float) -> None:
+        self.loss = loss
+
+
+def test_a_type_that_the_user_allows_is_loaded(whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path) -> None:
+    old = write_old(tmp_path / "old", "0.38", whole[Trial][1])
+    state = old_state(whole[Trial][1])
+    torch.save({**state, "callbacks": {"watch": {"epochs": 1, "best": Best(0.5)}}}, old / "state_dict.pth")
+    with pytest.raises(ValueError, match=r"it names tests\.pytorch\.test_old_checkpoints\.Best;.*add_safe_globals"):
+        train(Trial, tmp_path / "new", LENGTH, latest_checkpoint=str(old))
+    with torch.serialization.safe_globals([Best]):
+        resumed, _ = train(Trial, tmp_path / "new", TRAINED, latest_checkpoint=str(old))
+    (loaded,) = (call[1] for call in resumed.watch.calls if call[0] == "load_state_dict")
+    assert loaded["best"].loss == 0.5
+
+
+def test_what_torch_loads_as_data_in_no_case_is_told_by_its_reason(
+    whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path
+) -> None:
+    old = write_old(tmp_path / "old", "0.38", whole[Trial][1])
+    torch.save({"callbacks": {"watch": deque([1])}}, old / "state_dict.pth")
+    with (
+        torch.serialization.safe_globals([deque]),
+        pytest.raises(ValueError, match=r"lists, but got .*deque.*make plain"),
+    ):
+        pytorch.load_trial_from_checkpoint_path(old, trial_class=Trial)
+    trial: Any = pytorch.load_trial_from_checkpoint_path(
+        write_old(tmp_path / "trusted", "0.38", whole[Trial][1]),
+        trial_class=Trial,
+        torch_load_kwargs={"weights_only": False},
+    )
+    assert isinstance(trial, Trial)
+
+
+def test_a_state_with_both_sorts_of_keys_is_refused() -> None:
+    with pytest.raises(ValueError, match="both 'model_state_dict' and 'models_state_dict'"):
+        legacy.modern({"model_state_dict": {}, "models_state_dict": []})
+
+
+def test_a_schedule_that_was_not_there_and_apexs_state_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    found = legacy.modern({"model_state_dict": {"w": 1}, "lr_scheduler": None, "amp_state": {"x": 1}})
+    assert found == {
+        "models_state_dict": [{"w": 1}],
+        "optimizers_state_dict": [],
+        "lr_schedulers_state_dict": [],
+        "callbacks": {},
+    }
+    assert "apex is left out" in caplog.text
+
+
+def test_an_entrypoint_that_is_a_command_names_no_class(tmp_path: Path) -> None:
+    for entrypoint in ("python3 -m determined.launch.torch_distributed python3 train.py", ["python3", "train.py"]):
+        (tmp_path / "load_data.json").write_text(
+            json.dumps({"trial_cls_spec": None, "hparams": None, "experiment_config": {"entrypoint": entrypoint}})
+        )
+        assert legacy.describe(tmp_path)["trial_cls_spec"] is None

@@ -1,0 +1,109 @@
+"""Runs of two processes that are cut and resumed, also by another number of processes. All share one pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.pytorch import resume_ranks, resuming
+from tests.pytorch.fakes import FakeHost
+from tests.pytorch.processes import results_of_two
+from tests.pytorch.resuming import KINDS, MOVING, assert_goes_on
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("resume_ranks")
+
+
+@pytest.fixture(scope="module")
+def one(directory: Path) -> dict[str, dict[str, Any]]:
+    """The runs of one process that two go on from."""
+    return {kind: resuming.run(kind, FakeHost(directory / kind / "one")) for kind in MOVING}
+
+
+@pytest.fixture(scope="module")
+def ranks(directory: Path, one: dict[str, Any]) -> list[dict[str, Any]]:
+    """What both ranks have made of every kind."""
+    return results_of_two(resume_ranks.__file__, directory, limit_s=120)
+
+
+@pytest.mark.api("9.8")
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_go_on_bit_for_bit_wherever_they_were_cut(
+    ranks: list[dict[str, Any]], directory: Path, kind: str
+) -> None:
+    for rank in ranks:
+        for cut, resumed in rank[kind]["resumed"].items():
+            checkpoint = str(directory / kind / "two" / f"checkpoint_{cut}")
+            assert_goes_on(resumed, rank[kind]["whole"], cut, checkpoint)
+
+
+@pytest.mark.api("4.6")
+def test_both_ranks_count_epochs_by_the_chiefs_share(ranks: list[dict[str, Any]]) -> None:
+    """Of five batches of four the chief has three, the other rank two."""
+    for rank in ranks:
+        assert [(epoch, batch) for epoch, batch, _ in rank["plain"]["whole"]["seen"]] == [
+            (batch // 3, batch) for batch in range(resuming.BATCHES)
+        ]
+
+
+@pytest.mark.api("9.9")
+@pytest.mark.parametrize("kind", MOVING)
+def test_two_processes_go_on_with_the_batches_of_one(
+    ranks: list[dict[str, Any]], one: dict[str, dict[str, Any]], kind: str
+) -> None:
+    for cut in ranks[0][kind]["from one"]:
+        both = [rank[kind]["from one"][cut] for rank in ranks]
+        assert global_batches(both) == global_batches([one[kind]])[cut:]
+        for run in both:
+            assert_close(run, one[kind], cut)
+
+
+@pytest.mark.api("9.9")
+@pytest.mark.parametrize("kind", MOVING)
+def test_one_process_goes_on_with_the_batches_of_two(
+    ranks: list[dict[str, Any]], directory: Path, tmp_path: Path, kind: str
+) -> None:
+    whole = [rank[kind]["whole"] for rank in ranks]
+    for cut in resuming.cuts(kind):
+        checkpoint = str(directory / kind / "two" / f"checkpoint_{cut}")
+        alone = resuming.run(kind, FakeHost(tmp_path / str(cut)), latest_checkpoint=checkpoint)
+        assert global_batches([alone]) == global_batches(whole)[cut:]
+        assert_close(alone, whole[0], cut)
+
+
+@pytest.mark.api("9.9")
+def test_a_run_that_has_moved_twice_still_has_its_first_batches(
+    ranks: list[dict[str, Any]], one: dict[str, dict[str, Any]], directory: Path, tmp_path: Path
+) -> None:
+    cut = resuming.cuts("shuffled")[0]
+    later = cut + 1
+    checkpoint = str(directory / "shuffled" / "from_one" / str(cut) / f"checkpoint_{later}")
+    again = resuming.run("shuffled", FakeHost(tmp_path), latest_checkpoint=checkpoint)
+    assert global_batches([again]) == global_batches([one["shuffled"]])[later:]
+    assert_close(again, one["shuffled"], later)
+
+
+def global_batches(runs: Iterable[dict[str, Any]]) -> list[tuple[int, int, list[int]]]:
+    """(epoch, batch, records of all processes) of each step."""
+    steps = zip(*(run["seen"] for run in runs), strict=True)
+    return [(parts[0][0], parts[0][1], sorted(record for part in parts for record in part[2])) for parts in steps]
+
+
+def assert_close(run: dict[str, Any], whole: dict[str, Any], cut: int) -> None:
+    """The weights of the whole run, and its losses where this rank has reported any."""
+    weights, expected = (found["state"]["models_state_dict"][0] for found in (run, whole))
+    assert weights.keys() == expected.keys()
+    for name in weights:
+        torch.testing.assert_close(weights[name], expected[name])
+    if run["reports"]:
+        expected_losses = {batches: losses["loss"] for batches, _, losses, _ in whole["reports"] if batches > cut}
+        losses = {batches: losses["loss"] for batches, _, losses, _ in run["reports"]}
+        assert losses == pytest.approx(expected_losses, rel=1e-5)

@@ -1,0 +1,77 @@
+"""TensorBoard's event files, written by hand and read by TensorBoard itself."""
+
+from __future__ import annotations
+
+import doctest
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import crc32c
+
+from dray.training import event_file
+from dray.training.event_file import EventFile
+
+
+def read(directory: Path) -> Any:
+    """What TensorBoard shows of a directory."""
+    shown = EventAccumulator(str(directory), size_guidance={"scalars": 0})
+    shown.Reload()
+    return shown
+
+
+def test_the_checksum_is_the_known_one() -> None:
+    assert doctest.testmod(event_file).failed == 0
+
+
+@given(st.binary())
+def test_checksums_are_those_of_tensorboard(data: bytes) -> None:
+    assert event_file.crc32c(data) == crc32c(data)
+
+
+@given(
+    st.floats(0, 1e11),
+    st.integers(0, 2**62),
+    st.dictionaries(st.text(max_size=200), st.floats(width=32, allow_nan=False)),
+)
+def test_an_event_says_what_it_was_given(wall_time: float, step: int, values: dict[str, float]) -> None:
+    event = Event.FromString(event_file.scalars(wall_time, step, values))
+    assert (event.wall_time, event.step) == (wall_time, step)
+    assert [(value.tag, value.simple_value) for value in event.summary.value] == list(values.items())
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(1e300, math.inf), (-1e300, -math.inf), (math.inf, math.inf), (math.nan, math.nan)]
+)
+def test_what_no_float_holds_is_infinite_and_nan_stays(value: float, shown: float) -> None:
+    (found,) = Event.FromString(event_file.scalars(1.0, 1, {"x": value})).summary.value
+    assert found.simple_value == pytest.approx(shown, nan_ok=True)
+
+
+def test_tensorboard_reads_the_file(tmp_path: Path) -> None:
+    file = EventFile(tmp_path / "new" / "tensorboard")
+    file.write(event_file.scalars(100.0 + i, i, {"a": i / 2, "b": -i}) for i in range(300))
+    shown = read(file.path.parent)
+    assert shown.Tags()["scalars"] == ["a", "b"]
+    assert [(s.wall_time, s.step, s.value) for s in shown.Scalars("a")] == [(100.0 + i, i, i / 2) for i in range(300)]
+    file.close()
+
+
+def test_a_restart_drops_what_came_from_its_step_on(tmp_path: Path) -> None:
+    first = EventFile(tmp_path)
+    first.write(event_file.scalars(1.0, step, {"a": 1.0}) for step in range(8))
+    first.close()
+    second = EventFile(tmp_path)
+    second.write([event_file.restart(2.0, 5)])
+    second.write(event_file.scalars(2.0, step, {"a": 2.0}) for step in range(5, 7))
+    second.close()
+    assert second.path.name > first.path.name
+    assert [(s.step, s.value) for s in read(tmp_path).Scalars("a")] == [(i, 1.0) for i in range(5)] + [
+        (5, 2.0),
+        (6, 2.0),
+    ]

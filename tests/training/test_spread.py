@@ -1,0 +1,75 @@
+"""A model over several processes, as far as one process shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dray.training.spread import SpreadModel, hang_up, is_hung_up
+
+
+@pytest.fixture
+def world() -> Iterator[Any]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=77))
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.api("2.16")
+def test_attributes_of_the_model_within_stay_reachable(world: Any) -> None:
+    net = nn.Sequential(nn.Linear(2, 1))
+    net.tag = "mine"  # type: ignore[assignment]
+    spread = SpreadModel(net)
+    assert spread.tag == "mine"
+    with pytest.raises(AttributeError, match="no attribute 'lable'"):
+        spread.lable  # noqa: B018
+
+
+def test_gradients_have_a_group_of_their_own_with_the_programs_patience(world: Any) -> None:
+    one, two = SpreadModel(nn.Linear(2, 1)), SpreadModel(nn.Linear(2, 1))
+    assert one.process_group is two.process_group is not world
+    assert one.process_group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=77)
+
+
+def test_a_model_that_was_cut_off_is_the_model_within(world: Any) -> None:
+    net = nn.Linear(2, 1)
+    spread = SpreadModel(net)
+    hang_up([spread])
+    hang_up([spread])  # as each rank does, of those that leave
+    x = torch.ones(3, 2)
+    assert torch.equal(spread(x), net(x))
+    spread(x).sum().backward()
+    assert net.weight.grad is not None
+    assert net.weight.grad.tolist() == [[3.0, 3.0]]
+
+
+def test_the_next_model_is_on_a_new_line(world: Any) -> None:
+    first = SpreadModel(nn.Linear(2, 1))
+    group = first.process_group
+    hang_up([nn.Linear(1, 1)])
+    assert first.connected, "no model of this call was on it"
+    hang_up([first])
+    assert SpreadModel(nn.Linear(2, 1)).process_group is not group
+
+
+def test_a_new_process_group_has_a_new_line() -> None:
+    groups = []
+    for _ in range(2):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        groups.append(SpreadModel(nn.Linear(2, 1)).process_group)
+        dist.destroy_process_group()
+    assert groups[0] is not groups[1]
+
+
+def test_only_what_a_connection_says_is_a_hang_up() -> None:
+    gloo = "[.../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:26000"
+    assert is_hung_up(RuntimeError(gloo))
+    assert is_hung_up(dist.DistBackendError("NCCL communicator was aborted"))
+    assert not is_hung_up(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_hung_up(ValueError(gloo))
