@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dray.core import get_cluster_info as get_cluster_info
+    from dray.experiment.errors import ConfigError as ConfigError
+    from dray.experiment.errors import ExperimentError as ExperimentError
     from dray.experiment.experiment import Experiment as Experiment
     from dray.experiment.result import Result as Result
     from dray.imports import import_from_path as import_from_path
@@ -21,14 +23,26 @@ __version__ = "0.1.0"
 LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
 
 _HOMES = {
+    "ConfigError": "dray.experiment.errors",
     "Experiment": "dray.experiment.experiment",
+    "ExperimentError": "dray.experiment.errors",
     "Result": "dray.experiment.result",
     "InvalidHP": "dray.pytorch",
     "get_cluster_info": "dray.core",
     "import_from_path": "dray.imports",
 }
 
-__all__ = ["LOG_FORMAT", "Experiment", "InvalidHP", "Result", "__version__", "get_cluster_info", "import_from_path"]
+__all__ = [
+    "LOG_FORMAT",
+    "ConfigError",
+    "Experiment",
+    "ExperimentError",
+    "InvalidHP",
+    "Result",
+    "__version__",
+    "get_cluster_info",
+    "import_from_path",
+]
 
 
 def __getattr__(name: str) -> object:

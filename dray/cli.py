@@ -14,7 +14,9 @@ from typing import Annotated
 import typer
 
 import dray
+from dray.cluster.startup_hook import HOOK, StartupHookFailed
 from dray.experiment.errors import ConfigError, ExperimentError
+from dray.script import ScriptFailed
 from searchers.errors import JournalError
 
 # Imports of torch and Ray stay inside the commands: `dray --help` answers at once.
@@ -89,6 +91,10 @@ def _told() -> Iterator[None]:
     except ConfigError as error:
         raise _exit(str(error), _BAD_INPUT) from None
     except ExperimentError as error:
+        raise _exit(str(error), _FAILED) from None
+    except StartupHookFailed as error:
+        raise _exit(f"{HOOK} {error}", _BAD_INPUT) from None
+    except ScriptFailed as error:
         raise _exit(str(error), _FAILED) from None
     except JournalError as error:  # damaged, or another driver is writing it
         raise _exit(str(error), _BAD_INPUT) from None

@@ -30,8 +30,8 @@ from searchers.events import Action, Create, Done, Exited, Reported, Stop
 from searchers.search import Search
 
 HEAD_NODE = {"node:__internal_head__": 0.0001}
-"""Handles sit on the head node and hold up no idle worker node. (Tune refuses `CPU: 0`; a part of a CPU could deadlock
-against the placement groups that the trials' workers wait for.)"""
+"""Holds an actor on the head node, without a claim on what trials need, and holds up no idle worker node. (Tune refuses
+`CPU: 0`; a part of a CPU could deadlock against the placement groups that the trials' workers wait for.)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,6 +77,7 @@ def test_packages_and_folders_without_init_are_told_apart_too(tmp_path: Path) ->
         assert importlib.import_module("my_package.inner").x == name
 
 
+@pytest.mark.api("8.15")
 def test_with_block_forgets_and_gives_back_what_was_there(tmp_path: Path) -> None:
     outer = model_dir(tmp_path, "outer", my_model="x = 'outer'")
     inner = model_dir(tmp_path, "inner", my_model="x = 'inner'")

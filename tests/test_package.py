@@ -10,6 +10,7 @@ import pytest
 import dray
 
 
+@pytest.mark.api("8.15")
 def test_public_names_are_loaded_on_first_use() -> None:
     code = (
         "import sys, dray\n"

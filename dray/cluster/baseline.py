@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import multiprocessing
 import os
+import sys
+import threading
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -27,6 +31,11 @@ class Baseline:
         self._cudnn = {
             name: getattr(torch.backends.cudnn, name) for name in ("benchmark", "deterministic", "allow_tf32")
         }
+        self._path, self._argv = list(sys.path), list(sys.argv)
+        self._hooks = (sys.excepthook, threading.excepthook)
+        self._start_method = multiprocessing.get_start_method(allow_none=True)
+        self._recursion = sys.getrecursionlimit()
+        self._warnings = list(warnings.filters)
         root = logging.getLogger()
         self._log = (root.level, list(root.handlers))
 
@@ -45,6 +54,17 @@ class Baseline:
                 del os.environ[name]
             os.environ.update(self._environment)
         os.chdir(self._directory)
+        sys.path[:], sys.argv[:] = self._path, self._argv
+        sys.excepthook, threading.excepthook = self._hooks
+        if multiprocessing.get_start_method(allow_none=True) != self._start_method:
+            # Programs set it as their first act, and it can be set but once.
+            multiprocessing.set_start_method(self._start_method, force=True)
+        if sys.getrecursionlimit() != self._recursion:
+            sys.setrecursionlimit(self._recursion)
+        if warnings.filters != self._warnings:
+            warnings.filters[:] = self._warnings  # type: ignore[index]  # a list, though it is declared as a Sequence
+            # As warnings.simplefilter() does: modules remember what they have shown under the filters of before.
+            warnings._filters_mutated()  # type: ignore[attr-defined]
         if torch.get_default_dtype() != self._dtype:
             torch.set_default_dtype(self._dtype)
         torch.set_default_device(None)
@@ -58,6 +78,10 @@ class Baseline:
             if getattr(torch.backends.cudnn, name) != value:
                 setattr(torch.backends.cudnn, name, value)
         torch.set_grad_enabled(True)
+        dynamo = sys.modules.get("torch._dynamo.eval_frame")
+        if dynamo is not None and dynamo.cached_backends:
+            # Else the models of a few trials fill the cache of one function, and those that follow run uncompiled.
+            torch._dynamo.reset()
         root = logging.getLogger()
         root.setLevel(self._log[0])
         root.handlers[:] = self._log[1]

@@ -52,7 +52,7 @@ class Result:
 class Message:
     """What the driver learns of, in order."""
 
-    kind: Literal["joined", "lost", "granted", "rows", "left", "handle"]
+    kind: Literal["arrived", "broken", "joined", "lost", "granted", "rows", "left", "handle"]
     group: str = ""
     trial: int = -1
     lease: int = -1
@@ -61,6 +61,12 @@ class Message:
     fatal: bool = False
     """The error is one of configuration: no restart and no other trial can do better."""
     report: dict[str, Any] | None = None
+    cause: Exception | None = None
+    """Of "broken"."""
+    placement: Any = None
+    """Of "arrived": the placement group."""
+    process: int = -1
+    """Of "handle": the process id."""
 
 
 class Signal:
@@ -88,6 +94,7 @@ class _Lease:
     begun: bool = False
     left: dict[int, Outcome] = field(default_factory=dict)
     told: bool = False
+    hearsay: str = ""
     unrecorded: int = 0
     waiting: dict[int, asyncio.Future[Verdict]] = field(default_factory=dict)
 
@@ -125,6 +132,19 @@ class Desk:
         self._best: float | None = None
 
     # ------------------------------------------------------------------ worker groups
+    async def arrived(self, group: str, placement: Any) -> None:
+        """A process of this group runs, on resources of this placement group; it has yet to import torch."""
+        self._post(Message(kind="arrived", group=group, placement=placement))
+
+    async def broken(self, group: str, cause: Exception) -> None:
+        """A process of this group can't run any trial, and another one in its place couldn't either.
+
+        Returns when the desk is closed.
+        """
+        self._post(Message(kind="broken", group=group, cause=cause, fatal=True))
+        while not self._closing:
+            await self._recorded.wait()
+
     async def next_lease(self, group: str, incarnation: str, rank: int, size: int, after: int) -> dict[str, Any] | None:
         """The next lease's specification for this rank; None when there is no more work.
 
@@ -210,17 +230,33 @@ class Desk:
         self._best = score
         return True
 
-    async def leave(self, lease: int, rank: int, outcome: Outcome, error: str = "", fatal: bool = False) -> None:
-        """This rank has left its trial. The first word on it counts; an error ends the trial of the other ranks too."""
+    async def leave(
+        self,
+        lease: int,
+        rank: int,
+        outcome: Outcome,
+        error: str = "",
+        fatal: bool = False,
+        *,
+        second_hand: bool = False,
+    ) -> None:
+        """This rank has left its trial. The first word on it counts; an error ends the trial of the other ranks too.
+
+        ``second_hand``: the error is that of another rank, whose own word on it is better.
+        """
         books = self._leases.get(lease)
         group = self._groups.get(books.group) if books is not None else None
         if books is None or group is None or group.lease is not books:
             return
         books.left[rank] = outcome
         failed = outcome in ("errored", "invalid_hp")
-        if failed or rank == 0:
+        if second_hand:
+            books.hearsay = error
+        elif failed or rank == 0:
             self._tell(books, outcome, error, fatal)
         if len(books.left) == group.size:
+            if books.hearsay:
+                self._tell(books, "errored", books.hearsay, fatal=False)
             outcomes = set(books.left.values())
             # A process group whose ranks did not all do the same may be out of step for ever.
             group.retire = ("errored" in outcomes and group.size > 1) or len(outcomes) > 1
@@ -230,6 +266,8 @@ class Desk:
 
     def _retire_unless_left(self, lease: _Lease, group: _Group) -> None:
         if group.lease is lease:
+            if lease.hearsay:
+                self._tell(lease, "errored", lease.hearsay, fatal=False)
             group.retire = True
             self._end(lease)
 
@@ -317,7 +355,7 @@ class Desk:
         """
         if process not in self._processes:
             self._processes.add(process)
-            self._post(Message(kind="handle", lease=process))
+            self._post(Message(kind="handle", process=process))
             self._due.fire()
         self._process_of[handle] = process
         self._handles.setdefault(handle, None)
@@ -331,7 +369,7 @@ class Desk:
                 result = next((r for r in self._results[trial] if r.number > seen), None)
                 if result is not None:
                     return result
-            elif trial is None and self._finished:
+            if self._finished and (trial is None or not self._results.get(trial)):
                 return None
             await self._due.wait()
 
@@ -423,7 +461,7 @@ class Desk:
         self._best = score
 
     async def finished(self) -> None:
-        """The search is over: waiting handles are sent home, free groups too."""
+        """The search is over, or the run is: waiting handles are sent home, free groups too."""
         self._finished = True
         self._due.fire()
         await self.close()

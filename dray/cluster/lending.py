@@ -15,29 +15,19 @@ from typing import Any
 
 import ray
 import ray.train
-from ray.train.torch import TorchConfig, TorchTrainer
 
 from dray.cluster.desk import Desk
-from dray.cluster.worker import serve_leases
+from dray.cluster.entry import serve_leases
+from dray.cluster.train_run import TrainRun
+from searchers.ray_tune import HEAD_NODE
 
 logger = logging.getLogger("dray")
-
-HEAD = {"node:__internal_head__": 0.0001}
-"""Holds an actor on the head node without a claim on what trials need."""
-
-TRAIN_ENVIRONMENT = {
-    # A dead worker is noticed after this long; the controller's poll costs a millisecond.
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "2",
-    # A group may wait for a cloud machine to boot; Train's own limit of 60 s would count as a failure.
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",
-}
 
 
 def start_desk(name: str) -> Any:
     """The desk as an actor on the head node, found by its name in this job's namespace. It dies with the driver."""
     # Long polls of every rank and handle are open at once.
-    actor = ray.remote(num_cpus=0, resources=HEAD, max_concurrency=100_000)(Desk)
+    actor = ray.remote(num_cpus=0, resources=HEAD_NODE, max_concurrency=100_000)(Desk)
     return actor.options(name=name).remote()
 
 
@@ -63,7 +53,8 @@ class WorkerGroup:
         name: unique within the experiment.
         desk: the desk's actor handle.
         slots: size and resources.
-        work: what every worker gets, see ``dray.cluster.worker.serve_leases``.
+        grows: the cluster may have an autoscaler.
+        work: what every worker gets, see ``dray.cluster.entry.serve_leases``.
         directory: where Ray Train keeps its own books.
         on_end: called in the group's thread with the error that ended the run, or None.
     """
@@ -74,15 +65,16 @@ class WorkerGroup:
         name: str,
         desk: Any,
         slots: Slots,
+        grows: bool,
         work: Mapping[str, Any],
         directory: Path,
         on_end: Callable[[str, BaseException | None], None],
     ) -> None:
         self.name = name
-        self._trainer = TorchTrainer(
+        self._trainer = TrainRun(
             serve_leases,
-            train_loop_config={**work, "desk": desk, "group": name},
-            torch_config=TorchConfig(backend="nccl" if slots.gpu else "gloo"),
+            grows=grows,
+            config={**work, "desk": desk, "group": name},
             scaling_config=ray.train.ScalingConfig(
                 num_workers=slots.per_trial,
                 use_gpu=slots.gpu,

@@ -15,9 +15,18 @@ from typing import Any
 
 import ray
 
-from dray.cluster.lending import TRAIN_ENVIRONMENT
-
 logger = logging.getLogger("dray")
+
+TRAIN_ENVIRONMENT = {
+    # A dead worker is noticed after this long; the controller's poll costs a millisecond.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "2",
+    # A group may wait for a cloud machine to boot; Train's own limit of 60 s would count as a failure.
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",
+}
+
+NO_PREEMPTION = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
+"""This machine is not taken away in the middle; watching for it costs a process for each group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +57,21 @@ def connect(address: str | None) -> Cluster:
         ConnectionError: there is no cluster at the address.
     """
     if ray.is_initialized():
+        os.environ.update(_missing(TRAIN_ENVIRONMENT))
         return Cluster(
             own=False, told=f"the Ray cluster at {ray.get_runtime_context().gcs_address}, already connected to"
         )
     address = address or os.environ.get("RAY_ADDRESS")
     if address and address != "local":
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        # Ray Train hands the driver's on to the processes of a run.
+        os.environ.update(_missing(TRAIN_ENVIRONMENT))
         return Cluster(own=False, told=f"the Ray cluster at {address}")
-    # Inherited by every process of the cluster. Set in the driver alone, Train would hand them on in a runtime
-    # environment, for which Ray starts each process a second time. The dashboard stays on: without it there is no State
-    # API, and then Train never frees the placement group of a controller that died.
-    with _environment(TRAIN_ENVIRONMENT):
-        ray.init(address="local", log_to_driver=False, logging_level=logging.ERROR)
+    # Inherited by every process of the cluster: as a runtime environment they would keep Ray from using the processes
+    # that it has ready. No dashboard (eight processes and a second) on a cluster that this experiment has for itself:
+    # who wants one starts Ray first.
+    with _environment({**TRAIN_ENVIRONMENT, **NO_PREEMPTION}):
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     return Cluster(own=True, told=f"a Ray cluster of its own on this machine, {_count(ray.cluster_resources())}")
 
 
@@ -105,13 +117,17 @@ def upload(directory: Path) -> str:
 
 @contextlib.contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    added = {name: value for name, value in variables.items() if name not in os.environ}
+    added = _missing(variables)
     os.environ.update(added)
     try:
         yield
     finally:
         for name in added:
             os.environ.pop(name, None)
+
+
+def _missing(variables: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name not in os.environ}
 
 
 def _count(resources: dict[str, float]) -> str:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import traceback
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import ray
 import ray.train
@@ -23,31 +25,54 @@ import torch.distributed
 from dray import core, pytorch
 from dray.cluster.baseline import Baseline
 from dray.cluster.desk import Outcome
+from dray.cluster.process_group import joined
+from dray.cluster.startup_hook import run_startup_hook_once
+from dray.cluster.train_run import print_as_python_does
+from dray.cluster.trial_log import log_as_python_starts, log_as_the_command_line, printed_to
 from dray.hosts import use_host
 from dray.hosts.ray_worker import Experiment, Lease, LeaseLost, RayHost
-from dray.training.errors import SearcherMetricError
-from dray.training.units import Batch, Records, TrainUnit
+from dray.script import Script, ScriptFailed, users_traceback
+from dray.training import rng
+from dray.training.errors import PeerFailed, SearcherMetricError
+
+Program: TypeAlias = type[pytorch.PyTorchTrial] | Script
 
 
 class GroupRetired(RuntimeError):
     """Ends these processes; Ray Train starts the group anew. Raised on purpose, by a rank that the desk told so."""
 
 
-def serve_leases(work: dict[str, Any]) -> None:
-    """Ray Train's ``train_loop_per_worker``: serve leases until the desk has no more.
-
-    Args:
-        work: ``desk`` (actor handle), ``group`` (name), ``experiment`` (``hosts.ray_worker.Experiment``),
-            ``load_trial`` (a callable that returns the PyTorchTrial class, and the directory of its code or None:
-            where trials run).
-    """
+def serve(work: dict[str, Any]) -> None:
+    """Serve leases until the desk has no more; ``work`` as in ``dray.cluster.entry.serve_leases``."""
     context = ray.train.get_context()
-    rank, size = context.get_world_rank(), context.get_world_size()
+    print_as_python_does()
+    load = work["load_trial"]
+    try:
+        code = load.place()
+        if code is not None:
+            run_startup_hook_once(code, work["run"])
+    except Exception as error:
+        return _give_up(work, error)
+    with joined(context):
+        try:
+            program = load()
+        except Exception as error:
+            return _give_up(work, error)
+        _serve(work, program, code, _distributed(context))
+
+
+def _give_up(work: dict[str, Any], error: Exception) -> None:
+    """Tell the driver of what would end every process that took this one's place, and wait until it ends the run."""
+    # Without what led to it: that may be of classes which the desk does not have.
+    error.__cause__ = error.__context__ = None
+    ray.get(work["desk"].broken.remote(work["group"], error.with_traceback(None)))
+
+
+def _serve(work: dict[str, Any], program: Program, code: Path | None, distributed: core.DistributedContext) -> None:
+    rank, size = distributed.rank, distributed.size
     desk, group = work["desk"], work["group"]
-    distributed = _distributed(context)
     # Shared by the ranks that Train has started together, and by no others.
     incarnation = distributed.broadcast(uuid.uuid4().hex)
-    trial_class, code = work["load_trial"]()
     baseline = Baseline()
     number = 0
     while True:
@@ -60,53 +85,85 @@ def serve_leases(work: dict[str, Any]) -> None:
         if rank == 0:
             desk.begun.remote(number)
         with baseline.kept():
-            outcome, error, fatal = _run_trial(trial_class, code, lease["lease"], work, distributed)
-        ray.get(desk.leave.remote(number, rank, outcome, error, fatal))
+            left = _run_trial(program, code, lease["lease"], work, distributed)
+        ray.get(desk.leave.remote(number, rank, left.outcome, left.error, left.fatal, second_hand=left.second_hand))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Left:
+    """How a trial ended on this rank.
+
+    Attributes:
+        error: a traceback, or a message for the user.
+        fatal: the error is that of all trials.
+        second_hand: the error is another rank's.
+    """
+
+    outcome: Outcome
+    error: str = ""
+    fatal: bool = False
+    second_hand: bool = False
 
 
 def _run_trial(
-    trial_class: type[pytorch.PyTorchTrial],
+    program: Program,
     code: Path | None,
     lease: Lease,
     work: Mapping[str, Any],
     distributed: core.DistributedContext,
-) -> tuple[Outcome, str, bool]:
-    """Run one lease. Returns how it ended, with the traceback of an error, and whether the error is everyone's."""
+) -> _Left:
+    """Run one lease."""
     experiment: Experiment = work["experiment"]
-    host = RayHost(desk=work["desk"], lease=lease, experiment=experiment, code_dir=code)
-    records = int(lease.hparams.get("global_batch_size", 1))
-    try:
-        if code is not None:
-            os.chdir(code)
-        with use_host(host):
-            outcome: Outcome | None = host.go_on() if distributed.rank == 0 else None
-            host.latest_checkpoint, outcome = distributed.broadcast((host.latest_checkpoint, outcome))
+    script = isinstance(program, Script)
+    host = RayHost(desk=work["desk"], lease=lease, experiment=experiment, code_dir=code, script=script)
+    with printed_to(lease.trial_dir / "logs" / f"rank_{distributed.rank}.log") as log:
+        try:
+            with use_host(host, distributed):
+                outcome: Outcome | None = host.go_on() if distributed.rank == 0 else None
+                host.latest_checkpoint, outcome = distributed.broadcast((host.latest_checkpoint, outcome))
+                if outcome is None:
+                    with _cluster_info(host, lease, experiment, distributed):
+                        if isinstance(program, Script):
+                            assert code is not None, "a program lies in a directory"
+                            log_as_python_starts()
+                            # pytorch.init() does it again; what comes before that should be the same each time, too.
+                            rng.seed_all(lease.trial_seed)
+                            program.run(code)
+                        else:
+                            log_as_the_command_line(work["log_format"])
+                            _train(program, code, experiment, host)
+                    # Only the chief's host knows of reports.
+                    ended = distributed.rank == 0 and (host.trained or not script)
+                    outcome = distributed.broadcast(host.end() if ended else None)
             if outcome is None:
-                with (
-                    _cluster_info(host, lease, experiment, distributed),
-                    pytorch.init(
-                        hparams=dict(lease.hparams), exp_conf=dict(experiment.config), distributed=distributed
-                    ) as context,
-                ):
-                    trial = trial_class(context)
-                    pytorch.Trainer(trial, context).fit(
-                        max_length=experiment.max_length,
-                        validation_period=_in_batches(experiment.validation_period, records),
-                        checkpoint_period=_in_batches(experiment.checkpoint_period, records),
-                        checkpoint_policy=experiment.checkpoint_policy,
-                        latest_checkpoint=host.latest_checkpoint,
-                    )
-                outcome = distributed.broadcast(host.end() if distributed.rank == 0 else host.outcome)
-            assert outcome is not None
-        return outcome, "", False
-    except LeaseLost:
-        return "interrupted", "", False
-    except pytorch.InvalidHP as e:
-        return "invalid_hp", str(e), False
-    except SearcherMetricError as e:
-        return "errored", str(e), True
-    except Exception:
-        return "errored", traceback.format_exc(), False
+                return _Left(outcome="errored", error=_never_trained(program), fatal=True)
+            return _Left(outcome=outcome)
+        except LeaseLost:
+            return _Left(outcome="interrupted")
+        except pytorch.InvalidHP as e:
+            return _Left(outcome="invalid_hp", error=str(e))
+        except SearcherMetricError as e:
+            return _Left(outcome="errored", error=str(e), fatal=True)
+        except ScriptFailed as e:
+            told = f"{e}; the end of what it printed ({log.path}):\n{log.end()}"
+            return _Left(outcome="errored", error=told)
+        except Exception as e:
+            told = users_traceback(e, code) if script and code is not None else traceback.format_exc()
+            print(told, end="", file=sys.stderr)
+            return _Left(outcome="errored", error=told, second_hand=isinstance(e, PeerFailed))
+        finally:
+            host.flush()
+
+
+def _train(trial_class: type[pytorch.PyTorchTrial], code: Path | None, experiment: Experiment, host: RayHost) -> None:
+    """What a trial that is a class is: one ``fit()``, as the experiment's config has it."""
+    if code is not None:
+        os.chdir(code)
+    frequency = experiment.config["optimizations"]["aggregation_frequency"]
+    with pytorch.init(aggregation_frequency=frequency) as context:
+        pytorch.Trainer(trial_class(context), context).fit(
+            checkpoint_policy=experiment.checkpoint_policy, latest_checkpoint=host.latest_checkpoint
+        )
 
 
 @contextlib.contextmanager
@@ -125,6 +182,7 @@ def _cluster_info(
         latest_checkpoint=host.latest_checkpoint,
         slot_ids=tuple(range(distributed.local_size)),
         container_addrs=tuple(dict.fromkeys(distributed.allgather(ray.util.get_node_ip_address()))),
+        container_rank=distributed.cross_rank,
         user_data=experiment.config.get("data") or {},
     )
     before = core.set_cluster_info(info)
@@ -134,11 +192,13 @@ def _cluster_info(
         core.set_cluster_info(before)
 
 
-def _in_batches(period: TrainUnit | None, global_batch_size: int) -> TrainUnit | None:
-    """Periods in records, which `fit()` does not take, in batches."""
-    if isinstance(period, Records) and isinstance(period.value, int):
-        return Batch(-(-period.value // global_batch_size))
-    return period
+def _never_trained(program: Program) -> str:
+    assert isinstance(program, Script), "a trial that is a class is one fit()"
+    return (
+        f"entrypoint: {program.command} has ended without a call of Trainer.fit(), or with one that was left at once, "
+        "so that the search has nothing to compare; make a trainer with pytorch.init() and call its fit() when the "
+        "program runs as __main__"
+    )
 
 
 def _distributed(context: ray.train.TrainContext) -> core.DistributedContext:

@@ -1,4 +1,4 @@
-"""The trial's class on its way to the workers."""
+"""The trial's class, or the program that trains it, on its way to the workers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dray.experiment.entrypoint import load_trial_class
+from dray.experiment.command import parse_entrypoint
+from dray.experiment.entrypoint import load_entrypoint, module_file
 from dray.experiment.errors import EntrypointError
+from dray.script import Script
 
 if TYPE_CHECKING:
     from dray.pytorch import PyTorchTrial
@@ -16,20 +18,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromDirectory:
-    """Imports ``entrypoint`` from a directory; None: from the worker's own path, where Ray has unpacked the code."""
+    """Takes ``entrypoint`` from a directory; None: from the worker's own path, where Ray has unpacked the code."""
 
-    entrypoint: str
+    entrypoint: str | list[str]
     directory: str | None
 
-    def __call__(self) -> tuple[type[PyTorchTrial], Path | None]:
-        """The class, and the directory of its code."""
+    def place(self) -> Path:
+        """The directory of the code, on this machine.
+
+        Raises:
+            EntrypointError: it is not here.
+        """
         if self.directory is not None:
-            return load_trial_class(self.entrypoint, self.directory), Path(self.directory)
-        module, _, _ = self.entrypoint.partition(":")
-        for entry in sys.path:
-            if (file := Path(entry, *module.split("."))).with_suffix(".py").exists() or (file / "__init__.py").exists():
-                return load_trial_class(self.entrypoint, entry), Path(entry)
-        raise EntrypointError([("entrypoint", f"no module {module} on this worker; looked in {', '.join(sys.path)}")])
+            return Path(self.directory).resolve()
+        program = parse_entrypoint(self.entrypoint)
+        module = program.partition(":")[0] if isinstance(program, str) else program.module
+        for entry in (Path(name).resolve() for name in sys.path):
+            if (module is not None and module_file(entry, module)) or (
+                isinstance(program, Script) and program.file is not None and (entry / program.file).is_file()
+            ):
+                return entry
+        what = f"module {module}" if module is not None else f"script {program.file}"  # type: ignore[union-attr]
+        raise EntrypointError([("entrypoint", f"no {what} on this worker; looked in {', '.join(sys.path)}")])
+
+    def __call__(self) -> type[PyTorchTrial] | Script:
+        """The class, or the program.
+
+        Raises:
+            EntrypointError: it is not here, or cannot be imported.
+        """
+        return load_entrypoint(self.entrypoint, self.place())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +56,12 @@ class ByValue:
 
     trial: Any
 
-    def __call__(self) -> tuple[type[PyTorchTrial], Path | None]:
-        """The class; its code is in no directory."""
-        return self.trial, None
+    def place(self) -> None:
+        """Its code is in no directory."""
+
+    def __call__(self) -> type[PyTorchTrial]:
+        """The class."""
+        return self.trial  # type: ignore[no-any-return]
 
 
 def place_of(trial: type[PyTorchTrial]) -> tuple[str, Path] | None:

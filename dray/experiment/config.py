@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from typing_extensions import assert_never
 
+from dray.experiment.command import parse_entrypoint
 from dray.experiment.errors import ConfigError, EntrypointError, Fault
 from dray.experiment.faults import faults_of
 from dray.experiment.length import Length, LengthUnit
@@ -62,7 +63,7 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any] | ExperimentC
         path = Path(source)
         raw, told, name = _plain(read_mapping(path)), str(source), path.stem
     raw = _without_nulls(raw)
-    raw.setdefault("name", name or _class_name(raw.get("entrypoint")) or "experiment")
+    raw.setdefault("name", name or _name_of(raw.get("entrypoint")) or "experiment")
     faults = [*_schema_faults(raw), *broken_rules(raw)]
     if faults:
         raise ConfigError(_each_once(faults), told)
@@ -77,7 +78,7 @@ def build_space(config: ExperimentConfig) -> Space:
 def build_method(config: ExperimentConfig) -> Method:
     """The search method of a checked config, at its start. Lengths and rungs are in ``searcher.max_length.unit``."""
     searcher = config.searcher
-    max_length = searcher.max_length.value
+    max_length = None if searcher.max_length is None else searcher.max_length.value
     match searcher.name:
         case "single":
             return Single(max_length=max_length)
@@ -91,6 +92,7 @@ def build_method(config: ExperimentConfig) -> Method:
         case "asha" | "async_halving":
             assert searcher.max_trials is not None
             assert searcher.num_rungs is not None
+            assert max_length is not None
             return ASHA(
                 max_trials=searcher.max_trials,
                 max_concurrent_trials=searcher.max_concurrent_trials,
@@ -139,5 +141,12 @@ def _without_nulls(raw: Mapping[Any, Any]) -> dict[str, Any]:
     }
 
 
-def _class_name(entrypoint: object) -> str | None:
-    return entrypoint.rpartition(":")[2] or None if isinstance(entrypoint, str) else None
+def _name_of(entrypoint: object) -> str | None:
+    """Of the class, or of the program's file."""
+    try:
+        program = parse_entrypoint(entrypoint)
+    except ValueError:  # told elsewhere
+        return None
+    if isinstance(program, str):
+        return program.rpartition(":")[2]
+    return program.module or Path(str(program.file)).stem

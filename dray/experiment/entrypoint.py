@@ -1,22 +1,104 @@
-"""From ``entrypoint: module:Class`` to the trial's class, or to one clear error."""
+"""From ``entrypoint`` to the trial's class, or to the program that trains one; or to one clear error."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import os
 import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from dray.experiment.errors import EntrypointError
+from dray.cluster.startup_hook import HOOK
+from dray.experiment.command import EXAMPLES, parse_entrypoint
+from dray.experiment.errors import EntrypointError, ImportRaisedError
 from dray.imports import forget_model_dir, use_model_dir
+from dray.script import Script
 
 if TYPE_CHECKING:
     from dray.pytorch import PyTorchTrial
 
 _SHOWN_TRACEBACK_LINES = 12
+
+
+def load_entrypoint(
+    entrypoint: str | list[str] | None, model_dir: str | os.PathLike[str]
+) -> type[PyTorchTrial] | Script:
+    """Import the class that ``entrypoint`` names from ``model_dir``, or find the program there, ready to run.
+
+    The directory stays at the front of ``sys.path`` as with ``load_trial_class``.
+
+    Args:
+        entrypoint: ``module:Class``, or a program, see ``parse_entrypoint``.
+        model_dir: The directory of the model's code.
+
+    Raises:
+        EntrypointError: as ``load_trial_class``; there is no such program, or it has a syntax error.
+    """
+    if not entrypoint:
+        raise _error("entrypoint", f"required, got nothing; {EXAMPLES}")
+    try:
+        program = parse_entrypoint(entrypoint)
+    except ValueError as error:
+        raise _error("entrypoint", str(error)) from None
+    if isinstance(program, str):
+        return load_trial_class(program, model_dir)
+    directory = _directory(model_dir).resolve()
+    use_model_dir(directory)
+    _check_program(program, directory)
+    return program
+
+
+def check_entrypoint(entrypoint: str | list[str] | None, model_dir: str | os.PathLike[str]) -> None:
+    """Tell a bad entrypoint before Ray starts.
+
+    With a ``startup-hook.sh`` the model's imports are left to the workers, where that has brought what they need.
+
+    Raises:
+        EntrypointError: as ``load_entrypoint``.
+    """
+    try:
+        load_entrypoint(entrypoint, model_dir)
+    except ImportRaisedError:
+        if not (Path(model_dir) / HOOK).is_file():
+            raise
+
+
+def _check_program(program: Script, directory: Path) -> None:
+    if program.file is None:
+        assert program.module is not None
+        if module_file(directory, program.module) is None and not _installed(program.module, directory):
+            raise _error("entrypoint", _no_module(program.module, directory))
+        return
+    path = directory / program.file
+    if path.is_dir():
+        raise _error("entrypoint", f"{program.file} in {directory} is a directory; for a package: python3 -m package")
+    if not path.is_file():
+        there = sorted(str(file.relative_to(directory)) for file in directory.rglob("*.py"))
+        near = difflib.get_close_matches(program.file, there, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the scripts there are {', '.join(there[:12]) or 'none'}"
+        raise _error("entrypoint", f"no script {program.file} in {directory}; {hint}")
+    try:
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise _error("entrypoint", _raised(program.file, directory, error, doing="reading")) from None
+
+
+def module_file(directory: Path, module: str) -> Path | None:
+    """The file of a module, or of a package, that lies in ``directory``; None if it has none there."""
+    place = directory.joinpath(*module.split("."))
+    for file in (place.with_suffix(".py"), place / "__main__.py", place / "__init__.py"):
+        if file.is_file():
+            return file
+    return None
+
+
+def _installed(module: str, directory: Path) -> bool:
+    """Whether a module outside of the model's directory has this name; only its outermost package is looked for."""
+    outermost = module.partition(".")[0]
+    return module_file(directory, outermost) is None and importlib.util.find_spec(outermost) is not None
 
 
 def load_trial_class(entrypoint: str | None, model_dir: str | os.PathLike[str]) -> type[PyTorchTrial]:
@@ -33,9 +115,7 @@ def load_trial_class(entrypoint: str | None, model_dir: str | os.PathLike[str]) 
         EntrypointError: no such directory, module or class, the module raises when it is imported (with the end of its
             traceback), or the class is not a ``PyTorchTrial``.
     """
-    directory = Path(model_dir)
-    if not directory.is_dir():
-        raise _error("model_dir", f"no such directory: {directory}; give the one that holds the model's code")
+    directory = _directory(model_dir)
     if not entrypoint:
         raise _error("entrypoint", "required, got nothing; for example entrypoint: model_def:DigitsTrial")
     module_name, colon, class_name = entrypoint.partition(":")
@@ -43,6 +123,13 @@ def load_trial_class(entrypoint: str | None, model_dir: str | os.PathLike[str]) 
         raise _error("entrypoint", f"must be module:Class, got {entrypoint!r}; for example model_def:DigitsTrial")
     module = _import(module_name, directory.resolve())
     return _find(module, class_name)
+
+
+def _directory(model_dir: str | os.PathLike[str]) -> Path:
+    directory = Path(model_dir)
+    if not directory.is_dir():
+        raise _error("model_dir", f"no such directory: {directory}; give the one that holds the model's code")
+    return directory
 
 
 def _import(name: str, directory: Path) -> ModuleType:
@@ -58,7 +145,7 @@ def _import(name: str, directory: Path) -> ModuleType:
         failure = error
     # Half an import must not be found by the next attempt, after the file was mended.
     forget_model_dir()
-    raise _error("entrypoint", _raised(name, directory, failure)) from failure
+    raise ImportRaisedError([("entrypoint", _raised(name, directory, failure))]) from failure
 
 
 def _find(module: ModuleType, name: str) -> type[PyTorchTrial]:
@@ -97,7 +184,7 @@ def _no_module(name: str, directory: Path) -> str:
     return f"no module {name} in {directory}{there}"
 
 
-def _raised(name: str, directory: Path, error: BaseException) -> str:
+def _raised(name: str, directory: Path, error: BaseException, *, doing: str = "importing") -> str:
     """What went wrong in the user's file, with the end of the traceback, from that file on."""
     frames = traceback.extract_tb(error.__traceback__)
     first = next((i for i, frame in enumerate(frames) if Path(frame.filename).is_relative_to(directory)), len(frames))
@@ -105,7 +192,7 @@ def _raised(name: str, directory: Path, error: BaseException) -> str:
         [*traceback.format_list(frames[first:]), *traceback.format_exception_only(type(error), error)]
     ).splitlines()
     shown = "\n".join(f"    | {line}" for line in lines[-_SHOWN_TRACEBACK_LINES:])
-    return f"importing {name} from {directory} raised {type(error).__name__}; mend it there:\n{shown}"
+    return f"{doing} {name} from {directory} raised {type(error).__name__}; mend it there:\n{shown}"
 
 
 def _error(path: str, what: str) -> EntrypointError:

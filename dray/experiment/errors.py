@@ -45,7 +45,11 @@ class ConfigError(ValueError):
 
 
 class EntrypointError(ConfigError):
-    """``entrypoint`` does not lead to a class that can be trained."""
+    """``entrypoint`` does not lead to a class that can be trained, nor to a program."""
+
+
+class ImportRaisedError(EntrypointError):
+    """The module of ``entrypoint`` is there, but raises when it is imported."""
 
 
 class ExperimentError(RuntimeError):

@@ -16,8 +16,9 @@ from dray.experiment.code import ByValue, FromDirectory, place_of
 from dray.experiment.config import ExperimentConfig, load_config
 from dray.experiment.directory import ExperimentDirectory, new_path
 from dray.experiment.display import Display
-from dray.experiment.entrypoint import load_trial_class
+from dray.experiment.entrypoint import check_entrypoint
 from dray.experiment.errors import ConfigError, EntrypointError, ExperimentError
+from dray.experiment.faults import missing_field
 from dray.experiment.metrics_log import MetricsLog
 from dray.experiment.result import Result, replayed
 from searchers.journal import Journal
@@ -34,8 +35,9 @@ class Experiment:
 
     Args:
         config: a YAML file's path, or a mapping of the same shape.
-        model_dir: the directory that the config's ``entrypoint`` is imported from; the config file's own by default.
-            It is copied into the experiment, and brought to the workers.
+        model_dir: the directory that the config's ``entrypoint`` is imported from, or run in; the config file's own by
+            default. It is copied into the experiment, and brought to the workers; a ``startup-hook.sh`` in it runs on
+            each machine before its first worker imports from it.
         trial: the class itself, in place of the entrypoint.
         path: the experiment's directory; a new one in the config's storage by default.
         address: of a Ray cluster. By default the one that this process is connected to, or that ``RAY_ADDRESS`` names,
@@ -71,7 +73,9 @@ class Experiment:
         else:
             if code is None:
                 code = Path(config).parent if isinstance(config, (str, os.PathLike)) else Path()
-            load_trial_class(checked.entrypoint, code)
+            check_entrypoint(checked.entrypoint, code)
+        if trial is not None and checked.searcher.max_length is None:
+            raise ConfigError([missing_field(("searcher",), "max_length")])
         self._trial = trial if place is None else None
         self._config = checked
         self._code = code
@@ -103,7 +107,7 @@ class Experiment:
         self._trial, self._code, self._address, self._resumes = trial, None, address, True
         self.path = directory.path
         if self._config.entrypoint is not None:
-            load_trial_class(self._config.entrypoint, directory.code)
+            check_entrypoint(self._config.entrypoint, directory.code)
         elif trial is None:
             told = "the experiment's class came from a script or a notebook; give it: resume(path, trial=MyTrial)"
             raise EntrypointError([("trial", told)])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from dray import pytorch
+from dray import core, pytorch
+from dray.cluster.startup_hook import run_startup_hook
 from dray.experiment.config import ExperimentConfig, build_method, build_space
-from dray.experiment.entrypoint import load_trial_class
+from dray.experiment.entrypoint import check_entrypoint, load_entrypoint
 from dray.hosts import LocalHost, use_host
+from dray.script import Script
+from dray.training.units import in_batches
 from searchers.search import Search
 
 log = logging.getLogger(__name__)
@@ -34,8 +38,12 @@ class OneTrialHost(LocalHost):
         super().__init__(directory, trial_seed=search.seed_of(0), code_dir=code_dir)
         length = config.searcher.max_length
         self.metric = config.searcher.metric
-        self.max_length = length.to_unit()
-        self.rungs = [type(self.max_length)(int(rung)) for rung in search.method.rungs]
+        self.max_length = None if length is None else length.to_unit()
+        self.rungs = [] if length is None else [type(length.to_unit())(int(rung)) for rung in search.method.rungs]
+        period, saving = config.min_validation_period, config.min_checkpoint_period
+        records = int(search.params(0).get("global_batch_size", 1))  # type: ignore[call-overload]
+        self.validation_period = None if period is None else in_batches(period.to_unit(), records)
+        self.checkpoint_period = None if saving is None else in_batches(saving.to_unit(), records)
         self._sign = 1 if config.searcher.smaller_is_better else -1
         self._best = math.inf
 
@@ -60,16 +68,22 @@ def run_local(
     Args:
         config: Any experiment; ``resources`` are ignored, there is one process.
         model_dir: The directory of the model's code.
-        trial: The trial's class; by default ``config.entrypoint`` of ``model_dir``.
+        trial: The trial's class; by default ``config.entrypoint`` of ``model_dir``, after its ``startup-hook.sh``.
         path: Where metrics and checkpoints go; a fresh directory below ``~/dray_results/local`` by default.
 
     Returns:
         That directory.
 
     Raises:
-        EntrypointError: the class cannot be loaded. Errors of the trial itself are not caught: a debugger sees them.
+        EntrypointError: the class cannot be loaded, or there is no such program.
+        StartupHookFailed: ``startup-hook.sh`` ended with an error.
+        ScriptFailed: the program exited with a code other than 0. Errors of the trial itself are not caught: a debugger
+            sees them.
     """
-    trial_class = trial if trial is not None else load_trial_class(config.entrypoint, model_dir)
+    if trial is None:
+        check_entrypoint(config.entrypoint, model_dir)
+        run_startup_hook(Path(model_dir))
+    program = trial if trial is not None else load_entrypoint(config.entrypoint, model_dir)
     search = Search(
         build_method(config),
         build_space(config),
@@ -83,11 +97,30 @@ def run_local(
         config, search, code_dir=Path(model_dir).resolve(), directory=None if path is None else Path(path)
     )
     log.info("trial 0 of %s, in this process: %s", config.name, hparams)
-    period, saving = config.min_validation_period, config.min_checkpoint_period
-    with host, use_host(host), pytorch.init(hparams=hparams, exp_conf=config.to_dict()) as context:
-        pytorch.Trainer(trial_class(context), context).fit(
-            validation_period=None if period is None else period.to_unit(),
-            checkpoint_period=None if saving is None else saving.to_unit(),
-            checkpoint_policy=config.checkpoint_policy,
-        )
+    info = core.ClusterInfo(
+        trial=core.TrialInfo(
+            trial_id=0, experiment_id=0, trial_seed=host.trial_seed, hparams=hparams, config=config.to_dict()
+        ),
+        user_data=config.data,
+    )
+    with host, use_host(host), _known_to_trial(info):
+        if isinstance(program, Script):
+            program.run(Path(model_dir).resolve())
+        else:
+            _train(program, config)
     return host.directory
+
+
+def _train(trial: type[pytorch.PyTorchTrial], config: ExperimentConfig) -> None:
+    with pytorch.init(aggregation_frequency=config.optimizations.aggregation_frequency) as context:
+        pytorch.Trainer(trial(context), context).fit(checkpoint_policy=config.checkpoint_policy)
+
+
+@contextlib.contextmanager
+def _known_to_trial(info: core.ClusterInfo) -> Iterator[None]:
+    """What `get_cluster_info()` says in the body."""
+    before = core.set_cluster_info(info)
+    try:
+        yield
+    finally:
+        core.set_cluster_info(before)

@@ -16,6 +16,7 @@ from dray.experiment.config import build_method, build_space
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.errors import ExperimentError
 from dray.experiment.metrics_log import read_metrics
+from dray.script import Script
 from dray.storage import CheckpointStore
 from searchers.journal import Journal
 from searchers.search import Search
@@ -122,16 +123,24 @@ class Result:
             checkpoint=Checkpoint.from_directory(str(checkpoint)),
         )
 
-    def load_best_trial(self) -> PyTorchTrial:
-        """The user's trial with the weights of ``best_trial.checkpoint``, on this machine's first device."""
+    def load_best_trial(self, trial_kwargs: Mapping[str, Any] | None = None) -> PyTorchTrial:
+        """The user's trial with the weights of ``best_trial.checkpoint``, on this machine's first device.
+
+        Args:
+            trial_kwargs: arguments of its constructor beside ``context``, as a program may give it some.
+        """
         from dray.pytorch import load_trial_from_checkpoint_path
 
         entrypoint = self._directory.config().entrypoint
         trial = self._trial
         if trial is None:
             assert entrypoint is not None, "an experiment without an entrypoint was given its class"
-            trial, _ = FromDirectory(entrypoint=entrypoint, directory=str(self._directory.code))()
-        return load_trial_from_checkpoint_path(self.best_trial.checkpoint.path, trial_class=trial)
+            found = FromDirectory(entrypoint=entrypoint, directory=str(self._directory.code))()
+            # The class that a program trains is known by its checkpoints.
+            trial = None if isinstance(found, Script) else found
+        return load_trial_from_checkpoint_path(
+            self.best_trial.checkpoint.path, trial_class=trial, trial_kwargs=dict(trial_kwargs or {})
+        )
 
     def best_batches(self) -> pd.Series[int]:
         """Where each trial had its best validation, by trial_id."""

@@ -8,9 +8,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dray.experiment.command import parse_entrypoint
 from dray.experiment.errors import Fault
 from dray.experiment.faults import missing_field
 from dray.experiment.schema import SEARCHER_FIELDS, Resources, Searcher, SearcherName
+from dray.script import Script
 from searchers.errors import SpaceError
 from searchers.space import parse
 
@@ -26,6 +28,7 @@ _REQUIRED: dict[SearcherName, tuple[str, ...]] = {
 def broken_rules(raw: Mapping[str, Any]) -> Iterator[Fault]:
     """The faults that no single field shows."""
     yield from _searcher(raw.get("searcher"))
+    yield from _length(raw)
     yield from _storage(raw.get("checkpoint_storage"))
     hyperparameters = raw.get("hyperparameters", {})
     if isinstance(hyperparameters, Mapping):
@@ -44,6 +47,20 @@ def _searcher(raw: object) -> Iterator[Fault]:
         takers = [kind for kind in ("random", "asha") if field in SEARCHER_FIELDS[kind]]
         what = f"{name} has no such field, got {raw[field]!r}; remove it, or use name: {' or '.join(takers)}"
         yield Fault(f"searcher.{field}", what)
+
+
+def _length(raw: Mapping[str, Any]) -> Iterator[Fault]:
+    """A search needs no length of its own where it compares trials at their ends only, and ``fit()`` says where that
+    is: in a program that calls it."""
+    searcher = raw.get("searcher")
+    if not isinstance(searcher, Mapping) or searcher.get("max_length") is not None:
+        return
+    try:
+        program = parse_entrypoint(raw["entrypoint"]) if "entrypoint" in raw else None
+    except ValueError:
+        return  # told elsewhere, and unknown whether it is one
+    if not isinstance(program, Script) or searcher.get("name") not in ("single", "random"):
+        yield missing_field(("searcher",), "max_length")
 
 
 def _storage(raw: object) -> Iterator[Fault]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import secrets
 import signal
 import threading
 import time
@@ -19,10 +20,13 @@ from types import FrameType
 from typing import Any
 
 import ray
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 
+import dray
 from dray.cluster.desk import Message
 from dray.cluster.lending import Slots, WorkerGroup, start_desk
 from dray.cluster.ray_cluster import Cluster, most_slots, slot_kind, slots_now, upload
+from dray.cluster.startup_hook import HOOK, StartupHookFailed
 from dray.experiment.code import ByValue, FromDirectory
 from dray.experiment.config import ExperimentConfig
 from dray.experiment.directory import ExperimentDirectory
@@ -31,7 +35,7 @@ from dray.experiment.errors import ConfigError, ExperimentError
 from dray.experiment.metrics_log import MetricsLog
 from dray.hosts.ray_worker import Experiment as TrialsExperiment
 from dray.hosts.ray_worker import Lease
-from dray.training.units import TrainUnit
+from dray.training.units import Batch, TrainUnit
 from searchers.events import Started
 from searchers.journal import Journal
 from searchers.ray_tune import Answer, TuneDriver
@@ -43,8 +47,8 @@ CLUSTER_CHECK_S = 5.0
 """How often the driver looks whether the cluster has grown."""
 GROUP_STARTS_IN_VAIN = 5
 """A group that starts so often without finishing one lease ends the experiment."""
-FIRST_BATCH_S = 30.0
-"""How long what the first report does not need (Tune, further groups) leaves a small machine its CPUs."""
+IN_TURN_S = 30.0
+"""How long the first group, then Tune, then further groups, are given to start in turn on a machine of our own."""
 STOP_GRACE_S = 120.0
 """How long trials may take to save when the driver is told to stop."""
 
@@ -91,23 +95,27 @@ class Run:
         self._stop_signals = 0
         self._groups: dict[str, WorkerGroup] = {}
         self._booting: set[str] = set()
+        self._groups_wanted = 0
         self._starts: Counter[str] = Counter()
+        self._placements: dict[str, PlacementGroup] = {}
         self._ended_groups: list[tuple[str, BaseException | None]] = []
         self._recorded: Counter[int] = Counter()
         self._group_numbers = itertools.count()
         self._failed_groups = 0
-        # On a small machine of its own, what the first trial does not need waits until it trains.
-        self._trains = not cluster.own
+        # On a machine of our own they share its few CPUs. While the first group imports torch, on one core, Tune may
+        # start; when that group trains, further groups may.
+        self._tune_may_start = self._groups_may_start = not cluster.own
         self._slots = self._find_slots()
         self._experiment = self._for_trials()
+        # Of this run of the experiment; one that resumes it is another.
+        self._name = f"{directory.path.name}-{secrets.token_hex(4)}"
         name = f"dray-desk-{directory.path.name}"
         self.desk = start_desk(name)
         self._tune = TuneDriver(
             search,
             lock=self._lock,
             act=self._act,
-            # One to spare, so that a result never waits for a handle that is being made ready for its next trial.
-            wanted=lambda: max(1, len(self._groups)) + 1,
+            wanted=self._handles_wanted,
             expect=self.desk.expect.remote,
             lost=self.desk.lost.remote,
             source=name,
@@ -141,13 +149,14 @@ class Run:
 
     def _for_trials(self) -> TrialsExperiment:
         searcher = self.config.searcher
-        unit = type(searcher.max_length.to_unit())
+        length = _unit(searcher.max_length)
+        unit = type(length) if length is not None else Batch
         return TrialsExperiment(
             experiment_id=1,
             config=self.config.to_dict(),
             metric=searcher.metric,
             smaller_is_better=searcher.smaller_is_better,
-            max_length=searcher.max_length.to_unit(),
+            max_length=length,
             rungs=tuple(unit(int(rung)) for rung in self.search.method.rungs),
             validation_period=_unit(self.config.min_validation_period),
             checkpoint_period=_unit(self.config.min_checkpoint_period),
@@ -192,12 +201,12 @@ class Run:
         while self._error is None and self._tune.error is None and not self._stop_signals:
             self._read_mail()
             if tune.ident is None:
-                if self._trains or time.monotonic() - began > FIRST_BATCH_S:
+                if self._tune_may_start or time.monotonic() - began > IN_TURN_S:
                     tune.start()
             elif not tune.is_alive() and self.search.done is not None:
                 break
             self._look_after_groups()
-            if time.monotonic() - looked > (CLUSTER_CHECK_S if self._trains else FIRST_BATCH_S):
+            if time.monotonic() - looked > (CLUSTER_CHECK_S if self._groups_may_start else IN_TURN_S):
                 looked = time.monotonic()
                 self._start_groups()
             self.display.update(self.search, self.counts, len(self._groups) - len(self._booting), len(self._groups))
@@ -216,6 +225,8 @@ class Run:
         with contextlib.suppress(ray.exceptions.RayError):  # there may be no desk to ask any more
             self._let_trials_save()
         self._tune.stop()
+        # Tune looks at its stopping only when a handle returns.
+        self.desk.finished.remote()
         if tune.ident is not None:
             tune.join(10)
         if not self.cluster.own:
@@ -236,6 +247,11 @@ class Run:
             if self._on_message is not None:
                 self._on_message(message)
             match message.kind:
+                case "arrived":
+                    self._tune_may_start = True
+                    self._placements[message.group] = message.placement
+                case "broken":
+                    self._error = _told_by_worker(message.cause)
                 case "joined":
                     self._booting.discard(message.group)
                     self._starts[message.group] += 1
@@ -253,7 +269,7 @@ class Run:
                 case "granted":
                     self._bind(message)
                 case "rows":
-                    self._trains = True
+                    self._groups_may_start = True
                     assert message.report is not None
                     self._metrics.append(message.trial, message.report["rows"])
                     self._recorded[message.lease] += 1
@@ -291,8 +307,7 @@ class Run:
             return
         self.display.failure(trial, message.error)
         if message.fatal:
-            field_path, _, what = message.error.partition(": ")
-            self._error = ConfigError([(field_path, what)])
+            self._error = _config_error(message.error)
             return
         self.counts.restarts[trial] += 1
         again = self.counts.restarts[trial] <= self.config.max_restarts
@@ -316,12 +331,20 @@ class Run:
     def _slots_free(self) -> int:
         return slots_now("gpu" if self._slots.gpu else "cpu", self._slots.cpus_per_slot)
 
+    def _handles_wanted(self) -> int:
+        """One a group, and one to spare, so that no result waits for a handle that is made ready for its next trial.
+
+        All at once, when further groups may start: results wait while a handle starts, so that each start is a pause.
+        """
+        up = len(self._groups) - len(self._booting)
+        return (self._groups_wanted if up and self._groups_may_start else up) + 1
+
     def _start_groups(self) -> None:
         """Start as many groups as the cluster has room and the search has trials for."""
         with self._lock:
             live = sum(not trial.ended for trial in self.search.trials.values())
         room = max(1, self._slots_free() // self._slots.per_trial)
-        wanted = min(room, max(live, len(self._groups)))
+        self._groups_wanted = wanted = min(room, max(live, len(self._groups)))
         # Starting a group takes several seconds of CPU on the head: one after another, the first one trains sooner.
         at_once = max(1, int(ray.cluster_resources().get("CPU", 1)) // 4)
         while len(self._groups) < wanted and len(self._booting) < at_once:
@@ -331,7 +354,13 @@ class Run:
                 name=name,
                 desk=self.desk,
                 slots=self._slots,
-                work={"experiment": self._experiment, "load_trial": self._load_trial},
+                grows=not self.cluster.own,
+                work={
+                    "experiment": self._experiment,
+                    "load_trial": self._load_trial,
+                    "run": self._name,
+                    "log_format": dray.LOG_FORMAT,
+                },
                 directory=self._directory.ray,
                 on_end=lambda name, error: self._ended_groups.append((name, error)),
             )
@@ -345,6 +374,8 @@ class Run:
             self._groups.pop(name, None)
             self._booting.discard(name)
             self.desk.dismiss.remote(name)
+            if name in self._placements:
+                remove_placement_group(self._placements.pop(name))
             self._failed_groups += 1
             self.display.say(
                 f"worker group {name} ended: {str(error).strip().splitlines()[-1] if error else 'no error'}"
@@ -352,7 +383,7 @@ class Run:
             if self._failed_groups > GROUP_STARTS_IN_VAIN:
                 self._error = ExperimentError(f"{self._failed_groups} worker groups ended, the last with: {error}")
                 return
-        if not self._booting and self._trains:
+        if not self._booting and self._groups_may_start:
             self._start_groups()
 
     # ------------------------------------------------------------------ signals
@@ -378,6 +409,22 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+def _told_by_worker(cause: Exception | None) -> Exception:
+    """Why no trial can run, for the user."""
+    match cause:
+        case ConfigError():
+            return cause
+        case StartupHookFailed():
+            return ConfigError([(HOOK, str(cause))], "The model's directory")
+    return ExperimentError(f"a worker can't run any trial: {cause!r}")
+
+
+def _config_error(error: str) -> ConfigError:
+    """From a worker's message, ``field: what is wrong with it``."""
+    field_path, _, what = error.partition(": ")
+    return ConfigError([(field_path, what)])
 
 
 def _unit(length: Any) -> TrainUnit | None:

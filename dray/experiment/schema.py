@@ -6,23 +6,22 @@ What needs more than one field to judge stands in ``rules.py``; how a fault is w
 from __future__ import annotations
 
 import os
-import re
 import secrets
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
+from dray.experiment.command import parse_entrypoint
 from dray.experiment.length import Length, parse_length
 
 SearcherName: TypeAlias = Literal["single", "random", "asha", "async_halving"]
 MAX_SEED = 2**32 - 1
 
 
-def _entrypoint(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text):
-        raise ValueError(f"must be module:Class, got {text!r}; for example model_def:DigitsTrial")
-    return text
+def _entrypoint(raw: object) -> object:
+    parse_entrypoint(raw)
+    return raw
 
 
 def _whole_if_whole(number: float) -> float:
@@ -63,7 +62,9 @@ class Searcher(_Section):
         min_length=1, description="the validation metric that the search compares", examples=["validation_loss"]
     )
     smaller_is_better: bool = Field(default=True, description="whether the metric is to fall", examples=[True])
-    max_length: MaxLength = Field(description="how long a trial trains at most", examples=["{epochs: 16}"])
+    max_length: MaxLength | None = Field(
+        default=None, description="how long a trial trains at most", examples=["{epochs: 16}"]
+    )
     max_trials: int | None = Field(default=None, ge=1, description="how many trials there are", examples=[64])
     max_concurrent_trials: int = Field(
         default=16, ge=0, description="how many trials run at once at most, 0 for no limit", examples=[16]
@@ -97,6 +98,17 @@ class Resources(_Section):
         default=None, description="what a slot is; found out from the cluster where it is not said", examples=["gpu"]
     )
     cpus_per_slot: int = Field(default=1, ge=1, description="CPUs that each worker gets", examples=[1])
+
+
+class Optimizations(_Section):
+    """How gradients become steps, for a trial that is a class; a program says so in ``pytorch.init()``."""
+
+    aggregation_frequency: int = Field(
+        default=1, ge=1, description="batches whose gradients are added up before the optimizer steps", examples=[4]
+    )
+    average_aggregated_gradients: bool = Field(
+        default=True, description="divide the sum of gradients by aggregation_frequency", examples=["true"]
+    )
 
 
 class CheckpointStorage(_Section):
@@ -134,7 +146,8 @@ class ExperimentConfig(_Section):
     """A checked experiment config. Made by ``load_config``; equal configs with equal seeds run equal searches.
 
     Attributes:
-        entrypoint: ``module:Class``; None where the trial's class is given from Python.
+        entrypoint: ``module:Class``, or a program such as ``python3 train.py --epochs 1`` (also as a list of words);
+            None where the trial's class is given from Python.
         hyperparameters: As written: constants and spaces, by name.
         data: Free for the user; the trial reads it with ``context.get_data_config()``.
         min_validation_period: A trial validates at least this often; None: only where the search or the end asks.
@@ -146,8 +159,8 @@ class ExperimentConfig(_Section):
     description: str = Field(default="", description="for people", examples=["a first sweep"])
     labels: list[str] = Field(default_factory=list, description="for people", examples=["[digits, sweep]"])
     data: dict[str, Any] = Field(default_factory=dict, description="free for the trial", examples=["{path: /data}"])
-    entrypoint: Annotated[str, AfterValidator(_entrypoint)] | None = Field(
-        default=None, description="the trial's class", examples=["model_def:DigitsTrial"]
+    entrypoint: Annotated[str | list[str] | None, BeforeValidator(_entrypoint)] = Field(
+        default=None, description="the trial's class, or a program", examples=["model_def:DigitsTrial"]
     )
     hyperparameters: dict[str, Any] = Field(
         default_factory=dict, description="constants and spaces", examples=["{global_batch_size: 64}"]
@@ -157,6 +170,11 @@ class ExperimentConfig(_Section):
     )
     resources: Resources = Field(
         default_factory=Resources, description="what a trial runs on", examples=["{slots_per_trial: 1}"]
+    )
+    optimizations: Optimizations = Field(
+        default_factory=Optimizations,
+        description="how gradients become steps",
+        examples=["{aggregation_frequency: 4}"],
     )
     min_validation_period: Period = Field(default=None, description="how often to validate", examples=["{epochs: 1}"])
     min_checkpoint_period: Period = Field(default=None, description="how often to save", examples=["{epochs: 1}"])
@@ -190,6 +208,7 @@ SECTIONS: dict[tuple[str, ...], type[_Section]] = {
     (): ExperimentConfig,
     ("searcher",): Searcher,
     ("resources",): Resources,
+    ("optimizations",): Optimizations,
     ("checkpoint_storage",): CheckpointStorage,
     ("reproducibility",): Reproducibility,
 }

@@ -1,6 +1,6 @@
 """Where a training run happens: a laptop, a group of torchrun processes, a Ray worker."""
 
-from dray.hosts.current import current_host, use_host
+from dray.hosts.current import current_host, current_peers, use_host
 from dray.hosts.local import LocalHost
 
-__all__ = ["LocalHost", "current_host", "use_host"]
+__all__ = ["LocalHost", "current_host", "current_peers", "use_host"]

@@ -45,6 +45,8 @@ class LocalHost:
     latest_checkpoint: str | None = None
     max_length: TrainUnit | None = None
     rungs: Sequence[TrainUnit] = ()
+    validation_period: TrainUnit | None = None
+    checkpoint_period: TrainUnit | None = None
     metric: str | None = None
     best_supported = False
 

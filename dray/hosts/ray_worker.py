@@ -15,10 +15,14 @@ import ray
 
 from dray.storage import CheckpointStore, verify
 from dray.training.host import Report
-from dray.training.units import Batch, Epoch, TrainUnit
+from dray.training.units import Batch, Epoch, TrainUnit, in_batches
 
 REPORT = "report.json"
 """In a checkpoint, beside the state: what was measured since the one before, for a driver that never heard it."""
+
+TOGETHER_S = 0.25
+"""Training metrics, which nobody waits for, travel with what is reported within this time: a message costs over a
+millisecond of CPU time."""
 
 REPORTS_IN_FLIGHT = 16
 """Reports that may be on their way before the trial waits for one to arrive."""
@@ -40,7 +44,7 @@ class Experiment:
         config: the experiment's config, as plain data.
         metric: the validation metric that the search compares.
         smaller_is_better: of the metric.
-        max_length: as the search has it; reports count in its unit.
+        max_length: as the search has it; reports count in its unit, in batches if it has none.
         rungs: absolute lengths at which the search decides, in the same unit.
         validation_period, checkpoint_period: at least so often, or None.
         checkpoint_policy: best, all or none.
@@ -50,7 +54,7 @@ class Experiment:
     config: Mapping[str, Any]
     metric: str
     smaller_is_better: bool
-    max_length: TrainUnit
+    max_length: TrainUnit | None
     rungs: Sequence[TrainUnit]
     validation_period: TrainUnit | None
     checkpoint_period: TrainUnit | None
@@ -90,24 +94,35 @@ class RayHost:
         lease: what to run.
         experiment: what it belongs to.
         code_dir: copied into every checkpoint, or None.
+        script: the trial is a program, and ends with it, not with the `fit()` in it.
     """
 
     best_supported = True
 
-    def __init__(self, *, desk: Any, lease: Lease, experiment: Experiment, code_dir: Path | None) -> None:
+    def __init__(
+        self, *, desk: Any, lease: Lease, experiment: Experiment, code_dir: Path | None, script: bool = False
+    ) -> None:
         self.experiment_id, self.trial_id, self.trial_seed = experiment.experiment_id, lease.trial_id, lease.trial_seed
         self.latest_checkpoint: str | None = None
         self.tensorboard_path = lease.trial_dir / "tensorboard"
         self.code_dir = code_dir
         self.max_length: TrainUnit | None = experiment.max_length
         self.rungs = experiment.rungs
+        records = int(lease.hparams.get("global_batch_size", 1))
+        self.validation_period = in_batches(experiment.validation_period, records)
+        self.checkpoint_period = in_batches(experiment.checkpoint_period, records)
         self.metric: str | None = experiment.metric
         self.outcome: Ending = "completed"
         self._desk, self._lease, self._experiment = desk, lease, experiment
         self._store = CheckpointStore(lease.trial_dir)
         self._in_flight: deque[Any] = deque()
+        self._kept: list[dict[str, Any]] = []
+        self._sent = -math.inf
         self._since_checkpoint: list[dict[str, Any]] = []
         self._ended = False
+        self._script = script
+        self._reported = False
+        self._last: dict[str, Any] | None = None
 
     # ------------------------------------------------------------------ checkpoints
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
@@ -133,12 +148,27 @@ class RayHost:
 
     # ------------------------------------------------------------------ reports
     def publish(self, report: Report) -> bool:
+        if self._ended or self._last is not None:
+            raise RuntimeError(
+                "a trial of an experiment is one fit(): the search has had the last report of this one, and compares "
+                "nothing that comes after; train further models in experiments of their own"
+            )
         message = self._message(report)
+        self._reported = True
         if report.checkpoint is None:
             self._since_checkpoint += message["rows"]
-        if self.outcome != "completed":  # the last checkpoint of a trial that was told to end
+        if self.outcome != "completed":  # the last checkpoint of a trial that was told to end, and it still is
             message["final"] = False
-            return self._obey(self._send(message, decides=False))
+            self._obey(self._send(message, decides=False))
+            return True
+        if self._script and report.final:
+            self._last = message
+            return False
+        if report.validation is None and report.checkpoint is None and not report.decides and not report.final:
+            self._kept += message["rows"]
+            if time.monotonic() < self._sent + TOGETHER_S:
+                return self._obey(self._heard())
+            message["rows"] = []
         return self._obey(self._send(message, decides=report.decides or report.final))
 
     def go_on(self) -> Ending | None:
@@ -162,20 +192,37 @@ class RayHost:
             return self.outcome
         return "completed" if message["final"] else None
 
+    @property
+    def trained(self) -> bool:
+        """Whether the trial's code has called `fit()`, now or before the checkpoint that it went on from."""
+        return self._reported or self.latest_checkpoint is not None
+
     def end(self) -> Ending:
         """The trial's code has returned. How the trial ended: completed, stopped by the search, or interrupted."""
         if self.outcome == "completed" and not self._ended:
-            self._send({"rows": [], "step": None, "value": None, "final": True}, decides=True)
+            last = self._last or {"rows": [], "step": None, "value": None}
+            self._send({**last, "final": True}, decides=True)
         while self._in_flight:
             ray.get(self._in_flight.popleft())
         return self.outcome
 
+    def flush(self) -> None:
+        """Send what is kept, also of a trial that failed."""
+        if self._kept:
+            self._send({"rows": [], "step": None, "value": None, "final": False}, decides=False)
+
     def _send(self, message: dict[str, Any], decides: bool) -> str:
+        message = {**message, "rows": [*self._kept, *message["rows"]]}
+        self._kept, self._sent = [], time.monotonic()
         answer = self._desk.report.remote(self._lease.number, message, decides)
         self._ended = self._ended or message["final"]
         if decides:
             return str(ray.get(answer))
         self._in_flight.append(answer)
+        return self._heard()
+
+    def _heard(self) -> str:
+        """The first answer to what was sent that is not "continue", so far as answers have come."""
         verdict = "continue"
         while self._in_flight and verdict == "continue":
             # Only the oldest is looked at: reports arrive in order.
@@ -216,7 +263,8 @@ class RayHost:
             "rows": rows,
             "step": self._step(report) if ranked else None,
             "value": self._metric_of(report.validation) if report.validation is not None else None,
-            "final": report.final,
+            # A program that fails after fit() has not completed its trial: it is run again.
+            "final": report.final and not self._script,
         }
 
     def _step(self, report: Report) -> float:
@@ -225,7 +273,7 @@ class RayHost:
                 assert report.epochs is not None, "a length in epochs was resolved without the length of an epoch"
                 # Batch k of epoch e is a little over e - 1; whole epochs are whole numbers, which rungs compare with.
                 return round(report.epochs) if math.isclose(report.epochs, round(report.epochs)) else report.epochs
-            case Batch():
+            case Batch() | None:
                 return report.batches
             case _:
                 return report.batches * int(self._lease.hparams["global_batch_size"])

@@ -300,3 +300,59 @@ def test_when_the_search_is_over_waiting_handles_go_home() -> None:
         assert await handle is None
 
     scene(play)
+
+
+def test_handle_of_an_unfinished_trial_goes_home_too_when_the_run_ends() -> None:
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3)
+        task(desk.report(lease, REPORT, True))
+        assert (await desk.serve("h", 100, 0)).number == 1  # type: ignore[union-attr]
+        await desk.answer(3, 1, False)
+        waiting = task(desk.serve("h", 100, 1))
+        await settle()
+        assert not waiting.done()
+        await desk.finished()
+        assert await waiting is None
+
+    scene(play)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_rank_that_failed_is_heard_before_one_that_failed_because_of_it(first: int) -> None:
+    async def play(desk: Desk) -> list[Message]:
+        lease = await lend(desk, 3, size=2)
+        for rank in (first, 1 - first):
+            if rank == 1:
+                await desk.leave(lease, 1, "errored", "its own error")
+            else:
+                await desk.leave(lease, 0, "errored", "rank 1 failed", second_hand=True)
+        return [message for message in await mail(desk) if message.kind == "left"]
+
+    [left] = scene(play)
+    assert (left.outcome, left.error) == ("errored", "its own error")
+
+
+def test_an_error_at_second_hand_counts_where_no_other_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play(desk: Desk, ranks: int) -> list[str]:
+        lease = await lend(desk, 3, size=2)
+        for rank in range(ranks):
+            await desk.leave(lease, rank, "errored", f"heard by {rank}", second_hand=True)
+        await settle()
+        return [message.error for message in await mail(desk) if message.kind == "left"]
+
+    monkeypatch.setattr(desk_module, "PEERS_GRACE_S", 0.0)
+    assert scene(lambda desk: play(desk, 1)) == ["heard by 0"]
+    assert scene(lambda desk: play(desk, 2)) == ["heard by 1"]
+
+
+def test_a_process_that_can_run_no_trial_says_why_and_waits_for_the_end_of_the_run() -> None:
+    async def play(desk: Desk) -> None:
+        cause = ValueError("no data here")
+        broken = task(desk.broken("g", cause))
+        [message] = await mail(desk)
+        assert (message.kind, message.group, message.cause) == ("broken", "g", cause)
+        assert not broken.done()
+        await desk.close()
+        await broken
+
+    scene(play)

@@ -8,7 +8,7 @@ import inspect
 import pytest
 
 USED = {
-    # module, attribute path: the parameters that are given, and the file that gives them
+    # module, attribute path: the parameters that are given (None: not called), and the file that gives them
     ("ray._private.state", "GlobalState.get_max_resources_from_cluster_config"): (set(), "dray/cluster/ray_cluster.py"),
     ("ray._private.runtime_env.working_dir", "upload_working_dir_if_needed"): (
         {"runtime_env", "include_gitignore", "scratch_dir", "logger"},
@@ -25,6 +25,29 @@ USED = {
     ("ray.tune.schedulers", "FIFOScheduler.choose_trial_to_run"): ({"tune_controller"}, "searchers/ray_tune.py"),
     ("ray.tune.search", "Searcher.suggest"): ({"trial_id"}, "searchers/ray_tune.py"),
     ("ray.tune.callback", "Callback.on_trial_recover"): ({"trial"}, "searchers/ray_tune.py"),
+    ("ray.train.v2.api.data_parallel_trainer", "DataParallelTrainer._create_default_callbacks"): (
+        set(),
+        "dray/cluster/train_run.py",
+    ),
+    ("ray.train.v2.api.data_parallel_trainer", "DataParallelTrainer._initialize_and_run_controller"): (
+        {"controller_init_kwargs"},
+        "dray/cluster/train_run.py",
+    ),
+    ("ray.train.v2._internal.execution.controller", "TrainController"): (
+        {"scaling_policy"},
+        "dray/cluster/train_run.py",
+    ),
+    ("ray.train.v2._internal.execution.controller", "TrainController.run"): (set(), "dray/cluster/train_run.py"),
+    ("ray.train.v2._internal.execution.controller", "TrainController.get_result"): (set(), "dray/cluster/train_run.py"),
+    ("ray.train.v2._internal.execution.scaling_policy", "FixedScalingPolicy.after_controller_start"): (
+        {"train_run_context"},
+        "dray/cluster/train_run.py",
+    ),
+    ("ray.train.v2._internal.execution.scaling_policy", "FixedScalingPolicy._maybe_send_resource_request"): (
+        set(),
+        "dray/cluster/train_run.py",
+    ),
+    ("ray.train.backend", "Backend.share_cuda_visible_devices"): (None, "dray/cluster/train_run.py"),
     ("ray.train.v2.api.config", "RunConfig"): ({"worker_runtime_env", "logging_config"}, "dray/cluster/lending.py"),
     ("ray.train.v2.api.config", "FailureConfig"): (
         {"max_failures", "controller_failure_limit"},
@@ -40,6 +63,8 @@ def test_ray_has_what_dray_uses_of_its_inside(module: str, path: str) -> None:
     for name in path.split("."):
         found = getattr(found, name, None)
         assert found is not None, f"Ray has no {module}.{path} any more; {file} uses it"
+    if parameters is None:
+        return
     missing = parameters - set(inspect.signature(found).parameters)
     assert not missing, f"Ray's {module}.{path} takes no {missing} any more; {file} gives them"
 
@@ -49,6 +74,7 @@ def test_ray_has_what_dray_uses_of_its_inside(module: str, path: str) -> None:
     [
         ("ray.train.v2._internal.constants", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"),
         ("ray.train.v2._internal.constants", "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S"),
+        ("ray.train.v2._internal.constants", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"),
         ("ray.train.v2._internal.constants", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"),
         ("ray.tune.execution.tune_controller", "TUNE_MAX_PENDING_TRIALS_PG"),
         ("ray.tune.execution.tune_controller", "TUNE_GLOBAL_CHECKPOINT_S"),
@@ -58,3 +84,37 @@ def test_ray_has_what_dray_uses_of_its_inside(module: str, path: str) -> None:
 def test_ray_still_reads_the_environment_variables_that_dray_sets(module: str, variable: str) -> None:
     source = inspect.getsource(importlib.import_module(module))
     assert variable in source, f"{module} reads {variable} no more: what dray sets has no effect"
+
+
+def test_helper_actors_that_dray_leaves_out_are_still_train_callbacks() -> None:
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
+    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+    from dray.cluster.train_run import TrainRun
+
+    def callbacks(grows: bool) -> tuple[set[type], set[type]]:
+        run = TrainRun(print, grows=grows, config={}, scaling_config=ScalingConfig(), run_config=RunConfig())
+        rays = DataParallelTrainer._create_default_callbacks(run)
+        return {type(one) for one in rays}, {type(one) for one in run._create_default_callbacks()}
+
+    rays, ours = callbacks(grows=False)
+    assert rays - ours == {DatasetsCallback, PlacementGroupCleanerCallback}
+    rays, ours = callbacks(grows=True)
+    assert rays - ours == {DatasetsCallback}
+
+
+def test_print_is_pythons_own_again_after_train_has_put_its_own_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    import builtins
+
+    from ray.train.v2._internal.logging.patch_print import patch_print_function
+
+    from dray.cluster.train_run import print_as_python_does
+
+    before = builtins.print
+    monkeypatch.setattr(builtins, "print", before)
+    patch_print_function()
+    assert builtins.print is not before
+    print_as_python_does()
+    assert builtins.print is before

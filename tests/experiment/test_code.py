@@ -14,6 +14,7 @@ import pytest
 
 from dray import imports, pytorch
 from dray.experiment.code import ByValue, FromDirectory, place_of
+from dray.experiment.command import parse_entrypoint
 from dray.experiment.errors import EntrypointError
 
 CODE = "from dray import pytorch\nclass MyTrial(pytorch.PyTorchTrial):\n    class Inner(pytorch.PyTorchTrial): ...\n"
@@ -47,16 +48,27 @@ def imported(directory: Path, name: str) -> ModuleType:
 
 
 def test_class_is_imported_from_its_directory(directory: Path) -> None:
-    found, code = pickle.loads(pickle.dumps(FromDirectory(entrypoint="my_model:MyTrial", directory=str(directory))))()
-    assert (found.__name__, code) == ("MyTrial", directory)
+    load = pickle.loads(pickle.dumps(FromDirectory(entrypoint="my_model:MyTrial", directory=str(directory))))
+    found = load()
+    assert (found.__name__, load.place()) == ("MyTrial", directory)
     assert found is sys.modules["my_model"].MyTrial
 
 
 @pytest.mark.parametrize("module", ["my_model", "my_package.deep", "my_package.deep.model"])
 def test_class_is_found_where_ray_has_put_the_code_on_the_path(directory: Path, module: str) -> None:
     sys.path.insert(1, str(directory))
-    found, code = FromDirectory(entrypoint=f"{module}:MyTrial", directory=None)()
-    assert (found.__module__, code) == (module, directory)
+    load = FromDirectory(entrypoint=f"{module}:MyTrial", directory=None)
+    found = load()
+    assert isinstance(found, type)
+    assert (found.__module__, load.place()) == (module, directory)
+
+
+@pytest.mark.parametrize("program", ["my_model.py", "my_package/deep/model.py", "-m my_package.deep.model"])
+def test_program_is_found_where_ray_has_put_the_code_on_the_path(directory: Path, program: str) -> None:
+    sys.path.insert(1, str(directory))
+    load = FromDirectory(entrypoint=f"python3 {program}", directory=None)
+    assert load.place() == directory
+    assert load() == parse_entrypoint(f"python3 {program}")
 
 
 def test_module_that_is_nowhere_on_the_path_is_an_error_that_tells_the_path(directory: Path) -> None:
@@ -65,10 +77,16 @@ def test_module_that_is_nowhere_on_the_path_is_an_error_that_tells_the_path(dire
         FromDirectory(entrypoint="my_model:MyTrial", directory=None)()
 
 
+def test_program_that_is_nowhere_on_the_path_is_an_error(directory: Path) -> None:
+    with pytest.raises(EntrypointError, match=r"no script train.py on this worker; looked in "):
+        FromDirectory(entrypoint="python3 train.py", directory=None)()
+
+
 def test_class_by_value_needs_no_code() -> None:
     class Local(pytorch.PyTorchTrial): ...  # type: ignore[misc]
 
-    assert ByValue(trial=Local)() == (Local, None)
+    load = ByValue(trial=Local)
+    assert (load(), load.place()) == (Local, None)
 
 
 @pytest.mark.parametrize("module", ["my_model", "my_package.deep", "my_package.deep.model"])
@@ -80,7 +98,9 @@ def test_place_of_an_importable_class_is_the_directory_to_import_it_from(
     assert place == (f"{module}:{name}", directory)
     entrypoint, code = place
     sys.modules.pop(module)
-    assert FromDirectory(entrypoint=entrypoint, directory=str(code))()[0].__qualname__ == name
+    found = FromDirectory(entrypoint=entrypoint, directory=str(code))()
+    assert isinstance(found, type)
+    assert found.__qualname__ == name
 
 
 def test_class_that_others_cannot_import_has_no_place() -> None:

@@ -198,6 +198,32 @@ def test_methods_have_the_configs_numbers() -> None:
     assert len(single.start()) == 1
 
 
+@pytest.mark.parametrize(
+    ("entrypoint", "name"),
+    [
+        ("python3 scripts/train.py --epochs 1", "train"),
+        (["python3", "-m", "package.train"], "package.train"),
+        ("python3 -m determined.launch.torch_distributed --trial model_def:MyTrial", "MyTrial"),
+    ],
+)
+def test_entrypoint_may_be_a_program(entrypoint: Any, name: str) -> None:
+    config = load_config(changed(entrypoint=entrypoint, name=...))
+    assert config.entrypoint == entrypoint
+    assert config.name == name
+    assert load_config(config.to_dict()) == config
+
+
+@pytest.mark.api("8.3b")
+@pytest.mark.parametrize("searcher", [{"name": "single"}, {"name": "random", "max_trials": 3}])
+def test_search_of_a_program_may_leave_the_length_to_fit(searcher: dict[str, Any]) -> None:
+    searcher = {**searcher, "metric": "loss"}
+    config = load_config({"entrypoint": "python3 train.py", "searcher": searcher})
+    assert config.searcher.max_length is None
+    assert build_method(config).rungs == ()
+    with pytest.raises(ConfigError, match=r"searcher\.max_length: required"):
+        load_config({"entrypoint": "model_def:MyTrial", "searcher": searcher})
+
+
 def test_space_has_the_configs_hyperparameters() -> None:
     from random import Random
 
@@ -243,6 +269,8 @@ def test_space_has_the_configs_hyperparameters() -> None:
         ({"searcher__max_length": "16"}, "searcher.max_length", "must be a whole number"),
         ({"min_validation_period": {"batches": -1}}, "min_validation_period", "must be at least 0"),
         ({"resources__slots_per_trial": 0}, "resources.slots_per_trial", "must be >= 1, got 0"),
+        ({"optimizations": {"aggregation_frequency": 0}}, "optimizations.aggregation_frequency", "must be >= 1, got 0"),
+        ({"optimizations": {"mixed_precision": "O1"}}, "optimizations.mixed_precision", "unknown field"),
         ({"resources__slot": "tpu"}, "resources.slot", "must be one of gpu, cpu, got 'tpu'"),
         ({"resources__cpus_per_slot": 0.5}, "resources.cpus_per_slot", "must be a whole number, got 0.5"),
         ({"resources__slots_per_trial": 128}, "hyperparameters.global_batch_size", "slots_per_trial (128)"),
@@ -251,7 +279,15 @@ def test_space_has_the_configs_hyperparameters() -> None:
         ({"checkpoint_storage": {"type": "directory"}}, "checkpoint_storage", "exactly one path"),
         ({"checkpoint_storage": {"type": "shared_fs", "container_path": "/a"}}, "checkpoint_storage", "host_path"),
         ({"max_restarts": -1}, "max_restarts", "must be >= 0, got -1"),
-        ({"entrypoint": "python3 train.py"}, "entrypoint", "must be module:Class"),
+        ({"entrypoint": "bash train.sh"}, "entrypoint", "must be module:Class, or a program of Python"),
+        ({"entrypoint": ["python3", "train.py", 1]}, "entrypoint", "must be words of text, got 1 as word 3"),
+        ({"entrypoint": {"a": 1}}, "entrypoint", "must be text or a list of words"),
+        ({"searcher__max_length": ...}, "searcher.max_length", "required, got nothing; how long a trial trains"),
+        (
+            {"searcher__max_length": ..., "entrypoint": "python3 train.py"},
+            "searcher.max_length",
+            "required, got nothing",
+        ),
         ({"labels": ["a", 3]}, "labels.1", "must be text, got 3"),
         ({"reproducibility__experiment_seed": -1}, "reproducibility.experiment_seed", "must be >= 0"),
         ({"reproducibility__experiment_seed": 2**32}, "reproducibility.experiment_seed", "must be <= 4294967295"),

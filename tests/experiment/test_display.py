@@ -99,6 +99,7 @@ def test_line_tells_that_groups_are_starting() -> None:
     assert line(search(), groups=0, wanted=1) == "digits  0/8 trials · starting worker groups · 0 of 1 groups up · 1:05"
 
 
+@pytest.mark.api("8.16")
 def test_line_tells_trials_the_best_and_the_time() -> None:
     made = search(*ended(0, 0.5), *ended(1, 0.25), Started(trial=2))
     assert line(made) == "digits  2/8 trials · 1 running · best error 0.25 (trial 1) · 1:05"

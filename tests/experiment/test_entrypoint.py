@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from dray import imports
-from dray.experiment.entrypoint import load_trial_class
+from dray.experiment.entrypoint import check_entrypoint, load_entrypoint, load_trial_class
 from dray.experiment.errors import ConfigError, EntrypointError
+from dray.script import Script
 
 TRIAL = """
 from dray import pytorch
@@ -43,7 +44,7 @@ def write(directory: Path, name: str, text: str) -> Path:
 
 def fault(entrypoint: str | None, directory: Path) -> str:
     with pytest.raises(EntrypointError) as caught:
-        load_trial_class(entrypoint, directory)
+        load_entrypoint(entrypoint, directory)
     assert isinstance(caught.value, ConfigError)
     [(path, what)] = caught.value.faults
     assert path == "entrypoint"
@@ -128,3 +129,46 @@ def test_what_is_not_a_trial_is_told(tmp_path: Path) -> None:
     write(tmp_path, "my_model", "class Plain: pass\nnumber = 3\n")
     assert "must be a subclass of PyTorchTrial, got another class; it has none" in fault("my_model:Plain", tmp_path)
     assert "got value of type int" in fault("my_model:number", tmp_path)
+
+
+# -------------------------------------------------------------------------------------------------------- programs
+
+
+@pytest.mark.parametrize("command", ["python3 my_program.py", "python3 -m my_program", "python3 -m my_package"])
+def test_program_is_found_and_not_run(tmp_path: Path, command: str) -> None:
+    write(tmp_path, "my_program", "1 / 0")
+    write(tmp_path / "my_package", "__main__", "1 / 0")
+    found = load_entrypoint(command, tmp_path)
+    assert isinstance(found, Script)
+    assert found.command == command
+    assert sys.path[0] == str(tmp_path)
+
+
+def test_module_may_be_an_installed_one(tmp_path: Path) -> None:
+    assert isinstance(load_entrypoint("python3 -m json.tool", tmp_path), Script)
+
+
+def test_missing_program_is_told_with_the_nearest(tmp_path: Path) -> None:
+    write(tmp_path / "scripts", "my_program", "")
+    write(tmp_path, "my_other", "")
+    assert "no script my_program.py in " in fault("python3 my_program.py", tmp_path)
+    assert fault("python3 scripts/my_progam.py", tmp_path).endswith("did you mean scripts/my_program.py?")
+    assert fault("python3 zzz", tmp_path).endswith("the scripts there are my_other.py, scripts/my_program.py")
+    assert fault("python3 -m my_othre", tmp_path).endswith("did you mean my_other?")
+    assert fault("python3 scripts", tmp_path).endswith("is a directory; for a package: python3 -m package")
+
+
+def test_syntax_error_of_a_program_is_told_with_its_line(tmp_path: Path) -> None:
+    what = fault("python3 my_program.py", write(tmp_path, "my_program", "x = 1\nif x\n"))
+    assert what.startswith(f"reading my_program.py from {tmp_path} raised SyntaxError; mend it there:")
+    assert "line 2" in what
+
+
+def test_model_that_needs_its_startup_hook_is_left_to_the_workers(tmp_path: Path) -> None:
+    write(tmp_path, "my_model", "import my_absent_library\n")
+    with pytest.raises(EntrypointError, match="my_absent_library"):
+        check_entrypoint("my_model:MyTrial", tmp_path)
+    (tmp_path / "startup-hook.sh").touch()
+    check_entrypoint("my_model:MyTrial", tmp_path)
+    with pytest.raises(EntrypointError, match="no module my_modell"):
+        check_entrypoint("my_modell:MyTrial", tmp_path)

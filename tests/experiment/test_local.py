@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 
 from dray import imports
+from dray.cluster.startup_hook import StartupHookFailed
 from dray.experiment.config import build_space, load_config
 from dray.experiment.local import run_local
+from dray.pytorch import load_trial_from_checkpoint_path
+from dray.script import ScriptFailed
 
 # One weight, drawn towards 1 by gradient descent: w' = w + 2 lr (1 - w), the loss before it is (1 - w) ** 2.
 TRIAL = """
@@ -93,6 +96,7 @@ def test_length_may_be_in_any_unit(model_dir: Path, length: Any, batches: list[i
     assert list(validations(run_local(load_config(config), model_dir, path=model_dir / "run"))) == batches
 
 
+@pytest.mark.api("8.16")
 def test_policy_best_keeps_a_checkpoint_of_each_better_validation(model_dir: Path) -> None:
     config = load_config({**CONFIG, "min_validation_period": {"batches": 1}})
     assert checkpoints(run_local(config, model_dir, path=model_dir / "better")) == set(range(1, 9))
@@ -102,9 +106,26 @@ def test_policy_best_keeps_a_checkpoint_of_each_better_validation(model_dir: Pat
     assert checkpoints(run_local(config, model_dir, path=model_dir / "worse")) == {1, 2, 4, 8}
 
 
+@pytest.mark.parametrize("period", [{"batches": 3}, {"records": 6}, {"records": 5}])
+def test_period_of_validations_may_be_in_any_unit(model_dir: Path, period: dict[str, int]) -> None:
+    config = load_config({**CONFIG, "min_validation_period": period})
+    assert list(validations(run_local(config, model_dir, path=model_dir / "run"))) == [2, 3, 4, 6, 8]
+
+
 def test_period_of_checkpoints_is_kept_beside_the_rungs(model_dir: Path) -> None:
     config = load_config({**CONFIG, "checkpoint_policy": "none", "min_checkpoint_period": {"batches": 3}})
     assert checkpoints(run_local(config, model_dir, path=model_dir / "run")) == {2, 4, 8} | {3, 6}
+
+
+@pytest.mark.api("2.20")
+@pytest.mark.parametrize(("average", "sum_of"), [(True, 1), (False, 4)])
+def test_gradients_are_added_up_as_the_config_says(model_dir: Path, average: bool, sum_of: int) -> None:
+    optimizations = {"aggregation_frequency": 4, "average_aggregated_gradients": average}
+    hparams = {**CONFIG["hyperparameters"], "lr": 0.05}
+    config = load_config({**CONFIG, "hyperparameters": hparams, "optimizations": optimizations})
+    seen = validations(run_local(config, model_dir, path=model_dir / "run"))
+    one_step = (1 - 2 * 0.05 * sum_of) ** 2
+    assert seen == pytest.approx({2: 1, 4: one_step, 8: one_step**2}, rel=1e-4)
 
 
 def test_class_can_be_given_from_python(model_dir: Path) -> None:
@@ -113,3 +134,75 @@ def test_class_can_be_given_from_python(model_dir: Path) -> None:
     given = load_trial_class("my_weight:OneWeight", model_dir)
     config = load_config({key: value for key, value in CONFIG.items() if key != "entrypoint"})
     assert validations(run_local(config, model_dir, trial=given, path=model_dir / "run"))
+
+
+# -------------------------------------------------------------------------------------------------------- programs
+PROGRAM = """
+import os, sys
+import dray
+from dray import pytorch
+from my_weight import OneWeight
+
+if __name__ == "__main__":
+    info = dray.get_cluster_info()
+    assert info.trial._config["name"] == "program" and info.user_data == {"place": "there"}
+    with pytorch.init() as context:
+        assert context.get_hparams() == info.trial.hparams and context.get_trial_seed() == info.trial.trial_seed
+        assert context.get_experiment_config() == info.trial.config
+        pytorch.Trainer(OneWeight(context), context).fit(
+            max_length=pytorch.Batch(int(sys.argv[1])), validation_period=pytorch.Batch(3), checkpoint_policy="none"
+        )
+    sys.exit(int(os.environ.get("MY_EXIT", "0")))
+"""
+
+
+@pytest.fixture
+def program(model_dir: Path) -> dict[str, Any]:
+    (model_dir / "my_program.py").write_text(PROGRAM)
+    searcher = {"name": "single", "metric": "error"}
+    data = {"place": "there"}
+    return {**CONFIG, "name": "program", "entrypoint": "python3 my_program.py 5", "searcher": searcher, "data": data}
+
+
+@pytest.mark.api("8.15", "8.3b")
+def test_program_finds_its_trial_and_trains_as_long_as_its_fit_says(program: dict[str, Any], model_dir: Path) -> None:
+    directory = run_local(load_config(program), model_dir, path=model_dir / "run")
+    assert list(validations(directory)) == [3, 5]
+    assert checkpoints(directory) == {5}
+
+
+@pytest.mark.api("8.3b")
+def test_length_of_the_search_wins_over_that_of_fit(
+    program: dict[str, Any], model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = load_config({**program, "searcher": CONFIG["searcher"]})
+    # At its rungs, beside the periods of its fit().
+    assert list(validations(run_local(config, model_dir, path=model_dir / "run"))) == [2, 3, 4, 6, 8]
+    assert "fit(max_length=Batch(5)) is not used: the searcher's max_length is Batch(8)" in caplog.text
+
+
+def test_exit_code_of_a_program_is_an_error_after_its_startup_hook_has_said_so(
+    program: dict[str, Any], model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_EXIT", "0")
+    (model_dir / "startup-hook.sh").write_text("export MY_EXIT=4\n")
+    with pytest.raises(ScriptFailed, match=r"python3 my_program\.py 5 exited with code 4"):
+        run_local(load_config(program), model_dir, path=model_dir / "run")
+
+
+def test_failing_startup_hook_ends_a_local_run_before_it_begins(program: dict[str, Any], model_dir: Path) -> None:
+    (model_dir / "startup-hook.sh").write_text("echo no network\nexit 6\n")
+    with pytest.raises(StartupHookFailed, match=r"exited with code 6; .*\n    \| no network"):
+        run_local(load_config(program), model_dir, path=model_dir / "run")
+    assert not (model_dir / "run").exists()
+
+
+@pytest.mark.api("9.4")
+def test_class_of_the_program_itself_is_loaded_from_its_checkpoint(program: dict[str, Any], model_dir: Path) -> None:
+    (model_dir / "inner").mkdir()
+    (model_dir / "inner" / "my_program.py").write_text(PROGRAM.replace("from my_weight import OneWeight", TRIAL))
+    config = load_config({**program, "entrypoint": "python3 inner/my_program.py 5"})
+    directory = run_local(config, model_dir, path=model_dir / "run")
+    trial: Any = load_trial_from_checkpoint_path(directory / "checkpoint_5")
+    assert type(trial).__module__ == "inner.my_program"
+    assert (1 - trial.model.weight.item()) ** 2 == pytest.approx(validations(directory)[5], rel=1e-5)

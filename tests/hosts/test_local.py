@@ -32,10 +32,16 @@ def fit(trial_class: type[OneWeight] = OneWeight, **arguments: Any) -> OneWeight
     return trial
 
 
+@pytest.mark.api("2.7", "2.8")
 def test_a_local_run_keeps_metrics_and_checkpoints_below_dray_home(home: Path) -> None:
     trial = fit(max_length=Batch(4), reporting_period=Batch(1), validation_period=Batch(2))
     (run,) = (home / "local").iterdir()
-    assert sorted(path.name for path in run.iterdir()) == ["checkpoint_2", "checkpoint_4", "metrics.jsonl"]
+    assert sorted(path.name for path in run.iterdir()) == [
+        "checkpoint_2",
+        "checkpoint_4",
+        "metrics.jsonl",
+        "tensorboard",
+    ]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["batches"] for row in rows] == [1, 2, 3, 4]
     assert [row.get("checkpoint") for row in rows] == [
@@ -57,6 +63,7 @@ def test_nothing_is_written_before_there_is_something_to_write(home: Path) -> No
     assert not home.exists()
 
 
+@pytest.mark.api("9.7")
 def test_an_id_and_a_path_both_name_a_checkpoint(home: Path) -> None:
     ids: list[str] = []
 
@@ -79,6 +86,7 @@ def test_an_id_and_a_path_both_name_a_checkpoint(home: Path) -> None:
         fit(max_length=Batch(3), latest_checkpoint=ids[0])
 
 
+@pytest.mark.api("8.16")
 def test_sigterm_asks_for_a_stop_that_saves(home: Path) -> None:
     class Terminated(OneWeight):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
@@ -101,6 +109,7 @@ def test_a_run_in_another_thread_leaves_signals_alone(home: Path) -> None:
     assert trials[0].weight == one_weight(2)
 
 
+@pytest.mark.api("2.5")
 def test_the_seed_is_the_configs_or_a_fresh_one_each_time(home: Path) -> None:
     def draw(exp_conf: dict[str, Any] | None) -> tuple[int, float]:
         with pytorch.init(exp_conf=exp_conf) as context:
@@ -114,6 +123,7 @@ def test_the_seed_is_the_configs_or_a_fresh_one_each_time(home: Path) -> None:
         draw({"reproducibility": {"experiment_seed": -1}})
 
 
+@pytest.mark.api("9.10")
 def test_a_store_below_the_working_directory_is_not_copied_into_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +136,7 @@ def test_a_store_below_the_working_directory_is_not_copied_into_itself(
     assert codes == [["train.py"]] * 4
 
 
+@pytest.mark.api("9.3")
 def test_checkpoints_carry_hyperparameters_without_a_config(home: Path) -> None:
     with pytorch.init(hparams={"lr": 0.5}) as context:
         pytorch.Trainer(OneWeight(context), context).fit(max_length=Batch(1))

@@ -187,6 +187,7 @@ def test_more_slots_than_the_cluster_has_are_told_at_once(address: str, tmp_path
     assert "2 cpu slots" in fault.what
 
 
+@pytest.mark.api("8.16")
 def test_metric_that_the_trial_does_not_return_is_told_by_the_command(
     address: str, drive: Callable[..., Driver], tmp_path: Path
 ) -> None:

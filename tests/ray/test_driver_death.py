@@ -90,8 +90,9 @@ def test_interrupted_trials_go_on_from_their_latest_checkpoint(story: Story) -> 
     assert any(cut.checkpoint > 0 for cut in story.interrupted)
     for cut in story.interrupted:
         mine = attempts(story.record)[cut.attempt.trial]
-        after = next(attempt for attempt in mine[cut.number :] if attempt.batches)
-        assert after.batches[0] == cut.checkpoint
+        after = [attempt.batches[0] for attempt in mine[cut.number :] if attempt.batches]
+        # Killed between its last checkpoint and the journal's word of it, a trial has nothing left to train.
+        assert after[:1] == ([cut.checkpoint] if cut.checkpoint < BATCHES else [])
         assert cut.checkpoint >= cut.attempt.batches[-1] // 10 * 10, "no more is lost than what came after it"
 
 

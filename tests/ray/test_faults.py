@@ -44,7 +44,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 
     def faults() -> None:
         wait_for(lambda: any(a.batches for mine in attempts(record).values() for a in mine), "the first batch")
-        handle = wait_for(lambda: [m.lease for m in messages if m.kind == "handle"], "a Tune handle")[0]
+        handle = wait_for(lambda: [m.process for m in messages if m.kind == "handle"], "a Tune handle")[0]
         os.kill(handle, signal.SIGKILL)
         done.update(killed_handle=handle, ended_before=len(ends(path)))
         wait_for(lambda: ends(path), "the first trial's end")
@@ -93,7 +93,7 @@ def test_only_the_killed_group_was_lost(sweep: Sweep) -> None:
 
 def test_search_goes_on_with_new_handles_after_one_is_killed(sweep: Sweep) -> None:
     assert sweep.ended_before < TRIAL_COUNT
-    handles = [message.lease for message in sweep.heard("handle")]
+    handles = [message.process for message in sweep.heard("handle")]
     assert sweep.killed_handle in handles
     assert handles[-1] != sweep.killed_handle
     # Handles are few, and made anew only for the killed one: not one a trial.

@@ -63,6 +63,7 @@ def test_exit_code_is_130(story: Story) -> None:
     assert story.code == 130
 
 
+@pytest.mark.api("8.16")
 def test_running_trials_save_all_that_they_have(story: Story) -> None:
     assert story.stopped
     assert story.saved == {trial: attempt.batches[-1] + 1 for trial, attempt in story.stopped.items()}

@@ -13,6 +13,7 @@ from torch import nn
 import dray
 from dray.experiment.config import build_method, build_space, load_config
 from searchers.search import Search
+from tests.pytorch.test_tensorboard import scalars
 from tests.ray.harness import DIGITS, Driver, ends, journal
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -132,6 +133,15 @@ def test_metrics_are_long_and_complete(result: dray.Result) -> None:
     for trial, batches in result.trials.set_index("trial_id")["batches"].items():
         assert counted[trial] == list(range(EPOCH, batches + 1, EPOCH))
     pd.testing.assert_series_equal(losses["epochs"], losses["batches"] / EPOCH, check_names=False)
+
+
+@pytest.mark.api("2.8", "2.11")
+def test_every_batch_of_every_trial_is_in_its_tensorboard(result: dray.Result) -> None:
+    last = result.metrics.query("kind == 'validation' and name == 'accuracy'").groupby("trial_id").last()["value"]
+    for trial, batches in result.trials.set_index("trial_id")["batches"].items():
+        shown = scalars(result.path / f"trial_{trial}" / "tensorboard")
+        assert [step for step, _ in shown["Determined/loss"]] == list(range(batches))
+        assert shown["Determined/val_accuracy"][-1] == (batches, pytest.approx(last[trial]))
 
 
 def test_command_ends_with_a_table_of_the_best_and_the_path(result: dray.Result, drive: Any) -> None:

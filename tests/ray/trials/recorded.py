@@ -36,7 +36,7 @@ class Recorded(pytorch.PyTorchTrial):
         self.trial = trial_id()
         self.record, self.pause_s = context.get_hparam("record"), context.get_hparam("pause_s")
         model = nn.Linear(4, 1)
-        self.initial = float(model.weight.sum())
+        self.initial = model.weight.sum().item()
         note(self.record, trial=self.trial, pid=os.getpid(), made=context.distributed.get_rank(), initial=self.initial)
         self.model = context.wrap_model(model)
         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=context.get_hparam("lr")))
@@ -76,5 +76,14 @@ class Faulty(Recorded):
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
         if self.trial == 1 and batch_idx == 5:
+            raise ArithmeticError("it always ends so")
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+class FailsLate(Recorded):
+    """Trial 1 raises at batch 250."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
+        if self.trial == 1 and batch_idx == 250:
             raise ArithmeticError("it always ends so")
         return super().train_batch(batch, epoch_idx, batch_idx)

@@ -1,0 +1,94 @@
+"""The torch process group of a worker group's ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import ray
+import ray.train
+import ray.train.collective
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+TIMEOUT_S = 1800
+"""How long a collective may take, as in Ray Train and torchrun."""
+
+
+@contextlib.contextmanager
+def joined(context: ray.train.TrainContext) -> Iterator[None]:
+    """Be in a process group with the other ranks of this Ray Train run: NCCL where the worker was given a GPU, or gloo.
+
+    Sets the environment variables that torchrun sets, for the libraries and the programs that look at them.
+    """
+    rank, size = context.get_world_rank(), context.get_world_size()
+    gpu = bool(ray.get_gpu_ids())
+    if gpu:
+        torch.cuda.set_device(context.get_local_rank() % torch.cuda.device_count())
+        # A collective that outlives its time ends the process, so that the group can start anew.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    # Rank 0 lets the system choose the port as it opens it: a port that is looked up before may be gone.
+    store = None
+    if rank == 0:
+        host = ray.util.get_node_ip_address()
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=TIMEOUT_S))
+    address = (store.host, store.port) if store is not None else None
+    if size > 1:
+        address = ray.train.collective.broadcast_from_rank_zero(address)
+    assert address is not None
+    if store is None:
+        store = TCPStore(*address, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
+    os.environ.update(
+        MASTER_ADDR=address[0],
+        MASTER_PORT=str(address[1]),
+        RANK=str(rank),
+        WORLD_SIZE=str(size),
+        LOCAL_RANK=str(context.get_local_rank()),
+        LOCAL_WORLD_SIZE=str(context.get_local_world_size()),
+        NODE_RANK=str(context.get_node_rank()),
+        GROUP_RANK=str(context.get_node_rank()),
+        GROUP_WORLD_SIZE=str(size // context.get_local_world_size()),
+    )
+    dist.init_process_group(
+        "nccl" if gpu else "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT_S)
+    )
+    try:
+        with _kept():
+            yield
+    finally:
+        # Alone it needs no goodbye; of an NCCL group that failed, destroy may hang, and the process ends anyway.
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _kept() -> Iterator[None]:
+    """Keep the process group through programs that make one, as under torchrun, and end it: they get this one.
+
+    Groups of some of the ranks are their own business.
+    """
+    init, destroy = dist.init_process_group, dist.destroy_process_group
+
+    @functools.wraps(init)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        """There is one already."""
+
+    @functools.wraps(destroy)
+    def destroy_process_group(group: Any = None) -> None:
+        if group is not None and group is not dist.group.WORLD:
+            destroy(group)
+
+    _put(init_process_group, destroy_process_group)
+    try:
+        yield
+    finally:
+        _put(init, destroy)
+
+
+def _put(init: Callable[..., None], destroy: Callable[..., None]) -> None:
+    dist.init_process_group, dist.destroy_process_group = init, destroy

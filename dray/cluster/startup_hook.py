@@ -1,0 +1,114 @@
+"""``startup-hook.sh`` of the model's directory: what a machine needs before the model's code runs on it, such as data.
+
+It is read by a shell (bash, where there is one) in that directory, as in Determined: what it exports, the trials have
+in their environment, and the first command that fails ends it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HOOK = "startup-hook.sh"
+_SHOWN_LINES = 20
+# A shell's own, which say nothing of what the hook did.
+_OF_THE_SHELL = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
+
+
+class StartupHookFailed(RuntimeError):
+    """``startup-hook.sh`` ended with an error; the message has the end of its output."""
+
+
+def run_startup_hook(code: Path) -> None:
+    """Run the hook of this directory, if it has one, and take over the environment that it leaves.
+
+    Raises:
+        StartupHookFailed: it ended with an exit code other than 0.
+    """
+    if not (code / HOOK).is_file():
+        return
+    with tempfile.TemporaryDirectory(prefix="dray-hook-") as directory:
+        after, output = Path(directory, "environment"), Path(directory, "output")
+        shell = shutil.which("bash") or "sh"
+        with output.open("wb") as file:
+            done = subprocess.run(
+                [shell, "-e", "-c", f"trap 'env -0 > \"$0\"' EXIT; . ./{HOOK}", str(after)],
+                cwd=code,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        lines = output.read_text(errors="replace").splitlines()
+        if done.returncode != 0:
+            shown = "\n".join(f"    | {line}" for line in lines[-_SHOWN_LINES:])
+            raise StartupHookFailed(
+                f"exited with code {done.returncode}; mend it, its output ends with:\n{shown or '    | (nothing)'}"
+            )
+        if lines:
+            print("\n".join(lines))
+        if after.exists():  # not if the hook has set a trap of its own
+            _take_over(after.read_bytes())
+
+
+def run_startup_hook_once(code: Path, run: str) -> None:
+    """The same, by the first process of this machine that gets here in a run; the others wait, and have its outcome.
+
+    Args:
+        code: The model's directory.
+        run: A name that no other run of an experiment has.
+
+    Raises:
+        StartupHookFailed: in each of these processes.
+    """
+    if not (code / HOOK).is_file():
+        return
+    place = Path(tempfile.gettempdir()) / f"dray-hooks-{os.getuid()}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    if place.stat().st_uid != os.getuid():
+        raise StartupHookFailed(f"can't be run: {place} belongs to another user")
+    before = dict(os.environ)
+    with (place / run).open("a+") as file:
+        # Held while the hook runs; let go of by the system should this process die meanwhile.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        if text := file.read():
+            outcome = json.loads(text)
+        else:
+            try:
+                run_startup_hook(code)
+                outcome = {"error": None, "environment": _changes(before, os.environ)}
+            except StartupHookFailed as failure:
+                outcome = {"error": str(failure)}
+            file.write(json.dumps(outcome))
+    if outcome["error"] is not None:
+        raise StartupHookFailed(outcome["error"])
+    _apply(outcome["environment"])
+
+
+def _take_over(listed: bytes) -> None:
+    """Make the environment that ``env -0`` told this process's own."""
+    after = dict(os.fsdecode(line).split("=", 1) for line in listed.split(b"\0") if b"=" in line)
+    _apply(_changes(dict(os.environ), after))
+
+
+def _changes(before: dict[str, str], after: os._Environ[str] | dict[str, str]) -> dict[str, str | None]:
+    names = (before.keys() | after.keys()) - _OF_THE_SHELL
+    return {name: after.get(name) for name in names if before.get(name) != after.get(name)}
+
+
+def _apply(changes: dict[str, str | None]) -> None:
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    # Python has read it long ago.
+    for entry in reversed((changes.get("PYTHONPATH") or "").split(os.pathsep)):
+        if entry and entry not in sys.path:
+            sys.path.insert(1, entry)

@@ -1,0 +1,129 @@
+"""What ``entrypoint`` says: a trial's class, or a program that trains one."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from dray.script import Script
+
+_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_PYTHON = re.compile(r"(.*/)?python(\d+(\.\d+)*)?")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+# They start one process for each slot, which is what a worker group is.
+_LAUNCHERS = re.compile(r"(determined|dray)\.launch\.(torch_distributed|horovod)")
+_OTHER_LAUNCHERS = re.compile(r"(.*/)?(torchrun|horovodrun|mpirun|deepspeed|accelerate)")
+_OTHER_LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+# Of the interpreter; they change nothing where one runs already.
+_IDLE_OPTIONS = ("-u", "-B", "-q")
+_SHELL = ("&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1")
+
+EXAMPLES = "for example model_def:DigitsTrial or python3 train.py --epochs 1"
+
+
+def parse_entrypoint(entrypoint: object) -> str | Script:
+    """``module:Class`` as it is, or the program that a command names.
+
+    Launchers of Determined (``python3 -m determined.launch.torch_distributed [options --] ...``) are left out, with
+    their options: a trial's processes are there already.
+
+    Args:
+        entrypoint: A command as text, or as a list of its words.
+
+    Raises:
+        ValueError: it is neither; the message says what came, and what to write.
+
+    >>> parse_entrypoint("model_def:DigitsTrial")
+    'model_def:DigitsTrial'
+    >>> parse_entrypoint("python3 -m determined.launch.torch_distributed python3 train.py --epochs 1").arguments
+    ('--epochs', '1')
+    """
+    words = _words(entrypoint)
+    if len(words) == 1 and _CLASS.fullmatch(words[0]):
+        return words[0]
+    command = entrypoint if isinstance(entrypoint, str) else " ".join(map(shlex.quote, words))
+    # In a list it is an argument like any other.
+    shell = [word for word in words if word in _SHELL] if isinstance(entrypoint, str) else []
+    if shell:
+        raise ValueError(
+            f"is run without a shell, which {shell[0]} needs, got {command!r}; put what is to be done before the "
+            "training into startup-hook.sh, in the model's directory"
+        )
+    while words:
+        program, *words = words
+        if _OTHER_LAUNCHERS.fullmatch(program):
+            raise ValueError(_launcher(program, command))
+        if not _PYTHON.fullmatch(program):
+            break
+        while words and words[0] in _IDLE_OPTIONS:
+            words = words[1:]
+        if not words:
+            raise ValueError(f"names no script, got {command!r}; {EXAMPLES}")
+        first, *rest = words
+        if first != "-m":
+            if first.startswith("-"):
+                raise ValueError(
+                    f"can't give Python the option {first}, got {command!r}: the script runs in a worker, where Python "
+                    "runs already; leave it out"
+                )
+            return Script(command=command, file=first, arguments=tuple(rest))
+        if not rest or not _MODULE.fullmatch(rest[0]):
+            raise ValueError(f"must name a module after -m, got {command!r}; for example python3 -m package.train")
+        module, *rest = rest
+        if module in _OTHER_LAUNCHER_MODULES:
+            raise ValueError(_launcher(module, command))
+        if not _LAUNCHERS.fullmatch(module):
+            return Script(command=command, module=module, arguments=tuple(rest))
+        words = _without_options(rest, command)
+        if words[0] == "--trial":
+            return _class_of_launcher(words, command)
+        if words[0].endswith(".py"):
+            words = [program, *words]
+    raise ValueError(
+        f"must be module:Class, or a program of Python, got {command!r}; dray runs it within its workers, so it can "
+        f"be no other program; {EXAMPLES}"
+    )
+
+
+def _words(entrypoint: object) -> list[str]:
+    if isinstance(entrypoint, str):
+        try:
+            words = shlex.split(entrypoint)
+        except ValueError as error:
+            raise ValueError(f"can't be split into words ({error}), got {entrypoint!r}; {EXAMPLES}") from None
+    elif isinstance(entrypoint, list | tuple):
+        for place, word in enumerate(entrypoint, 1):
+            if not isinstance(word, str):
+                raise ValueError(f"must be words of text, got {word!r} as word {place}; quote it: '{word}'")
+        words = list(entrypoint)
+    else:
+        raise ValueError(f"must be text or a list of words, got {entrypoint!r}; {EXAMPLES}")
+    if not words:
+        raise ValueError(f"must not be empty; {EXAMPLES}")
+    return words
+
+
+def _without_options(words: list[str], command: str) -> list[str]:
+    """What follows a launcher's own options."""
+    if words and words[0].startswith("-") and words[0] not in ("--", "--trial"):
+        if "--" not in words:
+            raise ValueError(f"needs -- between the launcher's options and the command, got {command!r}")
+        words = words[words.index("--") :]
+    if words[:1] == ["--"]:
+        words = words[1:]
+    if not words:
+        raise ValueError(f"names nothing for the launcher to run, got {command!r}; {EXAMPLES}")
+    return words
+
+
+def _class_of_launcher(words: list[str], command: str) -> str:
+    if len(words) != 2 or not _CLASS.fullmatch(words[1]):
+        raise ValueError(f"must have module:Class after --trial, got {command!r}; for example model_def:DigitsTrial")
+    return words[1]
+
+
+def _launcher(program: str, command: str) -> str:
+    return (
+        f"can't start {program}, got {command!r}: a trial's processes are there already, one a slot "
+        "(resources.slots_per_trial); leave it out: python3 train.py"
+    )

@@ -1,0 +1,36 @@
+"""The one worker group's Ray Train controller is killed: its resources must come free for the group's successor."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import dray
+from tests.ray.harness import TRIALS, Meanwhile, attempts, descendants, in_the_middle, recorded, wait_for
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+BATCHES = 60
+
+
+def test_trial_goes_on_after_its_groups_controller_died(tmp_path: Path) -> None:
+    record, path = tmp_path / "record", tmp_path / "experiment"
+    cpus = os.cpu_count() or 1  # all of them: there is no room for a second group
+    config = recorded(record, trials=1, batches=BATCHES, pause_s=0.05, resources={"slot": "cpu", "cpus_per_slot": cpus})
+    experiment = dray.Experiment(config, model_dir=TRIALS, path=path)
+
+    def fault() -> None:
+        wait_for(lambda: in_the_middle(path, record), "a trial past its first checkpoint")
+        (controller,) = [pid for pid, name in descendants(os.getpid()).items() if name.startswith("ray::TrainContr")]
+        os.kill(controller, signal.SIGKILL)
+
+    with Meanwhile(fault):
+        result = experiment.run()
+    first, second = attempts(record)[0]
+    assert result.trials["state"].tolist() == ["COMPLETED"]
+    assert second.pid != first.pid
+    assert second.batches == tuple(range((first.batches[-1] + 1) // 10 * 10, BATCHES))
+    assert experiment.last_run.counts.restarts == {0: 1}

@@ -1,0 +1,29 @@
+"""Reports that nobody waits for travel together; none is lost on the way, also of a trial that fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import dray
+from tests.ray.harness import TRIALS, recorded
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+def test_training_metrics_of_every_report_arrive_in_order(tmp_path: Path) -> None:
+    config = recorded(
+        tmp_path / "record",
+        trials=2,
+        batches=350,
+        entrypoint="recorded:FailsLate",
+        min_validation_period=None,
+        checkpoint_policy="none",
+        max_restarts=0,
+    )
+    result = dray.Experiment(config, model_dir=TRIALS, path=tmp_path / "experiment").run()
+    assert result.trials["state"].tolist() == ["COMPLETED", "ERRORED"]
+    training = result.metrics[result.metrics["kind"] == "training"]
+    reported = {trial: rows["batches"].tolist() for trial, rows in training.groupby("trial_id")}
+    assert reported == {0: [100, 200, 300, 350], 1: [100, 200]}

@@ -1,0 +1,102 @@
+"""A program run in this process, as Python would run it in another: here one of each is compared with the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dray import imports
+from dray.script import Script, ScriptFailed, users_traceback
+
+ASKS = """
+import json, os, sys
+import my_helper
+my_helper.calls += 1
+class Mine: pass
+assert sys.modules["__main__"].Mine is Mine
+with open("told.json", "w") as file:
+    json.dump({"argv": sys.argv, "path0": os.path.realpath(sys.path[0]), "cwd": os.getcwd(), "name": __name__,
+               "file": os.path.realpath(__file__), "package": __package__, "calls": my_helper.calls}, file)
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    before = list(sys.path)
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "__init__.py").touch()
+    for folder in (tmp_path, tmp_path / "inner"):
+        (folder / "my_program.py").write_text(ASKS)
+        (folder / "my_helper.py").write_text("calls = 0\n")
+    imports.use_model_dir(tmp_path)
+    yield tmp_path
+    imports.forget_model_dir()
+    imports._current, imports._older = None, frozenset()
+    sys.path[:] = before
+    sys.modules.pop("my_helper", None)
+
+
+def told(directory: Path) -> dict[str, object]:
+    return dict(json.loads((directory / "told.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (Script(command="c", file="my_program.py", arguments=("--a", "b c")), ["my_program.py", "--a", "b c"]),
+        (Script(command="c", file="inner/my_program.py"), ["inner/my_program.py"]),
+        (Script(command="c", module="inner.my_program", arguments=("x",)), ["-m", "inner.my_program", "x"]),
+        (Script(command="c", module="my_program"), ["-m", "my_program"]),
+    ],
+    ids=["file", "file in a folder", "module of a package", "module"],
+)
+def test_program_finds_what_python_would_have_given_it(directory: Path, script: Script, words: list[str]) -> None:
+    before = list(sys.argv), list(sys.path), sys.modules["__main__"], os.getcwd()
+    script.run(directory)
+    mine = told(directory)
+    subprocess.run([sys.executable, *words], cwd=directory, check=True)
+    assert mine == told(directory)
+    assert before == (sys.argv, sys.path, sys.modules["__main__"], os.getcwd())
+
+
+@pytest.mark.parametrize("how", [{"file": "my_program.py"}, {"module": "my_program"}])
+def test_second_run_executes_the_program_anew_with_the_modules_of_the_first(
+    directory: Path, how: dict[str, str]
+) -> None:
+    script = Script(command="c", **how)  # type: ignore[arg-type]
+    script.run(directory)
+    script.run(directory)
+    assert told(directory)["calls"] == 2
+
+
+@pytest.mark.parametrize("text", ["", "raise SystemExit", "import sys; sys.exit(0)", "exit(None)"])
+def test_exit_code_0_is_an_ordinary_end(directory: Path, text: str) -> None:
+    (directory / "ends.py").write_text(text)
+    Script(command="python3 ends.py", file="ends.py").run(directory)
+
+
+@pytest.mark.parametrize("how", [{"file": "ends.py"}, {"module": "ends"}])
+@pytest.mark.parametrize(("argument", "code"), [("3", 3), ("True", 1), ("'no data'", 1)])
+def test_other_exit_codes_are_told(
+    directory: Path, how: dict[str, str], argument: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (directory / "ends.py").write_text(f"import sys\nsys.exit({argument})")
+    with pytest.raises(ScriptFailed, match=f"python3 ends.py exited with code {code}"):
+        Script(command="python3 ends.py", **how).run(directory)  # type: ignore[arg-type]
+    assert capsys.readouterr().err == ("no data\n" if "data" in argument else "")
+
+
+def test_error_passes_through_with_the_programs_own_traceback(directory: Path) -> None:
+    (directory / "fails.py").write_text("def f():\n    1 / 0\nf()\n")
+    with pytest.raises(ZeroDivisionError) as caught:
+        Script(command="c", file="fails.py").run(directory)
+    lines = users_traceback(caught.value, directory).splitlines()
+    assert lines[1] == f'  File "{directory}/fails.py", line 3, in <module>'
+    assert lines[-1] == "ZeroDivisionError: division by zero"
+    assert os.getcwd() != str(directory)
