@@ -137,7 +137,7 @@ def _cluster(case: Case) -> Iterator[tuple[str | None, Callable[[], object]]]:
     import ray
     from ray.cluster_utils import Cluster
 
-    from dray.cluster.lending import TRAIN_ENVIRONMENT
+    from dray.cluster.ray_cluster import TRAIN_ENVIRONMENT
 
     os.environ.update(TRAIN_ENVIRONMENT)  # as in a cluster that dray starts
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": case.cpus, "include_dashboard": False})
@@ -165,7 +165,7 @@ class _Middle:
         case = self._case
         match message.kind:
             case "handle":
-                self._handles.append(message.lease)
+                self._handles.append(message.process)
             case "joined":
                 self._groups.add(message.group)
                 stamp("joined", group=message.group)

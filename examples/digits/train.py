@@ -1,0 +1,48 @@
+"""The trial of model_def.py in a program of its own: alone, under torchrun, or as a trial of script.yaml.
+
+::
+
+    python3 train.py --epochs 4
+    torchrun --nproc-per-node 2 train.py
+    dray experiment create script.yaml .
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+
+import torch.distributed
+from model_def import DigitsTrial
+
+import dray
+from dray import pytorch
+from dray.core import DistributedContext
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=16)
+    arguments = parser.parse_args()
+    info = dray.get_cluster_info()
+    if info is not None:
+        hparams, latest_checkpoint = dict(info.trial.hparams), info.latest_checkpoint
+    else:
+        hparams, latest_checkpoint = {"global_batch_size": 64, "lr": 3e-3, "hidden": 128}, None
+    distributed = None
+    if info is None and "RANK" in os.environ:
+        torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        distributed = DistributedContext.from_torch_distributed()
+    print(f"training with {hparams}")
+    with pytorch.init(hparams=hparams, distributed=distributed) as context:
+        pytorch.Trainer(DigitsTrial(context), context).fit(
+            max_length=pytorch.Epoch(arguments.epochs),
+            validation_period=pytorch.Epoch(1),
+            latest_checkpoint=latest_checkpoint,
+        )
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format=dray.LOG_FORMAT)
+    main()

@@ -1,0 +1,58 @@
+"""The GAN without an experiment: ``python examples/gan/train.py``.
+
+On two processes: ``torchrun --nproc-per-node 2 examples/gan/train.py``. Checkpoints and metrics are below
+``~/dray_results/local``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed
+import yaml
+from model_def import GANTrial
+
+import dray
+from dray import core, pytorch
+
+
+def peers() -> core.DistributedContext | None:
+    """The processes that torchrun has started; None where there is but this one."""
+    if "RANK" not in os.environ:
+        return None
+    torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    return core.DistributedContext.from_torch_distributed()
+
+
+def as_text(image: torch.Tensor) -> str:
+    """An image of 64 pixels from -1 to 1 as eight lines of characters."""
+    shades = " .:-=+*#%@"
+    levels = ((image.cpu() + 1) / 2 * (len(shades) - 1)).round().long().reshape(8, 8)
+    return "\n".join("".join(shades[level] * 2 for level in row) for row in levels.tolist())
+
+
+def main() -> None:
+    """Train with the hyperparameters of const.yaml, and show what the generator makes."""
+    config = yaml.safe_load((Path(__file__).parent / "const.yaml").read_text())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=config["searcher"]["max_length"]["epochs"])
+    epochs = parser.parse_args().epochs
+    logging.basicConfig(level=logging.INFO, format=dray.LOG_FORMAT)
+    with pytorch.init(hparams=config["hyperparameters"], exp_conf=config, distributed=peers()) as context:
+        trial = GANTrial(context)
+        pytorch.Trainer(trial, context).fit(
+            max_length=pytorch.Epoch(epochs), validation_period=pytorch.Epoch(20), checkpoint_policy="none"
+        )
+        if context.distributed.rank == 0:
+            for image in trial.imagine(3).detach():
+                print(as_text(image), end="\n\n")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

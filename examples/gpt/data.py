@@ -1,0 +1,62 @@
+"""The text: the sources of Python's standard library, which are on every machine that runs this."""
+
+from __future__ import annotations
+
+import functools
+import sysconfig
+from pathlib import Path
+
+import torch
+from torch.utils.data import Dataset
+
+#: What the model reads and writes; whatever else stands in the sources (a few names in comments) is read as the last.
+CHARACTERS = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1))) + "\N{REPLACEMENT CHARACTER}"
+
+
+def encode(text: str) -> torch.Tensor:
+    """Characters as numbers: uint8 tensor (characters,)."""
+    table = torch.full((256,), len(CHARACTERS) - 1, dtype=torch.uint8)
+    table[[ord(c) for c in CHARACTERS[:-1]]] = torch.arange(len(CHARACTERS) - 1, dtype=torch.uint8)
+    codes = text.expandtabs(4).encode("latin-1", errors="replace")
+    return table[torch.frombuffer(bytearray(codes), dtype=torch.uint8).long()]
+
+
+def decode(codes: torch.Tensor) -> str:
+    """The way back of `encode`."""
+    return "".join(CHARACTERS[code] for code in codes.tolist())
+
+
+@functools.cache  # trials follow one another in one process: read the sources once
+def texts() -> tuple[torch.Tensor, torch.Tensor]:
+    """All modules but every tenth to train on, and every tenth held out; packages of modules are left out."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    parts: tuple[list[str], list[str]] = ([], [])
+    for number, file in enumerate(files):
+        parts[number % 10 == 9].append(file.read_text(encoding="utf-8", errors="replace"))
+    training, held_out = (encode("\n".join(part)) for part in parts)
+    return training, held_out
+
+
+class Blocks(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Pieces of a text, each with what follows each of its characters: int64 tensors (block,) and (block,).
+
+    Args:
+        text: of `encode`.
+        block: characters a piece.
+        most: take only so many pieces, evenly spread; None for all.
+    """
+
+    def __init__(self, text: torch.Tensor, block: int, most: int | None = None) -> None:
+        self.text, self.block = text, block
+        pieces = (len(text) - 1) // block
+        self.starts = torch.arange(pieces) * block
+        if most is not None and most < pieces:
+            self.starts = self.starts[torch.arange(most) * pieces // most]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        start = int(self.starts[index])
+        piece = self.text[start : start + self.block + 1].long()
+        return piece[:-1], piece[1:]
