@@ -127,6 +127,7 @@ class Desk:
         self._short_since = 0.0
         self._outbox: list[Message] = []
         self._mail, self._due, self._recorded = Signal(), Signal(), Signal()
+        self._listens = False
         self._closing = False
         self._finished = False
         self._best: float | None = None
@@ -395,9 +396,11 @@ class Desk:
     # ------------------------------------------------------------------ the driver
     async def messages(self) -> list[Message]:
         """All that happened since the last call; waits until something has."""
+        self._listens = True
         while not self._outbox:
             await self._mail.wait()
         mail, self._outbox = self._outbox, []
+        self._listens = False
         return mail
 
     async def enqueue(self, trials: list[int], *, first: bool = False) -> None:
@@ -479,9 +482,9 @@ class Desk:
             group.changed.fire()
         self._recorded.fire()
 
-    async def running(self) -> int:
-        """How many leases are out."""
-        return len(self._leases)
+    async def quiet(self) -> bool:
+        """No lease is out, and the driver has all messages: it waits for the next."""
+        return not self._leases and not self._outbox and self._listens
 
     def _post(self, message: Message) -> None:
         self._outbox.append(message)

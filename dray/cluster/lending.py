@@ -23,6 +23,9 @@ from searchers.ray_tune import HEAD_NODE
 
 logger = logging.getLogger("dray")
 
+END_S = 30.0
+"""How long a run that was ended may take to be gone."""
+
 
 def start_desk(name: str) -> Any:
     """The desk as an actor on the head node, found by its name in this job's namespace. It dies with the driver."""
@@ -102,7 +105,13 @@ class WorkerGroup:
             error = e
         self._on_end(self.name, error)
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the run to end; False when it has not by then."""
-        self._thread.join(timeout_s)
+    def end(self, within_s: float) -> bool:
+        """Give the run so long to end by itself, then end it; False when its thread is there even then.
+
+        A thread that waits for Ray when the connection to it is closed may take the whole process down.
+        """
+        self._thread.join(within_s)
+        if self._thread.is_alive():
+            self._trainer.abandon()
+            self._thread.join(END_S)
         return not self._thread.is_alive()

@@ -13,6 +13,7 @@ Ray offers no public switch for these. All that is used of Ray Train's inside is
 from __future__ import annotations
 
 import builtins
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2._internal.logging.patch_print import _original_print
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
 def print_as_python_does() -> None:
@@ -66,17 +68,32 @@ class TrainRun(DataParallelTrainer):  # type: ignore[misc]
     ) -> None:
         super().__init__(function, train_loop_config=config, backend_config=_Workers(), **options)
         self._grows = grows
+        self._controller: Any = None
+        self._abandoned = False
+
+    def abandon(self) -> None:
+        """End the run at once, with its workers: `fit()` raises. From any thread, at any moment."""
+        self._abandoned = True
+        if self._controller is not None:
+            ray.kill(self._controller)
 
     def _create_default_callbacks(self) -> list[Any]:
         useless = (DatasetsCallback,) if self._grows else (DatasetsCallback, PlacementGroupCleanerCallback)
         return [one for one in super()._create_default_callbacks() if not isinstance(one, useless)]
 
     def _initialize_and_run_controller(self, **options: Any) -> Any:
+        where: dict[str, Any] = {}
         if self._grows:
-            return super()._initialize_and_run_controller(**options)
-        # Ray Train gives its controller a runtime environment, and so all that the controller starts: none of these
-        # could then run in a process that Ray has ready. On a cluster of our own, Ray itself has the environment.
-        options["scaling_policy"] = _FixedSize(self.scaling_config)
-        controller = ray.remote(num_cpus=0)(TrainController).remote(**options)
-        ray.get(controller.run.remote())
-        return ray.get(controller.get_result.remote())
+            # Beside the driver, with its settings of Ray Train, as Train itself does.
+            settings = {name: value for name, value in os.environ.items() if name.startswith("RAY_TRAIN_")}
+            node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+            where = {"runtime_env": {"env_vars": settings}, "scheduling_strategy": node}
+        else:
+            # Ray Train gives its controller a runtime environment, and so all that the controller starts: none of
+            # these could then run in a process that Ray has ready. On a cluster of our own, Ray itself has it.
+            options["scaling_policy"] = _FixedSize(self.scaling_config)
+        self._controller = ray.remote(num_cpus=0, **where)(TrainController).remote(**options)
+        if self._abandoned:
+            ray.kill(self._controller)
+        ray.get(self._controller.run.remote())
+        return ray.get(self._controller.get_result.remote())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import secrets
 import signal
 import threading
@@ -103,8 +104,11 @@ class Run:
         self._group_numbers = itertools.count()
         self._failed_groups = 0
         # On a machine of our own they share its few CPUs. While the first group imports torch, on one core, Tune may
-        # start; when that group trains, further groups may.
-        self._tune_may_start = self._groups_may_start = not cluster.own
+        # start; further groups wait for `_groups_may_start`.
+        self._tune_may_start = not cluster.own
+        self._began = time.monotonic()
+        self._first: dict[str, float] = {}
+        self._few_cores = _groups_at_once() == 1
         self._slots = self._find_slots()
         self._experiment = self._for_trials()
         # Of this run of the experiment; one that resumes it is another.
@@ -206,7 +210,7 @@ class Run:
             elif not tune.is_alive() and self.search.done is not None:
                 break
             self._look_after_groups()
-            if time.monotonic() - looked > (CLUSTER_CHECK_S if self._groups_may_start else IN_TURN_S):
+            if time.monotonic() - looked > (CLUSTER_CHECK_S if self._groups_may_start() else IN_TURN_S):
                 looked = time.monotonic()
                 self._start_groups()
             self.display.update(self.search, self.counts, len(self._groups) - len(self._booting), len(self._groups))
@@ -229,23 +233,25 @@ class Run:
         self.desk.finished.remote()
         if tune.ident is not None:
             tune.join(10)
+        for group in self._groups.values():
+            # On a cluster of others its workers first give back what they hold.
+            group.end(within_s=0 if self.cluster.own else 30)
         if not self.cluster.own:
-            # On a cluster of others nothing of ours may stay.
-            for group in self._groups.values():
-                group.join(30)
             ray.kill(self.desk)
 
     def _let_trials_save(self) -> None:
         self.desk.close.remote()
         deadline = time.monotonic() + (STOP_GRACE_S if self._stop_signals < 2 else 0)
         while time.monotonic() < deadline and self._stop_signals < 2:
-            if not self._read_mail() and not ray.get(self.desk.running.remote()):
+            if ray.get(self.desk.quiet.remote()):
                 break
+            self._read_mail()
 
     def _read(self, messages: list[Message]) -> None:
         for message in messages:
             if self._on_message is not None:
                 self._on_message(message)
+            self._first.setdefault(message.kind, time.monotonic())
             match message.kind:
                 case "arrived":
                     self._tune_may_start = True
@@ -269,7 +275,6 @@ class Run:
                 case "granted":
                     self._bind(message)
                 case "rows":
-                    self._groups_may_start = True
                     assert message.report is not None
                     self._metrics.append(message.trial, message.report["rows"])
                     self._recorded[message.lease] += 1
@@ -331,13 +336,24 @@ class Run:
     def _slots_free(self) -> int:
         return slots_now("gpu" if self._slots.gpu else "cpu", self._slots.cpus_per_slot)
 
-    def _handles_wanted(self) -> int:
-        """One a group, and one to spare, so that no result waits for a handle that is made ready for its next trial.
+    def _groups_may_start(self) -> bool:
+        """Groups after the first: at once on a cluster; on a machine of our own, when the first one trains.
 
-        All at once, when further groups may start: results wait while a handle starts, so that each start is a pause.
+        Where cores are few, what starts takes one from the group that trains. Whether that pays, the rest of the search
+        tells, which nobody knows: so it starts when the first group has trained for as long as starting takes (ski
+        rental: at most twice as long as the better of now and never; Karlin et al. 1988).
         """
-        up = len(self._groups) - len(self._booting)
-        return (self._groups_wanted if up and self._groups_may_start else up) + 1
+        if not self.cluster.own:
+            return True
+        if "rows" not in self._first:
+            return False
+        group = self._first["joined"] - self._began
+        handle = self._first.get("handle", math.inf) - self._first["arrived"]
+        return not self._few_cores or time.monotonic() - self._first["rows"] > group + handle
+
+    def _handles_wanted(self) -> int:
+        """One for each group, all further ones at once: results wait while a handle starts."""
+        return self._groups_wanted if self._groups_may_start() else 1
 
     def _start_groups(self) -> None:
         """Start as many groups as the cluster has room and the search has trials for."""
@@ -345,9 +361,7 @@ class Run:
             live = sum(not trial.ended for trial in self.search.trials.values())
         room = max(1, self._slots_free() // self._slots.per_trial)
         self._groups_wanted = wanted = min(room, max(live, len(self._groups)))
-        # Starting a group takes several seconds of CPU on the head: one after another, the first one trains sooner.
-        at_once = max(1, int(ray.cluster_resources().get("CPU", 1)) // 4)
-        while len(self._groups) < wanted and len(self._booting) < at_once:
+        while len(self._groups) < wanted and len(self._booting) < _groups_at_once():
             name = f"group-{next(self._group_numbers)}"
             self._booting.add(name)
             self._groups[name] = WorkerGroup(
@@ -383,7 +397,7 @@ class Run:
             if self._failed_groups > GROUP_STARTS_IN_VAIN:
                 self._error = ExperimentError(f"{self._failed_groups} worker groups ended, the last with: {error}")
                 return
-        if not self._booting and self._groups_may_start:
+        if not self._booting and self._groups_may_start():
             self._start_groups()
 
     # ------------------------------------------------------------------ signals
@@ -409,6 +423,11 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+def _groups_at_once() -> int:
+    """How many groups start beside one another: starting one takes several seconds of CPU."""
+    return max(1, int(ray.cluster_resources().get("CPU", 1)) // 4)
 
 
 def _told_by_worker(cause: Exception | None) -> Exception:

@@ -284,10 +284,18 @@ def test_closing_interrupts_those_who_wait_and_lends_no_more() -> None:
         await desk.close()
         assert await waiting == "interrupt"
         assert await desk.report(lease, REPORT, False) == "interrupt"
-        assert await desk.running() == 1  # trial 4, granted to the other group, was not begun
+        await desk.messages()
+        driver = task(desk.messages())
+        await settle()
+        assert not await desk.quiet()  # trial 3 is out
         await desk.leave(lease, 0, "interrupted")
         assert await desk.next_lease("g", "a", 0, 1, lease) is None
         assert await idle is None
+        assert [message.kind for message in await driver] == ["left"]
+        assert not await desk.quiet(), "what the driver was sent last may not have reached it"
+        driver = task(desk.messages())
+        await settle()
+        assert await desk.quiet()
 
     scene(play)
 

@@ -76,11 +76,12 @@ def test_a_batch_is_a_step_of_each_model_by_its_own_loss_alone(model_def: Module
 
 @pytest.mark.slow
 @pytest.mark.api("1.14", "6.3")
-def test_images_come_near_to_digits_in_20_epochs(model_def: ModuleType, tmp_path: Path) -> None:
+def test_images_come_near_to_digits_in_40_epochs(model_def: ModuleType, tmp_path: Path) -> None:
     host = FakeHost(tmp_path)
+    torch.manual_seed(5)  # of eight seeds, each came from 43 to between 9 and 13
     with use_host(host), pytorch.init(hparams=HPARAMS) as context:
         pytorch.Trainer(model_def.GANTrial(context), context).fit(
-            max_length=pytorch.Epoch(20), step_zero_validation=True
+            max_length=pytorch.Epoch(40), step_zero_validation=True
         )
     distances: list[Any] = [r.validation["frechet_distance"] for r in host.reports if r.validation]
     assert distances[-1] < distances[0] / 2

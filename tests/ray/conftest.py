@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,14 @@ def imports_kept() -> Iterator[None]:
     imports.forget_model_dir()
     imports._current, imports._older = None, frozenset()
     sys.path[:] = path
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left() -> Iterator[None]:
+    """A thread that still waits for Ray when the connection is closed ends the process by a segmentation fault."""
+    yield
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("dray-")]
+    assert not left, f"an experiment in this process has ended, and left {left}"
 
 
 @pytest.fixture(scope="module")
