@@ -1,11 +1,13 @@
 """The Ray cluster that an experiment runs on: found or started on purpose, and how many slots it offers.
 
-The uses of Ray's internal APIs that this needs are in this file: the autoscaler's limits, and the upload of model code.
+The uses of Ray's internal APIs that this needs are in this file: the autoscaler's limits, the upload of model code, and a
+start without monitors.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Iterator
@@ -70,7 +72,7 @@ def connect(address: str | None) -> Cluster:
     # Inherited by every process of the cluster: as a runtime environment they would keep Ray from using the processes
     # that it has ready. No dashboard (eight processes and a second) on a cluster that this experiment has for itself:
     # who wants one starts Ray first.
-    with _environment({**TRAIN_ENVIRONMENT, **NO_PREEMPTION}):
+    with _environment({**TRAIN_ENVIRONMENT, **NO_PREEMPTION}), _without_monitors():
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     return Cluster(own=True, told=f"a Ray cluster of its own on this machine, {_count(ray.cluster_resources())}")
 
@@ -113,6 +115,23 @@ def upload(directory: Path) -> str:
         {"working_dir": str(directory)}, include_gitignore=False, scratch_dir=str(directory.parent), logger=logger
     )
     return str(environment["working_dir"])
+
+
+@contextlib.contextmanager
+def _without_monitors() -> Iterator[None]:
+    """Ray started meanwhile has no autoscaler and nothing that brings logs to the driver, which we turn off anyway.
+
+    On one machine they do nothing: two processes, a second of CPU each at the start, and the autoscaler's takes a
+    second to end. There is no public way to leave them out.
+    """
+    from ray._private import parameter
+
+    every = parameter.RayParams
+    parameter.RayParams = functools.partial(every, no_monitor=True, include_log_monitor=False)
+    try:
+        yield
+    finally:
+        parameter.RayParams = every
 
 
 @contextlib.contextmanager
