@@ -2,10 +2,11 @@
 
     events, method                       the vocabulary: events in, actions out
     single, random_search, asha          methods, on roster (who runs, who has ended) and rung (who goes on)
-    space, search                        what is drawn; the one object that a driver holds
+    space, domains, samplers, convert    what is drawn, and from where
+    search                               the one object that a driver holds
     journal                              append-only log; replay is restore
     testing                              the contract that every method keeps, yours too
-    ray_tune                             the adapter to Ray Tune; not imported here
+    optuna_sampler, ray_tune             the adapters to Optuna and to Ray Tune; not imported here
 
 Nothing here imports torch, ray or optuna.
 """
@@ -29,6 +30,7 @@ from searchers.events import (
 from searchers.journal import Journal
 from searchers.method import Method
 from searchers.random_search import RandomSearch
+from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler
 from searchers.search import Search, State, TrialView
 from searchers.single import Single
 from searchers.space import Space
@@ -43,16 +45,20 @@ __all__ = [
     "Event",
     "Exited",
     "FieldError",
+    "FirstPoints",
+    "GridSampler",
     "IllegalEvent",
     "Journal",
     "JournalError",
     "Method",
     "MethodError",
     "Pause",
+    "RandomSampler",
     "RandomSearch",
     "Reason",
     "Reported",
     "Resume",
+    "Sampler",
     "Search",
     "Single",
     "Space",

@@ -4,9 +4,9 @@
     for action in search.start(): ...             # then, for whatever happens:
     for action in search.on(event): ...           # the event is in the log before an action is handed out
 
-It normalises metrics (once, here), draws hyperparameters (counted, not carried: those of trial 7 depend on the seed and
-on 7), keeps a view of every trial, and writes one record per event. Its state is the fold of these records: `replay`
-is restore.
+It normalises metrics (once, here), asks a sampler for hyperparameters when a trial gets its workers (the default draws
+are counted, not carried: those of trial 7 depend on the seed and on 7), keeps a view of every trial, and writes one
+record per event. Its state is the fold of these records: `replay` is restore.
 
 Records, each one line of the journal:
 
@@ -14,6 +14,7 @@ Records, each one line of the journal:
     {"event": "started",  "trial": 3, "hparams": {...}, "actions": []}
     {"event": "reported", "trial": 3, "step": 4, "value": 0.31, "actions": [{"action": "stop", "trial": 3}, ...]}
     {"event": "exited",   "trial": 3, "reason": "stopped", "actions": []}
+    {"event": "extended", "max_trials": 200, "max_length": null, "actions": [{"action": "create", "trial": 64}, ...]}
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, cast
 
 from searchers.errors import IllegalEvent, JournalError
 from searchers.events import (
@@ -48,12 +49,14 @@ from searchers.events import (
     number_to_json,
 )
 from searchers.method import Method
+from searchers.samplers import RandomSampler, Sampler
 from searchers.space import Space
 
 State = Literal["PENDING", "RUNNING", "PAUSED", "STOPPED", "COMPLETED", "ERRORED", "INVALID_HP", "CANCELED"]
 Record = dict[str, object]
 
-_KINDS = EVENT_KINDS | {"start"}
+_NOTHING: Mapping[str, object] = MappingProxyType({})
+_KINDS = EVENT_KINDS | {"start", "extended"}
 _ENDS: dict[Reason, State] = {
     "completed": "COMPLETED",
     "stopped": "STOPPED",
@@ -69,13 +72,14 @@ class TrialView:
 
     Attributes:
         id: Its number, in order of creation.
-        state: PENDING until it gets its workers; PAUSED by the method; STOPPED, COMPLETED, ... when it has ended.
-        hparams: As drawn when it started first; None before.
+        state: PENDING until it gets its workers, for the first time or after a `Resume`; PAUSED by the method; STOPPED,
+            COMPLETED, ... when it has ended. An extension of the search may resume one that completed.
+        hparams: As given when it started first; None before.
         best: Best finite value reported, as measured (its sign not turned); None if there is none.
         best_step: The step of `best`.
         last: Last value reported, as measured; it may be NaN.
         last_step: Longest step reported.
-        stop_requested: A `Stop` was issued. With a live state: not obeyed yet.
+        stop_requested: A `Stop` was issued, and no `Resume` since. With a live state: not obeyed yet.
     """
 
     id: int
@@ -89,7 +93,7 @@ class TrialView:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended for good."""
+        """Whether it has ended."""
         return self.state not in ("PENDING", "RUNNING", "PAUSED")
 
 
@@ -103,12 +107,21 @@ class Search:
         smaller_is_better: Of the values that are reported.
         log: Called with one record per event, before the event's actions are returned; it should not return before the
             record is safe. If it raises, the search is ahead of its log: drop it, and `replay` the log.
+        sampler: Where hyperparameters come from; a new one, which the search owns. None: `RandomSampler(space, seed)`.
     """
 
     def __init__(
-        self, method: Method, space: Space, *, seed: int, smaller_is_better: bool, log: Callable[[Record], None]
+        self,
+        method: Method,
+        space: Space,
+        *,
+        seed: int,
+        smaller_is_better: bool,
+        log: Callable[[Record], None],
+        sampler: Sampler | None = None,
     ) -> None:
         self.method, self.space, self.seed = method, space, seed
+        self.sampler: Sampler = RandomSampler(space, seed) if sampler is None else sampler
         self.done: Done | None = None
         self.started = False
         self._sign = 1 if smaller_is_better else -1
@@ -132,21 +145,49 @@ class Search:
         """
         if self._is_late(event):
             return []
-        hparams = self._sample(event.trial) if isinstance(event, Started) else None
+        hparams = self.params(event.trial) if isinstance(event, Started) else None
         actions = self._apply(event, hparams)
         record = event_to_json(event)
         if isinstance(event, Started):
             record["hparams"] = _encode(self._trials[event.trial].hparams)
-        self._log(record | {"actions": [action_to_json(action) for action in actions]})
+        self._write(record, actions)
         return actions
 
+    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
+        """Go on with a larger budget; also when the search is done, and then `Done` comes anew.
+
+        Args:
+            max_trials: Trials in all, instead of those until now.
+            max_length: Length of a trial, instead of that until now.
+
+        Returns:
+            What follows: trials to create, or to resume from their last checkpoint, completed ones among them.
+
+        Raises:
+            MethodError: The method cannot, or the budget is not larger. Nothing has changed.
+        """
+        assert self.started, "a search is extended after it has started; before, configure it so"
+        actions = self._enlarge(max_trials, max_length)
+        self._write({"event": "extended", "max_trials": max_trials, "max_length": max_length}, actions)
+        return actions
+
+    def progress(self) -> float:
+        """The share of the search that is done, from 0 to 1; 1 only when it is done. Never falls, unless extended."""
+        length = self.method.rungs[-1] if self.method.rungs else 0
+        trained = {
+            trial: min((view.last_step or 0) / length, 1.0) if length else 0.0 for trial, view in self._trials.items()
+        }
+        return self.method.progress(trained)
+
     def params(self, trial: int) -> dict[str, object]:
-        """The trial's hyperparameters: those it started with, or those it will start with. A new dict each time.
+        """The trial's hyperparameters: those it started with; before, those it would start with now. A new dict.
 
         Raises:
             IllegalEvent: No such trial was created.
+            SpaceError: The sampler has none, as where no point meets the space's constraint.
         """
-        return self._sample(self._view(trial).id)
+        bound = self._view(trial).hparams
+        return self.sampler.ask(trial) if bound is None else copy.deepcopy(dict(bound))
 
     def seed_of(self, trial: int) -> int:
         """The trial's own seed, 31 bits: a function of the search's seed and the trial's number alone."""
@@ -162,6 +203,7 @@ class Search:
         seed: int,
         smaller_is_better: bool,
         log: Callable[[Record], None],
+        sampler: Sampler | None = None,
     ) -> Search:
         """The search that wrote these records, ready to go on; the records are not logged again.
 
@@ -170,12 +212,13 @@ class Search:
 
         Args:
             records: `Journal.read(path)`.
-            method: A new method, configured as the one before.
+            method: A new method, configured as the one before; extensions are in the records.
+            sampler: A new one, configured as the one before. It is told the events, and asked nothing.
 
         Raises:
             JournalError: A record cannot be, or its actions are not the ones that the method takes; names the line.
         """
-        search = cls(method, space, seed=seed, smaller_is_better=smaller_is_better, log=log)
+        search = cls(method, space, seed=seed, smaller_is_better=smaller_is_better, log=log, sampler=sampler)
         for line, record in enumerate(records, start=1):
             if record.get("event") not in _KINDS:
                 continue
@@ -197,11 +240,25 @@ class Search:
         self._carry(actions)
         return actions
 
+    def _enlarge(self, max_trials: int | None, max_length: int | None) -> list[Action]:
+        actions = self.method.extend(max_trials=max_trials, max_length=max_length)
+        self.done = None
+        self._carry(actions)
+        return actions
+
+    def _write(self, record: Record, actions: list[Action]) -> None:
+        self._log(record | {"actions": [action_to_json(action) for action in actions]})
+
     def _repeat(self, record: Mapping[str, object]) -> list[Action]:
         if record["event"] == "start":
             if self.started:
                 raise ValueError("the search starts a second time")
             return self._begin()
+        if record["event"] == "extended":
+            if not self.started:
+                raise ValueError("the search is extended before it starts")
+            # What a budget may be is the method's to check.
+            return self._enlarge(*(cast("int | None", record.get(name)) for name in ("max_trials", "max_length")))
         event = event_from_json(record)
         if self._is_late(event):
             raise ValueError(f"{event} comes after the trial's end")
@@ -228,9 +285,11 @@ class Search:
         return view.ended
 
     def _apply(self, event: Event, hparams: dict[str, object] | None) -> list[Action]:
-        actions = self.method.on(self._normalised(event))
-        self._trials[event.trial] = self._seen(self._trials[event.trial], event, hparams)
+        normalised = self._normalised(event)
+        actions = self.method.on(normalised)
+        view = self._trials[event.trial] = self._seen(self._trials[event.trial], event, hparams)
         self._carry(actions)
+        self.sampler.tell(normalised, _NOTHING if view.hparams is None else view.hparams)
         return actions
 
     def _normalised(self, event: Event) -> Event:
@@ -244,7 +303,9 @@ class Search:
     def _seen(self, view: TrialView, event: Event, hparams: dict[str, object] | None) -> TrialView:
         match event:
             case Started():
-                return replace(view, state="RUNNING", hparams=hparams if view.hparams is None else view.hparams)
+                # A paused trial that starts nevertheless (a restart crossed the pause) stays paused for the method.
+                state: State = "PAUSED" if view.state == "PAUSED" else "RUNNING"
+                return replace(view, state=state, hparams=hparams if view.hparams is None else view.hparams)
             case Reported(step=step, value=value):
                 last_step = step if view.last_step is None else max(step, view.last_step)
                 view = replace(view, last=value, last_step=last_step)
@@ -268,15 +329,11 @@ class Search:
                 case Pause(trial=trial):
                     self._trials[trial] = replace(self._trials[trial], state="PAUSED")
                 case Resume(trial=trial):
-                    self._trials[trial] = replace(self._trials[trial], state="PENDING")
+                    self._trials[trial] = replace(self._trials[trial], state="PENDING", stop_requested=False)
                 case Done():
                     self.done = action
                 case _:
                     assert_never(action)
-
-    def _sample(self, trial: int) -> dict[str, object]:
-        bound = self._trials[trial].hparams
-        return self.space.sample(Random(f"{self.seed}:{trial}")) if bound is None else copy.deepcopy(dict(bound))
 
 
 def _encode(value: object) -> object:

@@ -3,133 +3,141 @@
     hyperparameters:
       global_batch_size: 64                                   # a scalar or a list is a constant
       lr: {type: log, base: 10, minval: -4, maxval: -1}       # 10 ** U(-4, -1): the bounds are exponents
-      hidden: {type: int, minval: 16, maxval: 256}            # both ends included
+      hidden: {type: int, minval: 16, maxval: 256, step: 16}  # both ends included; or `log: true`
       dropout: {type: double, minval: 0.0, maxval: 0.5}
-      optimizer: {type: categorical, vals: [sgd, adam]}
       model:                                                  # a mapping without "type" is nested
         layers: {type: const, val: 3}
+      optimizer:                                              # conditional: only sgd has a momentum
+        type: categorical
+        vals: [{name: sgd, momentum: {type: double, minval: 0.0, maxval: 0.99}}, {name: adam}]
 
 Keys are visited in sorted order at every level, so one seed gives one sample, whatever the order in the file.
+`step`, `log` and conditional categories are ours; the rest is Determined's.
 """
 
 from __future__ import annotations
 
-import copy
-import difflib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Union
+from typing import cast
 
+from searchers.domains import Categorical, Const, Domain, Double, Faults, Int, Log, Nested, closest, names
 from searchers.errors import SpaceError
 
+MAX_DRAWS = 1000
+"""Points drawn for one trial before a constraint is held to be unsatisfiable."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Const:
-    """Always `val`."""
-
-    val: object
-
-    def sample(self, rng: Random) -> object:
-        return copy.deepcopy(self.val)  # else trials would share a list
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Categorical:
-    """One of `vals`, all equally likely."""
-
-    vals: tuple[object, ...]
-
-    def sample(self, rng: Random) -> object:
-        return copy.deepcopy(self.vals[rng.randrange(len(self.vals))])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Int:
-    """An integer, uniform from minval to maxval, both included. `count`: points on a grid."""
-
-    minval: int
-    maxval: int
-    count: int | None = None
-
-    def sample(self, rng: Random) -> object:
-        return rng.randint(self.minval, self.maxval)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Double:
-    """A float, uniform from minval to maxval. `count`: points on a grid."""
-
-    minval: float
-    maxval: float
-    count: int | None = None
-
-    def sample(self, rng: Random) -> object:
-        return rng.uniform(self.minval, self.maxval)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
-    """base ** e, the exponent e uniform from minval to maxval. `count`: points on a grid."""
-
-    base: float
-    minval: float
-    maxval: float
-    count: int | None = None
-
-    def sample(self, rng: Random) -> object:
-        return float(self.base ** rng.uniform(self.minval, self.maxval))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nested:
-    """A mapping of domains, its keys in sorted order."""
-
-    domains: tuple[tuple[str, Domain], ...]
-
-    def sample(self, rng: Random) -> dict[str, object]:
-        return {name: domain.sample(rng) for name, domain in self.domains}
-
-
-Domain = Union["Const", "Categorical", "Int", "Double", "Log", "Nested"]
+Constraint = Callable[[Mapping[str, object]], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """A parsed space. `parse` makes one."""
+    """A parsed space. `parse` makes one.
+
+    Attributes:
+        root: Its domains.
+        constraint: Says whether a point is allowed; None: all are. It must depend on the point alone, or a search
+            cannot be repeated.
+        path: What errors call the space.
+    """
 
     root: Nested
+    constraint: Constraint | None = None
+    path: str = "hyperparameters"
 
     def sample(self, rng: Random) -> dict[str, object]:
         """One point: a new dict of JSON values with sorted keys, also where nested. Constants draw nothing from `rng`.
+
+        A point that the constraint refuses is drawn again, from the same `rng`.
+
+        Raises:
+            SpaceError: The constraint refused 1,000 points in a row.
 
         >>> space = parse({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}, "batch": 64})
         >>> sorted(space.sample(Random(7)))
         ['batch', 'lr']
         """
-        return self.root.sample(rng)
+        for _ in range(MAX_DRAWS):
+            point = self.root.sample(rng)
+            if self.allows(point):
+                return point
+        raise SpaceError(
+            [
+                (
+                    self.path,
+                    f"the constraint refused all of {MAX_DRAWS} points drawn; loosen it, or narrow the domains to it",
+                )
+            ]
+        )
+
+    def allows(self, point: Mapping[str, object]) -> bool:
+        """Whether the constraint, if any, holds at the point."""
+        return self.constraint is None or bool(self.constraint(point))
+
+    def grid(self) -> list[dict[str, object]]:
+        """All points of the grid: the Cartesian product of all axes, the first name (sorted) changing slowest.
+
+        An axis of a constant has 1 point; of a categorical all its values; of numbers `count` points, evenly spaced (of
+        a log in its exponent), both ends included; the middle for a count of 1. Integers are rounded, halves away from
+        zero, and their count is at most the number of integers there. A conditional category has the points of its own
+        grid. Without hyperparameters there are no points. A constraint takes out those that it refuses.
+        Source: Determined's grid search.
+
+        Raises:
+            SpaceError: A number has neither `count` nor `step`, or there are more than a million points.
+
+        >>> parse({"a": {"type": "int", "minval": 0, "maxval": 9, "count": 2}, "b": [1, 2]}).grid()
+        [{'a': 0, 'b': [1, 2]}, {'a': 9, 'b': [1, 2]}]
+        """
+        faults: Faults = []
+        points = cast("list[dict[str, object]]", self.root.grid(self.path, faults)) if self.root.domains else []
+        if faults:
+            raise SpaceError(faults)
+        return [point for point in points if self.allows(point)]
+
+    def check(self, point: object, *, path: str) -> dict[str, object]:
+        """The point as it would be drawn: whole floats as integers where those are due, constants filled in.
+
+        Args:
+            point: A user's own, e.g. a good one known from elsewhere.
+            path: What errors call it, as `searcher.points[2]`.
+
+        Raises:
+            SpaceError: It is no point of the space. All faults are named, by path.
+        """
+        faults: Faults = []
+        checked = self.root.check(point, path, faults)
+        if not faults and not self.allows(cast("dict[str, object]", checked)):
+            faults.append((path, "is refused by the constraint of the space"))
+        if faults:
+            raise SpaceError(faults)
+        return cast("dict[str, object]", checked)
 
     def names(self) -> list[str]:
-        """Dotted names of all hyperparameters, sorted: "model.layers"."""
-        return sorted(_names(self.root, prefix=""))
+        """Dotted names of all hyperparameters, sorted: "model.layers"; those of every branch of a conditional one."""
+        return sorted(set(names(self.root)))
 
 
-def parse(hyperparameters: Mapping[str, object], *, path: str = "hyperparameters") -> Space:
+def parse(
+    hyperparameters: Mapping[str, object], *, path: str = "hyperparameters", constraint: Constraint | None = None
+) -> Space:
     """The space that a configuration's `hyperparameters` describe.
 
     Args:
         hyperparameters: Names to domains, as in the example at the top of this file.
         path: What to call it in errors.
+        constraint: Says whether a point may be tried.
 
     Raises:
         SpaceError: Something is invalid. `faults` names all of it, by path: "hyperparameters.lr.minval".
     """
-    faults: list[tuple[str, str]] = []
+    faults: Faults = []
     root = _nested(hyperparameters, path, faults)
     if faults:
         raise SpaceError(faults)
-    return Space(root=root)
+    return Space(root=root, constraint=constraint, path=path)
 
 
 _REQUIRED = {
@@ -139,9 +147,8 @@ _REQUIRED = {
     "double": ("minval", "maxval"),
     "log": ("base", "minval", "maxval"),
 }
-_GRIDDED = ("int", "double", "log")
-
-Faults = list[tuple[str, str]]
+_OPTIONAL = {"int": ("count", "step", "log"), "double": ("count", "step"), "log": ("count", "step")}
+_FIELDS = frozenset(field for fields in _REQUIRED.values() for field in fields)
 
 
 def _nested(spec: object, path: str, faults: Faults) -> Nested:
@@ -175,12 +182,12 @@ def _fields(spec: Mapping[str, object], path: str, faults: Faults) -> dict[str, 
     kind = spec["type"]
     if not isinstance(kind, str) or kind not in _REQUIRED:
         known = ", ".join(_REQUIRED)
-        faults.append((f"{path}.type", f"must be one of {known}, got {kind!r}{_nearest(kind, list(_REQUIRED))}"))
+        faults.append((f"{path}.type", f"must be one of {known}, got {kind!r}{closest(kind, list(_REQUIRED))}"))
         return {}
-    allowed = ["type", *_REQUIRED[kind], *(["count"] if kind in _GRIDDED else [])]
+    allowed = ["type", *_REQUIRED[kind], *_OPTIONAL.get(kind, ())]
     for name in spec:
         if name not in allowed:
-            faults.append((f"{path}.{name}", f"is not a field of type {kind}{_nearest(name, allowed)}"))
+            faults.append((f"{path}.{name}", f"is not a field of type {kind}{closest(name, allowed)}"))
     for name in _REQUIRED[kind]:
         if name not in spec:
             faults.append((f"{path}.{name}", f"is required for type {kind}"))
@@ -191,7 +198,18 @@ def _categorical(vals: object, path: str, faults: Faults) -> Categorical:
     if not isinstance(vals, list | tuple) or not vals:
         faults.append((path, f"must be a list of at least one value, got {vals!r}"))
         return Categorical(vals=())
-    return Categorical(vals=tuple(_json(val, f"{path}[{i}]", faults) for i, val in enumerate(vals)))
+    return Categorical(vals=tuple(_category(val, f"{path}[{i}]", faults) for i, val in enumerate(vals)))
+
+
+def _category(val: object, path: str, faults: Faults) -> object:
+    return _domain(val, path, faults) if _holds_domain(val) else _json(val, path, faults)
+
+
+def _holds_domain(val: object) -> bool:
+    """Whether a category is a space of its own: a mapping like {"type": "relu"} is a plain value."""
+    if not isinstance(val, Mapping):
+        return False
+    return ("type" in val and not _FIELDS.isdisjoint(val)) or any(map(_holds_domain, val.values()))
 
 
 def _numeric(kind: str, fields: dict[str, object], path: str, faults: Faults) -> Domain:
@@ -202,6 +220,10 @@ def _numeric(kind: str, fields: dict[str, object], path: str, faults: Faults) ->
     count = fields.get("count")
     if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
         faults.append((f"{path}.count", f"must be an integer >= 1, got {count!r}"))
+    step = None if fields.get("step") is None else bound(fields["step"], f"{path}.step", faults)
+    log = fields.get("log", False)
+    if not isinstance(log, bool):
+        faults.append((f"{path}.log", f"must be true or false, got {log!r}"))
     if len(faults) == before:
         if low >= high:
             faults.append((f"{path}.minval", f"must be < maxval, got minval {low!r} and maxval {high!r}"))
@@ -211,15 +233,19 @@ def _numeric(kind: str, fields: dict[str, object], path: str, faults: Faults) ->
             faults.append((path, f"values must be finite, got {base!r} ** {low!r} to {base!r} ** {high!r}"))
         elif kind == "double" and not math.isfinite(high - low):
             faults.append((path, f"maxval - minval must be finite, got minval {low!r} and maxval {high!r}"))
+        if step is not None and step <= 0:
+            faults.append((f"{path}.step", f"must be > 0, got {step!r}"))
+        if log and low < 1:
+            faults.append((f"{path}.minval", f"must be >= 1 where log is true, got {low!r}"))
     if len(faults) > before:
         return Const(val=None)
     grid = count if isinstance(count, int) else None
     match kind:
         case "int":
-            return Int(minval=int(low), maxval=int(high), count=grid)
+            return Int(minval=int(low), maxval=int(high), count=grid, step=int(step or 1), log=bool(log))
         case "double":
-            return Double(minval=float(low), maxval=float(high), count=grid)
-    return Log(base=float(base), minval=float(low), maxval=float(high), count=grid)
+            return Double(minval=float(low), maxval=float(high), count=grid, step=step)
+    return Log(base=float(base), minval=float(low), maxval=float(high), count=grid, step=step)
 
 
 def _is_finite_power(base: float, *exponents: float) -> bool:
@@ -263,16 +289,3 @@ def _json(value: object, path: str, faults: Faults) -> object:
         (path, f"must be a number, a string, a bool, null, or lists and mappings of them, got {type(value).__name__}")
     )
     return None
-
-
-def _nearest(name: object, known: list[str]) -> str:
-    near = difflib.get_close_matches(str(name), known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _names(nested: Nested, *, prefix: str) -> Iterator[str]:
-    for name, domain in nested.domains:
-        if isinstance(domain, Nested):
-            yield from _names(domain, prefix=f"{prefix}{name}.")
-        else:
-            yield prefix + name

@@ -1,0 +1,321 @@
+"""Domains of single hyperparameters, and mappings of them: how each is drawn, laid out as a grid, and checked.
+
+The kinds are Determined's: const, categorical, int, double, log, nested. Beyond them: a `step` for numbers, `log` for
+integers, and categories that are domains themselves (a conditional space: the branch that is drawn has its own
+hyperparameters).
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from random import Random
+
+Faults = list[tuple[str, str]]
+
+_SLACK = 1e-9  # of a bound: base ** exponent, or a sum of steps, may be off by the last digit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Const:
+    """Always `val`."""
+
+    val: object
+
+    def sample(self, rng: Random) -> object:
+        return copy.deepcopy(self.val)  # else trials would share a list
+
+    def grid(self, path: str, faults: Faults) -> list[object]:
+        return [self.val]
+
+    def check(self, value: object, path: str, faults: Faults) -> object:
+        if not same(value, self.val):
+            faults.append((path, f"must be {self.val!r}, which is constant, got {value!r}"))
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Categorical:
+    """One of `vals`, all equally likely. A value that is a domain is drawn from, in its turn."""
+
+    vals: tuple[object, ...]
+
+    def sample(self, rng: Random) -> object:
+        val = self.vals[rng.randrange(len(self.vals))]
+        return val.sample(rng) if isinstance(val, DOMAINS) else copy.deepcopy(val)
+
+    def grid(self, path: str, faults: Faults) -> list[object]:
+        points: list[object] = []
+        for i, val in enumerate(self.vals):
+            points += val.grid(f"{path}.vals[{i}]", faults) if isinstance(val, DOMAINS) else [val]
+        return points
+
+    def check(self, value: object, path: str, faults: Faults) -> object:
+        choice, checked = self.find(value)
+        if choice is not None:
+            return checked
+        shown = ", ".join(repr(val) for val in self.vals if not isinstance(val, DOMAINS))
+        branches = [val for val in self.vals if isinstance(val, DOMAINS)]
+        if branches and isinstance(value, Mapping):
+            # The branch with the fewest faults is the one that was meant.
+            told: list[Faults] = [[] for _ in branches]
+            for branch, its in zip(branches, told, strict=True):
+                branch.check(value, path, its)
+            faults.extend(min(told, key=lambda its: len(its)))
+        else:
+            also = f"{shown and ' or '}one of {len(branches)} mappings" if branches else ""
+            faults.append((path, f"must be one of {shown}{also}, got {value!r}"))
+        return value
+
+    def find(self, value: object) -> tuple[int | None, object]:
+        """Which of `vals` this value is, or was drawn from, and the value as it is drawn; (None, None) if none."""
+        for choice, val in enumerate(self.vals):
+            if isinstance(val, DOMAINS):
+                faults: Faults = []
+                checked = val.check(value, "", faults)
+                if not faults:
+                    return choice, checked
+            elif same(value, val):
+                return choice, copy.deepcopy(val)
+        return None, None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int:
+    """An integer from minval to maxval, both included; minval + k * step if there is a step.
+
+    Uniform, or, with `log`, uniform in its logarithm. `count`: points on a grid.
+    """
+
+    minval: int
+    maxval: int
+    count: int | None = None
+    step: int = 1
+    log: bool = False
+
+    def sample(self, rng: Random) -> object:
+        if self.log:
+            drawn = math.exp(rng.uniform(math.log(self.minval - 0.5), math.log(self.maxval + 0.5)))
+            return self.nearest(drawn)
+        if self.step != 1:
+            return self.minval + self.step * rng.randrange((self.maxval - self.minval) // self.step + 1)
+        return rng.randint(self.minval, self.maxval)
+
+    def nearest(self, value: float) -> int:
+        """The closest value of the domain."""
+        top = (self.maxval - self.minval) // self.step
+        return self.minval + self.step * min(max(round((value - self.minval) / self.step), 0), top)
+
+    def grid(self, path: str, faults: Faults) -> list[object]:
+        size = (self.maxval - self.minval) // self.step + 1
+        count = self.count if self.count is not None else size if self.step != 1 else _missing(path, faults)
+        if count >= size:
+            return [self.minval + self.step * i for i in range(size)]
+        points = _even(self.minval, self.maxval, count)
+        rounded = [_away(point) for point in points]
+        return [self.nearest(value) for value in rounded] if self.step != 1 else list(rounded)
+
+    def check(self, value: object, path: str, faults: Faults) -> object:
+        if not _is_number(value) or value != value // 1:  # type: ignore[operator]
+            faults.append((path, f"must be an integer from {self.minval} to {self.maxval}, got {value!r}"))
+            return value
+        whole = int(value)  # type: ignore[call-overload]
+        if not self.minval <= whole <= self.maxval or (whole - self.minval) % self.step:
+            steps = f" in steps of {self.step}" if self.step != 1 else ""
+            faults.append((path, f"must be an integer from {self.minval} to {self.maxval}{steps}, got {value!r}"))
+        return whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Double:
+    """A float, uniform from minval to maxval; minval + k * step if there is a step. `count`: points on a grid."""
+
+    minval: float
+    maxval: float
+    count: int | None = None
+    step: float | None = None
+
+    def sample(self, rng: Random) -> object:
+        if self.step is not None:
+            return self._nth(rng.randrange(self._steps() + 1))
+        return rng.uniform(self.minval, self.maxval)
+
+    def nearest(self, value: float) -> float:
+        """The closest value of the domain."""
+        if self.step is None:
+            return min(max(value, self.minval), self.maxval)
+        return self._nth(min(max(round((value - self.minval) / self.step), 0), self._steps()))
+
+    def _steps(self) -> int:
+        assert self.step is not None
+        return math.floor((Fraction(str(self.maxval)) - Fraction(str(self.minval))) / Fraction(str(self.step)))
+
+    def _nth(self, n: int) -> float:
+        # As decimals: the third step of 0.1 is 0.3, not 0.30000000000000004.
+        return float(Fraction(str(self.minval)) + n * Fraction(str(self.step)))
+
+    def grid(self, path: str, faults: Faults) -> list[object]:
+        if self.count is None and self.step is not None:
+            return [self._nth(n) for n in range(self._steps() + 1)]
+        count = self.count if self.count is not None else _missing(path, faults)
+        points = [float(point) for point in _even(Fraction(str(self.minval)), Fraction(str(self.maxval)), count)]
+        return list(points) if self.step is None else list(dict.fromkeys(map(self.nearest, points)))
+
+    def check(self, value: object, path: str, faults: Faults) -> object:
+        slack = _SLACK * (self.maxval - self.minval)
+        if not _is_number(value) or not self.minval - slack <= value <= self.maxval + slack:  # type: ignore[operator]
+            faults.append((path, f"must be a number from {self.minval} to {self.maxval}, got {value!r}"))
+            return value
+        if self.step is not None and abs(self.nearest(value) - value) > _SLACK * self.step:  # type: ignore[arg-type, operator]
+            faults.append((path, f"must be from {self.minval} to {self.maxval} in steps of {self.step}, got {value!r}"))
+        return float(value)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """base ** e, the exponent e uniform from minval to maxval; rounded to a multiple of `step` if there is one.
+
+    `count`: points on a grid.
+    """
+
+    base: float
+    minval: float
+    maxval: float
+    count: int | None = None
+    step: float | None = None
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The smallest and the largest value."""
+        ends = float(self.base**self.minval), float(self.base**self.maxval)
+        return min(ends), max(ends)
+
+    def sample(self, rng: Random) -> object:
+        return self.nearest(self.base ** rng.uniform(self.minval, self.maxval))
+
+    def nearest(self, value: float) -> float:
+        """The closest value of the domain."""
+        if self.step is None:
+            return float(value)
+        low, high = self.bounds
+        step = Fraction(str(self.step))
+        inside = min(
+            max(round(Fraction(value) / step), math.ceil(low / step - _SLACK)), math.floor(high / step + _SLACK)
+        )
+        return float(inside * step)
+
+    def grid(self, path: str, faults: Faults) -> list[object]:
+        count = self.count if self.count is not None else _missing(path, faults)
+        exponents = _even(Fraction(str(self.minval)), Fraction(str(self.maxval)), count)
+        return list(dict.fromkeys(self.nearest(float(self.base ** float(exponent))) for exponent in exponents))
+
+    def check(self, value: object, path: str, faults: Faults) -> object:
+        low, high = self.bounds
+        if not _is_number(value) or not low * (1 - _SLACK) <= value <= high * (1 + _SLACK):  # type: ignore[operator]
+            faults.append((path, f"must be a number from {low:g} to {high:g}, got {value!r}"))
+            return value
+        if self.step is not None and abs(self.nearest(value) - value) > _SLACK * self.step:  # type: ignore[arg-type, operator]
+            faults.append((path, f"must be a multiple of {self.step}, got {value!r}"))
+        return float(value)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nested:
+    """A mapping of domains, its keys in sorted order."""
+
+    domains: tuple[tuple[str, Domain], ...]
+
+    def sample(self, rng: Random) -> dict[str, object]:
+        return {name: domain.sample(rng) for name, domain in self.domains}
+
+    def grid(self, path: str, faults: Faults) -> list[object]:
+        axes = [domain.grid(f"{path}.{name}", faults) for name, domain in self.domains]
+        size = math.prod(len(axis) for axis in axes)
+        if size > MAX_GRID:
+            faults.append((path, f"the grid has {size} points, more than {MAX_GRID}; use fewer, or random search"))
+            return []
+        names = [name for name, _ in self.domains]
+        return [dict(zip(names, values, strict=True)) for values in itertools.product(*axes)]
+
+    def check(self, value: object, path: str, faults: Faults) -> object:
+        if not isinstance(value, Mapping):
+            faults.append((path, f"must be a mapping of hyperparameters, got {value!r}"))
+            return value
+        known = [name for name, _ in self.domains]
+        for name in value:
+            if name not in known:
+                faults.append((f"{path}.{name}", f"is not a hyperparameter of the space{closest(name, known)}"))
+        return {name: self._check_one(value, name, domain, f"{path}.{name}", faults) for name, domain in self.domains}
+
+    @staticmethod
+    def _check_one(value: Mapping[object, object], name: str, domain: Domain, path: str, faults: Faults) -> object:
+        if name in value:
+            return domain.check(value[name], path, faults)
+        if isinstance(domain, Const):  # there is nothing to choose, so it need not be said
+            return copy.deepcopy(domain.val)
+        if isinstance(domain, Nested):
+            return domain.check({}, path, faults)
+        faults.append((path, "is missing"))
+        return None
+
+
+Domain = Const | Categorical | Int | Double | Log | Nested
+DOMAINS = (Const, Categorical, Int, Double, Log, Nested)
+
+MAX_GRID = 1_000_000
+"""Points of a grid, at most: a list of them is kept."""
+
+
+def names(nested: Nested, *, prefix: str = "") -> Iterator[str]:
+    """Dotted names of all hyperparameters, those of each branch of a conditional one among them; some come twice."""
+    for name, domain in nested.domains:
+        branches = domain.vals if isinstance(domain, Categorical) else (domain,)
+        if not all(isinstance(branch, Nested) for branch in branches):
+            yield prefix + name
+        for branch in branches:
+            if isinstance(branch, Nested):
+                yield from names(branch, prefix=f"{prefix}{name}.")
+
+
+def closest(name: object, known: list[str]) -> str:
+    """ "; did you mean 'lr'?" if a known name is close, else nothing."""
+    near = difflib.get_close_matches(str(name), known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def same(value: object, other: object) -> bool:
+    """Equality as of JSON values: True is not 1, 1.0 is, a tuple is a list, NaN is itself."""
+    if isinstance(value, bool) or isinstance(other, bool):
+        return value is other
+    if isinstance(value, list | tuple) and isinstance(other, list | tuple):
+        return len(value) == len(other) and all(map(same, value, other))
+    if isinstance(value, Mapping) and isinstance(other, Mapping):
+        return value.keys() == other.keys() and all(same(value[key], other[key]) for key in value)
+    return value == other or (value != value and other != other)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _missing(path: str, faults: Faults) -> int:
+    faults.append((f"{path}.count", "is required for a grid: the number of points"))
+    return 1
+
+
+def _even(low: Fraction | int, high: Fraction | int, count: int) -> list[Fraction]:
+    """`count` evenly spaced numbers, both ends included; the middle if there is one only. Exact."""
+    if count == 1:
+        return [Fraction(low + high) / 2]
+    return [low + Fraction(high - low) * i / (count - 1) for i in range(count)]
+
+
+def _away(value: Fraction) -> int:
+    """Rounded, halves away from zero."""
+    whole = math.floor(abs(value) + Fraction(1, 2))
+    return whole if value >= 0 else -whole
