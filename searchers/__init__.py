@@ -5,6 +5,7 @@
     space, domains, samplers, convert    what is drawn, and from where
     search                               the one object that a driver holds
     journal                              append-only log; replay is restore
+    simulate                             a search in virtual time
     testing                              the contract that every method keeps, yours too
     optuna_sampler, ray_tune             the adapters to Optuna and to Ray Tune; not imported here
 

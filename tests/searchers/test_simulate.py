@@ -1,0 +1,419 @@
+"""The simulator's clock in closed form; and that it drives methods as a driver does."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from searchers import (
+    ASHA,
+    Action,
+    Create,
+    Done,
+    Event,
+    Exited,
+    Method,
+    Pause,
+    RandomSearch,
+    Reported,
+    Resume,
+    Search,
+    Single,
+    Started,
+    Stop,
+    parse_space,
+)
+from searchers.simulate import Curve, Simulation, simulate
+
+SPACE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
+
+Told = list[tuple[float, Event, list[Action]]]
+
+
+def constant(hparams: Mapping[str, object]) -> Curve:
+    return Curve(lambda step: 0.5)
+
+
+def ever_worse(hparams: Mapping[str, Any]) -> Curve:
+    return Curve(lambda step: float(hparams["trial"]))
+
+
+def ever_better(hparams: Mapping[str, Any]) -> Curve:
+    return Curve(lambda step: -float(hparams["trial"]))
+
+
+def by_x(hparams: Mapping[str, Any]) -> Curve:
+    return Curve(lambda step: hparams["x"] / step, cost=1 + hparams["x"])
+
+
+def asha(max_trials: int = 10, workers: int = 1, max_length: int = 16, num_rungs: int = 3) -> ASHA:
+    return ASHA(max_trials=max_trials, max_length=max_length, num_rungs=num_rungs, max_concurrent_trials=workers)
+
+
+def watched(*args: Any, **options: Any) -> tuple[Simulation, Told]:
+    told: Told = []
+    simulation = simulate(*args, watch=lambda time, event, actions: told.append((time, event, actions)), **options)
+    return simulation, told
+
+
+class Scripted:
+    """A method that answers what it was given for an event, and nothing to any other."""
+
+    rungs = (1, 4)
+
+    def __init__(self, first: list[Action], answers: dict[Event, list[Action]]) -> None:
+        self._first, self._answers = first, answers
+
+    def start(self) -> list[Action]:
+        return self._first
+
+    def on(self, event: Event) -> list[Action]:
+        return self._answers.pop(event, [])
+
+    def dump(self) -> dict[str, object]:
+        raise NotImplementedError
+
+    def load(self, state: dict[str, object]) -> None:
+        raise NotImplementedError
+
+    def progress(self, trained: Mapping[int, float]) -> float:
+        raise NotImplementedError
+
+    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
+        raise NotImplementedError
+
+
+# ------------------------------------------------------------------------------------------------------------ the clock
+
+
+def test_single_takes_its_start_and_its_length() -> None:
+    simulation = simulate(Single(max_length=12), 1, constant, start_cost=5)
+    assert simulation == Simulation(
+        time=17, done="completed", trials=1, ended={"completed": 1}, trained=12, busy=17, events=3
+    )
+
+
+def test_one_worker_takes_the_sum_of_all_trials() -> None:
+    def costly(hparams: Mapping[str, Any]) -> Curve:
+        return Curve(lambda step: 0.5, cost=float(hparams["trial"] + 1))
+
+    simulation = simulate(RandomSearch(max_trials=4, max_length=3), 1, costly, start_cost=2)
+    assert simulation.time == 4 * 2 + 3 * (1 + 2 + 3 + 4)
+
+
+@pytest.mark.parametrize(("trials", "workers", "rounds"), [(12, 4, 3), (13, 4, 4), (3, 8, 1)])
+def test_equal_trials_go_in_rounds(trials: int, workers: int, rounds: int) -> None:
+    method = RandomSearch(max_trials=trials, max_length=7, max_concurrent_trials=0)
+    simulation = simulate(method, workers, constant, start_cost=1)
+    assert (simulation.time, simulation.busy) == (8 * rounds, 8 * trials)
+
+
+def test_fewer_places_than_workers_leave_workers_idle() -> None:
+    simulation = simulate(RandomSearch(max_trials=6, max_length=1, max_concurrent_trials=2), 100, constant)
+    assert (simulation.time, simulation.busy) == (3, 6)
+
+
+def test_ever_worse_trials_are_stopped_at_the_first_rung_and_the_first_runs_through() -> None:
+    simulation = simulate(asha(), 1, ever_worse, start_cost=10)
+    assert simulation.time == 26 + 9 * 11
+    assert simulation.trained == 16 + 9
+    assert simulation.ended == {"completed": 1, "stopped": 9}
+
+
+def test_ever_better_trials_all_run_through() -> None:
+    simulation = simulate(asha(), 1, ever_better)
+    assert (simulation.time, simulation.ended) == (160, {"completed": 10})
+
+
+def test_reports_come_at_the_rungs_and_then_the_trial_ends() -> None:
+    _, told = watched(asha(max_trials=1), 1, constant)
+    assert [(time, event) for time, event, _ in told] == [
+        (0, Started(trial=0)),
+        (1, Reported(trial=0, step=1, value=0.5)),
+        (4, Reported(trial=0, step=4, value=0.5)),
+        (16, Reported(trial=0, step=16, value=0.5)),
+        (16, Exited(trial=0, reason="completed")),
+    ]
+
+
+def test_equal_rungs_get_one_report() -> None:
+    _, told = watched(asha(max_trials=1, max_length=2), 1, constant)
+    assert [event.step for _, event, _ in told if isinstance(event, Reported)] == [1, 2]
+
+
+def test_reports_can_be_others_than_the_rungs() -> None:
+    _, told = watched(RandomSearch(max_trials=1), 1, constant, reports=[0.5, 3])
+    assert [(time, event.step) for time, event, _ in told if isinstance(event, Reported)] == [(0.5, 0.5), (3, 3)]
+
+
+def test_nothing_happens_after_until() -> None:
+    simulation = simulate(RandomSearch(max_trials=9, max_length=10, max_concurrent_trials=0), 2, constant, until=25)
+    assert simulation == Simulation(
+        time=25, done=None, trials=9, ended={"completed": 4}, trained=50, busy=50, events=6 + 4 + 4
+    )
+
+
+def test_until_after_the_end_changes_nothing() -> None:
+    assert simulate(asha(), 1, ever_worse, until=1e9) == simulate(asha(), 1, ever_worse)
+
+
+# ----------------------------------------------------------------------------------------------------- pause and resume
+
+
+def paused_and_resumed() -> Scripted:
+    """One worker: trial 0 is paused at its first rung, trial 1 runs through, trial 0 goes on."""
+    return Scripted(
+        [Create(trial=0), Create(trial=1)],
+        {
+            Reported(trial=0, step=1, value=0.5): [Pause(trial=0)],
+            Exited(trial=1, reason="completed"): [Resume(trial=0)],
+            Exited(trial=0, reason="completed"): [Done(reason="completed")],
+        },
+    )
+
+
+def test_pause_frees_the_worker_and_nothing_is_trained_twice() -> None:
+    simulation, told = watched(paused_and_resumed(), 1, constant, start_cost=10, resume_cost=5)
+    assert [(time, event) for time, event, _ in told] == [
+        (0, Started(trial=0)),
+        (11, Reported(trial=0, step=1, value=0.5)),
+        (11, Started(trial=1)),
+        (22, Reported(trial=1, step=1, value=0.5)),
+        (25, Reported(trial=1, step=4, value=0.5)),
+        (25, Exited(trial=1, reason="completed")),
+        (25, Started(trial=0)),
+        (33, Reported(trial=0, step=4, value=0.5)),
+        (33, Exited(trial=0, reason="completed")),
+    ]
+    assert (simulation.trained, simulation.busy) == (8, 33)
+
+
+def test_a_trial_paused_between_reports_keeps_what_it_trained() -> None:
+    """Two workers: trial 1's report at 2 pauses trial 0, then at 2 of its 4; resumed at 8 it needs 2 more."""
+    method = Scripted(
+        [Create(trial=0), Create(trial=1)],
+        {
+            Reported(trial=1, step=1, value=0.5): [Pause(trial=0)],
+            Exited(trial=1, reason="completed"): [Resume(trial=0)],
+            Exited(trial=0, reason="completed"): [Done(reason="completed")],
+        },
+    )
+    slower = {0: 1.0, 1: 2.0}
+    simulation, _ = watched(method, 2, lambda hparams: Curve(lambda step: 0.5, cost=slower[hparams["trial"]]))
+    assert (simulation.time, simulation.trained, simulation.busy) == (10, 8, 2 + 8 + 2)
+
+
+def test_trials_that_wait_or_are_paused_are_stopped_without_a_worker() -> None:
+    method = Scripted(
+        [Create(trial=0), Create(trial=1), Create(trial=2)],
+        {
+            Reported(trial=0, step=1, value=0.5): [Pause(trial=0), Stop(trial=2)],
+            Exited(trial=1, reason="completed"): [Stop(trial=0)],
+            Exited(trial=0, reason="stopped"): [Done(reason="completed")],
+        },
+    )
+    simulation, told = watched(method, 1, constant)
+    assert [(time, event.trial) for time, event, _ in told if isinstance(event, Exited)] == [(1, 2), (5, 1), (5, 0)]
+    assert simulation.busy == 1 + 4
+
+
+# ---------------------------------------------------------------------------------------------- failures, noise, jitter
+
+
+def test_a_trial_that_always_fails_is_restarted_so_often_and_errors() -> None:
+    simulation, told = watched(Single(max_length=1000), 1, constant, failures=1e6, max_restarts=3)
+    assert [type(event) for _, event, _ in told] == [Started] * 4 + [Exited]
+    assert (simulation.done, simulation.ended) == ("errored", {"errored": 1})
+
+
+def test_failures_lose_what_was_trained_since_the_last_report_and_nothing_else() -> None:
+    reports = range(1, 101)
+    simulation, told = watched(
+        RandomSearch(max_trials=20, max_concurrent_trials=4),
+        4,
+        constant,
+        reports=reports,
+        failures=0.2,
+        max_restarts=999,
+    )
+    by_trial: dict[int, list[float]] = defaultdict(list)
+    for _, event, _ in told:
+        if isinstance(event, Reported):
+            by_trial[event.trial].append(event.step)
+    assert all(steps == list(reports) for steps in by_trial.values())
+    failed = sum(isinstance(event, Started) for _, event, _ in told) - 20
+    assert simulation.trained == pytest.approx(simulation.busy)  # a unit of time for one of length, restarts are free
+    assert 20 * 100 < simulation.trained < 20 * 100 + failed  # less than a unit is lost by each
+    assert failed == pytest.approx(0.2 * simulation.busy, abs=5 * math.sqrt(0.2 * simulation.busy))  # Poisson
+
+
+def test_each_restart_costs_what_a_resumption_does() -> None:
+    def run(resume_cost: float) -> tuple[float, int]:
+        simulation, told = watched(
+            Single(), 1, constant, reports=range(1, 101), failures=0.01, max_restarts=99, resume_cost=resume_cost
+        )
+        return simulation.trained, sum(isinstance(event, Started) for _, event, _ in told) - 1
+
+    assert run(0)[1] > 0
+    # A failure can also come while a trial is being resumed, when there is nothing to lose.
+    assert run(50)[1] >= 1
+    assert run(50)[0] <= 100 + run(50)[1]
+
+
+def test_noise_is_normal_and_depends_on_the_trial_alone() -> None:
+    def values(method: Method, workers: int) -> dict[tuple[int, float], float]:
+        _, told = watched(method, workers, constant, noise=0.1, seed=3)
+        return {(e.trial, e.step): e.value or 0.0 for _, e, _ in told if isinstance(e, Reported)}
+
+    alone = values(RandomSearch(max_trials=1000, max_length=1), 1)
+    assert fmean(alone.values()) == pytest.approx(0.5, abs=5 * 0.1 / math.sqrt(1000))
+    assert stdev(alone.values()) == pytest.approx(0.1, rel=0.12)
+    together = values(asha(max_trials=1000, workers=16), 16)
+    assert {trial: value for (trial, step), value in together.items() if step == 1} == {
+        trial: value for (trial, _), value in alone.items()
+    }
+
+
+def test_jitter_spreads_times_around_the_costs() -> None:
+    simulation = simulate(RandomSearch(max_trials=2000, max_length=10), 100, constant, jitter=0.1)
+    # Log-normal: the mean is exp(sigma^2 / 2) for a stretch, and for the worker's speed.
+    assert simulation.busy / 20_000 == pytest.approx(math.exp(0.01), abs=5 * 0.1 / math.sqrt(100))
+    assert simulation.trained == pytest.approx(20_000)
+
+
+def test_same_seed_same_course_and_another_seed_another() -> None:
+    def course(seed: int) -> Told:
+        return watched(
+            asha(max_trials=50, workers=4), 4, ever_worse, noise=9, jitter=0.3, failures=0.01, resume_cost=1, seed=seed
+        )[1]
+
+    assert course(1) == course(1)
+    assert course(1) != course(2)
+
+
+# -------------------------------------------------------------------------------------------------- what a trial can do
+
+
+def test_invalid_hyperparameters_end_the_trial_before_it_starts_to_train() -> None:
+    def odd_ones(hparams: Mapping[str, Any]) -> Curve | None:
+        return Curve(lambda step: 0.5) if hparams["trial"] % 2 else None
+
+    simulation = simulate(RandomSearch(max_trials=3, max_length=4, max_concurrent_trials=1), 1, odd_ones, start_cost=1)
+    assert simulation.ended == {"completed": 3, "invalid_hp": 3}
+    assert simulation.time == 3 * 5
+
+
+def test_a_space_that_is_always_invalid_ends() -> None:
+    simulation = simulate(RandomSearch(max_trials=3, max_length=4), 2, lambda hparams: None)
+    assert (simulation.done, simulation.time) == ("invalid_hp", 0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
+def test_a_bare_method_is_told_that_what_is_not_finite_is_the_worst(bad: float | None) -> None:
+    _, told = watched(asha(max_trials=1), 1, lambda hparams: Curve(lambda step: bad), noise=0.1)
+    assert {event.value for _, event, _ in told if isinstance(event, Reported)} == {math.inf}
+
+
+DIVERGING: list[Callable[[], Method]] = [lambda: asha(max_trials=300, workers=8, max_length=64, num_rungs=4)]
+
+
+@pytest.mark.parametrize("make", DIVERGING)
+@pytest.mark.parametrize("seed", range(3))
+def test_no_trial_is_trained_past_the_rung_where_it_diverged(make: Callable[[], Method], seed: int) -> None:
+    """A fifth of the configurations diverge, to NaN, an infinity or None, at a length of their own."""
+
+    def trial(hparams: Mapping[str, Any]) -> Curve:
+        x: float = hparams["x"]
+        edge, bad = 1 + x * 200, [math.nan, math.inf, -math.inf, None][int(x * 1e6) % 4]
+        return Curve(lambda step: bad if x < 0.2 and step >= edge else x / (1 + step))
+
+    log: list[dict[str, object]] = []
+    search = Search(make(), SPACE, seed=seed, smaller_is_better=True, log=log.append)
+    _, told = watched(search, 8, trial, noise=0.01, jitter=0.2, seed=seed)
+
+    showed: set[int] = set()
+    for _, event, _ in told:
+        assert not isinstance(event, Started | Reported) or event.trial not in showed, f"{event}, after it diverged"
+        if isinstance(event, Reported) and (event.value is None or not math.isfinite(event.value)):
+            showed.add(event.trial)
+    assert len(showed) >= 15
+    below = {trial for trial in showed if (search.trials[trial].last_step or 0) < search.method.rungs[-1]}
+    assert {search.trials[trial].state for trial in below} == {"STOPPED"}
+
+
+# ------------------------------------------------------------------------------------------------------------- a search
+
+
+def new_search(log: list[dict[str, object]], max_trials: int = 60) -> Search:
+    return Search(asha(max_trials, workers=4), SPACE, seed=5, smaller_is_better=True, log=log.append)
+
+
+def test_a_search_is_driven_as_by_a_driver() -> None:
+    log: list[dict[str, object]] = []
+    simulation, told = watched(search := new_search(log), 4, by_x, start_cost=1, jitter=0.1)
+    assert simulation.done == "completed"
+    assert [record["event"] for record in log] == ["start"] + [type(event).__name__.lower() for _, event, _ in told]
+    again = Search.replay(log, asha(60, 4), SPACE, seed=5, smaller_is_better=True, log=[].append)
+    assert dict(again.trials) == dict(search.trials)
+    for view in search.trials.values():
+        assert view.hparams is not None
+        assert view.last == view.hparams["x"] / view.last_step  # type: ignore[operator]
+
+
+def test_a_search_whose_driver_dies_goes_on_where_it_was() -> None:
+    """Cut anywhere and replayed, every trial ends once, and none reports a length twice."""
+    whole = simulate(new_search([]), 4, by_x).time
+    for moment in range(1, 10):
+        log: list[dict[str, object]] = []
+        first, told = watched(new_search(log), 4, by_x, until=whole * moment / 10)
+        assert first.done is None
+        search = Search.replay(log, asha(60, 4), SPACE, seed=5, smaller_is_better=True, log=log.append)
+        second, more = watched(search, 4, by_x)
+        assert second.done == "completed"
+        told += more
+        reported = [(event.trial, event.step) for _, event, _ in told if isinstance(event, Reported)]
+        ended = [event.trial for _, event, _ in told if isinstance(event, Exited)]
+        assert len(reported) == len(set(reported))
+        assert sorted(ended) == list(range(60))
+
+
+def test_workers_are_never_lent_twice() -> None:
+    running: set[int] = set()
+    for _, event, _ in watched(asha(max_trials=200, workers=8), 3, ever_worse, noise=50, jitter=0.2)[1]:
+        if isinstance(event, Started):
+            running.add(event.trial)
+        elif isinstance(event, Exited):
+            running.discard(event.trial)
+        assert len(running) <= 3
+
+
+# --------------------------------------------------------------------------------------------------------- what is told
+
+
+def test_all_faults_of_the_arguments_are_named() -> None:
+    with pytest.raises(ValueError) as caught:
+        simulate(RandomSearch(max_trials=1), 0, constant, failures=-1)
+    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == ["workers", "reports", "failures"]
+
+
+def test_reports_must_ascend() -> None:
+    with pytest.raises(ValueError, match="ascending"):
+        simulate(Single(), 1, constant, reports=[2, 1])
+
+
+def test_a_method_that_forgets_its_trials_is_told() -> None:
+    method = Scripted([Create(trial=0)], {Reported(trial=0, step=1, value=0.5): [Pause(trial=0)]})
+    with pytest.raises(RuntimeError, match="1 of 1 trials are paused"):
+        simulate(method, 1, constant)
+
+
+@pytest.mark.parametrize("action", [Stop(trial=7), Pause(trial=7), Resume(trial=7), Resume(trial=0)])
+def test_an_action_on_a_trial_that_is_not_there_is_told(action: Action) -> None:
+    method = Scripted([Create(trial=0)], {Reported(trial=0, step=1, value=0.5): [action]})
+    with pytest.raises(RuntimeError, match="the method decided"):
+        simulate(method, 1, constant)
