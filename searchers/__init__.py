@@ -1,7 +1,9 @@
 """Hyperparameter search methods as pure state machines, and the adapters that drive them.
 
     events, method                       the vocabulary: events in, actions out
-    single, random_search, asha          methods, on roster (who runs, who has ended) and rung (who goes on)
+    single, random_search, grid          methods whose trials run to their end, on roster (who runs, who has ended)
+    asha, promotion, adaptive_asha       methods that compare trials as they run, on roster and rung (who goes on)
+    preview                              what a method will do
     space, domains, samplers, convert    what is drawn, and from where
     search                               the one object that a driver holds
     journal                              append-only log; replay is restore
@@ -12,6 +14,7 @@
 Nothing here imports torch, ray or optuna.
 """
 
+from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA, rung_lengths
 from searchers.errors import FieldError, IllegalEvent, JournalError, MethodError, SpaceError
 from searchers.events import (
@@ -28,8 +31,11 @@ from searchers.events import (
     Started,
     Stop,
 )
+from searchers.grid import Grid
 from searchers.journal import Journal
 from searchers.method import Method
+from searchers.preview import BracketPreview, Preview, RungPreview, preview
+from searchers.promotion import PromotionASHA
 from searchers.random_search import RandomSearch
 from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler
 from searchers.search import Search, State, TrialView
@@ -40,6 +46,8 @@ from searchers.space import parse as parse_space
 __all__ = [
     "ASHA",
     "Action",
+    "AdaptiveASHA",
+    "BracketPreview",
     "Create",
     "Done",
     "DoneReason",
@@ -47,6 +55,7 @@ __all__ = [
     "Exited",
     "FieldError",
     "FirstPoints",
+    "Grid",
     "GridSampler",
     "IllegalEvent",
     "Journal",
@@ -54,11 +63,14 @@ __all__ = [
     "Method",
     "MethodError",
     "Pause",
+    "Preview",
+    "PromotionASHA",
     "RandomSampler",
     "RandomSearch",
     "Reason",
     "Reported",
     "Resume",
+    "RungPreview",
     "Sampler",
     "Search",
     "Single",
@@ -69,5 +81,6 @@ __all__ = [
     "Stop",
     "TrialView",
     "parse_space",
+    "preview",
     "rung_lengths",
 ]

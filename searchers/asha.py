@@ -13,11 +13,12 @@ instead of promoting is Determined's `async_halving`. Differences from Determine
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import cast
 
 from searchers.events import Action, Event, Exited, Reported, Started, Stop, assert_never
-from searchers.method import Fields, check_state
+from searchers.method import Fields, check_extension, check_state
 from searchers.roster import Roster, default_max_invalid
 from searchers.rung import Rung
 
@@ -35,6 +36,10 @@ class ASHA:
         max_invalid: Invalid trials that are replaced before the search gives up, >= 0.
             By default 4 per trial, and 16 at least.
 
+    Attributes:
+        rungs: Lengths of the rungs, ascending.
+        divisor: As given.
+
     Raises:
         MethodError: A field is invalid; all are named.
 
@@ -46,6 +51,8 @@ class ASHA:
     >>> asha.on(Reported(trial=0, step=1, value=0.5)), asha.on(Reported(trial=1, step=1, value=0.6))
     ([], [Stop(trial=1), Create(trial=2)])
     """
+
+    _name = "asha"
 
     def __init__(
         self,
@@ -66,48 +73,120 @@ class ASHA:
         if max_invalid is not None:
             check.whole("max_invalid", max_invalid, at_least=0)
         check.done()
+        self.divisor = divisor
         self.rungs = rung_lengths(max_length=max_length, num_rungs=num_rungs, divisor=divisor)
+        self._max_concurrent, self._max_invalid = max_concurrent_trials, max_invalid
         self._rungs = [Rung(divisor=divisor) for _ in self.rungs]
-        self._next: dict[int, int] = {}  # of each live trial that was ranked: the rung it comes to next
+        self._next: dict[int, int] = {}  # of each trial that was ranked and goes on: the rung it comes to
+        self._unranked = 0  # trials that ended by themselves before the first rung
         self._roster = Roster(
-            max_trials=max_trials,
-            width=min(max_concurrent_trials or math.floor(Fraction(str(divisor)) ** (num_rungs - 1)), max_trials),
-            max_invalid=default_max_invalid(max_trials) if max_invalid is None else max_invalid,
+            max_trials=max_trials, width=self._width(max_trials), max_invalid=self._invalid_bound(max_trials)
         )
+
+    @property
+    def max_trials(self) -> int:
+        """Trials to create, as given or extended to."""
+        return self._roster.max_trials
+
+    def _width(self, max_trials: int) -> int:
+        return min(self._max_concurrent or math.floor(Fraction(str(self.divisor)) ** (len(self.rungs) - 1)), max_trials)
+
+    def _invalid_bound(self, max_trials: int) -> int:
+        return default_max_invalid(max_trials) if self._max_invalid is None else self._max_invalid
 
     def start(self) -> list[Action]:
         """One `Create` for each place, as far as there are trials."""
-        return self._roster.settle()
+        return self._settle()
 
     def on(self, event: Event) -> list[Action]:
         """`Stop` for the trial that reported, or nothing; and successors for the places that became free."""
         if not self._roster.is_live(event.trial):
             return []
         match event:
-            case Started():
-                return []
             case Reported():
-                goes_on = self._rank(event)
-                return [] if goes_on else [Stop(trial=event.trial), *self._roster.settle()]
+                return self._report(event)
             case Exited():
                 self._leave(event)
-                return self._roster.settle()
+                return self._settle()
+            case Started():
+                return []
             case _:
                 assert_never(event)
 
-    def _rank(self, report: Reported) -> bool:
-        """File the report at each rung it has crossed, up to the one that ends the trial; False if one does."""
-        trial, top = report.trial, len(self.rungs) - 1
-        value = math.inf if report.value is None or math.isnan(report.value) else report.value
+    def progress(self, trained: Mapping[int, float]) -> float:
+        """Determined's estimate: trials past the first rung, and trials that have ended, as shares of all.
+
+        The first counts for 1 / 1.2, since some of these trials have far to go yet.
+        """
+        first = (len(self._rungs[0]) + self._unranked) / 1.2
+        return self._roster.progress(max(first, self._roster.ended) / self.max_trials)
+
+    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
+        """More trials, or rungs on top of the others (see `longer_rungs`).
+
+        For a larger length the best 1/divisor of those that came to the old top go on, also if they have ended there.
+        No stopped trial is revived.
+
+        Raises:
+            MethodError: The budget does not grow. Nothing has changed.
+        """
+        check_extension(max_trials=(max_trials, self.max_trials), max_length=(max_length, self.rungs[-1]))
+        trials = max_trials or self.max_trials
+        return self.grow(trials, max_length or self.rungs[-1], self._invalid_bound(trials))
+
+    def grow(self, max_trials: int, max_length: int, max_invalid: int) -> list[Action]:
+        """`extend` for a search that is a bracket of another."""
+        actions: list[Action] = []
+        again: list[int] = []
+        if max_length > self.rungs[-1]:
+            actions, again = self._lengthen(max_length)
+        self._roster.extend(max_trials=max_trials, width=self._width(max_trials), max_invalid=max_invalid, again=again)
+        return [*actions, *self._settle()]
+
+    def give_up(self) -> None:
+        """Create nothing more, for a search that is a bracket of another: too many trials were invalid in all."""
+        self._roster.give_up()
+
+    def is_live(self, trial: int) -> bool:
+        """Whether the trial has not ended.
+
+        Raises:
+            IllegalEvent: It was never created.
+        """
+        return self._roster.is_live(trial)
+
+    def _lengthen(self, max_length: int) -> tuple[list[Action], list[int]]:
+        """Put rungs on top. Of the trials at the old top the best go on: live ones by themselves, those that have
+        ended (the second result) by being resumed; other live ones stop there."""
+        top = len(self.rungs)
+        self.rungs = longer_rungs(self.rungs, max_length=max_length, divisor=self.divisor)
+        best = self._rungs[-1].best()
+        self._rungs += [Rung(divisor=self.divisor) for _ in self.rungs[top:]]
+        again = [trial for trial in best if trial in self._roster.completed]
+        stops: list[Action] = []
+        for trial, rung in sorted(self._next.items()):
+            if rung == top and self._roster.holds_place(trial) and trial not in best:
+                self._roster.free_place(trial)
+                stops.append(Stop(trial=trial))
+        self._next.update((trial, top) for trial in again)
+        return stops, again
+
+    def _settle(self) -> list[Action]:
+        return self._roster.settle()
+
+    def _report(self, report: Reported) -> list[Action]:
+        """File the report at each rung it has crossed, up to the one that ends the trial."""
+        trial, step, top = report.trial, report.step, len(self.rungs) - 1
         if not self._roster.holds_place(trial):  # told to stop before; what it reports winding down is not ranked
-            return True
-        while (rung := self._next.get(trial, 0)) <= top and report.step >= self.rungs[rung]:
+            return []
+        value = math.inf if report.value is None or math.isnan(report.value) else report.value
+        while (rung := self._next.get(trial, 0)) <= top and step >= self.rungs[rung]:
             self._next[trial] = rung + 1
             among_the_best = self._rungs[rung].offer(trial, value)
             if rung < top and not (among_the_best and value < math.inf):
                 self._roster.free_place(trial)
-                return False
-        return True
+                return [Stop(trial=trial), *self._settle()]
+        return []
 
     def _leave(self, event: Exited) -> None:
         """The trial ends: an invalid one was never there, a failed one is the worst of the rung it was to come to."""
@@ -117,22 +196,29 @@ class ASHA:
                 passed.withdraw(trial)
         elif event.reason in ("errored", "canceled") and self._roster.holds_place(trial) and rung < len(self._rungs):
             self._rungs[rung].offer(trial, math.inf)
+        elif rung == 0:
+            self._unranked += 1
         self._roster.end(trial, event.reason)
 
     def dump(self) -> dict[str, object]:
         """The state as JSON."""
         return {
-            "method": "asha",
+            "method": self._name,
+            "lengths": self.rungs,
             "roster": self._roster.dump(),
             "next": sorted(self._next.items()),
             "rungs": [rung.dump() for rung in self._rungs],
+            "unranked": self._unranked,
         }
 
     def load(self, state: dict[str, object]) -> None:
         """Continue from a dump."""
-        check_state("asha", state)
+        check_state(self._name, state)
+        self.rungs = tuple(cast("list[int]", state["lengths"]))
         self._roster.load(cast("dict[str, object]", state["roster"]))
         self._next = dict(cast("list[tuple[int, int]]", state["next"]))
+        self._unranked = cast(int, state["unranked"])
+        self._rungs = [Rung(divisor=self.divisor) for _ in self.rungs]
         for rung, values in zip(self._rungs, cast("list[list[list[object]]]", state["rungs"]), strict=True):
             rung.load(values)
 
@@ -149,7 +235,19 @@ def rung_lengths(*, max_length: int, num_rungs: int, divisor: float) -> tuple[in
     return tuple(max(math.floor(max_length / exact**power), 1) for power in reversed(range(num_rungs)))
 
 
-def rungs_that_fit(*, length: int, divisor: float) -> int:
+def longer_rungs(rungs: tuple[int, ...], *, max_length: int, divisor: float) -> tuple[int, ...]:
+    """These rungs, and on top of them max_length / divisor ** k, rounded down, as far as it is longer than the last.
+
+    >>> longer_rungs((1, 4, 16), max_length=256, divisor=4), longer_rungs((1, 4, 16), max_length=100, divisor=4)
+    ((1, 4, 16, 64, 256), (1, 4, 16, 25, 100))
+    """
+    exact, added = Fraction(str(divisor)), [max_length]
+    while (length := math.floor(max_length / exact ** len(added))) > rungs[-1]:
+        added.append(length)
+    return (*rungs, *reversed(added))
+
+
+def rungs_that_fit(*, length: int, divisor: float, at_most: int | None = None) -> int:
     """floor(log(length) / log(divisor)) + 1: as many rungs have lengths of 1 or more without rounding up.
 
     Exact, where a quotient of two float logarithms is not:
@@ -157,7 +255,9 @@ def rungs_that_fit(*, length: int, divisor: float) -> int:
     >>> rungs_that_fit(length=1000, divisor=10), math.floor(math.log(1000) / math.log(10)) + 1
     (4, 3)
     """
-    power = round(math.log(length) / math.log(divisor)) + 1
-    while Fraction(str(divisor)) ** power > length:  # the estimate is off by one, or by two
-        power -= 1
-    return power + 1
+    exact, rungs = Fraction(str(divisor)), 1
+    shortest = exact  # max_length that has one rung more
+    while shortest <= length and rungs != at_most:
+        rungs += 1
+        shortest *= exact
+    return rungs

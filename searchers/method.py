@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from typing import Protocol, runtime_checkable
 
 from searchers.errors import MethodError
@@ -17,9 +18,10 @@ class Method(Protocol):
 
     * Trials are numbered 0, 1, 2, ... in the order of their `Create`s.
     * Equal events give equal actions and equal states; `load(dump())` goes on as if nothing had happened.
-    * An event told twice, or late (of a trial that has ended), returns [] and changes nothing; one of a trial never
-      created raises `IllegalEvent` and changes nothing.
-    * `Stop` names only live trials. `Done` comes exactly once, last, when every created trial has ended.
+    * An event told twice, or late (of a trial that has ended), returns [] and changes nothing that follows; one of a
+      trial never created raises `IllegalEvent` and changes nothing.
+    * `Stop` names only live trials, `Pause` those that run, `Resume` those that are paused, or that ended and are taken
+      up again by an extension. `Done` comes exactly once, last, when every created trial has ended.
     * `Reported.value` arrives normalised: smaller is better, and what was not finite is +inf.
     """
 
@@ -36,6 +38,27 @@ class Method(Protocol):
 
     def on(self, event: Event) -> list[Action]:
         """What follows from this event."""
+
+    def progress(self, trained: Mapping[int, float]) -> float:
+        """Share of the search that is done: from 0 to 1, never falling (but by `extend`), 1.0 exactly when it is done.
+
+        Args:
+            trained: Each trial's last step / max_length, from 0 to 1. A trial that is not in it counts as 0.
+        """
+
+    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
+        """Go on with a larger budget, also if the search is done: it is live again then, and `Done` comes anew.
+
+        Args:
+            max_trials: Trials in all, those so far counted. None: as many as before.
+            max_length: Length of a trial that goes all the way. None: as before.
+
+        Returns:
+            What follows: `Create`s, and `Resume`s of trials that are paused or ended before and are to go on.
+
+        Raises:
+            MethodError: The budget does not grow, or this method cannot do it. Nothing has changed.
+        """
 
     def dump(self) -> dict[str, object]:
         """The whole state as strict JSON, the configuration apart."""
@@ -58,21 +81,61 @@ class Fields:
     def __init__(self) -> None:
         self._faults: list[tuple[str, str]] = []
 
+    def fault(self, name: str, message: str) -> None:
+        """The field is invalid."""
+        self._faults.append((f"searcher.{name}", message))
+
     def whole(self, name: str, value: object, *, at_least: int) -> None:
         """`value` must be an integer of `at_least` so much."""
         if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-            self._faults.append((f"searcher.{name}", f"must be an integer >= {at_least}, got {value!r}"))
+            self.fault(name, f"must be an integer >= {at_least}, got {value!r}")
 
     def above(self, name: str, value: object, *, limit: float) -> None:
         """`value` must be a finite number greater than `limit`."""
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not number or not (isinstance(value, int | float) and value > limit):
-            self._faults.append((f"searcher.{name}", f"must be > {limit:g}, got {value!r}"))
+            self.fault(name, f"must be > {limit:g}, got {value!r}")
+
+    def one_of(self, name: str, value: object, known: Collection[str]) -> None:
+        """`value` must be one of the `known`."""
+        if value not in known:
+            self.fault(name, f"must be one of {', '.join(known)}, got {value!r}")
 
     def done(self) -> None:
         """Raise if anything was invalid."""
         if self._faults:
             raise MethodError(self._faults)
+
+
+def check_extension(**asked: tuple[int | None, int | str]) -> None:
+    """Whether a search can be extended so; called before anything changes.
+
+    Args:
+        asked: By field, what is asked for (None: nothing) and what the search has, or else why it can't have more.
+
+    Raises:
+        MethodError: It can't, or nothing grows.
+
+    >>> check_extension(max_trials=(32, 64), max_length=(None, 16))
+    Traceback (most recent call last):
+        ...
+    searchers.errors.MethodError: searcher.max_trials: must be an integer >= 64, got 32
+    """
+    check, grows = Fields(), False
+    for name, (new, old) in asked.items():
+        if new is None:
+            continue
+        if isinstance(old, str):
+            check.fault(name, f"{old}, got {new!r}")
+        else:
+            check.whole(name, new, at_least=old)
+            grows |= new != old
+    check.done()
+    if not grows:
+        has = ", ".join(f"{name} = {old}" for name, (_, old) in asked.items() if not isinstance(old, str))
+        raise MethodError(
+            [("searcher", f"nothing to extend: give a larger budget than {has or 'this search can have'}")]
+        )
 
 
 def check_state(method: str, state: dict[str, object]) -> None:

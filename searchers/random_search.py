@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 from searchers.events import Action, Event, Exited
-from searchers.method import Fields, check_state
+from searchers.method import Fields, check_extension, check_state
 from searchers.roster import Roster, default_max_invalid
 
 
 class RandomSearch:
     """Determined's `random`: `max_trials` independent trials, `max_concurrent_trials` at a time.
+
+    Source: Bergstra and Bengio, "Random Search for Hyper-Parameter Optimization" (JMLR 13, 2012).
 
     Args:
         max_trials: Trials to run, >= 1. Trials with invalid hyperparameters are replaced and don't count.
@@ -27,6 +30,8 @@ class RandomSearch:
     """
 
     _name = "random"
+    _budget, _least = "max_trials", 1
+    _fixed_trials: str | None = None  # why there can't be more trials
 
     def __init__(
         self,
@@ -37,7 +42,7 @@ class RandomSearch:
         max_invalid: int | None = None,
     ) -> None:
         check = Fields()
-        check.whole("max_trials", max_trials, at_least=1)
+        check.whole(self._budget, max_trials, at_least=self._least)
         check.whole("max_concurrent_trials", max_concurrent_trials, at_least=0)
         if max_length is not None:
             check.whole("max_length", max_length, at_least=1)
@@ -45,11 +50,21 @@ class RandomSearch:
             check.whole("max_invalid", max_invalid, at_least=0)
         check.done()
         self.rungs: tuple[int, ...] = () if max_length is None else (max_length,)
+        self._max_concurrent, self._max_invalid = max_concurrent_trials, max_invalid
         self._roster = Roster(
-            max_trials=max_trials,
-            width=max_concurrent_trials or max_trials,
-            max_invalid=default_max_invalid(max_trials) if max_invalid is None else max_invalid,
+            max_trials=max_trials, width=self._width(max_trials), max_invalid=self._invalid_bound(max_trials)
         )
+
+    @property
+    def max_trials(self) -> int:
+        """Trials to run, as given or extended to."""
+        return self._roster.max_trials
+
+    def _width(self, max_trials: int) -> int:
+        return self._max_concurrent or max_trials
+
+    def _invalid_bound(self, max_trials: int) -> int | None:
+        return default_max_invalid(max_trials) if self._max_invalid is None else self._max_invalid
 
     def start(self) -> list[Action]:
         """One `Create` for each place, as far as there are trials."""
@@ -62,11 +77,44 @@ class RandomSearch:
         self._roster.end(event.trial, event.reason)
         return self._roster.settle()
 
+    def progress(self, trained: Mapping[int, float]) -> float:
+        """Ended trials and the parts that live ones are through, as a share of `max_trials`.
+
+        Determined divides by the trials created so far, which falls with every new one.
+        """
+        return self._roster.progress((self._roster.ended + self._roster.trained(trained)) / (self.max_trials or 1))
+
+    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
+        """More trials, or longer ones: then all that were completed are resumed, in their order.
+
+        Raises:
+            MethodError: The budget does not grow, or this method cannot do it. Nothing has changed.
+        """
+        check_extension(
+            max_trials=(max_trials, self._fixed_trials or self.max_trials),
+            max_length=(
+                max_length,
+                self.rungs[0] if self.rungs else "this search does not set the length of its trials",
+            ),
+        )
+        longer = max_length is not None and self.rungs != (max_length,)
+        if max_length is not None:
+            self.rungs = (max_length,)
+        trials = max_trials or self.max_trials
+        self._roster.extend(
+            max_trials=trials,
+            width=self._width(trials),
+            max_invalid=self._invalid_bound(trials),
+            again=sorted(self._roster.completed) if longer else (),
+        )
+        return self._roster.settle()
+
     def dump(self) -> dict[str, object]:
         """The state as JSON."""
-        return {"method": self._name, "roster": self._roster.dump()}
+        return {"method": self._name, "rungs": self.rungs, "roster": self._roster.dump()}
 
     def load(self, state: dict[str, object]) -> None:
         """Continue from a dump."""
         check_state(self._name, state)
+        self.rungs = tuple(cast("list[int]", state["rungs"]))
         self._roster.load(cast("dict[str, object]", state["roster"]))

@@ -11,6 +11,7 @@ top, `rest` the others with its smallest on top. Ties need no care, since only v
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from heapq import heapify, heappop, heappush
 from typing import cast
@@ -53,6 +54,13 @@ class Rung:
             heappush(self._rest, (value, trial))
         self._balance()
         return value <= -self._kept[0][0]
+
+    def best(self) -> list[int]:
+        """Trials that are among the best 1 / divisor, the best first; of equal ones those with the lower numbers.
+
+        None whose value is not finite.
+        """
+        return [trial for value, trial in sorted((self._values[t], t) for t in self._is_kept) if value < math.inf]
 
     def withdraw(self, trial: int) -> None:
         """Forget the trial's value. Decisions made stay as they are; coming ones are made without it."""

@@ -20,6 +20,7 @@ class Single(RandomSearch):
     """
 
     _name = "single"
+    _fixed_trials = "a single search has one trial"
 
     def __init__(self, *, max_length: int | None = None, max_invalid: int | None = None) -> None:
         super().__init__(max_trials=1, max_concurrent_trials=1, max_length=max_length, max_invalid=max_invalid)

@@ -1,0 +1,269 @@
+"""Adaptive ASHA: several ASHAs side by side that differ in how early they stop, so that no one bet decides.
+
+Source: Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization" (arXiv 1603.06560) for the
+brackets; their number, sizes and modes are Determined's `adaptive_asha`. Differences, each on purpose: the brackets
+have exactly `max_trials` trials together; and their rungs are counted exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Literal, cast
+
+from searchers.asha import ASHA, rungs_that_fit
+from searchers.errors import IllegalEvent
+from searchers.events import Action, Create, Done, DoneReason, Event, Exited
+from searchers.method import Fields, check_extension, check_state
+from searchers.promotion import PromotionASHA
+from searchers.roster import ALMOST, GIVEN_UP, default_max_invalid
+
+Mode = Literal["aggressive", "standard", "conservative"]
+Variant = Literal["stopping", "promotion"]
+
+
+class AdaptiveASHA:
+    """ASHA in brackets.
+
+    Args:
+        max_trials: Trials to create in all brackets, >= 1. Trials with invalid hyperparameters are replaced and don't
+            count.
+        max_length: Length of a trial that goes all the way, >= 1.
+        divisor: Ratio of lengths between rungs, and of trials to those that go on; > 1, may be fractional.
+        max_rungs: Most rungs of a bracket, >= 1. There are fewer where the length or the number of trials has no room.
+        mode: Brackets of how many rungs: the most possible ("aggressive"), from half of them ("standard") or from one
+            ("conservative").
+        bracket_rungs: The rungs of each bracket, instead of `max_rungs` and `mode`, each >= 1.
+        max_concurrent_trials: Trials that hold a place at any time, in all brackets; one for each bracket at least.
+            0 = for each bracket as many as the smallest one has trials, `divisor` at least.
+        variant: What happens at a rung: "stopping" (`ASHA`) or "promotion" (`PromotionASHA`).
+        max_invalid: Invalid trials that are replaced before the search gives up, in all brackets, >= 0.
+            By default 4 per trial, and 16 at least.
+
+    Attributes:
+        brackets: The searches side by side, those with the most rungs first (or in the order of `bracket_rungs`).
+            A bracket for which no trial is left is not there.
+
+    Raises:
+        MethodError: A field is invalid; all are named.
+
+    >>> adaptive = AdaptiveASHA(max_trials=64, max_length=64)
+    >>> [(bracket.rungs, bracket.max_trials) for bracket in adaptive.brackets]
+    [((1, 4, 16, 64), 45), ((4, 16, 64), 14), ((16, 64), 5)]
+    """
+
+    _name = "adaptive_asha"
+
+    def __init__(
+        self,
+        *,
+        max_trials: int,
+        max_length: int,
+        divisor: float = 4,
+        max_rungs: int = 5,
+        mode: Mode = "standard",
+        bracket_rungs: Sequence[int] = (),
+        max_concurrent_trials: int = 16,
+        variant: Variant = "stopping",
+        max_invalid: int | None = None,
+    ) -> None:
+        check = Fields()
+        check.whole("max_trials", max_trials, at_least=1)
+        check.whole("max_length", max_length, at_least=1)
+        check.above("divisor", divisor, limit=1)
+        check.whole("max_rungs", max_rungs, at_least=1)
+        check.one_of("mode", mode, _MODES)
+        for place, rungs in enumerate(bracket_rungs):
+            check.whole(f"bracket_rungs[{place}]", rungs, at_least=1)
+        check.whole("max_concurrent_trials", max_concurrent_trials, at_least=0)
+        check.one_of("variant", variant, _VARIANTS)
+        if max_invalid is not None:
+            check.whole("max_invalid", max_invalid, at_least=0)
+        check.done()
+        most = rungs_that_fit(length=min(max_length, max_trials), divisor=divisor, at_most=max_rungs)
+        self.divisor = divisor
+        self._max_invalid = max_invalid
+        wanted = list(bracket_rungs) or bracket_rungs_of(mode, most)
+        trials = bracket_trials(max_trials, bracket_weights(wanted, divisor=divisor))
+        places = bracket_places(max_concurrent_trials, trials, divisor=divisor)
+        self._weights = bracket_weights([b for b, n in zip(wanted, trials, strict=True) if n], divisor=divisor)
+        kind = _VARIANTS[variant]
+        self.brackets = tuple(
+            kind(
+                max_trials=n,
+                max_length=max_length,
+                num_rungs=rungs,
+                divisor=divisor,
+                max_concurrent_trials=width,
+                max_invalid=self._invalid_bound(max_trials),
+            )
+            for rungs, n, width in zip(wanted, trials, places, strict=True)
+            if n
+        )
+        self._at: list[tuple[int, int]] = []  # of each trial: its bracket, and its number there
+        self._numbers: list[list[int]] = [
+            [] for _ in self.brackets
+        ]  # by bracket, of each of its trials: the number here
+        self._outcomes: list[DoneReason | None] = [None for _ in self.brackets]
+        self._invalid = 0
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """Lengths of the longest bracket's rungs, ascending; every other bracket has the upper ones of them."""
+        return max((bracket.rungs for bracket in self.brackets), key=len)
+
+    @property
+    def max_trials(self) -> int:
+        """Trials to create, as given or extended to."""
+        return sum(bracket.max_trials for bracket in self.brackets)
+
+    def _invalid_bound(self, max_trials: int) -> int:
+        return default_max_invalid(max_trials) if self._max_invalid is None else self._max_invalid
+
+    def start(self) -> list[Action]:
+        """The first trials of the first bracket, then of the second, and so on."""
+        return [
+            action for number, bracket in enumerate(self.brackets) for action in self._globally(number, bracket.start())
+        ]
+
+    def on(self, event: Event) -> list[Action]:
+        """What the trial's bracket says."""
+        if not 0 <= event.trial < len(self._at):
+            raise IllegalEvent(
+                f"trial {event.trial} was never created; so far there are {len(self._at)}, numbered from 0"
+            )
+        number, trial = self._at[event.trial]
+        bracket = self.brackets[number]
+        if isinstance(event, Exited) and event.reason == "invalid_hp" and bracket.is_live(trial):
+            self._invalid += 1
+            if self._invalid > self._invalid_bound(self.max_trials):
+                for each in self.brackets:
+                    each.give_up()
+        return self._globally(number, bracket.on(replace(event, trial=trial)))
+
+    def progress(self, trained: Mapping[int, float]) -> float:
+        """Mean of the brackets' progress."""
+        # ASHA's own does not look at how far its trials are.
+        share = sum(bracket.progress({}) for bracket in self.brackets) / len(self.brackets)
+        return min(share, ALMOST) if None in self._outcomes else 1.0
+
+    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
+        """More trials, shared among the brackets by their weights; and longer ones, in every bracket.
+
+        There are as many brackets as before.
+
+        Raises:
+            MethodError: The budget does not grow. Nothing has changed.
+        """
+        check_extension(max_trials=(max_trials, self.max_trials), max_length=(max_length, self.rungs[-1]))
+        trials, length = max_trials or self.max_trials, max_length or self.rungs[-1]
+        bound = self._invalid_bound(trials)
+        more = extra_trials(trials - self.max_trials, self._weights)
+        self._outcomes = [None for _ in self.brackets]
+        actions: list[Action] = []
+        for number, bracket in enumerate(self.brackets):
+            limit = bound if self._invalid <= bound else GIVEN_UP
+            actions += self._globally(number, bracket.grow(bracket.max_trials + more[number], length, limit))
+        return actions
+
+    def dump(self) -> dict[str, object]:
+        """The state as JSON."""
+        return {
+            "method": self._name,
+            "brackets": [bracket.dump() for bracket in self.brackets],
+            "bracket_of": [number for number, _ in self._at],
+            "outcomes": self._outcomes,
+            "invalid": self._invalid,
+        }
+
+    def load(self, state: dict[str, object]) -> None:
+        """Continue from a dump."""
+        check_state(self._name, state)
+        for bracket, dumped in zip(self.brackets, cast("list[dict[str, object]]", state["brackets"]), strict=True):
+            bracket.load(dumped)
+        self._at = []
+        self._trials = [[] for _ in self.brackets]
+        for number in cast("list[int]", state["bracket_of"]):
+            self._create(number)
+        self._outcomes = list(cast("list[DoneReason | None]", state["outcomes"]))
+        self._invalid = cast(int, state["invalid"])
+
+    def _create(self, number: int) -> Create:
+        trial = len(self._at)
+        self._at.append((number, len(self._trials[number])))
+        self._trials[number].append(trial)
+        return Create(trial=trial)
+
+    def _globally(self, number: int, actions: list[Action]) -> list[Action]:
+        """A bracket's actions with the numbers that trials have here; `Done` when it is the last bracket's."""
+        ours: list[Action] = []
+        for action in actions:
+            match action:
+                case Create():
+                    ours.append(self._create(number))
+                case Done(reason=reason):
+                    self._outcomes[number] = reason
+                    if None not in self._outcomes:
+                        ours.append(Done(reason=next(known for known in _FIRST_THAT_HOLDS if known in self._outcomes)))
+                case _:
+                    ours.append(replace(action, trial=self._trials[number][action.trial]))
+        return ours
+
+
+_FIRST_THAT_HOLDS: tuple[DoneReason, ...] = ("invalid_hp", "completed", "errored", "canceled")
+_MODES = ("aggressive", "standard", "conservative")
+_VARIANTS: dict[str, type[ASHA]] = {"stopping": ASHA, "promotion": PromotionASHA}
+
+
+def bracket_rungs_of(mode: Mode, most: int) -> list[int]:
+    """Rungs of each bracket, descending, where a bracket can have `most`.
+
+    >>> [bracket_rungs_of(mode, 5) for mode in ("aggressive", "standard", "conservative")]
+    [[5], [5, 4, 3], [5, 4, 3, 2, 1]]
+    """
+    least = {"aggressive": most, "standard": (most - 1) // 2 + 1, "conservative": 1}[mode]
+    return list(range(most, least - 1, -1))
+
+
+def bracket_weights(rungs: Sequence[int], *, divisor: float) -> list[Fraction]:
+    """Shares of the trials, in proportion to divisor ** (rungs - 1) / rungs: all brackets train about equally much."""
+    weights = [Fraction(str(divisor)) ** (b - 1) / b for b in rungs]
+    return [weight / sum(weights) for weight in weights]
+
+
+def bracket_trials(max_trials: int, weights: Sequence[Fraction]) -> list[int]:
+    """max(floor(weight * max_trials), 1) each, and the remainder to the first.
+
+    Where that is too many, the largest bracket gives up a trial, of equal ones the last, until it is not.
+
+    >>> bracket_trials(2, [Fraction(1, 3)] * 3)
+    [1, 1, 0]
+    """
+    trials = [max(math.floor(weight * max_trials), 1) for weight in weights]
+    trials[0] += max(max_trials - sum(trials), 0)
+    for _ in range(sum(trials) - max_trials):
+        largest = max(range(len(trials)), key=lambda bracket: (trials[bracket], bracket))
+        trials[largest] -= 1
+    return trials
+
+
+def extra_trials(more: int, weights: Sequence[Fraction]) -> list[int]:
+    """floor(weight * more) each, and the remainder to the first: for an extension, where no bracket may shrink."""
+    trials = [math.floor(weight * more) for weight in weights]
+    trials[0] += more - sum(trials)
+    return trials
+
+
+def bracket_places(max_concurrent_trials: int, trials: Sequence[int], *, divisor: float) -> list[int]:
+    """Places of each bracket: equally many, the remainder to the first ones, one at least.
+
+    >>> bracket_places(16, [45, 14, 5], divisor=4), bracket_places(0, [45, 14, 5], divisor=4)
+    ([6, 5, 5], [5, 5, 5])
+    """
+    n = len(trials)
+    if max_concurrent_trials == 0:
+        return [max(trials[-1], math.floor(divisor))] * n
+    each, rest = divmod(max(max_concurrent_trials, n), n)
+    return [each + (place < rest) for place in range(n)]

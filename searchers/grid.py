@@ -1,0 +1,33 @@
+"""Grid search: one trial for each point of a grid, run to its end."""
+
+from __future__ import annotations
+
+from searchers.random_search import RandomSearch
+
+
+class Grid(RandomSearch):
+    """Determined's `grid`. Which point a trial gets is the sampler's affair (`GridSampler`).
+
+    A trial whose hyperparameters are invalid is not replaced: its point was tried.
+
+    Args:
+        points: Points of the grid, i.e. trials. 0: the search is done at its start.
+        max_concurrent_trials: Trials created and not ended at any time; 0 = no limit.
+        max_length: Length of a trial, >= 1, if it is the search that sets it; a validation is wanted there.
+
+    Raises:
+        MethodError: A field is invalid; all are named.
+
+    >>> Grid(points=6, max_concurrent_trials=2).start()
+    [Create(trial=0), Create(trial=1)]
+    """
+
+    _name = "grid"
+    _budget, _least = "points", 0
+    _fixed_trials = "a grid has as many trials as points"
+
+    def __init__(self, *, points: int, max_concurrent_trials: int = 16, max_length: int | None = None) -> None:
+        super().__init__(max_trials=points, max_concurrent_trials=max_concurrent_trials, max_length=max_length)
+
+    def _invalid_bound(self, max_trials: int) -> int | None:
+        return None
