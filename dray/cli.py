@@ -1,4 +1,4 @@
-"""The command line: ``dray experiment create asha.yaml .``, ``dray experiment resume PATH``.
+"""The command line: ``dray experiment create asha.yaml .``, ``... resume PATH``, ``... extend PATH``, ``dray preview``.
 
 Exit codes: 0 done, 1 the search failed, 2 bad input, 130 stopped by Ctrl-C.
 """
@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the search failed, 2 bad input, 130 stopped by Ctrl-C.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +82,41 @@ def resume(path: Annotated[Path, typer.Argument(help="The experiment's directory
     """Go on with an experiment that was stopped, or whose driver died."""
     with _told():
         dray.Experiment.resume(path).run()
+
+
+@experiment.command()
+def extend(
+    path: Annotated[Path, typer.Argument(help="The experiment's directory.")],
+    max_trials: Annotated[int | None, typer.Option(help="Trials in all, instead of those until now.", min=1)] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Length of a trial, instead of that until now, in the same unit.", min=1)
+    ] = None,
+) -> None:
+    """Go on with an experiment, also a finished one, with more trials or longer ones."""
+    with _told():
+        if max_trials is None and max_length is None:
+            raise ConfigError([("extend", "give --max-trials N or --max-length N, or both")], "The command")
+        dray.Experiment.resume(path, max_trials=max_trials, max_length=max_length).run()
+
+
+@app.command()
+def preview(
+    config: Annotated[Path, typer.Argument(help="The experiment's YAML file.")],
+    trials_per_hour: Annotated[
+        float | None, typer.Option(help="Trials of full length that the cluster trains in an hour: tells the time.")
+    ] = None,
+) -> None:
+    """Show what a search will do before it runs: brackets, rungs, trials at each, and the total."""
+    with _told():
+        from rich.console import Console
+
+        from dray.experiment.config import load_config
+        from dray.experiment.preview import show_preview
+
+        if trials_per_hour is not None and not 0 < trials_per_hour < math.inf:
+            what = f"must be a number > 0, got {trials_per_hour:g}"
+            raise ConfigError([("--trials-per-hour", what)], "The command")
+        show_preview(load_config(config), trials_per_hour=trials_per_hour, console=Console())
 
 
 @contextmanager

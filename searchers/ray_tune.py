@@ -19,14 +19,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from searchers.events import Action, Create, Done, Exited, Reported, Stop
+from searchers.events import Action, Create, Done, Event, Exited, Reported, Resume, Started, Stop
 from searchers.search import Search
 
 HEAD_NODE = {"node:__internal_head__": 0.0001}
@@ -34,16 +34,28 @@ HEAD_NODE = {"node:__internal_head__": 0.0001}
 `CPU: 0`; a part of a CPU could deadlock against the placement groups that the trials' workers wait for.)"""
 
 
+Decision = Literal["continue", "stop", "pause"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the search decided on one result, and what else follows from it."""
+    """What the search decided on one result, and what else follows from it.
+
+    Attributes:
+        decision: On the trial that reported: it goes on, goes no further (also after the result that ended it), or
+            leaves its workers until it is resumed.
+        creates, resumes: Trials to be queued: new ones; and paused ones, which go on from their checkpoints.
+        stops: Other trials that have ended by this: paused ones without hope.
+        done: The search is over.
+    """
 
     trial: int
     number: int
-    stop: bool
-    """The trial goes no further; it also is set on the result that ended the trial."""
-    creates: tuple[int, ...]
-    done: bool
+    decision: Decision
+    creates: tuple[int, ...] = ()
+    resumes: tuple[int, ...] = ()
+    stops: tuple[int, ...] = ()
+    done: bool = False
 
 
 class Handle(tune.Trainable):  # type: ignore[misc]  # Ray's classes are untyped here
@@ -184,7 +196,7 @@ class TuneDriver:
         self._source = {"source": source, "namespace": namespace}
         self._directory = directory
         self._stopping = False
-        self._answered: dict[int, tuple[int, bool]] = {}
+        self._answered: dict[int, tuple[int, Decision]] = {}
         self.error: BaseException | None = None
 
     def run(self) -> None:
@@ -233,39 +245,70 @@ class TuneDriver:
             return self._stopping or self._search.done is not None
 
     def _take(self, result: dict[str, Any]) -> bool:
-        """Feed one result to the search; True when its trial has ended. A result that comes again changes nothing."""
+        """Feed one result to the search; True when its trial needs this handle no more: it has ended, or is paused.
+
+        A paused trial takes no part in Tune: when it is resumed, its next result finds another handle. A result that
+        comes again changes nothing.
+        """
         trial, number, outcome = result["search_trial"], result["number"], result["outcome"]
         known = self._answered.get(trial)
         if known is not None and known[0] >= number:
-            return known[1]
+            return known[1] != "continue"
         try:
             with self._lock:
-                actions: list[Action] = []
+                events: list[Event] = []
                 if result["step"] is not None:
-                    actions += self._search.on(Reported(trial=trial, step=result["step"], value=result["value"]))
+                    events.append(Reported(trial=trial, step=result["step"], value=result["value"]))
                 if outcome is not None:
-                    actions += self._search.on(Exited(trial=trial, reason=outcome))
-                elif any(isinstance(a, Stop) and a.trial == trial for a in actions) or self._ended(trial):
-                    # For the search the trial is over; that its workers still save their last state is the desk's
-                    # affair.
-                    outcome = "stopped"
-                    actions += self._search.on(Exited(trial=trial, reason="stopped"))
-            answer = Answer(
-                trial=trial,
-                number=number,
-                stop=outcome is not None,
-                creates=tuple(a.trial for a in actions if isinstance(a, Create)),
-                done=any(isinstance(a, Done) for a in actions),
-            )
-            self._answered[trial] = (number, answer.stop)
+                    events.append(Exited(trial=trial, reason=outcome))
+                actions, stops = feed(self._search, events)
+                answer = self._answer(trial, number, actions, stops)
+            self._answered[trial] = (number, answer.decision)
             self._act(answer)
         except BaseException as e:
             self.error, self._stopping = self.error or e, True
             return True
-        return answer.stop
+        return answer.decision != "continue"
 
-    def _ended(self, trial: int) -> bool:
-        return self._search.trials[trial].state in ("STOPPED", "COMPLETED", "ERRORED", "INVALID_HP", "CANCELED")
+    def _answer(self, trial: int, number: int, actions: list[Action], stops: tuple[int, ...]) -> Answer:
+        trials = self._search.trials
+        resumes = [a.trial for a in actions if isinstance(a, Resume) and trials[a.trial].state == "PENDING"]
+        view = trials[trial]
+        decision: Decision = "continue"
+        if view.ended:
+            decision = "stop"
+        elif view.state == "PAUSED":
+            decision = "pause"
+        elif trial in resumes:
+            # Paused, and resumed at once: it keeps its workers.
+            resumes.remove(trial)
+            actions += self._search.on(Started(trial=trial))
+        return Answer(
+            trial=trial,
+            number=number,
+            decision=decision,
+            creates=tuple(action.trial for action in actions if isinstance(action, Create)),
+            resumes=tuple(resumes),
+            stops=tuple(stop for stop in stops if stop != trial),
+            done=any(isinstance(action, Done) for action in actions),
+        )
+
+
+def feed(search: Search, events: list[Event]) -> tuple[list[Action], tuple[int, ...]]:
+    """Tell the search these events, and of every trial that it stops that it has ended.
+
+    For the search a stopped trial is over: it is at a checkpoint, also where its workers have yet to leave it.
+
+    Returns:
+        All actions that followed, and the trials that were stopped.
+    """
+    actions = [action for event in events for action in search.on(event)]
+    stops: list[int] = []
+    for action in actions:  # which grows
+        if isinstance(action, Stop) and not search.trials[action.trial].ended:
+            stops.append(action.trial)
+            actions += search.on(Exited(trial=action.trial, reason="stopped"))
+    return actions, tuple(stops)
 
 
 class _StopAll(_NotStored, tune.Stopper):  # type: ignore[misc]

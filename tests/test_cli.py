@@ -30,9 +30,9 @@ class FakeExperiment:
         self.made.append((config.name, model_dir, path))
 
     @classmethod
-    def resume(cls, path: Any) -> FakeExperiment:
+    def resume(cls, path: Any, **budget: int | None) -> FakeExperiment:
         self = cls.__new__(cls)
-        cls.made.append(("resume", path))
+        cls.made.append(("resume", path, *budget.items()))
         return self
 
     def run(self) -> None:
@@ -78,6 +78,45 @@ def test_results_go_where_the_option_says(config: Path, tmp_path: Path, option: 
 def test_resume_goes_on_with_the_directory(tmp_path: Path) -> None:
     assert run("experiment", "resume", tmp_path).exit_code == 0
     assert FakeExperiment.made == [("resume", tmp_path)]
+
+
+def test_extend_goes_on_with_the_directory_and_a_larger_budget(tmp_path: Path) -> None:
+    assert run("experiment", "extend", tmp_path, "--max-trials", 200).exit_code == 0
+    assert run("e", "extend", tmp_path, "--max-length", 64).exit_code == 0
+    assert FakeExperiment.made == [
+        ("resume", tmp_path, ("max_trials", 200), ("max_length", None)),
+        ("resume", tmp_path, ("max_trials", None), ("max_length", 64)),
+    ]
+
+
+@pytest.mark.parametrize("options", [[], ["--max-trials", "0"], ["--max-length", "a"]])
+def test_extend_without_a_budget_is_bad_input(tmp_path: Path, options: list[str]) -> None:
+    result = run("e", "extend", tmp_path, *options)
+    assert result.exit_code == 2
+    assert "--max-" in result.stderr
+    assert FakeExperiment.made == []
+
+
+def test_preview_shows_rungs_and_totals_of_asha_yaml() -> None:
+    result = run("preview", DIGITS / "asha.yaml", "--trials-per-hour", 12)
+    assert result.exit_code == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line]
+    # By hand: of 64, 16 go on; of these, 4. 48 * 1 + 12 * 4 + 4 * 16 = 160 epochs = 10 trials of 16.
+    assert rows == [
+        ["0", "0", "1", "64", "48", "48"],
+        ["", "1", "4", "16", "12", "48"],
+        ["", "2", "16", "4", "4", "64"],
+    ]
+    assert "64 trials, 160 epochs in all: as much as 10.0 trials of 16 epochs, 16% of training every" in result.stdout
+    assert "about 50 min, where 12 trials" in result.stdout
+
+
+def test_preview_of_bad_input_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(CONFIG.replace("metric: loss", "metrik: loss"))
+    assert "searcher.metrik: unknown field" in run("preview", tmp_path / "bad.yaml").stderr
+    result = run("preview", DIGITS / "asha.yaml", "--trials-per-hour", 0)
+    assert result.exit_code == 2
+    assert "--trials-per-hour: must be a number > 0, got 0" in result.stderr
 
 
 def test_bad_config_is_one_message_and_exit_code_2(tmp_path: Path) -> None:

@@ -24,9 +24,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Verdict = Literal["continue", "stop", "interrupt", "fenced"]
-"""What to do after a report: go on; end, the search says so; save and leave, to be resumed later; drop everything."""
-Outcome = Literal["completed", "stopped", "interrupted", "errored", "invalid_hp"]
+Decision = Literal["continue", "stop", "pause"]
+"""The search's, on a report: go on; end; leave, until the search resumes the trial."""
+Verdict = Literal["continue", "stop", "pause", "interrupt", "fenced"]
+"""What to do after a report: as the search decides; save and leave, to be resumed later; drop everything."""
+Outcome = Literal["completed", "stopped", "paused", "interrupted", "errored", "invalid_hp"]
 
 PEERS_GRACE_S = 5.0
 """How long the other ranks of a group may take to leave a lease after one rank left it with an error."""
@@ -92,6 +94,7 @@ class _Lease:
     group: str
     spec: dict[str, Any] | None = None
     begun: bool = False
+    pausing: bool = False
     left: dict[int, Outcome] = field(default_factory=dict)
     told: bool = False
     hearsay: str = ""
@@ -325,14 +328,20 @@ class Desk:
         if self._closing:
             return
         for name, group in self._groups.items():
-            if not self._queue:
-                return
             if group.lease is None and not group.retire and len(group.idle) == group.size:
-                trial = self._queue.popleft()
+                trial = next((trial for trial in self._queue if not self._pauses(trial)), None)
+                if trial is None:
+                    return
+                self._queue.remove(trial)
                 lease = _Lease(number=next(self._lease_numbers), trial=trial, group=name)
                 self._leases[lease.number] = group.lease = lease
                 self._lease_of[trial] = lease.number
                 self._post(Message(kind="granted", group=name, trial=trial, lease=lease.number))
+
+    def _pauses(self, trial: int) -> bool:
+        """Whether the trial is still in a group, which it was told to leave: what it saves there, it goes on from."""
+        lease = self._leases.get(self._lease_of.get(trial, -1))
+        return lease is not None and lease.pausing
 
     # ------------------------------------------------------------------ Tune handles
     async def expect(self, handle: str) -> None:
@@ -429,8 +438,8 @@ class Desk:
         if (books := self._groups.pop(group, None)) is not None:
             self._lose(group, books)
 
-    async def answer(self, trial: int, number: int, stop: bool) -> None:
-        """The driver's decision on result ``number``; with ``stop`` the trial needs its handle no more."""
+    async def answer(self, trial: int, number: int, decision: Decision) -> None:
+        """The driver's decision on result ``number``. Stopped or paused, the trial needs its handle no more."""
         results = self._results.get(trial, deque())
         while results and results[0].number <= number:
             results.popleft()
@@ -438,15 +447,25 @@ class Desk:
         if lease is not None:
             verdict = lease.waiting.pop(number, None)
             if verdict is not None and not verdict.done():
-                verdict.set_result("stop" if stop else "continue")
-        if stop:
-            if trial in self._queue:
-                self._queue.remove(trial)
-            self._results.pop(trial, None)
+                verdict.set_result(decision)
+                lease.pausing = decision == "pause"
+            elif verdict is None and decision == "pause":
+                # Restarted after its worker had died with this report: it is to go on when it is resumed, not now.
+                self._end(lease)
+        if decision != "continue":
+            await self.withdraw([trial])
+            if decision == "stop" or not results:
+                self._results.pop(trial, None)
             handle = self._handle_of.pop(trial, None)
             if handle is not None:
                 self._handles.pop(handle, None)
                 self._process_of.pop(handle, None)
+
+    async def withdraw(self, trials: list[int]) -> None:
+        """Take trials out of the queue: the search lets none of them run now."""
+        for trial in trials:
+            if trial in self._queue:
+                self._queue.remove(trial)
 
     async def finish(self, trial: int, outcome: Outcome) -> None:
         """Tell the search, through Tune, that a trial has ended otherwise than by its last report."""

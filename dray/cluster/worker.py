@@ -34,6 +34,7 @@ from dray.hosts.ray_worker import Experiment, Lease, LeaseLost, RayHost
 from dray.script import Script, ScriptFailed, users_traceback
 from dray.training import rng
 from dray.training.errors import PeerFailed, SearcherMetricError
+from dray.training.units import ENDLESS
 
 Program: TypeAlias = type[pytorch.PyTorchTrial] | Script
 
@@ -162,7 +163,10 @@ def _train(trial_class: type[pytorch.PyTorchTrial], code: Path | None, experimen
     frequency = experiment.config["optimizations"]["aggregation_frequency"]
     with pytorch.init(aggregation_frequency=frequency) as context:
         pytorch.Trainer(trial_class(context), context).fit(
-            checkpoint_policy=experiment.checkpoint_policy, latest_checkpoint=host.latest_checkpoint
+            # Where the search counts by a metric it says when to end, and nothing else does.
+            max_length=ENDLESS if host.max_length is None else None,
+            checkpoint_policy=experiment.checkpoint_policy,
+            latest_checkpoint=host.latest_checkpoint,
         )
 
 

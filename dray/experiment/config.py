@@ -8,20 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from typing_extensions import assert_never
 
 from dray.experiment.command import parse_entrypoint
 from dray.experiment.errors import ConfigError, EntrypointError, Fault
 from dray.experiment.faults import faults_of
 from dray.experiment.length import Length, LengthUnit
 from dray.experiment.rules import broken_rules
-from dray.experiment.schema import CheckpointStorage, ExperimentConfig, Reproducibility, Resources, Searcher
+from dray.experiment.schema import (
+    CheckpointStorage,
+    ExperimentConfig,
+    Reproducibility,
+    Resources,
+    Searcher,
+    variant_of,
+)
+from dray.experiment.search import build_method, build_sampler, build_search, build_space
 from dray.experiment.yaml_file import read_mapping
-from searchers.asha import ASHA
-from searchers.method import Method
-from searchers.random_search import RandomSearch
-from searchers.single import Single
-from searchers.space import Space, parse
+from searchers.convert import from_optuna, from_ray_tune
+from searchers.errors import MethodError, SpaceError
 
 __all__ = [
     "CheckpointStorage",
@@ -35,6 +39,8 @@ __all__ = [
     "Resources",
     "Searcher",
     "build_method",
+    "build_sampler",
+    "build_search",
     "build_space",
     "load_config",
 ]
@@ -45,6 +51,7 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any] | ExperimentC
 
     Args:
         source: The path of a YAML file, or a mapping of the same shape. A field that is null has its default.
+            In a mapping, ``hyperparameters`` may also be Optuna's distributions, or domains of ``ray.tune``.
             Without a ``name``, the experiment has that of the file, or of the entrypoint's class. Without an
             ``experiment_seed``, one is drawn; it stands in the result.
 
@@ -58,7 +65,11 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any] | ExperimentC
     if isinstance(source, ExperimentConfig):
         return source
     if isinstance(source, Mapping):
-        raw, told, name = _plain(source), "The experiment config", None
+        told, name = "The experiment config", None
+        try:
+            raw = _plain(_with_our_domains(source))
+        except SpaceError as error:
+            raise ConfigError(error.faults, told) from None
     else:
         path = Path(source)
         raw, told, name = _plain(read_mapping(path)), str(source), path.stem
@@ -67,41 +78,23 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any] | ExperimentC
     faults = [*_schema_faults(raw), *broken_rules(raw)]
     if faults:
         raise ConfigError(_each_once(faults), told)
-    return ExperimentConfig.model_validate(raw)
+    stop_once = raw["searcher"].pop("stop_once", None)
+    if stop_once is not None:
+        raw["searcher"]["variant"] = variant_of(stop_once)
+    config = ExperimentConfig.model_validate(raw)
+    try:
+        build_method(config)
+    except MethodError as error:
+        raise ConfigError(error.faults, told) from None
+    return config
 
 
-def build_space(config: ExperimentConfig) -> Space:
-    """The hyperparameter space of a checked config."""
-    return parse(config.hyperparameters)
-
-
-def build_method(config: ExperimentConfig) -> Method:
-    """The search method of a checked config, at its start. Lengths and rungs are in ``searcher.max_length.unit``."""
-    searcher = config.searcher
-    max_length = None if searcher.max_length is None else searcher.max_length.value
-    match searcher.name:
-        case "single":
-            return Single(max_length=max_length)
-        case "random":
-            assert searcher.max_trials is not None
-            return RandomSearch(
-                max_trials=searcher.max_trials,
-                max_concurrent_trials=searcher.max_concurrent_trials,
-                max_length=max_length,
-            )
-        case "asha" | "async_halving":
-            assert searcher.max_trials is not None
-            assert searcher.num_rungs is not None
-            assert max_length is not None
-            return ASHA(
-                max_trials=searcher.max_trials,
-                max_concurrent_trials=searcher.max_concurrent_trials,
-                max_length=max_length,
-                num_rungs=searcher.num_rungs,
-                divisor=searcher.divisor,
-            )
-        case unreachable:
-            assert_never(unreachable)
+def _with_our_domains(source: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Hyperparameters that are objects of Optuna's or Ray Tune's, as YAML has them."""
+    hyperparameters = source.get("hyperparameters")
+    if not isinstance(hyperparameters, Mapping):
+        return source
+    return {**source, "hyperparameters": from_ray_tune(from_optuna(hyperparameters))}
 
 
 def _schema_faults(raw: Mapping[str, Any]) -> list[Fault]:

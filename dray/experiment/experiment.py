@@ -20,8 +20,13 @@ from dray.experiment.entrypoint import check_entrypoint
 from dray.experiment.errors import ConfigError, EntrypointError, ExperimentError
 from dray.experiment.faults import missing_field
 from dray.experiment.metrics_log import MetricsLog
-from dray.experiment.result import Result, replayed
+from dray.experiment.result import Result
+from dray.experiment.search import as_extended, build_search
+from searchers.errors import MethodError
+from searchers.events import Exited
 from searchers.journal import Journal
+from searchers.search import Search
+from searchers.space import Constraint
 
 if TYPE_CHECKING:
     from dray.cluster.desk import Message
@@ -34,12 +39,14 @@ class Experiment:
     Everything that can be wrong with the config or the class is told here, before Ray starts.
 
     Args:
-        config: a YAML file's path, or a mapping of the same shape.
+        config: a YAML file's path, or a mapping of the same shape, whose ``hyperparameters`` may be distributions of
+            Optuna's or domains of ``ray.tune``.
         model_dir: the directory that the config's ``entrypoint`` is imported from, or run in; the config file's own by
             default. It is copied into the experiment, and brought to the workers; a ``startup-hook.sh`` in it runs on
             each machine before its first worker imports from it.
         trial: the class itself, in place of the entrypoint.
         path: the experiment's directory; a new one in the config's storage by default.
+        constraint: says of hyperparameters, a dict, whether they may be tried; others are drawn again.
         address: of a Ray cluster. By default the one that this process is connected to, or that ``RAY_ADDRESS`` names,
             or a new one on this machine.
 
@@ -59,6 +66,7 @@ class Experiment:
         model_dir: str | os.PathLike[str] | None = None,
         trial: type[PyTorchTrial] | None = None,
         path: str | os.PathLike[str] | None = None,
+        constraint: Constraint | None = None,
         address: str | None = None,
     ) -> None:
         checked = load_config(config)
@@ -74,12 +82,14 @@ class Experiment:
             if code is None:
                 code = Path(config).parent if isinstance(config, (str, os.PathLike)) else Path()
             check_entrypoint(checked.entrypoint, code)
-        if trial is not None and checked.searcher.max_length is None:
+        if trial is not None and checked.searcher.length is None:
             raise ConfigError([missing_field(("searcher",), "max_length")])
         self._trial = trial if place is None else None
         self._config = checked
         self._code = code
         self._address = address
+        self._constraint = constraint
+        self._extension: dict[str, int] = {}
         self._resumes = False
         self.path = Path(path).expanduser().resolve() if path is not None else new_path(checked)
 
@@ -88,14 +98,23 @@ class Experiment:
         cls,
         path: str | os.PathLike[str],
         *,
+        max_trials: int | None = None,
+        max_length: int | None = None,
         trial: type[PyTorchTrial] | None = None,
+        constraint: Constraint | None = None,
         address: str | None = None,
     ) -> Experiment:
-        """The experiment in ``path``, to go on exactly where its journal ends; a finished one has nothing left to do.
+        """The experiment in ``path``, to go on exactly where its journal ends.
+
+        A finished one has nothing left to do, unless it is extended: by more trials, or to a greater length, for which
+        the best of those that were paused or completed go on from their checkpoints.
 
         Args:
             path: its directory.
+            max_trials: trials in all, instead of those until now.
+            max_length: length of a trial, instead of that until now; in the same unit.
             trial: the class, if the experiment was given one that only a script or a notebook has.
+            constraint: that of the experiment, if it was given one.
             address: as for a new experiment.
 
         Raises:
@@ -105,6 +124,9 @@ class Experiment:
         directory = ExperimentDirectory.open(Path(path).expanduser().resolve())
         self._config = directory.config()
         self._trial, self._code, self._address, self._resumes = trial, None, address, True
+        self._constraint = constraint
+        wanted = {"max_trials": max_trials, "max_length": max_length}
+        self._extension = {field: value for field, value in wanted.items() if value is not None}
         self.path = directory.path
         if self._config.entrypoint is not None:
             check_entrypoint(self._config.entrypoint, directory.code)
@@ -122,7 +144,8 @@ class Experiment:
             on_message: called with what the driver hears of groups and leases; for benchmarks.
 
         Raises:
-            ConfigError: something that only a running trial or the cluster could show is wrong with the config.
+            ConfigError: something that only a running trial or the cluster could show is wrong with the config; or the
+                search cannot be extended so.
             ExperimentError: the search failed: no trial came to an end, or it could not go on.
             KeyboardInterrupt: it was stopped.
         """
@@ -131,22 +154,30 @@ class Experiment:
         else:
             directory = ExperimentDirectory.create(self.path, self._config, self._code)
         self._resumes = True
-        searcher = self._config.searcher
-        display = Display(
-            name=self._config.name,
-            path=directory.path,
-            metric=searcher.metric,
-            smaller_is_better=searcher.smaller_is_better,
-            max_trials=searcher.max_trials,
-        )
         with Journal(directory.journal) as journal:
             records = Journal.read(directory.journal)
-            search = replayed(directory, records, lambda record: journal.append({**record, "time": time.time()}))
-            journal.append({"event": "opened", "version": dray.__version__, "time": time.time()})
+            self._check_constraint(records)
+            search = build_search(
+                self._config,
+                lambda record: journal.append({**record, "time": time.time()}),
+                records=records,
+                constraint=self._constraint,
+            )
+            opened = {"event": "opened", "version": dray.__version__, "constraint": _name(self._constraint)}
+            journal.append({**opened, "time": time.time()})
             if not search.started:
                 search.start()
+            _end_stopped(search)
+            config = self._extended(search, as_extended(self._config, records))
+            display = Display(
+                name=config.name,
+                path=directory.path,
+                metric=config.searcher.metric,
+                smaller_is_better=config.searcher.smaller_is_better,
+                max_trials=config.searcher.max_trials,
+            )
             if search.done is None:
-                self._run(directory, journal, search, display, _restarts(records), on_message)
+                self._run(config, directory, journal, search, display, records, on_message)
         result = Result(directory.path, trial=self._trial)
         display.result(result)
         if search.done is not None and search.done.reason == "errored":
@@ -160,13 +191,32 @@ class Experiment:
             )
         return result
 
+    def _check_constraint(self, records: list[dict[str, object]]) -> None:
+        had = next((record["constraint"] for record in records if record.get("constraint")), None)
+        if had is not None and self._constraint is None:
+            told = f"the experiment was created with {had}, which its directory can't hold; give it: resume(path, "
+            raise ConfigError([("constraint", told + "constraint=...)")])
+
+    def _extended(self, search: Search, config: ExperimentConfig) -> ExperimentConfig:
+        """Extend the search as it is wanted, once; the config as it then is."""
+        now = {"max_trials": config.searcher.max_trials, "max_length": config.searcher.length}
+        wanted = {field: value for field, value in self._extension.items() if value != now[field]}
+        if not wanted:
+            return config
+        try:
+            search.extend(**wanted)
+        except MethodError as error:
+            raise ConfigError(error.faults, "The extension") from None
+        return as_extended(config, [{"event": "extended", **wanted}])
+
     def _run(
         self,
+        config: ExperimentConfig,
         directory: ExperimentDirectory,
         journal: Journal,
-        search: Any,
+        search: Search,
         display: Display,
-        restarts: Counter[int],
+        records: list[dict[str, object]],
         on_message: Callable[[Message], None] | None,
     ) -> None:
         # Here, not above: bad input is told before Ray is even imported.
@@ -174,7 +224,7 @@ class Experiment:
 
         metrics = MetricsLog(directory.metrics)
         try:
-            display.say(f"experiment {self._config.name}, stored in {directory.path}")
+            display.say(f"experiment {config.name}, stored in {directory.path}")
             with ThreadPoolExecutor(1) as pool:
                 # Ray's start is mostly waiting for its processes: time enough to import Train and Tune.
                 modules = pool.submit(importlib.import_module, "dray.experiment.run")
@@ -182,9 +232,9 @@ class Experiment:
                 run = modules.result()
             try:
                 display.say(f"on {cluster.told}")
-                entrypoint = self._config.entrypoint
+                entrypoint = config.entrypoint
                 self.last_run = run.Run(
-                    config=self._config,
+                    config=config,
                     directory=directory,
                     journal=journal,
                     search=search,
@@ -194,7 +244,8 @@ class Experiment:
                     else ByValue(trial=self._trial),
                     cluster=cluster,
                     display=display,
-                    restarts=restarts,
+                    restarts=Counter(_trials(records, "restarted")),
+                    revived=frozenset(_trials(records, "exited")),
                     on_message=on_message,
                 )
                 self.last_run.run()
@@ -207,9 +258,20 @@ class Experiment:
             metrics.close()
 
 
-def _restarts(records: list[dict[str, object]]) -> Counter[int]:
-    trials = [record["trial"] for record in records if record.get("event") == "restarted"]
-    return Counter(trial for trial in trials if isinstance(trial, int))
+def _end_stopped(search: Search) -> None:
+    """Trials that were told to stop have ended, for the search, also where the driver died before it noted that."""
+    while stopped := [view.id for view in search.trials.values() if view.stop_requested and not view.ended]:
+        for trial in stopped:
+            search.on(Exited(trial=trial, reason="stopped"))
+
+
+def _trials(records: list[dict[str, object]], event: str) -> list[int]:
+    trials = [record["trial"] for record in records if record.get("event") == event]
+    return [trial for trial in trials if isinstance(trial, int)]
+
+
+def _name(constraint: Constraint | None) -> str | None:
+    return None if constraint is None else f"constraint={getattr(constraint, '__qualname__', repr(constraint))}"
 
 
 def _last_error(directory: ExperimentDirectory) -> str:

@@ -16,11 +16,11 @@ from dray.experiment.schema import SECTIONS
 # Fields of Determined's configs that describe its cluster and its web pages, or features that dray does not have.
 _DETERMINED_ONLY = frozenset(
     """
-    agent_label bind_mounts bracket_rungs debug devices environment integrations internal is_single_node log_policies
-    max_rungs max_slots max_time mode native_parallel optimizations pbs perform_initial_validation preemption_timeout
+    agent_label bind_mounts debug devices environment integrations internal is_single_node log_policies
+    max_slots native_parallel optimizations pbs perform_initial_validation preemption_timeout
     priority profiling project propagation records_per_epoch resource_manager resource_pool retention_policy
     save_experiment_best save_trial_best save_trial_latest scheduling_unit shm_size slurm source_checkpoint_uuid
-    source_trial_id stop_once tensorboard_storage time_metric weight workspace
+    source_trial_id tensorboard_storage weight workspace
     """.split()  # noqa: SIM905 - read as words, not as a column of quotes
 )
 

@@ -11,11 +11,14 @@ from pathlib import Path
 
 from dray import core, pytorch
 from dray.cluster.startup_hook import run_startup_hook
-from dray.experiment.config import ExperimentConfig, build_method, build_space
+from dray.experiment.config import ExperimentConfig
 from dray.experiment.entrypoint import check_entrypoint, load_entrypoint
+from dray.experiment.search import build_search
 from dray.hosts import LocalHost, use_host
 from dray.script import Script
-from dray.training.units import in_batches
+from dray.training.host import Reached
+from dray.training.time_metric import crossed, time_of
+from dray.training.units import ENDLESS, in_batches
 from searchers.search import Search
 
 log = logging.getLogger(__name__)
@@ -36,16 +39,27 @@ class OneTrialHost(LocalHost):
 
     def __init__(self, config: ExperimentConfig, search: Search, *, code_dir: Path, directory: Path | None) -> None:
         super().__init__(directory, trial_seed=search.seed_of(0), code_dir=code_dir)
-        length = config.searcher.max_length
-        self.metric = config.searcher.metric
+        searcher = config.searcher
+        length = searcher.max_length
+        self.metric = searcher.metric
         self.max_length = None if length is None else length.to_unit()
-        self.rungs = [] if length is None else [type(length.to_unit())(int(rung)) for rung in search.method.rungs]
+        self._time_metric = searcher.time_metric if searcher.max_time is not None else None
+        self._rungs = search.method.rungs
+        self._time: float | None = None
+        if length is not None and self._time_metric is None:
+            self.rungs = [type(length.to_unit())(int(rung)) for rung in search.method.rungs]
         period, saving = config.min_validation_period, config.min_checkpoint_period
         records = int(search.params(0).get("global_batch_size", 1))  # type: ignore[call-overload]
         self.validation_period = None if period is None else in_batches(period.to_unit(), records)
         self.checkpoint_period = None if saving is None else in_batches(saving.to_unit(), records)
         self._sign = 1 if config.searcher.smaller_is_better else -1
         self._best = math.inf
+
+    def reached(self, validation: Mapping[str, object]) -> Reached:
+        if self._time_metric is None:
+            return "nothing"
+        before, self._time = self._time, time_of(self._time_metric, validation)
+        return crossed(self._rungs, before, self._time)
 
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
         value = validation.get(self.metric or "")
@@ -84,13 +98,7 @@ def run_local(
         check_entrypoint(config.entrypoint, model_dir)
         run_startup_hook(Path(model_dir))
     program = trial if trial is not None else load_entrypoint(config.entrypoint, model_dir)
-    search = Search(
-        build_method(config),
-        build_space(config),
-        seed=config.reproducibility.experiment_seed,
-        smaller_is_better=config.searcher.smaller_is_better,
-        log=lambda record: None,
-    )
+    search = build_search(config, lambda record: None)
     search.start()
     hparams = dict(search.params(0))
     host = OneTrialHost(
@@ -113,7 +121,8 @@ def run_local(
 
 def _train(trial: type[pytorch.PyTorchTrial], config: ExperimentConfig) -> None:
     with pytorch.init(aggregation_frequency=config.optimizations.aggregation_frequency) as context:
-        pytorch.Trainer(trial(context), context).fit(checkpoint_policy=config.checkpoint_policy)
+        length = None if config.searcher.max_length is not None else ENDLESS
+        pytorch.Trainer(trial(context), context).fit(max_length=length, checkpoint_policy=config.checkpoint_policy)
 
 
 @contextlib.contextmanager

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dray.experiment.code import FromDirectory
-from dray.experiment.config import build_method, build_space
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.errors import ExperimentError
 from dray.experiment.metrics_log import read_metrics
+from dray.experiment.search import build_search
 from dray.script import Script
 from dray.storage import CheckpointStore
 from searchers.journal import Journal
@@ -152,7 +152,7 @@ class Result:
 
     @cached_property
     def _search(self) -> Search:
-        return replayed(self._directory, self._records, lambda record: None)
+        return build_search(self._directory.config(), lambda record: None, records=self._records, goes_on=False)
 
     @property
     def _sign(self) -> int:
@@ -169,19 +169,6 @@ class Result:
         finite = self._validations[self._validations["value"].abs() < float("inf")]
         ranked = finite.assign(score=self._sign * finite["value"])
         return ranked.sort_values(["score", "batches"], kind="stable").drop_duplicates("trial_id")
-
-
-def replayed(directory: ExperimentDirectory, records: list[dict[str, object]], log: Any) -> Search:
-    """The search of an experiment, as its journal tells it."""
-    config = directory.config()
-    return Search.replay(
-        records,
-        build_method(config),
-        build_space(config),
-        seed=config.reproducibility.experiment_seed,
-        smaller_is_better=config.searcher.smaller_is_better,
-        log=log,
-    )
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

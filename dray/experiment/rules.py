@@ -11,18 +11,22 @@ from pydantic import ValidationError
 from dray.experiment.command import parse_entrypoint
 from dray.experiment.errors import Fault
 from dray.experiment.faults import missing_field
-from dray.experiment.schema import SEARCHER_FIELDS, Resources, Searcher, SearcherName
+from dray.experiment.schema import SEARCHER_FIELDS, Resources, Searcher, SearcherName, variant_of
+from dray.experiment.search import first_points, sampler
 from dray.script import Script
-from searchers.errors import SpaceError
+from searchers.errors import FieldError, SpaceError
 from searchers.space import parse
 
 # The schema itself demands what every method needs; these depend on the method.
 _REQUIRED: dict[SearcherName, tuple[str, ...]] = {
     "single": (),
     "random": ("max_trials",),
+    "grid": (),
     "asha": ("max_trials", "num_rungs"),
     "async_halving": ("max_trials", "num_rungs"),
+    "adaptive_asha": ("max_trials",),
 }
+_KINDS: tuple[SearcherName, ...] = ("random", "grid", "asha", "adaptive_asha")
 
 
 def broken_rules(raw: Mapping[str, Any]) -> Iterator[Fault]:
@@ -32,7 +36,7 @@ def broken_rules(raw: Mapping[str, Any]) -> Iterator[Fault]:
     yield from _storage(raw.get("checkpoint_storage"))
     hyperparameters = raw.get("hyperparameters", {})
     if isinstance(hyperparameters, Mapping):
-        yield from _space(hyperparameters)
+        yield from _space(hyperparameters, raw.get("searcher"))
         yield from _batch_size(hyperparameters, raw)
 
 
@@ -44,22 +48,44 @@ def _searcher(raw: object) -> Iterator[Fault]:
         if raw.get(field) is None:
             yield missing_field(("searcher",), field)
     for field in sorted((Searcher.model_fields.keys() - SEARCHER_FIELDS[name]) & raw.keys()):
-        takers = [kind for kind in ("random", "asha") if field in SEARCHER_FIELDS[kind]]
+        takers = [kind for kind in _KINDS if field in SEARCHER_FIELDS[kind]]
         what = f"{name} has no such field, got {raw[field]!r}; remove it, or use name: {' or '.join(takers)}"
         yield Fault(f"searcher.{field}", what)
+    yield from _spellings(raw)
+
+
+def _spellings(raw: Mapping[str, Any]) -> Iterator[Fault]:
+    """Fields that say one thing twice, or half of it."""
+    stop_once, variant = raw.get("stop_once"), raw.get("variant")
+    if isinstance(stop_once, bool) and variant in ("stopping", "promotion") and variant != variant_of(stop_once):
+        what = f"{str(stop_once).lower()} is variant: {variant_of(stop_once)}, but variant is {variant}; remove one"
+        yield Fault("searcher.stop_once", what)
+    for field, other in (("max_time", "time_metric"), ("time_metric", "max_time")):
+        if field in raw and other not in raw:
+            yield missing_field(("searcher",), other)
+    points, most = raw.get("points"), raw.get("max_trials")
+    if isinstance(points, list) and isinstance(most, int) and len(points) > most:
+        yield Fault("searcher.points", f"must be at most max_trials ({most}), got {len(points)}; raise max_trials")
 
 
 def _length(raw: Mapping[str, Any]) -> Iterator[Fault]:
     """A search needs no length of its own where it compares trials at their ends only, and ``fit()`` says where that
     is: in a program that calls it."""
     searcher = raw.get("searcher")
-    if not isinstance(searcher, Mapping) or searcher.get("max_length") is not None:
+    if not isinstance(searcher, Mapping):
         return
     try:
         program = parse_entrypoint(raw["entrypoint"]) if "entrypoint" in raw else None
     except ValueError:
         return  # told elsewhere, and unknown whether it is one
-    if not isinstance(program, Script) or searcher.get("name") not in ("single", "random"):
+    if "max_time" in searcher:
+        if not isinstance(program, Script) and raw.get("min_validation_period") is None:
+            what = "required with searcher.max_time, got nothing; the time is looked at whenever a trial validates, "
+            yield Fault("min_validation_period", what + "for example min_validation_period: {epochs: 1}")
+        return
+    if searcher.get("max_length") is not None:
+        return
+    if not isinstance(program, Script) or searcher.get("name") not in ("single", "random", "grid"):
         yield missing_field(("searcher",), "max_length")
 
 
@@ -81,11 +107,22 @@ def _storage(raw: object) -> Iterator[Fault]:
         )
 
 
-def _space(hyperparameters: Mapping[str, Any]) -> Iterator[Fault]:
+def _space(hyperparameters: Mapping[str, Any], searcher: object) -> Iterator[Fault]:
+    """The space, and what the searcher is to draw from it."""
     try:
-        parse(hyperparameters)
+        space = parse(hyperparameters)
     except SpaceError as error:
         yield from (Fault(path, what) for path, what in error.faults)
+        return
+    try:
+        choice = Searcher.model_validate(searcher)
+    except ValidationError:
+        return  # told elsewhere
+    for check in (lambda: sampler(choice, space, seed=0, rungs=()), lambda: first_points(choice, space)):
+        try:
+            check()
+        except FieldError as error:
+            yield from (Fault(path, what) for path, what in error.faults)
 
 
 def _batch_size(hyperparameters: Mapping[str, Any], raw: Mapping[str, Any]) -> Iterator[Fault]:

@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -40,7 +40,7 @@ from dray.training.units import Batch, TrainUnit
 from searchers.events import Started
 from searchers.journal import Journal
 from searchers.ray_tune import Answer, TuneDriver
-from searchers.search import Search
+from searchers.search import Search, TrialView
 
 POLL_S = 0.25
 """How often the driver looks at signals and the display when nothing happens."""
@@ -66,7 +66,9 @@ class Counts:
 
 class Run:
     """Args:
-    config, directory, journal, search, metrics: of the experiment; the search has been started.
+    config, directory, journal, search, metrics: of the experiment; the search has been started, and the config says
+        what it was extended to.
+    revived: trials that had ended, and go on as the search was extended.
     load_trial: brings the trial's class to the workers.
     cluster: where to run.
     restarts: how often each trial has been restarted before.
@@ -85,12 +87,13 @@ class Run:
         cluster: Cluster,
         display: Display,
         restarts: Counter[int],
+        revived: Container[int] = (),
         on_message: Callable[[Message], None] | None = None,
     ) -> None:
         self.config, self.search, self.display, self.cluster = config, search, display, cluster
         self.counts = Counts(restarts=restarts)
         self._directory, self._journal, self._metrics, self._load_trial = directory, journal, metrics, load_trial
-        self._on_message = on_message
+        self._on_message, self._revived = on_message, revived
         self._lock = threading.RLock()
         self._error: BaseException | None = None
         self._stop_signals = 0
@@ -155,13 +158,17 @@ class Run:
         searcher = self.config.searcher
         length = _unit(searcher.max_length)
         unit = type(length) if length is not None else Batch
+        rungs = self.search.method.rungs
+        by_time = searcher.max_time is not None
         return TrialsExperiment(
             experiment_id=1,
             config=self.config.to_dict(),
             metric=searcher.metric,
             smaller_is_better=searcher.smaller_is_better,
             max_length=length,
-            rungs=tuple(unit(int(rung)) for rung in self.search.method.rungs),
+            rungs=() if by_time else tuple(unit(int(rung)) for rung in rungs),
+            time_metric=searcher.time_metric if by_time else None,
+            time_rungs=rungs if by_time else (),
             validation_period=_unit(self.config.min_validation_period),
             checkpoint_period=_unit(self.config.min_checkpoint_period),
             checkpoint_policy=self.config.checkpoint_policy,
@@ -175,11 +182,11 @@ class Run:
             KeyboardInterrupt: told to stop by SIGINT or SIGTERM; running trials have saved what they had.
             ExperimentError, ConfigError: it cannot go on.
         """
-        live = [trial.id for trial in self.search.trials.values() if not trial.ended]
+        runnable = [trial.id for trial in self._runnable()]
         best = [t.best for t in self.search.trials.values() if t.best is not None and t.state != "INVALID_HP"]
         scores = [self._experiment.score(value) for value in best]
         ray.get(self.desk.set_best.remote(min(scores, default=None)))
-        self.desk.enqueue.remote(live)
+        self.desk.enqueue.remote(runnable)
         with self._signals(), self.display:
             self._start_groups()
             tune = threading.Thread(target=self._tune.run, name="dray-tune", daemon=True)
@@ -288,7 +295,8 @@ class Run:
     def _bind(self, message: Message) -> None:
         with self._lock:
             view = self.search.trials[message.trial]
-            if not view.ended:
+            wanted = _is_runnable(view)
+            if wanted:
                 self.search.on(Started(trial=message.trial))
             lease = Lease(
                 number=message.lease,
@@ -297,11 +305,12 @@ class Run:
                 hparams=self.search.params(message.trial),
                 trial_dir=self._directory.trial(message.trial),
                 last_step=view.last_step,
+                revived=message.trial in self._revived,
             )
-        if view.ended:
-            self.desk.drop.remote(message.lease)
-        else:
+        if wanted:
             self.desk.bind.remote(message.lease, {"number": message.lease, "lease": lease})
+        else:
+            self.desk.drop.remote(message.lease)
 
     def _left(self, message: Message) -> None:
         trial = message.trial
@@ -319,18 +328,30 @@ class Run:
         self._journal.append(
             {"event": "restarted" if again else "gave_up", "trial": trial, "error": message.error, "time": time.time()}
         )
-        if again:
-            self.desk.enqueue.remote([trial], first=True)
-        else:
+        if not again:
             self.desk.finish.remote(trial, "errored")
+            return
+        with self._lock:
+            # Paused meanwhile, or paused and queued again, it goes on when its turn comes.
+            runs = self.search.trials[trial].state == "RUNNING"
+            if runs:
+                self.desk.enqueue.remote([trial], first=True)
 
     def _act(self, answer: Answer) -> None:
         """Carry out a decision. In Tune's thread; the journal has it already."""
-        self.desk.answer.remote(answer.trial, answer.number, answer.stop)
+        self.desk.answer.remote(answer.trial, answer.number, answer.decision)
+        if answer.stops:
+            self.desk.withdraw.remote(list(answer.stops))
+        if answer.resumes:
+            # Before new trials: the search has chosen them as what is best done next.
+            self.desk.enqueue.remote(list(answer.resumes), first=True)
         if answer.creates:
             self.desk.enqueue.remote(list(answer.creates))
         if answer.done:
             self.desk.finished.remote()
+
+    def _runnable(self) -> list[TrialView]:
+        return [trial for trial in self.search.trials.values() if _is_runnable(trial)]
 
     # ------------------------------------------------------------------ groups
     def _slots_free(self) -> int:
@@ -358,9 +379,9 @@ class Run:
     def _start_groups(self) -> None:
         """Start as many groups as the cluster has room and the search has trials for."""
         with self._lock:
-            live = sum(not trial.ended for trial in self.search.trials.values())
+            runnable = len(self._runnable())
         room = max(1, self._slots_free() // self._slots.per_trial)
-        self._groups_wanted = wanted = min(room, max(live, len(self._groups)))
+        self._groups_wanted = wanted = min(room, max(runnable, len(self._groups)))
         while len(self._groups) < wanted and len(self._booting) < _groups_at_once():
             name = f"group-{next(self._group_numbers)}"
             self._booting.add(name)
@@ -423,6 +444,11 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+def _is_runnable(trial: TrialView) -> bool:
+    """Whether the search wants it to have workers."""
+    return trial.state in ("PENDING", "RUNNING")
 
 
 def _groups_at_once() -> int:

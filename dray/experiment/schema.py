@@ -13,15 +13,38 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from dray.experiment.command import parse_entrypoint
-from dray.experiment.length import Length, parse_length
+from dray.experiment.length import Length, LengthUnit, parse_length
 
-SearcherName: TypeAlias = Literal["single", "random", "asha", "async_halving"]
+SearcherName: TypeAlias = Literal["single", "random", "grid", "asha", "async_halving", "adaptive_asha"]
+Variant: TypeAlias = Literal["stopping", "promotion"]
+Mode: TypeAlias = Literal["aggressive", "standard", "conservative"]
 MAX_SEED = 2**32 - 1
 
 
 def _entrypoint(raw: object) -> object:
     parse_entrypoint(raw)
     return raw
+
+
+#: What stands in Determined's older configs, and what does its work now.
+_SUCCESSORS = {
+    "sync_halving": "asha (its max_length, num_rungs and divisor mean the same)",
+    "adaptive": "adaptive_asha",
+    "adaptive_simple": "adaptive_asha",
+    "custom": "a method of your own, see examples/own_method and searchers.Method",
+}
+
+
+def _living_method(raw: object) -> object:
+    if isinstance(raw, str) and raw in _SUCCESSORS:
+        raise ValueError(f"{raw} is no more, in Determined neither; use {_SUCCESSORS[raw]}")
+    return raw
+
+
+def _named_sampler(raw: object) -> object:
+    if isinstance(raw, str):
+        return {"name": raw}
+    return {field: value for field, value in raw.items() if value is not None} if isinstance(raw, dict) else raw
 
 
 def _whole_if_whole(number: float) -> float:
@@ -54,10 +77,31 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class Searcher(_Section):
-    """Which trials run, and for how long."""
+def variant_of(stop_once: bool) -> Variant:
+    """What Determined's ``stop_once`` says."""
+    return "stopping" if stop_once else "promotion"
 
-    name: SearcherName = Field(description="the search method", examples=["asha"])
+
+class SamplerChoice(_Section):
+    """Where hyperparameters come from."""
+
+    name: str = Field(
+        default="random", min_length=1, description="random, tpe, gp, cmaes, or a sampler of Optuna", examples=["tpe"]
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="arguments of Optuna's sampler", examples=["{n_startup_trials: 20}"]
+    )
+
+
+class Searcher(_Section):
+    """Which trials run, and for how long.
+
+    ``stop_once`` is another spelling of ``variant`` in what is read; ``load_config`` leaves ``variant`` alone.
+    """
+
+    name: Annotated[SearcherName, BeforeValidator(_living_method)] = Field(
+        description="the search method", examples=["asha"]
+    )
     metric: str = Field(
         min_length=1, description="the validation metric that the search compares", examples=["validation_loss"]
     )
@@ -75,18 +119,65 @@ class Searcher(_Section):
     num_rungs: int | None = Field(
         default=None, ge=1, description="how many lengths trials are compared at", examples=[3]
     )
+    variant: Variant = Field(
+        default="stopping",
+        description="what happens at a rung: a trial is stopped, or paused and perhaps promoted later",
+        examples=["promotion"],
+    )
+    stop_once: bool | None = Field(
+        default=None, description="Determined's variant: true is stopping, false is promotion", examples=[True]
+    )
+    max_time: int | None = Field(
+        default=None, ge=1, description="how long a trial trains at most, counted by time_metric", examples=[600]
+    )
+    time_metric: str | None = Field(
+        default=None,
+        min_length=1,
+        description="the validation metric that max_time and the rungs count by",
+        examples=["seconds"],
+    )
+    mode: Mode = Field(default="standard", description="how many brackets there are", examples=["standard"])
+    max_rungs: int = Field(default=5, ge=1, description="how many rungs a bracket has at most", examples=[5])
+    bracket_rungs: list[Annotated[int, Field(ge=1)]] = Field(
+        default_factory=list, description="how many rungs each bracket has, instead of mode", examples=["[3, 2]"]
+    )
+    sampler: Annotated[SamplerChoice, BeforeValidator(_named_sampler)] = Field(
+        default_factory=SamplerChoice, description="where hyperparameters come from", examples=["tpe"]
+    )
+    points: list[dict[str, Any]] = Field(
+        default_factory=list, description="hyperparameters of the first trials", examples=["[{lr: 0.01}]"]
+    )
+
+    @property
+    def length(self) -> int | None:
+        """The most that a trial trains, in the unit that the search counts in."""
+        if self.max_time is not None:
+            return self.max_time
+        return None if self.max_length is None else self.max_length.value
+
+    def of_length(self, length: int) -> Searcher:
+        """The same with another ``length``, in the unit that it counts in."""
+        if self.max_time is not None:
+            return self.model_copy(update={"max_time": length})
+        unit: LengthUnit = "batches" if self.max_length is None else self.max_length.unit
+        return self.model_copy(update={"max_length": Length(unit=unit, value=length)})
 
 
 _COMMON = frozenset({"name", "metric", "smaller_is_better", "max_length"})
-_RANDOM = _COMMON | {"max_trials", "max_concurrent_trials"}
-_ASHA = _RANDOM | {"divisor", "num_rungs"}
+_GRID = _COMMON | {"max_concurrent_trials"}
+_RANDOM = _GRID | {"max_trials", "sampler", "points"}
+_HALVING = _RANDOM | {"divisor", "variant", "stop_once", "max_time", "time_metric"}
+_ASHA = _HALVING | {"num_rungs"}
+_ADAPTIVE = _HALVING | {"mode", "max_rungs", "bracket_rungs"}
 
 #: The fields under ``searcher`` that each method uses.
 SEARCHER_FIELDS: dict[SearcherName, frozenset[str]] = {
     "single": _COMMON,
     "random": _RANDOM,
+    "grid": _GRID,
     "asha": _ASHA,
     "async_halving": _ASHA,
+    "adaptive_asha": _ADAPTIVE,
 }
 
 
@@ -207,6 +298,7 @@ class ExperimentConfig(_Section):
 SECTIONS: dict[tuple[str, ...], type[_Section]] = {
     (): ExperimentConfig,
     ("searcher",): Searcher,
+    ("searcher", "sampler"): SamplerChoice,
     ("resources",): Resources,
     ("optimizations",): Optimizations,
     ("checkpoint_storage",): CheckpointStorage,

@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 from typing import IO, Any
 
 from dray.storage import CheckpointStore, verify
-from dray.training.host import Report
+from dray.training.host import Reached, Report
 from dray.training.units import TrainUnit
 
 log = logging.getLogger(__name__)
@@ -85,6 +85,9 @@ class LocalHost:
 
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
         return True
+
+    def reached(self, validation: Mapping[str, object]) -> Reached:
+        return "nothing"
 
     def new_checkpoint(self, batches: int) -> Path:
         return self._store.stage(batches)

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import ray
 
 from dray.storage import CheckpointStore, verify
-from dray.training.host import Report
+from dray.training.host import Reached, Report
+from dray.training.time_metric import crossed, time_of
 from dray.training.units import Batch, Epoch, TrainUnit, in_batches
 
 REPORT = "report.json"
@@ -28,7 +29,10 @@ REPORTS_IN_FLIGHT = 16
 """Reports that may be on their way before the trial waits for one to arrive."""
 
 
-Ending = Literal["completed", "stopped", "interrupted"]
+Ending = Literal["completed", "stopped", "paused", "interrupted"]
+
+
+_ENDINGS: dict[str, Ending] = {"stop": "stopped", "pause": "paused", "interrupt": "interrupted"}
 
 
 class LeaseLost(RuntimeError):
@@ -46,6 +50,8 @@ class Experiment:
         smaller_is_better: of the metric.
         max_length: as the search has it; reports count in its unit, in batches if it has none.
         rungs: absolute lengths at which the search decides, in the same unit.
+        time_metric: the validation metric that the search counts length by, instead of batches; or None.
+        time_rungs: the lengths at which it then decides, in that metric's unit; a trial ends at the last one.
         validation_period, checkpoint_period: at least so often, or None.
         checkpoint_policy: best, all or none.
     """
@@ -59,6 +65,8 @@ class Experiment:
     validation_period: TrainUnit | None
     checkpoint_period: TrainUnit | None
     checkpoint_policy: str
+    time_metric: str | None = None
+    time_rungs: Sequence[float] = ()
 
     def score(self, value: object) -> float:
         """A metric as the search ranks it: smaller is better, and what is no finite number is the worst."""
@@ -76,6 +84,8 @@ class Lease:
         trial_id, trial_seed, hparams: which trial.
         trial_dir: where its checkpoints are; the latest whole one is gone on from.
         last_step: the longest length that the search has had a report of, or None.
+        revived: the trial had ended, and goes on in a search that was extended: the end that its checkpoint tells of
+            may be none any more.
     """
 
     number: int
@@ -84,6 +94,7 @@ class Lease:
     hparams: Mapping[str, Any]
     trial_dir: Path
     last_step: float | None
+    revived: bool = False
 
 
 class RayHost:
@@ -123,11 +134,20 @@ class RayHost:
         self._script = script
         self._reported = False
         self._last: dict[str, Any] | None = None
+        self._time = lease.last_step
 
     # ------------------------------------------------------------------ checkpoints
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
         score = self._experiment.score(self._metric_of(validation))
         return math.isfinite(score) and bool(ray.get(self._desk.improves.remote(self._lease.number, score)))
+
+    def reached(self, validation: Mapping[str, object]) -> Reached:
+        if self._experiment.time_metric is None:
+            return "nothing"
+        now = time_of(self._experiment.time_metric, validation)
+        reached = crossed(self._experiment.time_rungs, self._time, now)
+        self._time = now if self._time is None else max(self._time, now)
+        return reached
 
     def new_checkpoint(self, batches: int) -> Path:
         return self._store.stage(batches)
@@ -188,6 +208,10 @@ class RayHost:
         decides = message.pop("decides")
         known = self._lease.last_step
         news = message["step"] is not None and (known is None or message["step"] > known)
+        if self._lease.revived and not news:
+            message["final"] = False
+        if news and self._experiment.time_metric is not None:
+            self._time = message["step"]
         if self._obey(self._send(message, decides=(decides and news) or message["final"])):
             return self.outcome
         return "completed" if message["final"] else None
@@ -198,7 +222,7 @@ class RayHost:
         return self._reported or self.latest_checkpoint is not None
 
     def end(self) -> Ending:
-        """The trial's code has returned. How the trial ended: completed, stopped by the search, or interrupted."""
+        """The trial's code has returned. How it ended: completed, stopped or paused by the search, interrupted."""
         if self.outcome == "completed" and not self._ended:
             last = self._last or {"rows": [], "step": None, "value": None}
             self._send({**last, "final": True}, decides=True)
@@ -236,9 +260,9 @@ class RayHost:
         match verdict:
             case "continue":
                 return False
-            case "stop" | "interrupt":
+            case "stop" | "pause" | "interrupt":
                 if self.outcome == "completed":
-                    self.outcome = "stopped" if verdict == "stop" else "interrupted"
+                    self.outcome = _ENDINGS[verdict]
                 return True
             case _:
                 raise LeaseLost(f"trial {self.trial_id} goes on elsewhere")
@@ -258,16 +282,17 @@ class RayHost:
             for name, value in (metrics or {}).items()
             if isinstance(value, (int, float)) and name not in ("batches", "epochs")
         ]
-        ranked = report.validation is not None
         return {
             "rows": rows,
-            "step": self._step(report) if ranked else None,
+            "step": self._step(report, report.validation) if report.validation is not None else None,
             "value": self._metric_of(report.validation) if report.validation is not None else None,
             # A program that fails after fit() has not completed its trial: it is run again.
             "final": report.final and not self._script,
         }
 
-    def _step(self, report: Report) -> float:
+    def _step(self, report: Report, validation: Mapping[str, object]) -> float:
+        if self._experiment.time_metric is not None:
+            return time_of(self._experiment.time_metric, validation)
         match self._experiment.max_length:
             case Epoch():
                 assert report.epochs is not None, "a length in epochs was resolved without the length of an epoch"

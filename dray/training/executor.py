@@ -22,7 +22,7 @@ from dray.training import checkpoint, metrics, rng
 from dray.training.agreement import heard, told
 from dray.training.cursor import Cursor
 from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, SearcherMetricError, ShouldExit
-from dray.training.host import Host, Report
+from dray.training.host import Host, Reached, Report
 from dray.training.loop import Command, Publish, Seen, Train, Validate, drive
 from dray.training.optimisation import Optimisation
 from dray.training.plan import Plan
@@ -282,7 +282,9 @@ class Executor:
                 leave = self._agree([row[0] for row in outcomes])
         if leave is not None:
             return Seen(batches=self._trained, leave=True, save_on_leave=leave.save)
-        return Seen(batches=self._trained, worth_saving=bool(outcomes[0][1]))
+        worth_saving, reached = outcomes[0][1] or (False, "nothing")
+        decides, enough = reached == "rung", reached == "end"
+        return Seen(batches=self._trained, worth_saving=worth_saving, decides=decides, enough=enough)
 
     def _evaluate(self, test_mode: bool) -> ValidationPart:
         """This rank's share of a validation."""
@@ -336,8 +338,8 @@ class Executor:
         own = metrics.combine_ranks([(share.metrics, share.batches) for share in shares], shares[0].reducers)
         return {**own, **reduced}
 
-    def _validated(self, found: dict[str, Any]) -> bool:
-        """Show the metrics to the callbacks, and ask the host what they are worth."""
+    def _validated(self, found: dict[str, Any]) -> tuple[bool, Reached]:
+        """Show the metrics to the callbacks, and ask the host what they are worth, and what they mean to a search."""
         shown = dict(found)
         for callback in self.callbacks.values():
             callback.on_validation_end(shown)
@@ -349,10 +351,11 @@ class Executor:
             {name if name.startswith("val") else f"val_{name}": value for name, value in self._validation.items()}
         )
         if not self.is_chief:
-            return False
+            return False, "nothing"
         for name, value in self._position().items():
             shown.setdefault(name, value)
-        return self.best and self.host.worth_saving(self._validation)
+        reached = self.host.reached(self._validation)
+        return self.best and self.host.worth_saving(self._validation), reached
 
     def _evaluate_full_dataset(self) -> dict[str, Any]:
         found = self._evaluate_all(data_loader=self.validation_data)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from dray.training.units import TrainUnit
+
+Reached = Literal["nothing", "rung", "end"]
+"""What a validation is to a search that counts by one of its metrics: nothing, a rung where it decides, the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,14 @@ class Host(Protocol):
 
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
         """Whether this validation is the best of the experiment. Asked with `checkpoint_policy="best"` only."""
+        ...
+
+    def reached(self, validation: Mapping[str, object]) -> Reached:
+        """Where a search that counts by a metric of this validation has the trial now. Asked at every validation.
+
+        Raises:
+            SearcherMetricError: the metric is not there, or it is no length.
+        """
         ...
 
     def new_checkpoint(self, batches: int) -> Path:

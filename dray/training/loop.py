@@ -52,6 +52,7 @@ class Seen:
 
     batches: after Train: batches trained in all; fewer than `until` only together with `leave`.
     worth_saving: after Validate: the best validation so far.
+    decides, enough: after Validate: where a search counts by a metric: it decides here; it wants no more than this.
     stop: after Publish: the search, the host or the trial asks to end here.
     leave: after Train or Validate: end at once, without another validation (ShouldExit, InvalidHP, no more data).
     save_on_leave: then save what is not yet saved.
@@ -59,6 +60,8 @@ class Seen:
 
     batches: int = 0
     worth_saving: bool = False
+    decides: bool = False
+    enough: bool = False
     stop: bool = False
     leave: bool = False
     save_on_leave: bool = True
@@ -87,11 +90,15 @@ def drive(plan: Plan, at: Progress) -> Generator[Command, Seen, Progress]:
             at = at.just_saved() if save else at
             yield Publish(at=at, save=save, final=True)
             return at
-        save = plan.saves(at) or (at.validated == at.batches and plan.worth_saving(seen))
+        last = plan.ends(at) or seen.enough
+        decides = plan.decides(at) or seen.decides or last
+        # Before a search decides there is a checkpoint, so that a trial stopped or paused there loses nothing.
+        save = decides or plan.saves(at) or (at.validated == at.batches and plan.worth_saving(seen))
         at = at.just_saved() if save else at
-        last = plan.ends(at)
-        seen = yield Publish(at=at, save=save, decides=plan.decides(at), final=last)
-        if seen.stop and not last:
+        seen = yield Publish(at=at, save=save, decides=decides, final=last)
+        if last:
+            return at
+        if seen.stop:
             if not at.is_saved:
                 at = at.just_saved()
                 yield Publish(at=at, save=True, final=True)

@@ -90,8 +90,7 @@ class Plan:
         return self.decides(at) or (self.validate is not None and self.validate.due(at.batches))
 
     def saves(self, at: Progress) -> bool:
-        # Before a search decides there is a checkpoint, so that a trial stopped or paused there loses nothing.
-        return self.decides(at) or (self.checkpoint is not None and self.checkpoint.due(at.batches))
+        return self.checkpoint is not None and self.checkpoint.due(at.batches)
 
     def worth_saving(self, seen: Validated) -> bool:
         return self.policy == "all" or (self.policy == "best" and seen.worth_saving)

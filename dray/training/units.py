@@ -57,6 +57,10 @@ class Batch(TrainUnit):
     _plural = "batches"
 
 
+ENDLESS = Batch(2**53)
+"""The length of a trial that something else than a number of batches ends."""
+
+
 class Epoch(TrainUnit):
     """Epochs: whole passes over the training data, as long as the chief's shard has batches.
 

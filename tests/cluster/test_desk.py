@@ -91,11 +91,11 @@ def test_a_report_that_decides_waits_for_the_drivers_answer() -> None:
         handle = task(desk.serve("h", 100, 0))
         assert await handle == Result(number=1, trial=3, step=1, value=0.5)
         assert not report.done()
-        await desk.answer(3, 1, False)
+        await desk.answer(3, 1, "continue")
         assert await report == "continue"
         report, handle = task(desk.report(lease, REPORT, True)), task(desk.serve("h", 100, 1))
         assert (await handle).number == 2
-        await desk.answer(3, 2, True)
+        await desk.answer(3, 2, "stop")
         assert await report == "stop"
 
     scene(play)
@@ -140,7 +140,7 @@ def test_results_wait_while_the_process_of_a_handle_starts_and_no_longer_than_th
         task(desk.serve("starting", 101, 0))
         assert (await served).trial == 3
         # Once more, and this time it never comes up.
-        await desk.answer(3, 1, False)
+        await desk.answer(3, 1, "continue")
         await desk.lost("starting")
         served = task(desk.serve("h", 100, 1))
         task(desk.report(lease, REPORT, True))
@@ -204,9 +204,95 @@ def test_a_trial_that_is_stopped_while_it_is_queued_again_is_lent_no_more() -> N
         task(desk.report(lease, REPORT, True))
         await desk.leave(lease, 0, "errored", "boom")
         await desk.enqueue([3], first=True)
-        await desk.answer(3, 1, True)
+        await desk.answer(3, 1, "stop")
         task(desk.next_lease("g", "a", 0, 1, lease))
         assert ("granted", 3) not in kinds(await mail(desk))
+
+    scene(play)
+
+
+def test_a_paused_trial_leaves_its_group_to_the_next_and_is_lent_again_when_it_is_queued() -> None:
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3)
+        report = task(desk.report(lease, REPORT, True))
+        await settle()
+        await desk.answer(3, 1, "pause")
+        assert await report == "pause"
+        await desk.leave(lease, 0, "paused")
+        assert [(m.kind, m.outcome) for m in await mail(desk) if m.kind == "left"] == [("left", "paused")]
+        other = await lend(desk, 4, after=lease)
+        await desk.enqueue([3], first=True)
+        await desk.leave(other, 0, "completed")
+        again = task(desk.next_lease("g", "a", 0, 1, other))
+        granted = next(message for message in await mail(desk) if message.kind == "granted")
+        assert granted.trial == 3
+        await desk.bind(granted.lease, {"number": granted.lease})
+        assert await again == {"number": granted.lease}
+        # Its next result is served by any handle: it has none of its own since it paused.
+        task(desk.report(granted.lease, REPORT, True))
+        assert (await desk.serve("another", 7, 0)).number == 2  # type: ignore[union-attr]
+
+    scene(play)
+
+
+def test_a_trial_resumed_while_it_still_saves_waits_until_it_has_left_its_group() -> None:
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3)
+        report = task(desk.report(lease, REPORT, True))
+        await settle()
+        await desk.answer(3, 1, "pause")
+        assert await report == "pause"
+        await desk.enqueue([3, 4], first=True)
+        task(desk.next_lease("free", "b", 0, 1, 0))
+        assert [m.trial for m in await mail(desk) if m.kind == "granted"] == [4]
+        await desk.recorded({lease: 1})
+        assert await desk.may_commit(lease), "what it saves now, it goes on from"
+        await desk.leave(lease, 0, "paused")
+        task(desk.next_lease("g", "a", 0, 1, lease))
+        assert [m.trial for m in await mail(desk) if m.kind == "granted"] == [3]
+
+    scene(play)
+
+
+def test_a_trial_that_dies_while_it_saves_is_not_waited_for() -> None:
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3)
+        task(desk.report(lease, REPORT, True))
+        await settle()
+        await desk.answer(3, 1, "pause")
+        await desk.enqueue([3], first=True)
+        task(desk.next_lease("g", "new processes", 0, 1, 0))
+        messages = await mail(desk)
+        assert [(m.trial, m.outcome) for m in messages if m.kind == "left"] == [(3, "errored")]
+        assert [m.trial for m in messages if m.kind == "granted"] == [3]
+
+    scene(play)
+
+
+def test_a_restart_that_crosses_its_trials_pause_is_taken_back() -> None:
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3)
+        task(desk.report(lease, REPORT, True))
+        await desk.leave(lease, 0, "errored", "boom")
+        await desk.enqueue([3], first=True)
+        task(desk.next_lease("g", "a", 0, 1, lease))
+        granted = next(m for m in await mail(desk) if m.kind == "granted")
+        await desk.answer(3, 1, "pause")
+        await desk.bind(granted.lease, {"number": granted.lease})
+        assert await desk.report(granted.lease, REPORT, False) == "fenced"
+        await desk.enqueue([4])
+        assert [m.trial for m in await mail(desk) if m.kind == "granted"] == [4]
+
+    scene(play)
+
+
+def test_a_trial_withdrawn_from_the_queue_is_lent_no_more() -> None:
+    async def play(desk: Desk) -> None:
+        await desk.enqueue([3, 4, 5])
+        await desk.withdraw([3, 5, 9])
+        task(desk.next_lease("g", "a", 0, 1, 0))
+        assert [m.trial for m in await mail(desk) if m.kind == "granted"] == [4]
+        assert not desk._queue
 
     scene(play)
 
@@ -315,7 +401,7 @@ def test_handle_of_an_unfinished_trial_goes_home_too_when_the_run_ends() -> None
         lease = await lend(desk, 3)
         task(desk.report(lease, REPORT, True))
         assert (await desk.serve("h", 100, 0)).number == 1  # type: ignore[union-attr]
-        await desk.answer(3, 1, False)
+        await desk.answer(3, 1, "continue")
         waiting = task(desk.serve("h", 100, 1))
         await settle()
         assert not waiting.done()

@@ -73,7 +73,7 @@ def write(tmp_path: Path, text: str) -> Path:
 # ------------------------------------------------------------------------------------------------- what is accepted
 
 
-@pytest.mark.parametrize("name", ["asha", "const", "random", "distributed"])
+@pytest.mark.parametrize("name", ["asha", "const", "random", "distributed", "adaptive", "promotion", "grid", "tpe"])
 def test_examples_are_valid_and_survive_a_round_trip(name: str, tmp_path: Path) -> None:
     config = load_config(EXAMPLES / f"{name}.yaml")
     assert config.name == f"digits-{name}"
@@ -259,7 +259,11 @@ def test_space_has_the_configs_hyperparameters() -> None:
         ({"searcher__max_trials": 0}, "searcher.max_trials", "must be >= 1, got 0"),
         ({"searcher__smaller_is_better": "yes"}, "searcher.smaller_is_better", "must be true or false"),
         ({"searcher__name": "asa"}, "searcher.name", "did you mean asha?"),
-        ({"searcher__name": "grid"}, "searcher.name", "must be one of single, random, asha, async_halving"),
+        (
+            {"searcher__name": "bayes"},
+            "searcher.name",
+            "must be one of single, random, grid, asha, async_halving, adapt",
+        ),
         ({"searcher__name": "single"}, "searcher.max_trials", "single has no such field, got 64; remove it"),
         ({"searcher__name": "random"}, "searcher.divisor", "use name: asha"),
         ({"searcher__max_length": {"epoch": 1}}, "searcher.max_length", "did you mean epochs?"),

@@ -213,3 +213,29 @@ def test_leaving_before_anything_is_trained_saves_nothing() -> None:
 
 def test_a_finished_run_has_nothing_left_to_do() -> None:
     assert commands(Plan(length=5), Progress(batches=5, validated=5, saved=5))[0] == []
+
+
+@given(plan=plans, decide=st.frozensets(st.integers(1, 60)), end=st.integers(1, 60))
+@settings(max_examples=200, deadline=None)
+def test_where_validations_say_that_a_search_decides_there_is_a_checkpoint_and_at_its_end_an_end(
+    plan: Plan, decide: frozenset[int], end: int
+) -> None:
+    at = 0
+
+    def answer(command: Command) -> Seen:
+        nonlocal at
+        if isinstance(command, Train):
+            at = command.until
+        return Seen(decides=at in decide, enough=at >= end) if isinstance(command, Validate) else Seen()
+
+    log, last = commands(plan, answer=answer)
+    validated = [command.at.batches for command in log if isinstance(command, Publish) and command.at.batches and
+                 command.at.validated == command.at.batches]  # fmt: skip
+    published = [command for command in log if isinstance(command, Publish) and command.at.batches in validated]
+    for publish in published:
+        decides = publish.at.batches in {*decide, *plan.rungs, plan.length} or publish.at.batches >= end
+        assert publish.decides == decides
+        assert publish.save or not decides
+        assert publish.final == (publish.at.batches >= min(end, plan.length))
+    assert last.batches == next(batches for batches in validated if batches >= min(end, plan.length))
+    assert last.is_saved

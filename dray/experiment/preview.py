@@ -1,0 +1,85 @@
+"""What a search will do, as a table, before anything runs: ``dray preview asha.yaml --trials-per-hour 12``."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dray.experiment.schema import ExperimentConfig
+from dray.experiment.search import build_method
+from searchers.preview import Preview, preview
+
+
+def show_preview(config: ExperimentConfig, *, trials_per_hour: float | None = None, console: Console) -> None:
+    """Print brackets, rungs, trials at each rung, and the totals.
+
+    Args:
+        config: From ``load_config``.
+        trials_per_hour: Trials of the full length that the cluster trains in an hour; None: no time is told.
+        console: Where to.
+    """
+    seen = preview(build_method(config))
+    console.print(_table(config, seen))
+    for line in _totals(config, seen, trials_per_hour):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _table(config: ExperimentConfig, seen: Preview) -> Table:
+    table = Table(title=f"{config.name}: {_method(config)}", title_justify="left")
+    unit = _unit(config)
+    for heading in ("bracket", "rung", f"trained to, {unit}", "trials that come", "go no further", f"total, {unit}"):
+        table.add_column(heading, justify="right")
+    for number, bracket in enumerate(seen.brackets):
+        for place, rung in enumerate(bracket.rungs):
+            length = "as its fit() says" if rung.length is None else f"{rung.length:,}"
+            total = "" if rung.length is None else f"{rung.length * rung.last:,}"
+            table.add_row(
+                str(number) if place == 0 else "", str(place), length, f"{rung.trials:,}", f"{rung.last:,}", total
+            )
+        table.add_section()
+    return table
+
+
+def _totals(config: ExperimentConfig, seen: Preview, trials_per_hour: float | None) -> list[str]:
+    length, unit = config.searcher.length, _unit(config)
+    lines, full = [f"{seen.trials:,} trials"], float(seen.trials)
+    if seen.total is not None and length is not None:
+        full = seen.total / length
+        lines[0] += f", {seen.total:,} {unit} in all: as much as {full:,.1f} trials of {length:,} {unit}"
+        if seen.trials:
+            lines[0] += f", {full / seen.trials:.0%} of training every one to its end"
+    if trials_per_hour is not None:
+        lines.append(
+            f"about {_hours(full / trials_per_hour)}, where {trials_per_hour:g} trials of full length train in an hour"
+        )
+    return lines
+
+
+def _method(config: ExperimentConfig) -> str:
+    searcher = config.searcher
+    words: list[str] = [searcher.name]
+    if searcher.name in ("asha", "async_halving", "adaptive_asha"):
+        words += [searcher.variant, f"divisor {searcher.divisor:g}"]
+    if searcher.name not in ("single", "grid"):
+        words.append(f"sampler {searcher.sampler.name}")
+    return ", ".join(words)
+
+
+def _unit(config: ExperimentConfig) -> str:
+    searcher = config.searcher
+    if searcher.max_time is not None:
+        return str(searcher.time_metric)
+    return "batches" if searcher.max_length is None else searcher.max_length.unit
+
+
+def _hours(hours: float) -> str:
+    """A time for people: 40 min, 3 h 20 min, 4 days 3 h."""
+    minutes = round(hours * 60)
+    if minutes < 1:
+        return "less than a minute"
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes // 1440} days {minutes % 1440 // 60} h"

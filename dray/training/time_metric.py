@@ -1,0 +1,41 @@
+"""Length counted by a validation metric (Determined's ``max_time`` and ``time_metric``) instead of by batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from dray.training.errors import SearcherMetricError
+from dray.training.host import Reached
+
+
+def time_of(metric: str, validation: Mapping[str, object]) -> float:
+    """How long the trial has trained, as this validation has it.
+
+    Raises:
+        SearcherMetricError: the metric is not among its metrics, or is no finite number >= 0.
+    """
+    if metric not in validation:
+        raise SearcherMetricError(
+            f"searcher.time_metric: the search counts length by {metric!r}, but validation returned "
+            f"{sorted(validation)}; return it from evaluate_batch() or evaluate_full_dataset(), or name one of these"
+        )
+    time = validation[metric]
+    if isinstance(time, bool) or not isinstance(time, (int, float)) or not math.isfinite(time) or time < 0:
+        raise SearcherMetricError(f"searcher.time_metric: {metric!r} is {time!r}, must be a finite number >= 0")
+    return time
+
+
+def crossed(rungs: Sequence[float], before: float | None, now: float) -> Reached:
+    """What the search has to do with a trial whose length was ``before`` and is ``now``.
+
+    Args:
+        rungs: ascending; the last one is the length of a trial.
+        before: at the last validation that the search knows of, None if there was none.
+
+    >>> crossed([1, 4, 16], None, 0.5), crossed([1, 4, 16], 0.5, 5), crossed([1, 4, 16], 5, 16)
+    ('nothing', 'rung', 'end')
+    """
+    if now >= rungs[-1]:
+        return "end"
+    return "rung" if any((before is None or before < rung) and rung <= now for rung in rungs) else "nothing"
