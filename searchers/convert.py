@@ -6,26 +6,139 @@ JSON, which a configuration can hold: `parse(from_optuna({...}))`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+
+from searchers.domains import Faults
+from searchers.errors import SpaceError
+
+Spec = dict[str, object]
 
 
-def from_optuna(distributions: Mapping[str, object], *, path: str = "hyperparameters") -> dict[str, object]:
+def from_optuna(distributions: Mapping[str, object], *, path: str = "hyperparameters") -> Spec:
     """Hyperparameters of Optuna's distributions: `{"lr": FloatDistribution(1e-5, 1e-1, log=True)}`.
 
-    Values that are no distributions stay as they are: constants, nested mappings, domains in Determined's YAML.
+    What is no distribution stays as it is: constants, domains in Determined's YAML; nested mappings are looked into.
+
+    Args:
+        distributions: Names to distributions.
+        path: What errors call it.
 
     Raises:
-        SpaceError: A distribution has no counterpart; all are named.
+        SpaceError: A distribution has no counterpart; all that have none are named.
     """
-    raise NotImplementedError
+    return _converted(distributions, path, _of_optuna)
 
 
-def from_ray_tune(domains: Mapping[str, object], *, path: str = "hyperparameters") -> dict[str, object]:
+def from_ray_tune(domains: Mapping[str, object], *, path: str = "hyperparameters") -> Spec:
     """Hyperparameters of Ray Tune's domains: `{"lr": tune.loguniform(1e-5, 1e-1), "n": tune.randint(1, 9)}`.
 
-    Values that are no domains stay as they are: constants, nested mappings, domains in Determined's YAML.
+    Upper ends that Ray excludes are excluded: `randint(1, 9)` has a `maxval` of 8. `grid_search` becomes a categorical.
+    What is no domain stays as it is: constants, domains in Determined's YAML; nested mappings are looked into.
+
+    Args:
+        domains: Names to domains.
+        path: What errors call it.
 
     Raises:
-        SpaceError: A domain has no counterpart (`randn` has no bounds, `sample_from` is a function); all are named.
+        SpaceError: A domain has no counterpart (`randn` has no bounds, `sample_from` is a function); all that have none
+            are named.
     """
-    raise NotImplementedError
+    return _converted(domains, path, _of_ray_tune)
+
+
+def _converted(spec: Mapping[str, object], path: str, leaf: Callable[[object], object]) -> Spec:
+    faults: Faults = []
+    converted = _nested(spec, path, leaf, faults)
+    if faults:
+        raise SpaceError(faults)
+    return converted
+
+
+def _nested(spec: Mapping[str, object], path: str, leaf: Callable[[object], object], faults: Faults) -> Spec:
+    return {name: _value(value, f"{path}.{name}", leaf, faults) for name, value in spec.items()}
+
+
+def _value(value: object, path: str, leaf: Callable[[object], object], faults: Faults) -> object:
+    if isinstance(value, Mapping) and set(value) == {"grid_search"}:
+        return {"type": "categorical", "vals": _branches(value["grid_search"], path, leaf, faults)}
+    if isinstance(value, Mapping):
+        return _nested(value, path, leaf, faults)
+    try:
+        converted = leaf(value)
+    except ValueError as error:
+        faults.append((path, str(error)))
+        return None
+    if isinstance(converted, dict) and converted.get("type") == "categorical":
+        converted["vals"] = _branches(converted["vals"], path, leaf, faults)
+    return converted
+
+
+def _branches(vals: object, path: str, leaf: Callable[[object], object], faults: Faults) -> object:
+    """A category may be a space of its own."""
+    if not isinstance(vals, list | tuple):
+        return vals
+    return [_value(val, f"{path}.vals[{i}]", leaf, faults) for i, val in enumerate(vals)]
+
+
+def _of_optuna(value: object) -> object:
+    match type(value).__name__, vars(value) if hasattr(value, "__dict__") else {}:
+        case "CategoricalDistribution", {"choices": choices}:
+            return {"type": "categorical", "vals": list(choices)}
+        case _ if not type(value).__name__.endswith("Distribution"):
+            return value
+    low, high = getattr(value, "low", None), getattr(value, "high", None)
+    step, log = getattr(value, "step", None), bool(getattr(value, "log", False))
+    match type(value).__name__:
+        case "IntDistribution" if isinstance(low, int) and isinstance(high, int) and isinstance(step, int):
+            return _int(low, high, step=step, log=log)
+        case "FloatDistribution" if isinstance(low, int | float) and isinstance(high, int | float):
+            return _float(low, high, step=step, log=log)
+    raise ValueError(f"{value!r} has no counterpart; use an Int, a Float or a CategoricalDistribution")
+
+
+def _of_ray_tune(value: object) -> object:
+    if not type(value).__module__.startswith("ray.tune."):
+        return value
+    if type(value).__name__ == "Categorical":
+        return {"type": "categorical", "vals": list(getattr(value, "categories"))}  # noqa: B009
+    sampler, step = getattr(value, "sampler", None), None
+    if type(sampler).__name__ == "Quantized":
+        step, sampler = getattr(sampler, "q", None), getattr(sampler, "sampler", None)
+    log = type(sampler).__name__ == "_LogUniform"
+    low, high = getattr(value, "lower", None), getattr(value, "upper", None)
+    bounded = (
+        isinstance(low, int | float) and isinstance(high, int | float) and math.isfinite(low) and math.isfinite(high)
+    )
+    if type(value).__name__ not in ("Integer", "Float") or type(sampler).__name__ == "_Normal" or not bounded:
+        raise ValueError(
+            f"{type(value).__name__}{getattr(value, 'domain_str', '')} of ray.tune is a function or has no bounds, and "
+            "cannot be searched; use uniform, loguniform, randint, lograndint, their q variants, or choice"
+        )
+    assert isinstance(low, int | float)
+    assert isinstance(high, int | float)
+    if type(value).__name__ == "Float":
+        return _float(low, high, step=step, log=log)
+    if step in (None, 1):
+        return _int(int(low), int(high) - 1, step=1, log=log)  # Ray excludes the upper end, unless it is quantized
+    assert isinstance(step, int)
+    return _int(-(-int(low) // step) * step, int(high) // step * step, step=step, log=log)
+
+
+def _int(low: int, high: int, *, step: int, log: bool) -> object:
+    if low == high:
+        return low
+    return (
+        {"type": "int", "minval": low, "maxval": high}
+        | ({"step": step} if step != 1 else {})
+        | ({"log": True} if log else {})
+    )
+
+
+def _float(low: float, high: float, *, step: object, log: bool) -> object:
+    if low == high:
+        return float(low)
+    quantized = {} if step is None else {"step": step}
+    if log:
+        return {"type": "log", "base": 10, "minval": math.log10(low), "maxval": math.log10(high)} | quantized
+    return {"type": "double", "minval": float(low), "maxval": float(high)} | quantized

@@ -63,10 +63,12 @@ class Categorical:
         branches = [val for val in self.vals if isinstance(val, DOMAINS)]
         if branches and isinstance(value, Mapping):
             # The branch with the fewest faults is the one that was meant.
-            told: list[Faults] = [[] for _ in branches]
-            for branch, its in zip(branches, told, strict=True):
+            told: list[tuple[int, Faults]] = []
+            for branch in branches:
+                its: Faults = []
                 branch.check(value, path, its)
-            faults.extend(min(told, key=lambda its: len(its)))
+                told.append((len(its), its))
+            faults.extend(min(told)[1])
         else:
             also = f"{shown and ' or '}one of {len(branches)} mappings" if branches else ""
             faults.append((path, f"must be one of {shown}{also}, got {value!r}"))
@@ -124,7 +126,7 @@ class Int:
         if not _is_number(value) or value != value // 1:  # type: ignore[operator]
             faults.append((path, f"must be an integer from {self.minval} to {self.maxval}, got {value!r}"))
             return value
-        whole = int(value)  # type: ignore[call-overload]
+        whole = int(value)
         if not self.minval <= whole <= self.maxval or (whole - self.minval) % self.step:
             steps = f" in steps of {self.step}" if self.step != 1 else ""
             faults.append((path, f"must be an integer from {self.minval} to {self.maxval}{steps}, got {value!r}"))
