@@ -1,0 +1,317 @@
+"""What a decision costs when many trials lie behind, and a search of a million trials on ten thousand workers.
+
+Per event: a method is driven through trials that start, report until they are stopped, and exit; the CPU time of the
+events is taken over a window of them once n trials have been created. dray's methods are to take at most 5 us an event
+at any n. Beside them, what Ray's AsyncHyperBandScheduler and Optuna's SuccessiveHalvingPruner take for one report with
+n values in the rung.
+
+The search in virtual time (`searchers.simulate`) drives a bare method; its target is 60 s of wall time.
+
+    python bench/search_scale.py [--most 1000000] [--no-peers] [--no-simulation] [--save]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from statistics import median
+from typing import Any
+
+import optuna
+from _measure import Paper, machine, verdict
+from ray.tune.schedulers import AsyncHyperBandScheduler
+
+from searchers import (
+    ASHA,
+    Action,
+    Create,
+    Event,
+    Exited,
+    Method,
+    Pause,
+    Reported,
+    Resume,
+    Search,
+    Started,
+    Stop,
+    parse_space,
+)
+from searchers.adaptive_asha import AdaptiveASHA
+from searchers.promotion import PromotionASHA
+from searchers.simulate import Curve, simulate
+
+EVENT_US = 5.0
+SIMULATION_S = 60.0
+TRIALS, WORKERS = 1_000_000, 10_000
+PLACES = 64
+MAX_LENGTH, NUM_RUNGS, DIVISOR = 256, 5, 4
+WINDOW = 20_000
+"""Events that are timed at each n."""
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "ASHA, stopping": lambda: ASHA(
+        max_trials=10**8,
+        max_length=MAX_LENGTH,
+        num_rungs=NUM_RUNGS,
+        divisor=DIVISOR,
+        max_concurrent_trials=PLACES,
+    ),
+    "ASHA, promotion": lambda: PromotionASHA(
+        max_trials=10**8,
+        max_length=MAX_LENGTH,
+        num_rungs=NUM_RUNGS,
+        divisor=DIVISOR,
+        max_concurrent_trials=PLACES,
+    ),
+    "adaptive ASHA": lambda: AdaptiveASHA(
+        max_trials=10**8,
+        max_length=MAX_LENGTH,
+        divisor=DIVISOR,
+        max_concurrent_trials=PLACES,
+    ),
+}
+
+
+class Told:
+    """Any part of a search, and the time that it takes for its events.
+
+    Args:
+        on: takes an event.
+    """
+
+    def __init__(self, on: Callable[[Event], list[Action]]) -> None:
+        self._on = on
+        self.events = self.spent_ns = 0
+
+    def __call__(self, event: Event) -> list[Action]:
+        began = time.thread_time_ns()
+        actions = self._on(event)
+        self.spent_ns += time.thread_time_ns() - began
+        self.events += 1
+        return actions
+
+
+def clock_ns() -> float:
+    """What a measurement of nothing shows: the clock's own cost, to be taken off."""
+    nothing = Told(lambda event: [])
+    event = Started(trial=0)
+    for _ in range(WINDOW):
+        nothing(event)
+    return nothing.spent_ns / nothing.events
+
+
+class Drive:
+    """Trials one after another, as far as each goes: the least that a driver can do.
+
+    Args:
+        first: the search's first actions.
+        rungs: where trials report.
+    """
+
+    def __init__(self, first: list[Action], rungs: tuple[float, ...]) -> None:
+        self._rungs = tuple(dict.fromkeys(rungs))
+        self._queue: list[int] = []
+        self._reached: dict[int, int] = {}
+        self._random = Random(0)
+        self.created = 0
+        self._carry(first)
+
+    def step(self, on: Callable[[Event], list[Action]]) -> None:
+        """One trial, from getting its worker to losing it."""
+        trial = self._queue.pop()
+        self._stopped, self._paused = False, False
+        self._trial = trial
+        self._carry(on(Started(trial=trial)))
+        for rung in range(self._reached.pop(trial, 0), len(self._rungs)):
+            self._carry(on(Reported(trial=trial, step=self._rungs[rung], value=self._random.random())))
+            if self._stopped:
+                break
+            if self._paused:
+                self._reached[trial] = rung + 1
+                return
+        self._carry(on(Exited(trial=trial, reason="stopped" if self._stopped else "completed")))
+
+    def _carry(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Create(trial=trial):
+                    self.created += 1
+                    self._queue.append(trial)
+                case Resume(trial=trial):
+                    self._queue.append(trial)
+                case Stop(trial=trial):
+                    assert trial == self._trial
+                    self._stopped = True
+                case Pause(trial=trial):
+                    assert trial == self._trial
+                    self._paused = True
+
+
+def per_event_us(
+    first: list[Action], on: Callable[[Event], list[Action]], rungs: tuple[float, ...], sizes: list[int]
+) -> dict[int, float]:
+    """CPU us of an event, once so many trials have been created."""
+    drive, found, idle = Drive(first, rungs), {}, clock_ns()
+    for size in sizes:
+        while drive.created < size:
+            drive.step(on)
+        windows = []
+        for _ in range(5):  # the median of five: the collector, and others on this machine, come and go
+            told = Told(on)
+            while told.events < WINDOW / 5:
+                drive.step(told)
+            windows.append((told.spent_ns / told.events - idle) / 1e3)
+        found[size] = median(windows)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ the peers
+@dataclass(frozen=True)
+class _TuneTrial:
+    trial_id: str
+
+
+def ray_us(size: int) -> float:
+    """Ray's ASHA: a first report, with so many in the rung."""
+    scheduler = AsyncHyperBandScheduler(
+        time_attr="step", metric="loss", mode="min", max_t=MAX_LENGTH, grace_period=1, reduction_factor=DIVISOR
+    )
+    random = Random(0)
+    _, recorded = scheduler._brackets[0]._rungs[-1]
+    recorded.update((str(trial), -random.random()) for trial in range(size))
+    times = []
+    for number in range(max(5, 200_000 // size if size < 10**6 else 5)):
+        trial = _TuneTrial(f"new{number}")
+        scheduler.on_trial_add(None, trial)
+        began = time.thread_time_ns()
+        scheduler.on_trial_result(None, trial, {"step": 1, "loss": random.random()})
+        times.append((time.thread_time_ns() - began) / 1e3)
+    return median(times[:200])
+
+
+def optuna_us(size: int) -> float:
+    """Optuna's pruner: `should_prune` after a first report, with so many trials in the rung."""
+    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=DIVISOR)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0), pruner=pruner)
+    random = Random(0)
+    study.add_trials(
+        [
+            optuna.trial.create_trial(
+                state=optuna.trial.TrialState.PRUNED,
+                value=value,
+                intermediate_values={1: value},
+                system_attrs={"completed_rung_0": value},
+            )
+            for value in (random.random() for _ in range(size))
+        ]
+    )
+    times = []
+    for _ in range(max(5, min(100, 200_000 // size))):
+        trial = study.ask()
+        trial.report(random.random(), 1)
+        began = time.thread_time_ns()
+        trial.should_prune()
+        times.append((time.thread_time_ns() - began) / 1e3)
+        study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+    return median(times)
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+def measure(paper: Paper, sizes: list[int], *, peers: bool) -> None:
+    """CPU us an event, of all that can be driven so far."""
+    rows = []
+
+    def row(name: str, found: Mapping[int, float], target: float | None) -> None:
+        cells = [f"{found[size]:,.2f}" if size in found else "-" for size in sizes]
+        reached = ["", ""] if target is None else [f"<= {target:g}", verdict(max(found.values()) <= target)]
+        rows.append([name, *cells, *reached])
+        print(*rows[-1], flush=True)
+
+    for name, make in METHODS.items():
+        method = make()
+        row(name, per_event_us(method.start(), method.on, method.rungs, sizes), EVENT_US)
+        gc.collect()
+    space = parse_space({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}})
+    method = METHODS["ASHA, stopping"]()
+    search = Search(method, space, seed=0, smaller_is_better=True, log=lambda record: None)
+    small = [size for size in sizes if size <= 100_000]
+    row("Search with ASHA, random draws", per_event_us(search.start(), search.on, method.rungs, small), None)
+    del search
+    gc.collect()
+    if peers:
+        row("Ray's ASHA, a report", {size: ray_us(size) for size in sizes}, None)
+        row("Optuna's pruner, a report", {size: optuna_us(size) for size in small}, None)
+    paper.say("\nMicroseconds of CPU time by event, with n trials behind\n")
+    paper.table(["what", *(f"n = {size:,}" for size in sizes), "target", ""], rows)
+
+
+def simulation(paper: Paper, trials: int, workers: int) -> None:
+    """A search in virtual time."""
+    random = Random(0)
+
+    def trial(hparams: Mapping[str, Any]) -> Curve:
+        quality, cost = random.random(), 0.5 + random.random()
+        return Curve(lambda step: quality / step, cost)
+
+    rows = []
+    for name, method in {
+        "ASHA, stopping": ASHA(
+            max_trials=trials,
+            max_length=MAX_LENGTH,
+            num_rungs=NUM_RUNGS,
+            divisor=DIVISOR,
+            max_concurrent_trials=workers,
+        ),
+        "ASHA, promotion": PromotionASHA(
+            max_trials=trials,
+            max_length=MAX_LENGTH,
+            num_rungs=NUM_RUNGS,
+            divisor=DIVISOR,
+            max_concurrent_trials=workers,
+        ),
+    }.items():
+        wall, cpu = time.monotonic(), time.process_time()
+        found = simulate(method, workers, trial)
+        wall, cpu = time.monotonic() - wall, time.process_time() - cpu
+        assert found.trials == trials
+        rows.append(
+            [
+                name,
+                f"{found.trials:,}",
+                f"{found.events:,}",
+                f"{found.busy / found.time / workers:.0%}",
+                f"{cpu:.1f}",
+                f"{wall:.1f}",
+                f"<= {SIMULATION_S:g}",
+                verdict(wall <= SIMULATION_S),
+            ]
+        )
+        print(*rows[-1], flush=True)
+    paper.say(f"\nA search in virtual time on {workers:,} workers\n")
+    paper.table(["what", "trials", "events", "workers busy", "CPU s", "wall s", "target", ""], rows)
+
+
+def main() -> None:
+    """Read the command line and measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
+    parser.add_argument("--most", type=int, default=1_000_000, help="trials behind, at most (default 1000000)")
+    parser.add_argument("--no-peers", action="store_true", help="dray's methods only")
+    parser.add_argument("--no-simulation", action="store_true", help="no search in virtual time")
+    options = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    paper = Paper()
+    paper.say(machine())
+    measure(paper, [size for size in (10**k for k in range(3, 7)) if size <= options.most], peers=not options.no_peers)
+    if not options.no_simulation:
+        simulation(paper, min(TRIALS, options.most), min(WORKERS, options.most // 100))
+    if options.save:
+        paper.save("search_scale", "What a decision costs with many trials behind")
+
+
+if __name__ == "__main__":
+    main()
