@@ -1,7 +1,7 @@
 """The Ray cluster that an experiment runs on: found or started on purpose, and how many slots it offers.
 
-The uses of Ray's internal APIs that this needs are in this file: the autoscaler's limits, the upload of model code, and a
-start without monitors.
+The uses of Ray's internal APIs that this needs are in this file: the autoscaler's limits, the upload of model code,
+and a start without monitors.
 """
 
 from __future__ import annotations
@@ -70,9 +70,8 @@ def connect(address: str | None) -> Cluster:
         os.environ.update(_missing(TRAIN_ENVIRONMENT))
         return Cluster(own=False, told=f"the Ray cluster at {address}")
     # Inherited by every process of the cluster: as a runtime environment they would keep Ray from using the processes
-    # that it has ready. No dashboard (eight processes and a second) on a cluster that this experiment has for itself:
-    # who wants one starts Ray first.
-    with _environment({**TRAIN_ENVIRONMENT, **NO_PREEMPTION}), _without_monitors():
+    # that it has ready. No dashboard on a cluster that this experiment has for itself: who wants one starts Ray first.
+    with _environment({**TRAIN_ENVIRONMENT, **NO_PREEMPTION}), _processes_of_no_use_left_out():
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     return Cluster(own=True, told=f"a Ray cluster of its own on this machine, {_count(ray.cluster_resources())}")
 
@@ -118,20 +117,25 @@ def upload(directory: Path) -> str:
 
 
 @contextlib.contextmanager
-def _without_monitors() -> Iterator[None]:
-    """Ray started meanwhile has no autoscaler and nothing that brings logs to the driver, which we turn off anyway.
+def _processes_of_no_use_left_out() -> Iterator[None]:
+    """Ray started meanwhile has no autoscaler, no log monitor and no dashboard process.
 
-    On one machine they do nothing: two processes, a second of CPU each at the start, and the autoscaler's takes a
-    second to end. There is no public way to leave them out.
+    On a machine of our own they have nothing to do (the dashboard's, without a dashboard, counts usage), and cost a
+    second of CPU each. Ray's start waits for the last one, and its end for the first, a second each. There is no public
+    way to leave them out.
     """
-    from ray._private import parameter
+    from ray._private import node, parameter
 
-    every = parameter.RayParams
-    parameter.RayParams = functools.partial(every, no_monitor=True, include_log_monitor=False)
+    def start_api_server(self: Any, **_: Any) -> None:
+        self._webui_url = ""
+
+    parameters, server = parameter.RayParams, node.Node.start_api_server
+    parameter.RayParams = functools.partial(parameters, no_monitor=True, include_log_monitor=False)
+    node.Node.start_api_server = start_api_server
     try:
         yield
     finally:
-        parameter.RayParams = every
+        parameter.RayParams, node.Node.start_api_server = parameters, server
 
 
 @contextlib.contextmanager
