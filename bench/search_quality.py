@@ -390,7 +390,8 @@ def report(paper: Paper, found: Mapping[tuple[str, str], Mapping[int, Found]], s
 def main() -> None:
     """Read the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=60, help="problems of each regime, from seed 200 on (default 60)")
+    parser.add_argument("--seeds", type=int, default=60, help="problems of each regime (default 60)")
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help="of the problems (default 200)")
     parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=list(CHECKED), help="default: base crossing")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="which ways (default: all)")
     parser.add_argument(
@@ -401,7 +402,7 @@ def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     found: dict[tuple[str, str], dict[int, Found]] = {(r, w): {} for r in options.regimes for w in options.ways}
     if options.keep and options.keep.exists():
         for line in options.keep.read_text().splitlines():

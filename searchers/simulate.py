@@ -36,7 +36,7 @@ from searchers.events import (
     assert_never,
 )
 from searchers.method import Method
-from searchers.search import Search
+from searchers.search import Search, TrialView
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +369,7 @@ class _Simulator:
                     if trial.worker >= 0:
                         self.leave(trial)
                 case Resume(trial=name):
-                    self.enqueue(name, self.named(action))
+                    self.enqueue(name, self.resumed(action))
                 case Done(reason=reason):
                     self.done = reason
                 case _:
@@ -379,7 +379,15 @@ class _Simulator:
         trial = self.trials.get(action.trial)
         if trial is None:
             raise RuntimeError(f"the method decided {action} of a trial that has ended or was never created")
-        if isinstance(action, Resume) and trial.due >= 0:
+        return trial
+
+    def resumed(self, action: Resume) -> _Trial:
+        name = action.trial
+        if name not in self.trials and isinstance(self.search, Search) and name in self.search.trials:
+            # It ended before the search was extended.
+            self.trials[name] = self.taken_over(name, self.search.trials[name])
+        trial = self.named(action)
+        if trial.due >= 0:
             raise RuntimeError(f"the method decided {action} of a trial that is not paused")
         return trial
 
@@ -410,17 +418,17 @@ class _Simulator:
             self.created += 1
             if view.ended:
                 continue
-            position = view.last_step or 0.0
-            self.trials[name] = trial = _Trial(
-                rng=self.rng_of(name),
-                position=position,
-                next=sum(step <= position for step in self.steps),
-                began=view.hparams is not None,
-            )
+            self.trials[name] = trial = self.taken_over(name, view)
             if view.stop_requested:
                 self.todo.append(Stop(trial=name))
             elif view.state != "PAUSED":
                 self.enqueue(name, trial)
+
+    def taken_over(self, name: int, view: TrialView) -> _Trial:
+        """From its last report."""
+        position = view.last_step or 0.0
+        following = sum(step <= position for step in self.steps)
+        return _Trial(rng=self.rng_of(name), position=position, next=following, began=view.hparams is not None)
 
 
 def _normal(value: float | None) -> float:

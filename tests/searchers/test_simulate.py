@@ -6,19 +6,21 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from searchers import (
     ASHA,
     Action,
+    AdaptiveASHA,
     Create,
     Done,
     Event,
     Exited,
     Method,
     Pause,
+    PromotionASHA,
     RandomSearch,
     Reported,
     Resume,
@@ -319,10 +321,33 @@ def test_a_bare_method_is_told_that_what_is_not_finite_is_the_worst(bad: float |
     assert {event.value for _, event, _ in told if isinstance(event, Reported)} == {math.inf}
 
 
-DIVERGING: list[Callable[[], Method]] = [lambda: asha(max_trials=300, workers=8, max_length=64, num_rungs=4)]
+def diverging_stopping() -> Method:
+    return asha(max_trials=300, workers=8, max_length=64, num_rungs=4)
 
 
-@pytest.mark.parametrize("make", DIVERGING)
+def diverging_promotion() -> Method:
+    return PromotionASHA(max_trials=300, max_length=64, num_rungs=4, max_concurrent_trials=8)
+
+
+def diverging_adaptive() -> Method:
+    return AdaptiveASHA(max_trials=300, max_length=64, max_concurrent_trials=8)
+
+
+def diverging_adaptive_promotion() -> Method:
+    return AdaptiveASHA(max_trials=300, max_length=64, max_concurrent_trials=8, variant="promotion")
+
+
+def first_rung(method: Method, trial: int) -> float:
+    """Where the trial is looked at first: a bracket may leave out the lower rungs of the search."""
+    if isinstance(method, AdaptiveASHA):
+        bracket_of = cast("list[int]", method.dump()["bracket_of"])
+        return method.brackets[bracket_of[trial]].rungs[0]
+    return method.rungs[0]
+
+
+@pytest.mark.parametrize(
+    "make", [diverging_stopping, diverging_promotion, diverging_adaptive, diverging_adaptive_promotion]
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_no_trial_is_trained_past_the_rung_where_it_diverged(make: Callable[[], Method], seed: int) -> None:
     """A fifth of the configurations diverge, to NaN, an infinity or None, at a length of their own."""
@@ -339,8 +364,8 @@ def test_no_trial_is_trained_past_the_rung_where_it_diverged(make: Callable[[], 
     showed: set[int] = set()
     for _, event, _ in told:
         assert not isinstance(event, Started | Reported) or event.trial not in showed, f"{event}, after it diverged"
-        if isinstance(event, Reported) and (event.value is None or not math.isfinite(event.value)):
-            showed.add(event.trial)
+        if isinstance(event, Reported) and event.step >= first_rung(search.method, event.trial):
+            showed |= set() if event.value is not None and math.isfinite(event.value) else {event.trial}
     assert len(showed) >= 15
     below = {trial for trial in showed if (search.trials[trial].last_step or 0) < search.method.rungs[-1]}
     assert {search.trials[trial].state for trial in below} == {"STOPPED"}
@@ -358,7 +383,7 @@ def test_a_search_is_driven_as_by_a_driver() -> None:
     simulation, told = watched(search := new_search(log), 4, by_x, start_cost=1, jitter=0.1)
     assert simulation.done == "completed"
     assert [record["event"] for record in log] == ["start"] + [type(event).__name__.lower() for _, event, _ in told]
-    again = Search.replay(log, asha(60, 4), SPACE, seed=5, smaller_is_better=True, log=[].append)
+    again = Search.replay(log, asha(60, 4), SPACE, seed=5, smaller_is_better=True, log=lambda record: None)
     assert dict(again.trials) == dict(search.trials)
     for view in search.trials.values():
         assert view.hparams is not None
@@ -380,6 +405,23 @@ def test_a_search_whose_driver_dies_goes_on_where_it_was() -> None:
         ended = [event.trial for _, event, _ in told if isinstance(event, Exited)]
         assert len(reported) == len(set(reported))
         assert sorted(ended) == list(range(60))
+
+
+def test_an_extended_search_goes_on_and_trains_only_what_is_new() -> None:
+    search = Search(
+        RandomSearch(max_trials=4, max_length=10, max_concurrent_trials=2),
+        SPACE,
+        seed=5,
+        smaller_is_better=True,
+        log=lambda record: None,
+    )
+    assert simulate(search, 2, constant, start_cost=1).time == 22
+    search.extend(max_trials=5, max_length=16)
+    simulation, told = watched(search, 2, constant, start_cost=1, resume_cost=2)
+    # Four go on from 10 to 16, in two rounds; the new one trains from the beginning.
+    assert (simulation.time, simulation.trained) == (2 * (2 + 6) + (1 + 16), 4 * 6 + 16)
+    assert [event.step for _, event, _ in told if isinstance(event, Reported)] == [16] * 5
+    assert simulation.done == "completed"
 
 
 def test_workers_are_never_lent_twice() -> None:
