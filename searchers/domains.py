@@ -62,15 +62,15 @@ class Categorical:
         shown = ", ".join(repr(val) for val in self.vals if not isinstance(val, DOMAINS))
         branches = [val for val in self.vals if isinstance(val, DOMAINS)]
         if branches and isinstance(value, Mapping):
-            # The branch with the fewest faults is the one that was meant.
-            told: list[tuple[int, Faults]] = []
+            # The branch that was meant has the same constants (as a name), or else the fewest faults.
+            told: list[tuple[bool, int, Faults]] = []
             for branch in branches:
                 its: Faults = []
                 branch.check(value, path, its)
-                told.append((len(its), its))
-            faults.extend(min(told)[1])
+                told.append((_contradicts(branch, value), len(its), its))
+            faults.extend(min(told)[2])
         else:
-            also = f"{shown and ' or '}one of {len(branches)} mappings" if branches else ""
+            also = f"{shown and ', or one of '}{len(branches)} mappings" if branches else ""
             faults.append((path, f"must be one of {shown}{also}, got {value!r}"))
         return value
 
@@ -271,6 +271,13 @@ DOMAINS = (Const, Categorical, Int, Double, Log, Nested)
 
 MAX_GRID = 1_000_000
 """Points of a grid, at most: a list of them is kept."""
+
+
+def _contradicts(branch: object, value: Mapping[str, object]) -> bool:
+    domains = branch.domains if isinstance(branch, Nested) else ()
+    return any(
+        isinstance(domain, Const) and name in value and not same(value[name], domain.val) for name, domain in domains
+    )
 
 
 def names(nested: Nested, *, prefix: str = "") -> Iterator[str]:

@@ -10,7 +10,7 @@ record per event. Its state is the fold of these records: `replay` is restore.
 
 Records, each one line of the journal:
 
-    {"event": "start", "actions": [...]}
+    {"event": "start", "seed": 7, "smaller_is_better": true, "actions": [...]}
     {"event": "started",  "trial": 3, "hparams": {...}, "actions": []}
     {"event": "reported", "trial": 3, "step": 4, "value": 0.31, "actions": [{"action": "stop", "trial": 3}, ...]}
     {"event": "exited",   "trial": 3, "reason": "stopped", "actions": []}
@@ -27,7 +27,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Literal, cast
 
-from searchers.errors import IllegalEvent, JournalError
+from searchers.errors import FieldError, IllegalEvent, JournalError
 from searchers.events import (
     EVENT_KINDS,
     Action,
@@ -124,6 +124,7 @@ class Search:
         self.sampler: Sampler = RandomSampler(space, seed) if sampler is None else sampler
         self.done: Done | None = None
         self.started = False
+        self._identity: Record = {"seed": seed, "smaller_is_better": smaller_is_better}
         self._sign = 1 if smaller_is_better else -1
         self._log = log
         self._trials: dict[int, TrialView] = {}
@@ -133,7 +134,7 @@ class Search:
         """The first actions. Once; after `replay` of a log that is not empty this has happened (`started`)."""
         assert not self.started, "the search has started before; look at Search.started after a replay"
         actions = self._begin()
-        self._log({"event": "start", "actions": [action_to_json(action) for action in actions]})
+        self._write({"event": "start", **self._identity}, actions)
         return actions
 
     def on(self, event: Event) -> list[Action]:
@@ -216,7 +217,8 @@ class Search:
             sampler: A new one, configured as the one before. It is told the events, and asked nothing.
 
         Raises:
-            JournalError: A record cannot be, or its actions are not the ones that the method takes; names the line.
+            JournalError: A record cannot be, or is of another search: its actions are not the ones that the method takes,
+                its hyperparameters are not of the space, or its seed or direction differs. Names the line.
         """
         search = cls(method, space, seed=seed, smaller_is_better=smaller_is_better, log=log, sampler=sampler)
         for line, record in enumerate(records, start=1):
@@ -253,6 +255,9 @@ class Search:
         if record["event"] == "start":
             if self.started:
                 raise ValueError("the search starts a second time")
+            for name, value in self._identity.items():
+                if record.get(name, value) != value:
+                    raise ValueError(f"it is the journal of another search: its {name} is {record[name]}, ours {value}")
             return self._begin()
         if record["event"] == "extended":
             if not self.started:
@@ -266,6 +271,9 @@ class Search:
         hparams = _decode(record.get("hparams")) if isinstance(event, Started) else None
         if hparams is not None and not isinstance(hparams, dict):
             raise ValueError(f"hparams must be a mapping, got {hparams!r}")
+        if hparams is not None and (faults := self.space.faults(hparams, path=self.space.path)):
+            other = "it is the journal of another search, for this one cannot have drawn"
+            raise ValueError(f"{other} trial {event.trial}: {FieldError(faults)}")
         return self._apply(event, hparams)
 
     def _view(self, trial: int) -> TrialView:

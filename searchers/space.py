@@ -115,6 +115,12 @@ class Space:
             raise SpaceError(faults)
         return cast("dict[str, object]", checked)
 
+    def faults(self, point: object, *, path: str) -> Faults:
+        """Why this is no point of the domains, the constraint apart; [] if it is one."""
+        faults: Faults = []
+        self.root.check(point, path, faults)
+        return faults
+
     def names(self) -> list[str]:
         """Dotted names of all hyperparameters, sorted: "model.layers"; those of every branch of a conditional one."""
         return sorted(set(names(self.root)))

@@ -74,7 +74,12 @@ def test_one_record_per_event_with_its_actions() -> None:
     report(search, 1, 1, 0.5)
     search.on(Exited(trial=1, reason="stopped"))
     assert log == [
-        {"event": "start", "actions": [{"action": "create", "trial": 0}, {"action": "create", "trial": 1}]},
+        {
+            "event": "start",
+            "seed": 7,
+            "smaller_is_better": True,
+            "actions": [{"action": "create", "trial": 0}, {"action": "create", "trial": 1}],
+        },
         {
             "event": "started",
             "trial": 0,
@@ -374,8 +379,8 @@ def test_live_trials_and_unobeyed_stops_are_there_after_a_crash() -> None:
 def test_recorded_parameters_win_over_drawing_again() -> None:
     log: list[Record] = []
     begun(log)
-    log[1]["hparams"] = {"lr": 0.5}
-    assert replayed(log).params(0) == {"lr": 0.5}
+    log[1]["hparams"] = {"lr": 0.05}
+    assert replayed(log).params(0) == {"lr": 0.05}
 
 
 def test_an_empty_journal_is_a_search_that_has_not_started() -> None:

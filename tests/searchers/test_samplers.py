@@ -1,0 +1,312 @@
+"""Samplers: when they are asked and told, grids from their end, known points first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from random import Random
+
+import pytest
+
+from searchers import (
+    ASHA,
+    Event,
+    Exited,
+    FirstPoints,
+    GridSampler,
+    JournalError,
+    RandomSampler,
+    RandomSearch,
+    Reported,
+    Sampler,
+    Search,
+    SpaceError,
+    Started,
+    parse_space,
+)
+from searchers.search import Record
+from searchers.testing import play
+
+SPACE = parse_space(
+    {
+        "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
+        "layers": {"type": "int", "minval": 1, "maxval": 8},
+        "model": {"act": {"type": "categorical", "vals": ["relu", "gelu"]}, "bias": True},
+        "optimizer": {
+            "type": "categorical",
+            "vals": [{"name": "sgd", "momentum": {"type": "double", "minval": 0, "maxval": 0.9}}, {"name": "adam"}],
+        },
+    }
+)
+POINT: dict[str, object] = {
+    "lr": 0.01,
+    "layers": 2,
+    "model": {"act": "gelu", "bias": True},
+    "optimizer": {"momentum": 0.5, "name": "sgd"},
+}
+
+
+class Recording:
+    """Answers with the number of events it was told, and keeps all calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+        self.told: list[tuple[Event, dict[str, object]]] = []
+
+    def ask(self, trial: int) -> dict[str, object]:
+        self.calls.append(trial)
+        return {"layers": len(self.told)}
+
+    def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
+        self.calls.append(event)
+        self.told.append((event, dict(hparams)))
+
+
+LAYERS = parse_space({"layers": {"type": "int", "minval": 0, "maxval": 10_000}})
+
+
+def search_with(sampler: Sampler, log: list[Record], *, smaller_is_better: bool = True) -> Search:
+    method = ASHA(max_trials=20, max_length=16, num_rungs=3, max_concurrent_trials=2)
+    return Search(method, LAYERS, seed=7, smaller_is_better=smaller_is_better, log=log.append, sampler=sampler)
+
+
+def test_all_are_samplers() -> None:
+    grid = GridSampler(parse_space({"x": [1]}))
+    random = RandomSampler(SPACE, seed=1)
+    assert all(isinstance(each, Sampler) for each in (grid, random, FirstPoints([], random), Recording()))
+
+
+# ------------------------------------------------------------------------------------------------- asked and told
+
+
+def test_asked_once_when_a_trial_first_starts_and_told_after_each_event_was_applied() -> None:
+    sampler = Recording()
+    search = search_with(sampler, [])
+    search.start()
+    assert sampler.calls == []
+    events: list[Event] = [
+        Started(trial=1),
+        Reported(trial=1, step=1, value=0.5),
+        Started(trial=1),  # it was restarted
+        Started(trial=0),
+        Exited(trial=1, reason="errored"),
+    ]
+    for event in events:
+        search.on(event)
+    assert sampler.calls == [1, events[0], events[1], events[2], 0, events[3], events[4]]
+    assert [hparams["layers"] for _, hparams in sampler.told] == [0, 0, 0, 3, 0]
+
+
+def test_told_values_are_smaller_is_better_and_never_nan() -> None:
+    sampler = Recording()
+    search = search_with(sampler, [], smaller_is_better=False)
+    search.start()
+    search.on(Started(trial=0))
+    for step, value in enumerate([0.25, float("nan"), None, float("inf")], start=2):
+        search.on(Reported(trial=0, step=step, value=value))
+    values = [event.value for event, _ in sampler.told if isinstance(event, Reported)]
+    assert values == [-0.25, float("inf"), float("inf"), float("inf")]
+
+
+def test_of_a_trial_that_never_started_no_hyperparameters_are_told() -> None:
+    sampler = Recording()
+    search = search_with(sampler, [])
+    search.start()
+    search.on(Exited(trial=0, reason="canceled"))
+    assert sampler.told == [(Exited(trial=0, reason="canceled"), {})]
+
+
+def test_late_events_are_not_told() -> None:
+    sampler = Recording()
+    search = search_with(sampler, [])
+    search.start()
+    search.on(Started(trial=0))
+    search.on(Exited(trial=0, reason="errored"))
+    search.on(Reported(trial=0, step=1, value=0.0))
+    search.on(Exited(trial=0, reason="errored"))
+    assert len(sampler.told) == 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_replay_tells_the_same_and_asks_nothing(seed: int) -> None:
+    log: list[Record] = []
+    first, second = Recording(), Recording()
+    play(search_with(first, log), seed, length=16, normalised=False)
+    method = ASHA(max_trials=20, max_length=16, num_rungs=3, max_concurrent_trials=2)
+    records = json.loads(json.dumps(log))
+    Search.replay(records, method, LAYERS, seed=7, smaller_is_better=True, log=log.append, sampler=second)
+    assert second.told == first.told
+    assert second.calls == [event for event, _ in first.told]
+
+
+def test_a_look_at_hyperparameters_to_come_binds_nothing() -> None:
+    sampler = Recording()
+    search = search_with(sampler, [])
+    search.start()
+    assert search.params(1) == {"layers": 0}
+    search.on(Started(trial=0))
+    search.on(Started(trial=1))
+    assert search.trials[1].hparams == {"layers": 1}
+
+
+# ---------------------------------------------------------------------------------------------------------- random
+
+
+def test_random_draws_are_counted() -> None:
+    sampler = RandomSampler(SPACE, seed=7)
+    later = [sampler.ask(trial) for trial in (5, 3)]
+    sampler.tell(Started(trial=0), {})
+    assert [sampler.ask(3), sampler.ask(5)] == later[::-1] == [SPACE.sample(Random(f"7:{trial}")) for trial in (3, 5)]
+
+
+# ------------------------------------------------------------------------------------------------------------ grid
+
+
+def test_grid_comes_from_its_end() -> None:
+    grid = GridSampler(
+        parse_space({"b": {"type": "categorical", "vals": [1, 2]}, "a": {"type": "categorical", "vals": ["xy", "z"]}})
+    )
+    assert len(grid) == 4
+    assert [grid.ask(trial) for trial in range(4)] == [
+        {"a": "z", "b": 2},
+        {"a": "z", "b": 1},
+        {"a": "xy", "b": 2},
+        {"a": "xy", "b": 1},
+    ]
+
+
+def test_grid_points_are_nobody_elses_to_change() -> None:
+    grid = GridSampler(parse_space({"a": [1]}))
+    grid.ask(0)["a"].append(2)  # type: ignore[attr-defined]
+    assert grid.ask(0) == {"a": [1]}
+
+
+def test_beyond_the_grid_there_is_no_point() -> None:
+    with pytest.raises(SpaceError, match="the grid has 1 points, and trial 1, numbered from 0"):
+        GridSampler(parse_space({"a": 1})).ask(1)
+
+
+def test_without_hyperparameters_the_grid_is_empty() -> None:
+    assert len(GridSampler(parse_space({}))) == 0
+
+
+# ---------------------------------------------------------------------------------------------------- first points
+
+
+def test_known_points_come_first_then_the_samplers() -> None:
+    random = RandomSampler(SPACE, seed=7)
+    sampler = FirstPoints([POINT, POINT | {"layers": 3}], random)
+    assert [sampler.ask(trial) for trial in range(3)] == [POINT, POINT | {"layers": 3}, random.ask(2)]
+
+
+def test_known_points_are_checked_filled_in_and_normalised() -> None:
+    point = {"lr": 0.1, "layers": 3.0, "model": {"act": "relu"}, "optimizer": {"name": "adam"}}
+    asked = FirstPoints([point], RandomSampler(SPACE, seed=7)).ask(0)
+    assert asked == point | {"layers": 3, "model": {"act": "relu", "bias": True}}
+    assert type(asked["layers"]) is int
+
+
+def test_what_happens_to_known_points_is_told_on() -> None:
+    class Spaced(Recording):
+        space = LAYERS
+
+    inner = Spaced()
+    sampler = FirstPoints([{"layers": 5}], inner)
+    sampler.tell(Started(trial=0), {"layers": 5})
+    assert inner.told == [(Started(trial=0), {"layers": 5})]
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "says"),
+    [
+        ({"lr": 1.0}, ".lr", "must be a number from 0.0001 to 0.1, got 1.0"),
+        ({"lr": "0.1"}, ".lr", "must be a number from"),
+        ({"lr": float("nan")}, ".lr", "must be a number from"),
+        ({"layers": 9}, ".layers", "must be an integer from 1 to 8, got 9"),
+        ({"layers": 2.5}, ".layers", "must be an integer from 1 to 8, got 2.5"),
+        ({"layers": True}, ".layers", "must be an integer from 1 to 8, got True"),
+        ({"learning_rate": 1}, ".learning_rate", "is not a hyperparameter of the space"),
+        ({"layer": 1}, ".layer", "did you mean 'layers'?"),
+        ({"model": 3}, ".model", "must be a mapping of hyperparameters, got 3"),
+        ({"model": {"act": "tanh"}}, ".model.act", "must be one of 'relu', 'gelu', got 'tanh'"),
+        ({"model": {"act": "relu", "bias": False}}, ".model.bias", "must be True, which is constant, got False"),
+        ({"model": {}}, ".model.act", "is missing"),
+        ({"optimizer": "sgd"}, ".optimizer", "must be one of 2 mappings, got 'sgd'"),
+        ({"optimizer": {"name": "sgd"}}, ".optimizer.momentum", "is missing"),
+        ({"optimizer": {"name": "sgd", "momentum": 2}}, ".optimizer.momentum", "must be a number from 0.0 to 0.9"),
+        ({"optimizer": {"name": "adam", "momentum": 0.5}}, ".optimizer.momentum", "is not a hyperparameter"),
+    ],
+    ids=str,
+)
+def test_bad_points_are_refused_by_path(change: dict[str, object], path: str, says: str) -> None:
+    with pytest.raises(SpaceError) as caught:
+        FirstPoints([POINT, POINT | change], RandomSampler(SPACE, seed=7))
+    ((where, what),) = caught.value.faults
+    assert where == f"searcher.points[1]{path}"
+    assert says in what
+
+
+def test_all_faults_of_all_points_are_told() -> None:
+    lean = {name: value for name, value in POINT.items() if name != "lr"}
+    with pytest.raises(SpaceError) as caught:
+        FirstPoints([lean, POINT, POINT | {"layers": 0, "lr": 7}, 5], RandomSampler(SPACE, seed=7))  # type: ignore[list-item]
+    assert [path for path, _ in caught.value.faults] == [
+        "searcher.points[0].lr",
+        "searcher.points[2].layers",
+        "searcher.points[2].lr",
+        "searcher.points[3]",
+    ]
+
+
+def test_a_point_against_the_constraint_is_refused() -> None:
+    space = parse_space({"x": {"type": "int", "minval": 0, "maxval": 9}}, constraint=lambda point: point["x"] != 3)
+    with pytest.raises(SpaceError, match=r"searcher.points\[0\]: is refused by the constraint"):
+        FirstPoints([{"x": 3}], RandomSampler(space, seed=0))
+
+
+# ---------------------------------------------------------------------------------------------- journals of others
+
+
+def journal_of(space: dict[str, object], *, seed: int = 7, smaller_is_better: bool = True) -> list[Record]:
+    log: list[Record] = []
+    search = Search(
+        RandomSearch(max_trials=3),
+        parse_space(space),
+        seed=seed,
+        smaller_is_better=smaller_is_better,
+        log=log.append,
+    )
+    search.start()
+    search.on(Started(trial=0))
+    return log
+
+
+OURS: dict[str, object] = {"x": {"type": "double", "minval": 0, "maxval": 1}}
+
+
+@pytest.mark.parametrize(
+    ("records", "says"),
+    [
+        (journal_of(OURS, seed=8), "line 1: it is the journal of another search: its seed is 8, ours 7"),
+        (journal_of(OURS, smaller_is_better=False), "line 1: .* its smaller_is_better is False, ours True"),
+        (journal_of({"y": OURS["x"]}), r"line 2: .* trial 0: hyperparameters.y: is not a hyperparameter"),
+        (
+            journal_of({"x": {"type": "int", "minval": 5, "maxval": 6}}),
+            r"line 2: .* hyperparameters.x: must be a number",
+        ),
+    ],
+    ids=["seed", "direction", "names", "values"],
+)
+def test_the_journal_of_another_search_is_refused(records: list[Record], says: str) -> None:
+    with pytest.raises(JournalError, match=says):
+        Search.replay(
+            records, RandomSearch(max_trials=3), parse_space(OURS), seed=7, smaller_is_better=True, log=records.append
+        )
+
+
+def test_ones_own_journal_is_not() -> None:
+    records = journal_of(OURS)
+    again = Search.replay(
+        records, RandomSearch(max_trials=3), parse_space(OURS), seed=7, smaller_is_better=True, log=records.append
+    )
+    assert again.trials[0].state == "RUNNING"
