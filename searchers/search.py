@@ -217,8 +217,8 @@ class Search:
             sampler: A new one, configured as the one before. It is told the events, and asked nothing.
 
         Raises:
-            JournalError: A record cannot be, or is of another search: its actions are not the ones that the method takes,
-                its hyperparameters are not of the space, or its seed or direction differs. Names the line.
+            JournalError: A record cannot be, or is of another search: its actions are not the ones that the method
+                takes, its hyperparameters are not of the space, or its seed or direction differs. Names the line.
         """
         search = cls(method, space, seed=seed, smaller_is_better=smaller_is_better, log=log, sampler=sampler)
         for line, record in enumerate(records, start=1):

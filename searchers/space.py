@@ -204,11 +204,16 @@ def _categorical(vals: object, path: str, faults: Faults) -> Categorical:
     if not isinstance(vals, list | tuple) or not vals:
         faults.append((path, f"must be a list of at least one value, got {vals!r}"))
         return Categorical(vals=())
-    return Categorical(vals=tuple(_category(val, f"{path}[{i}]", faults) for i, val in enumerate(vals)))
-
-
-def _category(val: object, path: str, faults: Faults) -> object:
-    return _domain(val, path, faults) if _holds_domain(val) else _json(val, path, faults)
+    # One with a domain inside makes them all spaces: {name: adam} beside {name: sgd, momentum: ...}.
+    conditional = any(map(_holds_domain, vals))
+    return Categorical(
+        vals=tuple(
+            _domain(val, f"{path}[{i}]", faults)
+            if _holds_domain(val) or (conditional and isinstance(val, Mapping) and "type" not in val)
+            else _json(val, f"{path}[{i}]", faults)
+            for i, val in enumerate(vals)
+        )
+    )
 
 
 def _holds_domain(val: object) -> bool:
