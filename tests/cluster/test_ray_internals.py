@@ -9,6 +9,10 @@ import pytest
 
 USED = {
     ("ray._private.parameter", "RayParams"): ({"no_monitor", "include_log_monitor"}, "dray/cluster/ray_cluster.py"),
+    ("ray._private.node", "Node.start_api_server"): (
+        {"include_dashboard", "raise_on_failure"},
+        "dray/cluster/ray_cluster.py",
+    ),
     # module, attribute path: the parameters that are given (None: not called), and the file that gives them
     ("ray._private.state", "GlobalState.get_max_resources_from_cluster_config"): (set(), "dray/cluster/ray_cluster.py"),
     ("ray._private.runtime_env.working_dir", "upload_working_dir_if_needed"): (
