@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from dray.experiment.config import build_space, load_config
 from dray.experiment.local import run_local
 from dray.pytorch import load_trial_from_checkpoint_path
 from dray.script import ScriptFailed
+from dray.training.errors import SearcherMetricError
 
 # One weight, drawn towards 1 by gradient descent: w' = w + 2 lr (1 - w), the loss before it is (1 - w) ** 2.
 TRIAL = """
@@ -94,6 +96,47 @@ def test_trial_0_of_the_search_is_trained_and_validated_at_its_rungs(model_dir: 
 def test_length_may_be_in_any_unit(model_dir: Path, length: Any, batches: list[int]) -> None:
     config = {**CONFIG, "searcher": {**CONFIG["searcher"], "max_length": length}}
     assert list(validations(run_local(load_config(config), model_dir, path=model_dir / "run"))) == batches
+
+
+TIMED = TRIAL.replace(
+    'return {"loss": loss}', "self.seconds = 10.0 * (batch_idx + 1)\n        return {'loss': loss}"
+).replace('return {"error": self.loss(batch)}', 'return {"error": self.loss(batch), "seconds": self.seconds}')
+BY_TIME = {"name": "asha", "metric": "error", "max_trials": 4, "divisor": 2, "num_rungs": 3, "time_metric": "seconds"}
+
+
+@pytest.mark.parametrize(
+    ("searcher", "validated", "saved"),
+    [
+        # Rungs at 15, 30 and 60 seconds, seen at the first validations that are as far: 20, 30, 60.
+        ({"max_time": 60}, [1, 2, 3, 4, 5, 6], {2, 3, 6}),
+        # The length is a bound besides.
+        ({"max_time": 60, "max_length": {"batches": 4}}, [1, 2, 3, 4], {2, 3, 4}),
+    ],
+)
+def test_length_may_be_counted_by_a_validation_metric(
+    model_dir: Path, searcher: dict[str, Any], validated: list[int], saved: set[int]
+) -> None:
+    (model_dir / "my_weight.py").write_text(TIMED)
+    config = {**CONFIG, "searcher": {**BY_TIME, **searcher}, "min_validation_period": {"batches": 1}}
+    run = run_local(load_config({**config, "checkpoint_policy": "none"}), model_dir, path=model_dir / "run")
+    assert list(validations(run)) == validated
+    assert checkpoints(run) == saved
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        (TRIAL, "searcher.time_metric: the search counts length by 'seconds', but validation returned ['error']"),
+        (TIMED.replace("10.0 *", "float('nan') *"), "searcher.time_metric: 'seconds' is nan, must be a finite number"),
+        (TIMED.replace("10.0 *", "-10.0 *"), "searcher.time_metric: 'seconds' is -10.0, must be a finite number >= 0"),
+    ],
+)
+def test_validation_without_the_time_is_one_clear_error(model_dir: Path, code: str, what: str) -> None:
+    (model_dir / "my_weight.py").write_text(code)
+    searcher = {**BY_TIME, "max_time": 60}
+    config = load_config({**CONFIG, "searcher": searcher, "min_validation_period": {"batches": 1}})
+    with pytest.raises(SearcherMetricError, match=re.escape(what)):
+        run_local(config, model_dir, path=model_dir / "run")
 
 
 @pytest.mark.api("8.16")
