@@ -1,0 +1,155 @@
+"""A search method of your own: the median rule, plugged in where dray's methods are.
+
+A method decides which trials are created, stopped, paused and resumed; what their hyperparameters are is the sampler's
+affair, and how they run the driver's. It is a state machine, `searchers.Method`: events in (`Started`, `Reported`,
+`Exited`), actions out (`Create`, `Stop`, `Pause`, `Resume`, `Done`). No thread, no clock, no I/O; so it can be tested
+to the last case, and simulated before anything is trained:
+
+    from searchers import Search, parse_space
+    from searchers.simulate import Curve, simulate
+    from searchers.testing import check_method
+
+    make = lambda: MedianStopping(max_trials=20, rungs=[1, 2, 4, 8])
+    check_method(make, max_creations=20 + 80)            # dump and load, late and double reports, failures, replay, ...
+    simulate(make(), 8, lambda hparams: Curve(...))      # 8 workers in virtual time
+
+    search = Search(make(), parse_space({...}), seed=1, smaller_is_better=True, log=journal.append)
+
+A `Search` is what a driver holds: it draws hyperparameters, turns the metric so that smaller is better, maps what is
+not finite to +inf, and logs every event, so that a search whose driver dies is replayed from its log.
+
+The rule: a trial stops at a rung if it is worse there than the median of all that came so far, itself counted. It is
+the one of Golovin et al., "Google Vizier" (KDD 2017), with the values at the rungs in place of running averages.
+
+    python median_stopping.py            # against random search and ASHA, simulated
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Mapping, Sequence
+from random import Random
+from statistics import fmean
+from typing import cast
+
+from searchers import (
+    ASHA,
+    Action,
+    Create,
+    Event,
+    Exited,
+    Method,
+    MethodError,
+    RandomSearch,
+    Reported,
+    Search,
+    Stop,
+    parse_space,
+)
+from searchers.simulate import Curve, simulate
+
+
+class MedianStopping:
+    """Random search that stops a trial which is worse than the median.
+
+    Args:
+        max_trials: Trials to run, >= 1.
+        rungs: Lengths at which trials are compared, ascending; the last one is a trial's whole length.
+        max_concurrent_trials: Trials created and not ended at any time.
+    """
+
+    def __init__(self, *, max_trials: int, rungs: Sequence[int], max_concurrent_trials: int = 16) -> None:
+        self.rungs = tuple(rungs)
+        # Who is created when, what counts against the budget, when the search is done: as in random search.
+        self._trials = RandomSearch(max_trials=max_trials, max_concurrent_trials=max_concurrent_trials)
+        self._next: dict[int, int] = {}  # of each trial that goes on: the rung it comes to next
+        self._values: list[list[float]] = [[] for _ in self.rungs]  # finite ones, ascending
+
+    def start(self) -> list[Action]:
+        """The first trials."""
+        return self._follow(self._trials.start())
+
+    def on(self, event: Event) -> list[Action]:
+        """`Stop` for a trial below the median, a new one where one has ended."""
+        actions = self._trials.on(event)  # raises IllegalEvent, before anything changes, if there is no such trial
+        match event:
+            case Reported(trial=trial) if trial in self._next and not self._goes_on(event):
+                # From here on it is not compared any more, whatever it reports until it has stopped.
+                del self._next[trial]
+                return [Stop(trial=trial)]
+            case Exited(trial=trial):
+                self._next.pop(trial, None)
+        return self._follow(actions)
+
+    def _goes_on(self, report: Reported) -> bool:
+        """Compare the trial at each rung that it has crossed, once."""
+        value = math.inf if report.value is None else report.value
+        while (rung := self._next[report.trial]) < len(self.rungs) and report.step >= self.rungs[rung]:
+            self._next[report.trial] = rung + 1
+            values, is_last = self._values[rung], rung == len(self.rungs) - 1  # there a trial ends by itself
+            if not math.isfinite(value):
+                return is_last
+            insort(values, value)
+            if value > values[len(values) // 2] and not is_last:
+                return False
+        return True
+
+    def _follow(self, actions: list[Action]) -> list[Action]:
+        self._next.update((action.trial, 0) for action in actions if isinstance(action, Create))
+        return actions
+
+    def progress(self, trained: Mapping[int, float]) -> float:
+        """Ended trials, and the parts that the others are through."""
+        return self._trials.progress(trained)
+
+    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
+        """More trials; longer ones it can't have."""
+        if max_length is not None:
+            raise MethodError([("searcher.max_length", f"the rungs of this search are fixed, got {max_length!r}")])
+        return self._follow(self._trials.extend(max_trials=max_trials))
+
+    def dump(self) -> dict[str, object]:
+        """The whole state, as JSON."""
+        return {"trials": self._trials.dump(), "next": sorted(self._next.items()), "values": self._values}
+
+    def load(self, state: dict[str, object]) -> None:
+        """Continue from a dump."""
+        self._trials.load(cast("dict[str, object]", state["trials"]))
+        self._next = dict(cast("list[tuple[int, int]]", state["next"]))
+        self._values = [list(values) for values in cast("list[list[float]]", state["values"])]
+
+
+def compare(seeds: int = 10) -> dict[str, tuple[float, float]]:
+    """By method: the mean over some searches of the best loss found, and of the hours that 8 workers took for it."""
+
+    def trial(hparams: Mapping[str, object]) -> Curve:
+        """A learning rate of 1e-3 is best; others learn more slowly, and not so much."""
+        off = abs(math.log10(cast(float, hparams["lr"])) + 3)
+        return Curve(lambda epoch: 0.1 + 0.1 * off + (1 + off) / epoch, cost=0.1)
+
+    def methods() -> dict[str, Method]:
+        return {
+            "random search": RandomSearch(max_trials=100, max_length=27, max_concurrent_trials=8),
+            "median stopping": MedianStopping(max_trials=100, rungs=[1, 3, 9, 27], max_concurrent_trials=8),
+            "ASHA": ASHA(max_trials=100, max_length=27, num_rungs=4, divisor=3, max_concurrent_trials=8),
+        }
+
+    space = parse_space({"lr": {"type": "log", "base": 10, "minval": -5, "maxval": -1}})
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in methods()}
+    for seed in range(seeds):
+        for name, method in methods().items():
+            search = Search(method, space, seed=Random(seed).getrandbits(31), smaller_is_better=True, log=_forget)
+            hours = simulate(search, 8, trial, noise=0.01, jitter=0.2, start_cost=0.05, seed=seed).time
+            best = min(view.last for view in search.trials.values() if view.last is not None and view.last_step == 27)
+            found[name].append((best, hours))
+    return {name: (fmean(best for best, _ in runs), fmean(hours for _, hours in runs)) for name, runs in found.items()}
+
+
+def _forget(record: Mapping[str, object]) -> None:
+    """A simulation needs no journal."""
+
+
+if __name__ == "__main__":
+    for name, (loss, hours) in compare().items():
+        print(f"{name:16} best loss {loss:.3f} in {hours:5.1f} hours")
