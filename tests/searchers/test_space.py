@@ -224,3 +224,199 @@ GOLDEN: dict[str, object] = {
     "model": {"act": "relu", "width": 17},
     "optimizer": "adam",
 }
+
+
+# ------------------------------------------------------------------------------------------------------------- grids
+
+
+def axis(spec: object) -> list[object]:
+    return [point["x"] for point in parse_space({"x": spec}).grid()]
+
+
+@pytest.mark.parametrize(
+    ("spec", "points"),
+    [
+        (5, [5]),
+        ({"type": "const", "val": [1, 2]}, [[1, 2]]),
+        ({"type": "categorical", "vals": ["b", "a", 3]}, ["b", "a", 3]),
+        ({"type": "int", "minval": 1, "maxval": 5, "count": 3}, [1, 3, 5]),
+        ({"type": "int", "minval": 0, "maxval": 3, "count": 3}, [0, 2, 3]),  # 1.5 is rounded away from zero
+        ({"type": "int", "minval": -3, "maxval": 0, "count": 3}, [-3, -2, 0]),  # and so is -1.5
+        ({"type": "int", "minval": 0, "maxval": 10, "count": 4}, [0, 3, 7, 10]),  # 3.33, 6.67
+        ({"type": "int", "minval": 1, "maxval": 4, "count": 1}, [3]),  # the middle, 2.5
+        ({"type": "int", "minval": -4, "maxval": -1, "count": 1}, [-3]),
+        ({"type": "int", "minval": 1, "maxval": 3, "count": 9}, [1, 2, 3]),  # no more than there are
+        ({"type": "int", "minval": 0, "maxval": 9, "step": 3}, [0, 3, 6, 9]),
+        ({"type": "int", "minval": 0, "maxval": 9, "step": 3, "count": 2}, [0, 9]),
+        ({"type": "double", "minval": 0, "maxval": 1, "count": 5}, [0.0, 0.25, 0.5, 0.75, 1.0]),
+        ({"type": "double", "minval": 0.1, "maxval": 0.4, "count": 4}, [0.1, 0.2, 0.3, 0.4]),
+        ({"type": "double", "minval": -1, "maxval": 2, "count": 1}, [0.5]),
+        ({"type": "double", "minval": 0, "maxval": 0.3, "step": 0.1}, [0.0, 0.1, 0.2, 0.3]),
+        ({"type": "log", "base": 10, "minval": -3, "maxval": -1, "count": 3}, [0.001, 0.01, 0.1]),
+        ({"type": "log", "base": 2, "minval": 0, "maxval": 4, "count": 1}, [4.0]),
+        ({"type": "log", "base": 0.5, "minval": 0, "maxval": 2, "count": 3}, [1.0, 0.5, 0.25]),
+        ({"n": {"type": "int", "minval": 1, "maxval": 2, "count": 2}, "m": 7}, [{"m": 7, "n": 1}, {"m": 7, "n": 2}]),
+        ({}, [{}]),
+        (
+            {
+                "type": "categorical",
+                "vals": [{"n": "a", "k": {"type": "int", "minval": 1, "maxval": 2, "count": 2}}, 5],
+            },
+            [{"k": 1, "n": "a"}, {"k": 2, "n": "a"}, 5],
+        ),
+    ],
+    ids=str,
+)
+def test_grid_axis(spec: object, points: list[object]) -> None:
+    assert axis(spec) == points
+
+
+def test_grid_is_the_product_and_its_first_name_changes_slowest() -> None:
+    space = parse_space(
+        {
+            "b": {"type": "categorical", "vals": [1, 2]},
+            "a": {"z": {"type": "categorical", "vals": ["p", "q"]}, "y": 0},
+            "c": {"type": "double", "minval": 0, "maxval": 1, "count": 2},
+        }
+    )
+    assert [(point["a"]["z"], point["b"], point["c"]) for point in space.grid()] == [  # type: ignore[call-overload]
+        ("p", 1, 0.0),
+        ("p", 1, 1.0),
+        ("p", 2, 0.0),
+        ("p", 2, 1.0),
+        ("q", 1, 0.0),
+        ("q", 1, 1.0),
+        ("q", 2, 0.0),
+        ("q", 2, 1.0),
+    ]
+
+
+def test_without_hyperparameters_there_are_no_points() -> None:
+    assert parse_space({}).grid() == []
+
+
+def test_a_grid_needs_a_count_of_every_number() -> None:
+    number = {"minval": 0, "maxval": 1}
+    space = parse_space(
+        {
+            "i": {"type": "int", **number},
+            "m": {"d": {"type": "double", **number}, "l": {"type": "log", "base": 2, **number}},
+            "c": {"type": "categorical", "vals": [{"e": {"type": "double", **number}}]},
+        }
+    )
+    with pytest.raises(SpaceError) as caught:
+        space.grid()
+    assert dict(caught.value.faults) == dict.fromkeys(
+        [f"hyperparameters.{name}.count" for name in ("c.vals[0].e", "i", "m.d", "m.l")],
+        "is required for a grid: the number of points",
+    )
+
+
+def test_a_grid_too_large_to_list_is_refused() -> None:
+    axes = {name: {"type": "double", "minval": 0, "maxval": 1, "count": 1000} for name in "abc"}
+    with pytest.raises(SpaceError, match="hyperparameters: the grid has 1000000000 points"):
+        parse_space(axes).grid()
+
+
+def test_a_constraint_takes_out_points() -> None:
+    spec = {name: {"type": "int", "minval": 0, "maxval": 2, "count": 3} for name in "ab"}
+    space = parse_space(spec, constraint=lambda point: point["a"] < point["b"])  # type: ignore[operator]
+    assert space.grid() == [{"a": 0, "b": 1}, {"a": 0, "b": 2}, {"a": 1, "b": 2}]
+
+
+# -------------------------------------------------------------------------------------- steps, logarithms of integers
+
+
+@pytest.mark.parametrize(
+    ("spec", "values"),
+    [
+        ({"type": "int", "minval": 1, "maxval": 10, "step": 4}, {1, 5, 9}),
+        ({"type": "double", "minval": 0.1, "maxval": 0.5, "step": 0.2}, {0.1, 0.3, 0.5}),
+        ({"type": "log", "base": 10, "minval": -1, "maxval": 0, "step": 0.3}, {0.3, 0.6, 0.9}),
+        ({"type": "int", "minval": 1, "maxval": 3, "log": True}, {1, 2, 3}),
+        ({"type": "int", "minval": 2, "maxval": 8, "step": 2, "log": True}, {2, 4, 6, 8}),
+    ],
+    ids=str,
+)
+def test_stepped_domains_draw_their_steps_and_nothing_else(spec: object, values: set[object]) -> None:
+    space, rng = parse_space({"x": spec}), Random(0)
+    drawn = [space.sample(rng)["x"] for _ in range(500)]
+    assert set(drawn) == values
+    assert all(space.check({"x": value}, path="p") == {"x": value} for value in values)
+
+
+def test_integers_are_even_in_their_logarithm() -> None:
+    space, rng = parse_space({"n": {"type": "int", "minval": 1, "maxval": 1023, "log": True}}), Random(0)
+    drawn = [space.sample(rng)["n"] for _ in range(4000)]
+    # The median m has log(m + .5) - log(.5) = log(1023.5 / .5) / 2, so m + .5 = .5 * sqrt(2047) = 22.6
+    assert 20 <= sorted(drawn)[2000] <= 25  # type: ignore[type-var, operator]
+
+
+@pytest.mark.parametrize(
+    ("spec", "path", "says"),
+    [
+        ({"type": "int", "minval": 0, "maxval": 8, "step": 0}, "x.step", "must be > 0, got 0"),
+        ({"type": "int", "minval": 0, "maxval": 8, "step": 0.5}, "x.step", "must be an integer, got 0.5"),
+        ({"type": "double", "minval": 0, "maxval": 8, "step": -1.0}, "x.step", "must be > 0, got -1.0"),
+        ({"type": "int", "minval": 0, "maxval": 8, "log": True}, "x.minval", "must be >= 1 where log is true, got 0"),
+        ({"type": "int", "minval": 1, "maxval": 8, "log": 10}, "x.log", "must be true or false, got 10"),
+        ({"type": "double", "minval": 1, "maxval": 8, "log": True}, "x.log", "is not a field of type double"),
+        ({"type": "categorical", "vals": [{"a": {"type": "int", "minval": 0}}]}, "x.vals[0].a.maxval", "is required"),
+        (
+            {"type": "categorical", "vals": [{"a": {"type": "float", "minval": 0}}]},
+            "x.vals[0].a.type",
+            "must be one of",
+        ),
+    ],
+    ids=str,
+)
+def test_fault_of_what_is_ours(spec: object, path: str, says: str) -> None:
+    assert says in faults({"x": spec})[f"hyperparameters.{path}"]
+
+
+# -------------------------------------------------------------------------------------------- conditions, constraints
+
+CONDITIONAL: dict[str, object] = {
+    "optimizer": {
+        "type": "categorical",
+        "vals": [{"name": "sgd", "momentum": {"type": "double", "minval": 0.5, "maxval": 0.9}}, {"name": "adam"}],
+    }
+}
+
+
+def test_only_the_branch_that_is_drawn_has_its_hyperparameters() -> None:
+    space, rng = parse_space(CONDITIONAL), Random(0)
+    drawn = [space.sample(rng)["optimizer"] for _ in range(400)]
+    assert 150 < drawn.count({"name": "adam"}) < 250
+    others = [point for point in drawn if point != {"name": "adam"}]
+    assert all(list(point) == ["momentum", "name"] and point["name"] == "sgd" for point in others)  # type: ignore[call-overload]
+    assert all(0.5 <= point["momentum"] <= 0.9 for point in others)  # type: ignore[index]
+    assert space.names() == ["optimizer.momentum", "optimizer.name"]
+
+
+def test_a_category_may_be_a_number_that_is_drawn() -> None:
+    space, rng = (
+        parse_space({"clip": {"type": "categorical", "vals": [None, {"type": "int", "minval": 3, "maxval": 4}]}}),
+        Random(0),
+    )
+    assert {space.sample(rng)["clip"] for _ in range(100)} == {None, 3, 4}
+
+
+def test_mappings_with_a_type_of_their_own_are_plain_categories() -> None:
+    vals = [{"type": "relu"}, {"type": "elu", "alpha": 1.0}]
+    space = parse_space({"act": {"type": "categorical", "vals": vals}})
+    assert all(space.sample(Random(seed))["act"] in vals for seed in range(10))
+
+
+def test_refused_points_are_drawn_again_from_the_same_numbers() -> None:
+    spec = {"x": {"type": "double", "minval": 0, "maxval": 1}}
+    free, bound = parse_space(spec), parse_space(spec, constraint=lambda point: point["x"] > 0.9)  # type: ignore[operator]
+    rng = Random(3)
+    expected = next(point for _ in range(1000) if (point := free.sample(rng))["x"] > 0.9)  # type: ignore[operator]
+    assert bound.sample(Random(3)) == expected
+
+
+def test_a_constraint_that_cannot_be_met_ends_with_an_error() -> None:
+    space = parse_space({"x": 1}, constraint=lambda point: False)
+    with pytest.raises(SpaceError, match="hyperparameters: the constraint refused all of 1000 points drawn"):
+        space.sample(Random(0))
