@@ -86,12 +86,13 @@ class Display:
         """The status line."""
         trials = list(search.trials.values())
         ended = sum(trial.ended for trial in trials)
-        running = sum(trial.state == "RUNNING" for trial in trials)
+        running, paused = (sum(trial.state == state for trial in trials) for state in ("RUNNING", "PAUSED"))
         total = self._max_trials or len(trials)
         best = self._best(trials)
         parts = [
             f"{self._name}  {ended}/{total} trials",
             f"{running} running" if groups else "starting worker groups",
+            f"{paused} paused" if paused else "",
             f"{groups} of {groups_wanted} groups up" if groups < groups_wanted else "",
             f"best {self._metric} {best.best:.5g} (trial {best.id})" if best else "",
             f"{sum(counts.restarts.values())} restarts" if counts.restarts else "",
