@@ -103,9 +103,9 @@ class AdaptiveASHA:
             if n
         )
         self._at: list[tuple[int, int]] = []  # of each trial: its bracket, and its number there
-        self._numbers: list[list[int]] = [
+        self._trials: list[list[int]] = [
             [] for _ in self.brackets
-        ]  # by bracket, of each of its trials: the number here
+        ]  # of each bracket: its trials, by their number there
         self._outcomes: list[DoneReason | None] = [None for _ in self.brackets]
         self._invalid = 0
 

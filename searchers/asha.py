@@ -53,6 +53,7 @@ class ASHA:
     """
 
     _name = "asha"
+    _least = 1  # go on from a rung at least
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class ASHA:
         self.divisor = divisor
         self.rungs = rung_lengths(max_length=max_length, num_rungs=num_rungs, divisor=divisor)
         self._max_concurrent, self._max_invalid = max_concurrent_trials, max_invalid
-        self._rungs = [Rung(divisor=divisor) for _ in self.rungs]
+        self._rungs = [Rung(divisor=divisor, least=self._least) for _ in self.rungs]
         self._next: dict[int, int] = {}  # of each trial that was ranked and goes on: the rung it comes to
         self._unranked = 0  # trials that ended by themselves before the first rung
         self._roster = Roster(
@@ -161,8 +162,9 @@ class ASHA:
         top = len(self.rungs)
         self.rungs = longer_rungs(self.rungs, max_length=max_length, divisor=self.divisor)
         best = self._rungs[-1].best()
-        self._rungs += [Rung(divisor=self.divisor) for _ in self.rungs[top:]]
-        again = [trial for trial in best if trial in self._roster.completed]
+        self._rungs += [Rung(divisor=self.divisor, least=self._least) for _ in self.rungs[top:]]
+        completed = self._roster.completed
+        again = [trial for trial in best if trial in completed]
         stops: list[Action] = []
         for trial, rung in sorted(self._next.items()):
             if rung == top and self._roster.holds_place(trial) and trial not in best:
@@ -218,7 +220,7 @@ class ASHA:
         self._roster.load(cast("dict[str, object]", state["roster"]))
         self._next = dict(cast("list[tuple[int, int]]", state["next"]))
         self._unranked = cast(int, state["unranked"])
-        self._rungs = [Rung(divisor=self.divisor) for _ in self.rungs]
+        self._rungs = [Rung(divisor=self.divisor, least=self._least) for _ in self.rungs]
         for rung, values in zip(self._rungs, cast("list[list[list[object]]]", state["rungs"]), strict=True):
             rung.load(values)
 

@@ -52,6 +52,11 @@ class Roster:
         """Whether the trial is live and was not told to stop or to pause."""
         return trial in self._placed
 
+    @property
+    def placed(self) -> frozenset[int]:
+        """Trials that hold a place."""
+        return frozenset(self._placed)
+
     def free_place(self, trial: int) -> None:
         """The trial is told to stop or to pause: another may come at once, while it winds down."""
         self._placed.remove(trial)
@@ -83,7 +88,7 @@ class Roster:
     @property
     def ended(self) -> int:
         """Trials that have ended, those that were replaced not counted."""
-        return self._created - len(self._live) - self._replaced
+        return self._created - len(self._live) - (0 if self._max_invalid is None else self._ended["invalid_hp"])
 
     def trained(self, shares: Mapping[int, float]) -> float:
         """The sum of these shares over live trials, each taken as 0 to 1."""
@@ -103,7 +108,10 @@ class Roster:
     @property
     def may_create(self) -> bool:
         """Whether the budget has a trial left."""
-        return self._created - self._replaced < self.max_trials and not self.exhausted
+        invalid = self._ended["invalid_hp"]
+        if self._max_invalid is None:
+            return self._created < self.max_trials
+        return invalid <= self._max_invalid and self._created - invalid < self.max_trials
 
     def create(self) -> Create:
         """One more trial, in a place."""
@@ -146,10 +154,6 @@ class Roster:
             return 1.0
         self._shown = max(self._shown, min(share, ALMOST))
         return self._shown
-
-    @property
-    def _replaced(self) -> int:
-        return 0 if self._max_invalid is None else self._ended["invalid_hp"]
 
     def _outcome(self) -> DoneReason:
         if self.exhausted:

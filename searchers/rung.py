@@ -6,7 +6,8 @@ Determined keeps a sorted list, inserts a value before its equals, and lets the 
 
 `index` is the number of values smaller than v. So the rule says: v is no larger than the k-th smallest value, with
 k = max(floor(n / divisor), 1). Two heaps know that value in O(log n): `kept` holds the k smallest with its largest on
-top, `rest` the others with its smallest on top. Ties need no care, since only values are compared.
+top, `rest` the others with its smallest on top. Where it matters which of equal values are among the k, it is those of
+the trials with lower numbers.
 """
 
 from __future__ import annotations
@@ -24,17 +25,20 @@ class Rung:
 
     Args:
         divisor: > 1. Taken as the decimal number it is written as, so that floor(33 / 1.1) is 30.
+        least: So many are among the best also where n is smaller than the divisor, 0 or 1.
 
     >>> rung = Rung(divisor=2)
     >>> [rung.offer(trial, value) for trial, value in enumerate([0.5, 0.9, 0.4, 0.45])]
     [True, False, True, True]
     """
 
-    def __init__(self, *, divisor: float) -> None:
-        self._divisor = Fraction(str(divisor))
+    def __init__(self, *, divisor: float, least: int = 1) -> None:
+        exact = Fraction(str(divisor))
+        self._numerator, self._denominator = exact.numerator, exact.denominator
+        self._least = least
         self._values: dict[int, float] = {}
         self._is_kept: set[int] = set()  # trials whose entry is in _kept; the other ones' are in _rest
-        self._kept: list[tuple[float, int]] = []  # (-value, trial)
+        self._kept: list[tuple[float, int]] = []  # (-value, -trial)
         self._rest: list[tuple[float, int]] = []  # (value, trial)
 
     def __len__(self) -> int:
@@ -48,19 +52,30 @@ class Rung:
         """File the trial's value, and say whether the trial is to continue. Once per trial, also if withdrawn later."""
         assert trial not in self._values, f"trial {trial} was ranked in this rung before"
         self._values[trial] = value
-        if self._kept and value <= -self._kept[0][0]:
+        if self._kept and (-value, -trial) > self._kept[0]:
             self._keep(trial, value)
         else:
             heappush(self._rest, (value, trial))
         self._balance()
-        return value <= -self._kept[0][0]
+        return bool(self._kept) and value <= -self._kept[0][0]  # all that equal the last one of the best
+
+    def value_of(self, trial: int) -> float:
+        """The trial's value, as it was offered."""
+        return self._values[trial]
+
+    def is_best(self, trial: int) -> bool:
+        """Whether the trial is now among the best 1 / divisor; of equal ones those with lower numbers are."""
+        return trial in self._is_kept
 
     def best(self) -> list[int]:
-        """Trials that are among the best 1 / divisor, the best first; of equal ones those with the lower numbers.
-
-        None whose value is not finite.
-        """
+        """Trials that `is_best` is true of and whose value is finite, the best first."""
         return [trial for value, trial in sorted((self._values[t], t) for t in self._is_kept) if value < math.inf]
+
+    def set_least(self, least: int) -> None:
+        """Change `least`."""
+        if self._least != least:
+            self._least = least
+            self._balance()
 
     def withdraw(self, trial: int) -> None:
         """Forget the trial's value. Decisions made stay as they are; coming ones are made without it."""
@@ -69,18 +84,18 @@ class Rung:
         self._balance()
 
     def _keep(self, trial: int, value: float) -> None:
-        heappush(self._kept, (-value, trial))
+        heappush(self._kept, (-value, -trial))
         self._is_kept.add(trial)
 
     def _balance(self) -> None:
         """Make `kept` the k smallest values, with live entries on top of both heaps."""
         n = len(self._values)
-        k = max(n * self._divisor.denominator // self._divisor.numerator, 1) if n else 0
+        k = max(n * self._denominator // self._numerator, self._least) if n else 0
         self._drop_withdrawn()
         while len(self._is_kept) > k:
-            negative, trial = heappop(self._kept)
-            self._is_kept.remove(trial)
-            heappush(self._rest, (-negative, trial))
+            value, trial = heappop(self._kept)
+            self._is_kept.remove(-trial)
+            heappush(self._rest, (-value, -trial))
             self._drop_withdrawn()
         while len(self._is_kept) < k:
             value, trial = heappop(self._rest)
@@ -88,7 +103,7 @@ class Rung:
             self._drop_withdrawn()
 
     def _drop_withdrawn(self) -> None:
-        while self._kept and self._kept[0][1] not in self._values:
+        while self._kept and -self._kept[0][1] not in self._values:
             heappop(self._kept)
         while self._rest and self._rest[0][1] not in self._values:
             heappop(self._rest)
