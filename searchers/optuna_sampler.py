@@ -56,8 +56,9 @@ _FROM_TRIALS_ALONE = {"TPESampler", "GPSampler", "RandomSampler"}
 _BEST, _LATEST, _RUNNING, _FAILED = 40, 80, 24, 24
 """Points that the study holds at most, of each kind."""
 
-_ATTEMPTS = 8
-"""Asks for one trial, where points are refused by the constraint or failed before; then draws are random."""
+_ATTEMPTS, _RANDOM_ATTEMPTS = 8, 100
+"""Asks for one trial, where points are refused by the constraint or failed before; then random draws. Where all points
+of a small space have failed, one of them is tried again."""
 
 
 class OptunaSampler:
@@ -117,7 +118,12 @@ class OptunaSampler:
                 point = self._propose(trial, attempt)
                 if self.space.allows(point) and _as_json(point) not in self._refused:
                     return point
-        return self.space.sample(Random(f"{self.seed}:{trial}"))  # as RandomSampler draws it
+        rng = Random(f"{self.seed}:{trial}")  # as RandomSampler draws
+        for _ in range(_RANDOM_ATTEMPTS):
+            point = self.space.sample(rng)
+            if _as_json(point) not in self._refused:
+                break
+        return point
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
         """Learn from the event."""
@@ -280,7 +286,8 @@ class _Store(BaseStorage):
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        return [trial for trial in self.history if states is None or trial.state in states]
+        trials = [*self.history, self.current]
+        return trials if states is None else [trial for trial in trials if trial.state in states]
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
         if trial_id == self.current._trial_id:

@@ -1,0 +1,376 @@
+"""Optuna's samplers: what they are told, what they answer, that replay gives the same, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from random import Random
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial
+
+from searchers import (
+    ASHA,
+    Exited,
+    FieldError,
+    RandomSampler,
+    RandomSearch,
+    Reported,
+    Search,
+    SpaceError,
+    Started,
+    parse_space,
+)
+from searchers.events import event_from_json
+from searchers.optuna_sampler import OptunaSampler, to_optuna
+from searchers.search import Record
+from searchers.testing import play
+
+SPEC: dict[str, object] = {
+    "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
+    "n": {"type": "int", "minval": 1, "maxval": 400},
+    "act": {"type": "categorical", "vals": ["relu", [1, 2], None]},
+    "batch": 64,
+}
+CONDITIONAL: dict[str, object] = {
+    "optimizer": {
+        "type": "categorical",
+        "vals": [{"name": "sgd", "momentum": {"type": "double", "minval": 0, "maxval": 0.9}}, {"name": "adam"}],
+    },
+    "model": {"width": {"type": "int", "minval": 8, "maxval": 64, "step": 8}},
+}
+SPACE = parse_space(SPEC)
+RUNGS = (1, 4, 16)
+LINE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
+
+
+class Listening(BaseSampler):
+    """An Optuna sampler that keeps what it was shown, and draws 0.5 or the first choice."""
+
+    shown: list[list[FrozenTrial]]
+
+    def __init__(self, seed: int | None = None) -> None:
+        pass
+
+    def infer_relative_search_space(self, study, trial):  # type: ignore[no-untyped-def]
+        Listening.shown.append(study.get_trials(deepcopy=False))
+        return {}
+
+    def sample_relative(self, study, trial, search_space):  # type: ignore[no-untyped-def]
+        return {}
+
+    def sample_independent(self, study, trial, param_name, param_distribution):  # type: ignore[no-untyped-def]
+        return 0.5
+
+
+@pytest.fixture
+def listening(monkeypatch: pytest.MonkeyPatch) -> OptunaSampler:
+    """A sampler over [0, 1] that shows what Optuna sees, at TPE's bounds."""
+    monkeypatch.setattr(optuna.samplers, "Listening", Listening, raising=False)
+    monkeypatch.setattr(optuna.samplers, "__all__", [*optuna.samplers.__all__, "Listening"])
+    monkeypatch.setattr("searchers.optuna_sampler._FROM_TRIALS_ALONE", {"Listening"})
+    Listening.shown = []
+    return OptunaSampler(LINE, seed=7, rungs=RUNGS, name="Listening")
+
+
+def tell(
+    sampler: OptunaSampler, trial: int, x: float, *reports: tuple[float, float], reason: str | None = None
+) -> None:
+    sampler.tell(Started(trial=trial), {"x": x})
+    for step, value in reports:
+        sampler.tell(Reported(trial=trial, step=step, value=value), {"x": x})
+    if reason is not None:
+        sampler.tell(Exited(trial=trial, reason=reason), {"x": x})  # type: ignore[arg-type]
+
+
+def seen(sampler: OptunaSampler) -> dict[int, tuple[str, float, float | None]]:
+    """By trial: state, x and value, as Optuna sees them."""
+    sampler.ask(10**6)
+    *others, asked = Listening.shown[-1]
+    assert asked.number == 10**6
+    return {trial.number: (trial.state.name, trial.params["x"], trial.value) for trial in others}
+
+
+# ---------------------------------------------------------------------------------------------------- what it is told
+
+
+def test_only_trials_that_came_far_are_compared_each_by_its_last_value(listening: OptunaSampler) -> None:
+    tell(listening, 0, 0.0, (1, 5.0), reason="stopped")
+    tell(listening, 1, 0.1, (1, 4.0), (3.9, 3.5), reason="stopped")
+    tell(listening, 2, 0.2, (1, 3.0), (4, 2.0), reason="stopped")
+    tell(listening, 3, 0.3, (1, 2.0), (4, 1.5), (16, 1.75), reason="completed")
+    tell(listening, 4, 0.4, (1, 1.0), (4, 0.5))
+    tell(listening, 5, 0.5, (1, 0.5))
+    assert seen(listening) == {
+        2: ("COMPLETE", 0.2, 2.0),
+        3: ("COMPLETE", 0.3, 1.75),
+        4: ("COMPLETE", 0.4, 0.5),
+        5: ("RUNNING", 0.5, None),
+    }
+
+
+def test_a_stopped_trial_is_never_told_below_the_floor(listening: OptunaSampler) -> None:
+    for trial in range(50):
+        tell(listening, trial, 0.5, (1, 0.0), reason="stopped")
+    assert seen(listening) == {}
+
+
+def test_one_that_completed_by_itself_is_compared_at_any_length(listening: OptunaSampler) -> None:
+    tell(listening, 0, 0.5, (2, 0.25), reason="completed")
+    assert seen(listening) == {0: ("COMPLETE", 0.5, 0.25)}
+
+
+def test_what_failed_is_told_as_the_worst(listening: OptunaSampler) -> None:
+    tell(listening, 0, 0.0, (16, 1.0), reason="completed")
+    tell(listening, 1, 0.1, (16, 3.0), reason="completed")
+    tell(listening, 2, 0.2, (4, 0.5), reason="errored")
+    tell(listening, 3, 0.3, reason="invalid_hp")
+    tell(listening, 4, 0.4, (4, 0.5), reason="canceled")
+    assert seen(listening) == {
+        0: ("COMPLETE", 0.0, 1.0),
+        1: ("COMPLETE", 0.1, 3.0),
+        2: ("COMPLETE", 0.2, 3.0),
+        3: ("COMPLETE", 0.3, 3.0),
+        4: ("COMPLETE", 0.4, 0.5),
+    }
+
+
+def test_what_diverged_is_told_as_the_worst(listening: OptunaSampler) -> None:
+    tell(listening, 0, 0.0, (16, 1.0), reason="completed")
+    tell(listening, 1, 0.1, (1, math.inf), reason="stopped")
+    assert seen(listening) == {0: ("COMPLETE", 0.0, 1.0), 1: ("COMPLETE", 0.1, 1.0)}
+
+
+def test_failures_are_no_more_than_what_they_are_compared_with(listening: OptunaSampler) -> None:
+    for trial in range(9):
+        tell(listening, trial, 0.5, reason="errored")
+    assert seen(listening) == {}
+    tell(listening, 9, 0.9, (16, 1.0), reason="completed")
+    assert seen(listening) == {8: ("COMPLETE", 0.5, 1.0), 9: ("COMPLETE", 0.9, 1.0)}
+
+
+def test_a_paused_trial_goes_on_where_it_was(listening: OptunaSampler) -> None:
+    tell(listening, 0, 0.5, (4, 2.0))
+    listening.tell(Started(trial=0), {"x": 0.5})
+    tell(listening, 0, 0.5, (16, 1.0), reason="completed")
+    assert seen(listening) == {0: ("COMPLETE", 0.5, 1.0)}
+
+
+def test_the_study_is_bounded_and_holds_the_best_and_the_latest(listening: OptunaSampler) -> None:
+    rng = Random(0)
+    values = [rng.random() for _ in range(5000)]
+    for trial, value in enumerate(values):
+        tell(listening, trial, 0.5, (16, value), reason="completed")
+    shown = seen(listening)
+    best = sorted(range(5000), key=lambda trial: values[trial])[:30]
+    assert set(best) | set(range(4950, 5000)) <= shown.keys()
+    assert len(shown) <= 250
+    assert len(listening._trials) <= 250
+
+
+def test_without_rungs_completed_trials_are_compared(monkeypatch: pytest.MonkeyPatch, listening: OptunaSampler) -> None:
+    sampler = OptunaSampler(LINE, seed=7, rungs=(), name="Listening")
+    tell(sampler, 0, 0.5, (10, 2.0), (20, 1.0), reason="completed")
+    tell(sampler, 1, 0.6, (10, 2.0))
+    assert seen(sampler) == {0: ("COMPLETE", 0.5, 1.0), 1: ("RUNNING", 0.6, None)}
+
+
+# --------------------------------------------------------------------------------------------------- what it answers
+
+
+def run(sampler: OptunaSampler, trials: int) -> list[float]:
+    """Complete so many trials of x with the value (x - 0.3) ** 2, and return their x."""
+    drawn = []
+    for trial in range(trials):
+        hparams = sampler.ask(trial)
+        drawn.append(float(hparams["x"]))  # type: ignore[arg-type]
+        tell(sampler, trial, drawn[-1], (16, (drawn[-1] - 0.3) ** 2), reason="completed")
+    return drawn
+
+
+@pytest.mark.parametrize("name", ["tpe", "gp", "TPESampler"])
+def test_it_learns(name: str) -> None:
+    """Uniform draws would come within .1 of the optimum 20 % of the time."""
+    drawn = run(OptunaSampler(LINE, seed=1, rungs=RUNGS, name=name), 45)
+    assert sum(abs(x - 0.3) < 0.1 for x in drawn[25:]) >= 10
+
+
+@pytest.mark.parametrize("name", ["tpe", "NSGAIISampler", "QMCSampler", "RandomSampler", "BruteForceSampler"])
+def test_draws_are_of_the_space_and_plain(name: str) -> None:
+    spec = CONDITIONAL if name != "BruteForceSampler" else {"model": CONDITIONAL["model"], "batch": 64}
+    space = parse_space(spec if name == "BruteForceSampler" else SPEC | CONDITIONAL)
+    sampler = OptunaSampler(space, seed=3, rungs=RUNGS, name=name)
+    for trial in range(40):
+        point = sampler.ask(trial)
+        assert json.loads(json.dumps(point)) == point
+        assert space.check(point, path="p") == point
+        sampler.tell(Started(trial=trial), point)
+        sampler.tell(Reported(trial=trial, step=16, value=trial % 7), point)
+        sampler.tell(Exited(trial=trial, reason="completed"), point)
+
+
+def test_until_enough_is_known_draws_are_those_of_random_search() -> None:
+    sampler, random = OptunaSampler(SPACE, seed=7, rungs=RUNGS), RandomSampler(SPACE, seed=7)
+    assert [sampler.ask(trial) for trial in range(5)] == [random.ask(trial) for trial in range(5)]
+
+
+def test_trials_asked_at_the_same_time_differ() -> None:
+    sampler = OptunaSampler(SPACE, seed=7, rungs=RUNGS, options={"n_startup_trials": 0})
+    points = [json.dumps(sampler.ask(trial)) for trial in range(20)]
+    assert len(set(points)) == 20
+
+
+def test_asking_changes_nothing() -> None:
+    one, other = (OptunaSampler(LINE, seed=7, rungs=RUNGS) for _ in range(2))
+    assert run(one, 30) == run(other, 30)
+    for trial in range(100, 110):
+        one.ask(trial)
+    assert one.ask(30) == other.ask(30)
+
+
+@pytest.mark.parametrize("reason", ["errored", "invalid_hp"])
+def test_what_failed_is_not_proposed_again(reason: str) -> None:
+    """Of four values one fails; after the first failure it never comes again."""
+    space = parse_space({"x": {"type": "categorical", "vals": [0, 1, 2, 3]}})
+    sampler = OptunaSampler(space, seed=2, rungs=RUNGS, options={"n_startup_trials": 1})
+    drawn = []
+    for trial in range(60):
+        x = int(sampler.ask(trial)["x"])  # type: ignore[call-overload]
+        drawn.append(x)
+        if x == 2:
+            tell(sampler, trial, x, reason=reason)
+        else:
+            tell(sampler, trial, x, (16, 1.0 + x), reason="completed")
+    assert drawn.count(2) <= 1
+
+
+def test_the_constraint_holds_for_every_proposal() -> None:
+    space = parse_space(
+        {"x": {"type": "double", "minval": 0, "maxval": 1}},
+        constraint=lambda point: point["x"] > 0.5,  # type: ignore[operator]
+    )
+    assert min(run(OptunaSampler(space, seed=1, rungs=RUNGS), 40)) > 0.5  # the optimum is at 0.3
+
+
+def test_a_constraint_that_cannot_be_met_ends_with_an_error() -> None:
+    space = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}}, constraint=lambda point: False)
+    with pytest.raises(SpaceError, match="refused all of 1000 points"):
+        OptunaSampler(space, seed=1, rungs=RUNGS).ask(0)
+
+
+# ------------------------------------------------------------------------------------------------------------ replay
+
+
+def search_with(sampler: OptunaSampler, log: list[Record]) -> Search:
+    return Search(method(), sampler.space, seed=7, smaller_is_better=True, log=log.append, sampler=sampler)
+
+
+def method() -> ASHA:
+    return ASHA(max_trials=40, max_length=16, num_rungs=3, max_concurrent_trials=4)
+
+
+@pytest.mark.parametrize("name", ["tpe", "NSGAIISampler", "QMCSampler"])
+def test_a_replayed_search_asks_and_gets_the_same(name: str) -> None:
+    """Cut at many places, then driven on with the same events: the records are the same, hyperparameters included."""
+
+    def new() -> OptunaSampler:
+        options = {"n_startup_trials": 3} if name == "tpe" else {}
+        return OptunaSampler(parse_space(SPEC | CONDITIONAL), seed=7, rungs=RUNGS, name=name, options=options)
+
+    log: list[Record] = []
+    play(search_with(new(), log), 5, length=16, normalised=False)
+    records = json.loads(json.dumps(log))
+    for cut in range(1, len(records), 23):
+        more: list[Record] = []
+        sampler = new()
+        again = Search.replay(
+            records[:cut], method(), sampler.space, seed=7, smaller_is_better=True, log=more.append, sampler=sampler
+        )
+        for record in records[cut:]:
+            again.on(event_from_json(record))
+        assert json.loads(json.dumps(more)) == records[cut:]
+
+
+# ------------------------------------------------------------------------------------------------------ distributions
+
+
+def test_spaces_become_flat_distributions() -> None:
+    assert to_optuna(parse_space(SPEC | CONDITIONAL)) == {
+        "act": CategoricalDistribution((0, 1, 2)),
+        "lr": FloatDistribution(1e-4, 1e-1, log=True),
+        "model.width": IntDistribution(8, 64, step=8),
+        "n": IntDistribution(1, 400),
+        "optimizer": CategoricalDistribution((0, 1)),
+        "optimizer[0].momentum": FloatDistribution(0, 0.9),
+    }
+
+
+def test_a_conditional_part_is_told_only_where_it_is() -> None:
+    space = parse_space(CONDITIONAL)
+    sampler = OptunaSampler(space, seed=1, rungs=RUNGS)
+    sampler.tell(Started(trial=0), {"optimizer": {"name": "adam"}, "model": {"width": 16}})
+    sampler.tell(Started(trial=1), {"optimizer": {"name": "sgd", "momentum": 0.5}, "model": {"width": 64}})
+    assert sampler._trials[0].params == {"optimizer": 1, "model.width": 16}
+    assert sampler._trials[1].params == {"optimizer": 0, "optimizer[0].momentum": 0.5, "model.width": 64}
+
+
+# ------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "path", "says"),
+    [
+        ("tpee", {}, "name", "did you mean 'tpe'?"),
+        ("PartialFixedSampler", {}, "name", "must be random, or one of"),
+        (
+            "tpe",
+            {"n_startup": 3},
+            "options.n_startup",
+            "is not an option of TPESampler; did you mean 'n_startup_trials'?",
+        ),
+        ("tpe", {"n_startup_trials": -1}, "options.n_startup_trials", "must be an integer >= 0, got -1"),
+        ("tpe", {"multivariate": False, "group": True}, "options", "TPESampler refuses"),
+        ("tpe", {"seed": 3}, "options.seed", "is not an option"),
+    ],
+    ids=str,
+)
+def test_fault(name: str, options: dict[str, object], path: str, says: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        OptunaSampler(SPACE, seed=1, rungs=RUNGS, name=name, options=options)
+    ((where, what),) = caught.value.faults
+    assert where == f"searcher.sampler.{path}"
+    assert says in what
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cmaes") is not None, reason="cmaes is installed")
+def test_a_sampler_whose_package_is_missing_says_so() -> None:
+    with pytest.raises(
+        FieldError, match=r"searcher.sampler.name: 'cmaes' needs a package that is not installed: .*cmaes"
+    ):
+        OptunaSampler(SPACE, seed=1, rungs=RUNGS, name="cmaes")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cmaes") is None, reason="cmaes is not installed")
+def test_cmaes_learns() -> None:
+    plane = parse_space({name: {"type": "double", "minval": 0, "maxval": 1} for name in "xy"})
+    sampler = OptunaSampler(plane, seed=1, rungs=RUNGS, name="cmaes")
+    values = []
+    for trial in range(120):
+        point = sampler.ask(trial)
+        values.append((point["x"] - 0.3) ** 2 + (point["y"] - 0.8) ** 2)  # type: ignore[operator]
+        sampler.tell(Started(trial=trial), point)
+        sampler.tell(Reported(trial=trial, step=16, value=values[-1]), point)
+        sampler.tell(Exited(trial=trial, reason="completed"), point)
+    assert sum(values[-30:]) < 0.2 * sum(values[:30])
+
+
+def test_it_searches_to_the_end_with_any_method() -> None:
+    for chosen in (RandomSearch(max_trials=30), ASHA(max_trials=30, max_length=16, num_rungs=3)):
+        sampler = OptunaSampler(SPACE, seed=1, rungs=chosen.rungs, options={"n_startup_trials": 2})
+        search = Search(chosen, SPACE, seed=1, smaller_is_better=False, log=lambda record: None, sampler=sampler)
+        play(search, 1, length=16, normalised=False)
+        assert search.done is not None
