@@ -31,7 +31,7 @@ from ray.tune.schedulers import AsyncHyperBandScheduler
 from ray.tune.search.optuna import OptunaSearch
 from search_problems import DECAY, DROPOUT, LR, OPTIMIZERS, REGIMES, SPACE, WARMUP, WIDTH, CurveProblem, Regime
 
-from searchers import ASHA, Action, Create, Event, Exited, RandomSearch, Reported, Stop, parse_space
+from searchers import ASHA, Action, Create, Event, Exited, RandomSearch, Reported, Search, Stop, parse_space
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.optuna_sampler import OptunaSampler
 from searchers.promotion import PromotionASHA
@@ -297,35 +297,30 @@ def search(make: Make, regime: Regime, seed: int) -> Found:
     """Simulate one."""
     problem = CurveProblem(seed, crossing=regime.crossing, noise=regime.noise, max_t=MAX_LENGTH)
     method, sampler = make(problem, regime.workers)
-    configs: dict[int, dict[str, Any]] = {}
-    best, incumbent = float("inf"), -1
-
-    def trial(hparams: Mapping[str, Any]) -> Curve:
-        number = hparams["trial"]
-        config = configs[number] = sampler.ask(number)
-        return Curve(problem.curve(config), problem.cost(config))
-
-    def watch(time: float, event: Event, actions: list[Action]) -> None:
-        nonlocal best, incumbent
-        if isinstance(event, Reported) and event.value is not None and event.value < best:
-            best, incumbent = event.value, event.trial
-        sampler.tell(event, configs.get(event.trial, {}))
-
+    whole = Search(
+        method,  # type: ignore[arg-type]  # peers have no more of a method than is needed here
+        parse_space(SPACE),
+        seed=seed,
+        smaller_is_better=True,
+        log=lambda record: None,
+        sampler=sampler,
+    )
     began = time.process_time()
     simulate(
-        method,  # type: ignore[arg-type]  # peers have no more of a method than this
+        whole,
         regime.workers,
-        trial,
+        lambda config: Curve(problem.curve(config), problem.cost(config)),
         start_cost=regime.start_cost,
         resume_cost=regime.resume_cost,
         noise=regime.noise,
         jitter=JITTER,
         until=regime.trainings * MAX_LENGTH,
         seed=seed,
-        watch=watch,
     )
     cpu_s = time.process_time() - began
-    return Found(regret=problem.regret(configs[incumbent]), trials=len(configs), cpu_s=cpu_s)
+    best = min((view for view in whole.trials.values() if view.best is not None), key=lambda view: view.best or 0.0)
+    assert best.hparams is not None
+    return Found(regret=problem.regret(best.hparams), trials=len(whole.trials), cpu_s=cpu_s)
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
