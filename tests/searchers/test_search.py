@@ -19,6 +19,7 @@ from searchers import (
     IllegalEvent,
     Journal,
     JournalError,
+    MethodError,
     Pause,
     RandomSearch,
     Reported,
@@ -442,6 +443,121 @@ def test_an_event_after_a_trials_end_is_no_journal() -> None:
     begun(log).on(Exited(trial=0, reason="completed"))
     with pytest.raises(JournalError, match=r"line 5: .*comes after the trial's end"):
         replayed([*log, log[-1]])
+
+
+# ------------------------------------------------------------------------------------------- extensions and progress
+
+
+def ended_search(log: list[Record]) -> Search:
+    """Two trials of length 4, both completed."""
+    search = Search(RandomSearch(max_trials=2, max_length=4), SPACE, seed=7, smaller_is_better=True, log=log.append)
+    search.start()
+    for trial in (0, 1):
+        search.on(Started(trial=trial))
+        report(search, trial, 4, 0.5 - trial)
+        search.on(Exited(trial=trial, reason="completed"))
+    return search
+
+
+def test_a_search_that_is_done_goes_on_with_more_trials() -> None:
+    log: list[Record] = []
+    search = ended_search(log)
+    assert search.done == Done(reason="completed")
+    assert search.extend(max_trials=3) == [Create(trial=2)]
+    assert (search.done, search.trials[2].state) == (None, "PENDING")
+    assert log[-1] == {
+        "event": "extended",
+        "max_trials": 3,
+        "max_length": None,
+        "actions": [{"action": "create", "trial": 2}],
+    }
+    search.on(Started(trial=2))
+    assert search.on(Exited(trial=2, reason="completed")) == [Done(reason="completed")]
+
+
+def test_completed_trials_are_resumed_by_a_longer_length() -> None:
+    log: list[Record] = []
+    search = ended_search(log)
+    before = search.params(0)
+    assert search.extend(max_length=8) == [Resume(trial=0), Resume(trial=1)]
+    assert [search.trials[trial].state for trial in (0, 1)] == ["PENDING", "PENDING"]
+    search.on(Started(trial=0))
+    report(search, 0, 8, 0.25)
+    assert (search.params(0), search.trials[0].best, search.trials[0].state) == (before, 0.25, "RUNNING")
+
+
+def test_extensions_are_replayed() -> None:
+    log: list[Record] = []
+    search = ended_search(log)
+    search.extend(max_trials=3, max_length=8)
+    search.on(Started(trial=2))
+    for cut in range(1, len(log) + 1):
+        more: list[Record] = []
+        records = json.loads(json.dumps(log[:cut]))
+        method = RandomSearch(max_trials=2, max_length=4)
+        again = Search.replay(records, method, SPACE, seed=7, smaller_is_better=True, log=more.append)
+        assert more == []
+    assert again.method.dump() == search.method.dump()
+    assert dict(again.trials) == dict(search.trials)
+    assert again.done is None
+
+
+def test_an_extension_that_cannot_be_changes_nothing() -> None:
+    log: list[Record] = []
+    search = ended_search(log)
+    before = (search.method.dump(), dict(search.trials), search.done, list(log))
+    with pytest.raises(MethodError, match="max_trials"):
+        search.extend(max_trials=1)
+    assert (search.method.dump(), dict(search.trials), search.done, log) == before
+
+
+def test_an_extension_before_the_start_is_no_journal() -> None:
+    with pytest.raises(JournalError, match="line 1: the search is extended before it starts"):
+        replayed([{"event": "extended", "max_trials": 9, "max_length": None, "actions": []}])
+
+
+def test_an_extension_by_nonsense_is_no_journal() -> None:
+    log: list[Record] = []
+    ended_search(log)
+    log.append({"event": "extended", "max_trials": "many", "max_length": None, "actions": []})
+    method = RandomSearch(max_trials=2, max_length=4)
+    with pytest.raises(JournalError, match=rf"line {len(log)}: .*max_trials"):
+        Search.replay(log, method, SPACE, seed=7, smaller_is_better=True, log=log.append)
+
+
+def test_progress_is_the_share_that_was_trained() -> None:
+    search = Search(
+        RandomSearch(max_trials=2, max_length=4), SPACE, seed=7, smaller_is_better=True, log=lambda record: None
+    )
+    search.start()
+    shares = [search.progress()]
+    for trial in (0, 1):
+        search.on(Started(trial=trial))
+        for step in (1, 3, 2):  # it was restarted from an earlier step
+            report(search, trial, step, 0.5)
+            shares.append(search.progress())
+        search.on(Exited(trial=trial, reason="completed"))
+        shares.append(search.progress())
+    assert shares == [0, 1 / 8, 3 / 8, 3 / 8, 1 / 2, 5 / 8, 7 / 8, 7 / 8, 1]
+
+
+def test_progress_without_a_length_counts_trials() -> None:
+    search = Search(RandomSearch(max_trials=4), SPACE, seed=7, smaller_is_better=True, log=lambda record: None)
+    search.start()
+    search.on(Started(trial=0))
+    report(search, 0, 100, 0.5)
+    assert search.progress() == 0
+    search.on(Exited(trial=0, reason="completed"))
+    assert search.progress() == 1 / 4
+
+
+def test_a_paused_trial_that_starts_nevertheless_stays_paused() -> None:
+    search = Search(Pausing(), SPACE, seed=0, smaller_is_better=True, log=lambda record: None)
+    search.start()
+    search.on(Started(trial=0))
+    report(search, 0, 1, 0.5)
+    search.on(Started(trial=0))
+    assert search.trials[0].state == "PAUSED"
 
 
 SEARCHING = """
