@@ -37,6 +37,7 @@ from dray.experiment.metrics_log import MetricsLog
 from dray.hosts.ray_worker import Experiment as TrialsExperiment
 from dray.hosts.ray_worker import Lease
 from dray.training.units import Batch, TrainUnit
+from searchers.errors import SpaceError
 from searchers.events import Started
 from searchers.journal import Journal
 from searchers.ray_tune import Answer, TuneDriver
@@ -297,7 +298,11 @@ class Run:
             view = self.search.trials[message.trial]
             wanted = _is_runnable(view)
             if wanted:
-                self.search.on(Started(trial=message.trial))
+                try:
+                    self.search.on(Started(trial=message.trial))
+                except SpaceError as error:  # no draw meets its constraint
+                    self._error = ConfigError(error.faults, "The search")
+                    return
             lease = Lease(
                 number=message.lease,
                 trial_id=message.trial,
