@@ -100,6 +100,54 @@ def in_the_middle(path: Path, record: Path, *, least: int = 1) -> list[Attempt]:
     return found
 
 
+def promotion(trials: int, batches: int, **fields: Any) -> dict[str, Any]:
+    """A searcher for `recorded`: ASHA that promotes every second trial, at 3 rungs, the last one at so many batches."""
+    return {
+        "name": "asha",
+        "variant": "promotion",
+        "metric": "error",
+        "max_length": {"batches": batches},
+        "max_trials": trials,
+        "num_rungs": 3,
+        "divisor": 2,
+        "max_concurrent_trials": 3,
+        **fields,
+    }
+
+
+def decided(path: Path, action: str) -> list[int]:
+    """The trials of the journal's actions of this kind, in order."""
+    actions = [each for record in journal(path) for each in record.get("actions", [])]
+    return [each["trial"] for each in actions if each["action"] == action]
+
+
+def check_promotions(path: Path, *, divisor: int, top: float) -> int:
+    """Hold each promotion of a journal against the paper's rule, by counting; how many there were.
+
+    A trial that goes on is, at the rung where it is, among the best floor(n / divisor) of n and the best of those that
+    did not go on before; and no higher rung has one that could.
+    """
+    rungs: dict[float, dict[int, float]] = {}
+    promoted: list[tuple[float, int]] = []
+    for record in journal(path):
+        actions = [(action["action"], action.get("trial")) for action in record.get("actions", [])]
+        go_on = [trial for action, trial in actions if action == "resume"]
+        if record["event"] == "reported" and record["step"] < top:
+            rungs.setdefault(record["step"], {}).setdefault(record["trial"], record["value"])
+            if not {("pause", record["trial"]), ("stop", record["trial"])} & set(actions):  # it goes on at once
+                go_on.insert(0, record["trial"])
+        for trial in go_on:
+            ready = [
+                (step, each)
+                for step, values in sorted(rungs.items(), reverse=True)
+                for each in sorted(values, key=values.__getitem__)[: len(values) // divisor]
+                if (step, each) not in promoted
+            ]
+            assert ready[0][1] == trial, f"trial {trial} goes on, but {ready[0]} was to"
+            promoted.append(ready[0])
+    return len(promoted)
+
+
 def journal(path: Path) -> list[dict[str, Any]]:
     """The records of an experiment's journal, also while it is written."""
     file = path / "journal.jsonl"

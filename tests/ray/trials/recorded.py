@@ -66,6 +66,17 @@ class Recorded(pytorch.PyTorchTrial):
         return {"error": self.error(batch), "initial": self.initial}
 
 
+class Timed(Recorded):
+    """Counts its length by itself: a second for every two batches."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
+        self.seconds = (batch_idx + 1) / 2
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        return {**super().evaluate_batch(batch, batch_idx), "seconds": self.seconds}
+
+
 class Faulty(Recorded):
     """Trial 1 raises at its sixth batch, whenever it gets there; the hyperparameters of trial 2 are invalid."""
 

@@ -1,0 +1,168 @@
+"""ASHA that promotes: trials pause, free their groups, and go on from their checkpoints, with nothing trained twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import dray
+from dray.experiment.errors import ConfigError
+from tests.ray.harness import (
+    TRIALS,
+    Driver,
+    attempts,
+    check_promotions,
+    decided,
+    ends,
+    in_the_middle,
+    journal,
+    lines,
+    promotion,
+    recorded,
+    write_config,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+TRIAL_COUNT, BATCHES = 12, 40
+RUNGS = (10, 20, 40)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    record: Path
+    result: dray.Result
+    groups: int
+    """How many worker groups were started."""
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    directory = tmp_path_factory.mktemp("promotion")
+    record = directory / "record"
+    searcher = promotion(TRIAL_COUNT, BATCHES)
+    config = recorded(record, trials=TRIAL_COUNT, batches=BATCHES, pause_s=0.005, searcher=searcher)
+    experiment = dray.Experiment(config, model_dir=TRIALS, path=directory / "experiment")
+    result = experiment.run()
+    counts = experiment.last_run.counts
+    assert counts.groups_lost == 0
+    return Sweep(record=record, result=result, groups=counts.groups_started)
+
+
+def test_all_trials_are_accounted_for_and_each_ended_once(sweep: Sweep) -> None:
+    assert sweep.result.trials["trial_id"].tolist() == list(range(TRIAL_COUNT))
+    assert ends(sweep.result.path) == dict.fromkeys(range(TRIAL_COUNT), 1)
+    assert set(sweep.result.trials["state"]) == {"COMPLETED", "STOPPED"}
+    assert set(sweep.result.trials["batches"]) == set(RUNGS)
+    assert sweep.result.trials["restarts"].eq(0).all()
+
+
+def test_every_batch_of_every_trial_is_trained_exactly_once(sweep: Sweep) -> None:
+    lengths = sweep.result.trials.set_index("trial_id")["batches"]
+    for trial, mine in attempts(sweep.record).items():
+        assert [batch for attempt in mine for batch in attempt.batches] == list(range(lengths[trial]))
+
+
+def test_trials_pause_at_rungs_and_go_on_from_there(sweep: Sweep) -> None:
+    parts = {trial: [attempt for attempt in mine if attempt.batches] for trial, mine in attempts(sweep.record).items()}
+    resumed = {trial: mine for trial, mine in parts.items() if len(mine) > 1}
+    assert resumed, "some trial left its workers and came back"
+    for trial, mine in resumed.items():
+        assert {attempt.batches[0] for attempt in mine[1:]} <= set(RUNGS)
+        assert len(mine) == 1 + decided(sweep.result.path, "resume").count(trial)
+    # While a trial is paused, its group trains others.
+    order = [line["trial"] for line in lines(sweep.record) if "batch" in line]
+    assert any(len(set(order[order.index(t) : len(order) - order[::-1].index(t)])) > 1 for t in resumed)
+
+
+def test_paused_trials_come_back_to_the_groups_that_are_there(sweep: Sweep) -> None:
+    processes = {attempt.pid for mine in attempts(sweep.record).values() for attempt in mine}
+    assert len(processes) <= sweep.groups
+
+
+def test_promotions_are_the_papers_rule(sweep: Sweep) -> None:
+    promotions = check_promotions(sweep.result.path, divisor=2, top=BATCHES)
+    longer = sum(RUNGS.index(batches) for batches in sweep.result.trials["batches"])
+    assert promotions == longer
+    assert promotions >= TRIAL_COUNT // 2
+
+
+def test_each_validation_is_there_once(sweep: Sweep) -> None:
+    errors = sweep.result.metrics.query("kind == 'validation' and name == 'error'")
+    lengths = sweep.result.trials.set_index("trial_id")["batches"]
+    for trial, mine in errors.groupby("trial_id"):
+        assert mine["batches"].tolist() == list(range(10, lengths[trial] + 1, 10))
+
+
+# ------------------------------------------------------------------------------------------- the death of the driver
+
+
+def test_promotion_goes_on_after_kill_9_while_it_starts_and_while_it_trains(
+    drive: Callable[..., Driver], tmp_path: Path
+) -> None:
+    record, path = tmp_path / "record", tmp_path / "experiment"
+    searcher = promotion(8, BATCHES)
+    config = write_config(
+        tmp_path, recorded(record, trials=8, batches=BATCHES, pause_s=0.02, searcher=searcher, name="death")
+    )
+    driver = drive("create", config, TRIALS, "--path", path)
+    driver.wait_for(lambda: journal(path), "the search has started")
+    assert driver.kill() == []
+    driver = drive("resume", path)
+    driver.wait_for(lambda: decided(path, "resume") and in_the_middle(path, record), "a trial was promoted, one trains")
+    before = journal(path)
+    assert driver.kill() == []
+    driver = drive("resume", path)
+    assert driver.wait() == 0, driver.log.read_text()
+
+    result = dray.Result(path)
+    assert journal(path)[: len(before)] == before, "nothing that was acknowledged is lost"
+    assert ends(path) == dict.fromkeys(range(8), 1)
+    lengths = result.trials.set_index("trial_id")["batches"]
+    assert check_promotions(path, divisor=2, top=BATCHES) == sum(RUNGS.index(batches) for batches in lengths)
+    cut = 0
+    for trial, mine in attempts(record).items():
+        parts = [attempt.batches for attempt in mine if attempt.batches]
+        assert {batch for part in parts for batch in part} == set(range(lengths[trial]))
+        for last, following in pairwise(parts):
+            # From the latest checkpoint, of which there is one every 10 batches.
+            assert following[0] % 10 == 0
+            assert last[-1] - 10 < following[0] <= last[-1] + 1
+            cut += following[0] != last[-1] + 1
+    assert cut <= 2, "only what was under way is trained again, one trial a group"
+
+
+# --------------------------------------------------------------------------------------------------------- extension
+
+
+def test_finished_search_is_extended_from_the_command_line_and_goes_on_from_its_checkpoints(
+    sweep: Sweep, drive: Callable[..., Driver]
+) -> None:
+    path = sweep.result.path
+    before, noted = journal(path), {trial: len(mine) for trial, mine in attempts(sweep.record).items()}
+    old = sweep.result.trials.set_index("trial_id")["batches"]
+    with pytest.raises(ConfigError, match=re.escape("searcher.max_trials")):
+        dray.Experiment.resume(path, max_trials=TRIAL_COUNT - 1).run()
+    driver = drive("extend", path, "--max-trials", TRIAL_COUNT + 2, "--max-length", 2 * BATCHES)
+    assert driver.wait() == 0, driver.log.read_text()
+
+    result = dray.Result(path)
+    states = [record for record in journal(path) if record["event"] not in ("opened",)]
+    assert states[: len(before) - 1] == [record for record in before if record["event"] != "opened"]
+    trials = result.trials.set_index("trial_id")
+    assert trials.index.tolist() == list(range(TRIAL_COUNT + 2))
+    assert set(trials["batches"]) <= {*RUNGS, 2 * BATCHES}
+    revived = [trial for trial in old.index if trials["batches"][trial] > old[trial]]
+    assert revived, "the best go on"
+    assert (trials["batches"] == 2 * BATCHES).any()
+    for trial, mine in attempts(sweep.record).items():
+        assert [batch for attempt in mine for batch in attempt.batches] == list(range(trials["batches"][trial]))
+        after = [attempt.batches[0] for attempt in mine[noted.get(trial, 0) :] if attempt.batches]
+        assert after[:1] == ([old.get(trial, 0)] if trials["batches"][trial] > old.get(trial, 0) else [])
+    # The same again has nothing left to do, and says so by ending well.
+    assert dray.Experiment.resume(path, max_trials=TRIAL_COUNT + 2, max_length=2 * BATCHES).run().path == path
