@@ -47,10 +47,17 @@ class Curve:
         value: The searcher's metric after a length of training, counted from the trial's beginning; NaN, infinities and
             None are what a trial that diverges reports.
         cost: Time that one unit of length takes, > 0.
+
+    Raises:
+        ValueError: The cost is not a finite number > 0.
     """
 
     value: Callable[[float], float | None]
     cost: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.cost < math.inf:
+            raise ValueError(f"cost: must be a finite number > 0, got {self.cost!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,10 +225,11 @@ class _Simulator:
             self.todo.extend(self.search.start())
         self.settle()
         while heap and heap[0][0] <= world.until:
-            self.time, number, name, fails = heappop(heap)
+            time, number, name, fails = heappop(heap)
             trial = trials.get(name)
             if trial is None or trial.due != number:  # it was stopped or paused meanwhile
                 continue
+            self.time = time
             if fails:
                 self.fail(name, trial)
             else:

@@ -448,6 +448,12 @@ def test_reports_must_ascend() -> None:
         simulate(Single(), 1, constant, reports=[2, 1])
 
 
+@pytest.mark.parametrize("cost", [0, -1, math.nan, math.inf])
+def test_time_goes_forward(cost: float) -> None:
+    with pytest.raises(ValueError, match="cost: must be a finite number > 0"):
+        Curve(lambda step: 0.5, cost)
+
+
 def test_a_method_that_forgets_its_trials_is_told() -> None:
     method = Scripted([Create(trial=0)], {Reported(trial=0, step=1, value=0.5): [Pause(trial=0)]})
     with pytest.raises(RuntimeError, match="1 of 1 trials are paused"):
