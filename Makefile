@@ -51,8 +51,10 @@ floors: $(INSTALLED)
 test-fast: $(INSTALLED)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not ray and not gpu and not cluster"
 
+# Ray's tests in a process of their own; a crash of either, also at its exit, shows where.
 test: check
-	@$(BIN)/python -m pytest -q -m "slow or ray or gpu or cluster"
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m "(slow or gpu) and not ray and not cluster"
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m "ray or cluster"
 
 bench: $(INSTALLED)
 	@for script in bench/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
