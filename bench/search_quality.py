@@ -151,7 +151,7 @@ class RayOptuna:
     """Ray Tune's OptunaSearch itself, called as Tune calls it: a stopped trial is told as complete."""
 
     def __init__(self, seed: int) -> None:
-        self._search = OptunaSearch(space=_distributions(), metric="loss", mode="min", seed=seed)
+        self._search = OptunaSearch(space=distributions(), metric="loss", mode="min", seed=seed)
         self._last: dict[int, dict[str, Any]] = {}
 
     def ask(self, trial: int) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class Optuna(Peer):
         self._last: dict[int, float] = {}
 
     def ask(self, trial: int) -> dict[str, Any]:
-        self._trials[trial] = self._study.ask(_distributions())
+        self._trials[trial] = self._study.ask(distributions())
         return dict(self._trials[trial].params)
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
@@ -201,7 +201,8 @@ class Optuna(Peer):
         return report.step >= MAX_LENGTH or not trial.should_prune()
 
 
-def _distributions() -> dict[str, optuna.distributions.BaseDistribution]:
+def distributions() -> dict[str, optuna.distributions.BaseDistribution]:
+    """The problems' space, as a user of Optuna writes it."""
     real, whole = optuna.distributions.FloatDistribution, optuna.distributions.IntDistribution
     return {
         "lr": real(*LR, log=True),

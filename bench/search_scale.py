@@ -3,7 +3,7 @@
 Per event: a method is driven through trials that start, report until they are stopped, and exit; the CPU time of the
 events is taken over a window of them once n trials have been created. dray's methods are to take at most 5 us an event
 at any n. Beside them, what Ray's AsyncHyperBandScheduler and Optuna's SuccessiveHalvingPruner take for one report with
-n values in the rung.
+n values in the rung. A proposal by TPE is to take at most 5 ms.
 
 The search in virtual time (`searchers.simulate`) drives a bare method; its target is 60 s of wall time.
 
@@ -21,9 +21,12 @@ from random import Random
 from statistics import median
 from typing import Any
 
+import numpy as np
 import optuna
 from _measure import Paper, machine, verdict
 from ray.tune.schedulers import AsyncHyperBandScheduler
+from search_problems import SPACE, CurveProblem
+from search_quality import distributions
 
 from searchers import (
     ASHA,
@@ -33,6 +36,7 @@ from searchers import (
     Exited,
     Method,
     Pause,
+    Reason,
     Reported,
     Resume,
     Search,
@@ -41,10 +45,11 @@ from searchers import (
     parse_space,
 )
 from searchers.adaptive_asha import AdaptiveASHA
+from searchers.optuna_sampler import OptunaSampler
 from searchers.promotion import PromotionASHA
 from searchers.simulate import Curve, simulate
 
-EVENT_US = 5.0
+EVENT_US, ASK_MS = 5.0, 5.0
 SIMULATION_S = 60.0
 TRIALS, WORKERS = 1_000_000, 10_000
 PLACES = 64
@@ -169,6 +174,31 @@ def per_event_us(
     return found
 
 
+def ask_ms(sizes: list[int]) -> dict[int, float]:
+    """CPU ms that dray's TPE takes for a proposal, once it was told of so many trials."""
+    space, random, found = parse_space(SPACE), Random(0), {}
+    rungs = tuple(dict.fromkeys(METHODS["ASHA, stopping"]().rungs))
+    sampler, trials = OptunaSampler(space, seed=0, rungs=rungs), 0
+    for size in sizes:
+        for trial in range(trials, size):
+            hparams = space.sample(random)
+            sampler.tell(Started(trial=trial), hparams)
+            # As in ASHA: one of DIVISOR goes on at each rung.
+            reached = next((n for n in range(1, len(rungs)) if random.random() > 1 / DIVISOR), len(rungs))
+            for rung in rungs[:reached]:
+                sampler.tell(Reported(trial=trial, step=rung, value=random.random()), hparams)
+            reason: Reason = "completed" if reached == len(rungs) else "stopped"
+            sampler.tell(Exited(trial=trial, reason=reason), hparams)
+        trials = size
+        times = []
+        for number in range(30):
+            began = time.thread_time_ns()
+            sampler.ask(size + number)
+            times.append((time.thread_time_ns() - began) / 1e6)
+        found[size] = median(times)
+    return found
+
+
 # ------------------------------------------------------------------------------------------------------------ the peers
 @dataclass(frozen=True)
 class _TuneTrial:
@@ -220,6 +250,25 @@ def optuna_us(size: int) -> float:
     return median(times)
 
 
+def optuna_ask_ms(size: int) -> float:
+    """The same of Optuna's TPE, with so many complete trials in the study."""
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
+    problem, rng, random = CurveProblem(), np.random.default_rng(0), Random(0)
+    study.add_trials(
+        [
+            optuna.trial.create_trial(value=random.random(), params=problem.sample(rng), distributions=distributions())
+            for _ in range(size)
+        ]
+    )
+    times = []
+    for _ in range(5):
+        began = time.thread_time_ns()
+        trial = study.ask(distributions())
+        times.append((time.thread_time_ns() - began) / 1e6)
+        study.tell(trial, random.random())
+    return median(times)
+
+
 # -------------------------------------------------------------------------------------------------------------- figures
 def measure(paper: Paper, sizes: list[int], *, peers: bool) -> None:
     """CPU us an event, of all that can be driven so far."""
@@ -245,8 +294,16 @@ def measure(paper: Paper, sizes: list[int], *, peers: bool) -> None:
     if peers:
         row("Ray's ASHA, a report", {size: ray_us(size) for size in sizes}, None)
         row("Optuna's pruner, a report", {size: optuna_us(size) for size in small}, None)
+    head = ["what", *(f"n = {size:,}" for size in sizes), "target", ""]
     paper.say("\nMicroseconds of CPU time by event, with n trials behind\n")
-    paper.table(["what", *(f"n = {size:,}" for size in sizes), "target", ""], rows)
+    paper.table(head, rows)
+
+    rows = []
+    row("dray's TPE", ask_ms(small), ASK_MS)
+    if peers:
+        row("Optuna's TPE", {size: optuna_ask_ms(size) for size in sizes if size <= 10_000}, None)
+    paper.say("\nMilliseconds of CPU time by proposal, six hyperparameters, with n trials behind\n")
+    paper.table(head, rows)
 
 
 def simulation(paper: Paper, trials: int, workers: int) -> None:
