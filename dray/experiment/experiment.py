@@ -22,6 +22,7 @@ from dray.experiment.faults import missing_field
 from dray.experiment.metrics_log import MetricsLog
 from dray.experiment.result import Result
 from dray.experiment.search import as_extended, build_search
+from dray.experiment.source import with_source
 from searchers.errors import MethodError
 from searchers.events import Exited
 from searchers.journal import Journal
@@ -69,7 +70,7 @@ class Experiment:
         constraint: Constraint | None = None,
         address: str | None = None,
     ) -> None:
-        checked = load_config(config)
+        checked = with_source(load_config(config))
         code = Path(model_dir) if model_dir is not None else None
         place = place_of(trial) if trial is not None else None
         if place is not None:

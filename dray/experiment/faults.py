@@ -19,8 +19,8 @@ _DETERMINED_ONLY = frozenset(
     agent_label bind_mounts debug devices environment integrations internal is_single_node log_policies
     max_slots native_parallel optimizations pbs perform_initial_validation preemption_timeout
     priority profiling project propagation records_per_epoch resource_manager resource_pool retention_policy
-    save_experiment_best save_trial_best save_trial_latest scheduling_unit shm_size slurm source_checkpoint_uuid
-    source_trial_id tensorboard_storage weight workspace
+    save_experiment_best save_trial_best save_trial_latest scheduling_unit shm_size slurm
+    tensorboard_storage weight workspace
     """.split()  # noqa: SIM905 - read as words, not as a column of quotes
 )
 

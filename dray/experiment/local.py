@@ -14,6 +14,7 @@ from dray.cluster.startup_hook import run_startup_hook
 from dray.experiment.config import ExperimentConfig
 from dray.experiment.entrypoint import check_entrypoint, load_entrypoint
 from dray.experiment.search import build_search
+from dray.experiment.source import with_source
 from dray.hosts import LocalHost, use_host
 from dray.script import Script
 from dray.training.host import Reached
@@ -42,6 +43,7 @@ class OneTrialHost(LocalHost):
         searcher = config.searcher
         length = searcher.max_length
         self.metric = searcher.metric
+        self.source_checkpoint = searcher.source_checkpoint_uuid
         self.max_length = None if length is None else length.to_unit()
         self._time_metric = searcher.time_metric if searcher.max_time is not None else None
         self._rungs = search.method.rungs
@@ -98,6 +100,7 @@ def run_local(
         check_entrypoint(config.entrypoint, model_dir)
         run_startup_hook(Path(model_dir))
     program = trial if trial is not None else load_entrypoint(config.entrypoint, model_dir)
+    config = with_source(config)
     search = build_search(config, lambda record: None)
     search.start()
     hparams = dict(search.params(0))

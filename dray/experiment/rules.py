@@ -63,6 +63,8 @@ def _spellings(raw: Mapping[str, Any]) -> Iterator[Fault]:
     for field, other in (("max_time", "time_metric"), ("time_metric", "max_time")):
         if field in raw and other not in raw:
             yield missing_field(("searcher",), other)
+    if "source_trial_id" in raw and "source_checkpoint_uuid" in raw:
+        yield Fault("searcher.source_trial_id", "given beside source_checkpoint_uuid; remove one of them")
     points, most = raw.get("points"), raw.get("max_trials")
     if isinstance(points, list) and isinstance(most, int) and len(points) > most:
         yield Fault("searcher.points", f"must be at most max_trials ({most}), got {len(points)}; raise max_trials")

@@ -168,6 +168,7 @@ class Run:
             smaller_is_better=searcher.smaller_is_better,
             max_length=length,
             rungs=() if by_time else tuple(unit(int(rung)) for rung in rungs),
+            source_checkpoint=searcher.source_checkpoint_uuid,
             time_metric=searcher.time_metric if by_time else None,
             time_rungs=rungs if by_time else (),
             validation_period=_unit(self.config.min_validation_period),

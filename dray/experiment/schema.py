@@ -66,6 +66,14 @@ def _as_text(raw: object) -> object:
     return os.fspath(raw) if isinstance(raw, os.PathLike) else raw
 
 
+def _no_number(raw: object) -> object:
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        raise ValueError(
+            f"must be the directory of a trial, as RESULTS/trial_{raw}, got {raw}: experiments share no numbers here"
+        )
+    return raw
+
+
 _as_dict = PlainSerializer(lambda length: None if length is None else length.to_dict())
 MaxLength: TypeAlias = Annotated[Length, BeforeValidator(_length), _as_dict]
 Period: TypeAlias = Annotated[Length | None, BeforeValidator(_period), _as_dict]
@@ -148,6 +156,19 @@ class Searcher(_Section):
         default_factory=list, description="hyperparameters of the first trials", examples=["[{lr: 0.01}]"]
     )
 
+    source_trial_id: Annotated[str | None, BeforeValidator(_as_text), BeforeValidator(_no_number)] = Field(
+        default=None,
+        min_length=1,
+        description="the directory of a trial, with whose latest checkpoint every trial begins",
+        examples=["/mnt/results/digits/trial_7"],
+    )
+    source_checkpoint_uuid: Annotated[str | None, BeforeValidator(_as_text)] = Field(
+        default=None,
+        min_length=1,
+        description="the directory of a checkpoint, with which every trial begins",
+        examples=["/mnt/results/digits/trial_7/checkpoint_352"],
+    )
+
     @property
     def length(self) -> int | None:
         """The most that a trial trains, in the unit that the search counts in."""
@@ -163,7 +184,7 @@ class Searcher(_Section):
         return self.model_copy(update={"max_length": Length(unit=unit, value=length)})
 
 
-_COMMON = frozenset({"name", "metric", "smaller_is_better", "max_length"})
+_COMMON = frozenset({"name", "metric", "smaller_is_better", "max_length", "source_trial_id", "source_checkpoint_uuid"})
 _GRID = _COMMON | {"max_concurrent_trials"}
 _RANDOM = _GRID | {"max_trials", "sampler", "points"}
 _HALVING = _RANDOM | {"divisor", "variant", "stop_once", "max_time", "time_metric"}

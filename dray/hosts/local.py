@@ -43,6 +43,7 @@ class LocalHost:
     experiment_id = 0
     trial_id = 0
     latest_checkpoint: str | None = None
+    source_checkpoint: str | None = None
     max_length: TrainUnit | None = None
     rungs: Sequence[TrainUnit] = ()
     validation_period: TrainUnit | None = None

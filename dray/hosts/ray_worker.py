@@ -50,6 +50,7 @@ class Experiment:
         smaller_is_better: of the metric.
         max_length: as the search has it; reports count in its unit, in batches if it has none.
         rungs: absolute lengths at which the search decides, in the same unit.
+        source_checkpoint: what every trial begins with, or None.
         time_metric: the validation metric that the search counts length by, instead of batches; or None.
         time_rungs: the lengths at which it then decides, in that metric's unit; a trial ends at the last one.
         validation_period, checkpoint_period: at least so often, or None.
@@ -65,6 +66,7 @@ class Experiment:
     validation_period: TrainUnit | None
     checkpoint_period: TrainUnit | None
     checkpoint_policy: str
+    source_checkpoint: str | None = None
     time_metric: str | None = None
     time_rungs: Sequence[float] = ()
 
@@ -115,6 +117,7 @@ class RayHost:
     ) -> None:
         self.experiment_id, self.trial_id, self.trial_seed = experiment.experiment_id, lease.trial_id, lease.trial_seed
         self.latest_checkpoint: str | None = None
+        self.source_checkpoint = experiment.source_checkpoint
         self.tensorboard_path = lease.trial_dir / "tensorboard"
         self.code_dir = code_dir
         self.max_length: TrainUnit | None = experiment.max_length

@@ -117,6 +117,9 @@ class Trainer:
                 with all_or_none(peers, "the start of training"):
                     full_dataset = self._check_trial()
                     directory = None if latest_checkpoint is None else host.open_checkpoint(latest_checkpoint)
+                    source_state = None
+                    if directory is None and host.source_checkpoint is not None:
+                        source_state = host.open_checkpoint(host.source_checkpoint)
                     at = self._position(directory)
                     cursor.batch_idx, cursor.initial_batch, cursor.stop_requested = None, at.batches, False
                     callbacks = self._callbacks()
@@ -131,6 +134,8 @@ class Trainer:
                     training_data = stack.enter_context(_iterating(training_loader))
                     if directory is not None:
                         self._load(directory, callbacks)
+                    elif source_state is not None:
+                        self._load_state(source_state, callbacks)
                     plan = self._plan(
                         length=length,
                         at=at,
@@ -332,8 +337,9 @@ class Trainer:
             )
         return length, any(row[1] for row in ranks)
 
-    def _load(self, directory: Path, callbacks: dict[str, PyTorchCallback]) -> None:
-        context, peers = self._context, self._context.distributed
+    def _load_state(self, directory: Path, callbacks: dict[str, PyTorchCallback]) -> dict[str, Any]:
+        """Models, optimizers, schedules and callbacks as a checkpoint has them."""
+        context = self._context
         state = checkpoint.read_state(directory, [bare(model) for model in context.models])
         for callback in callbacks.values():
             callback.on_checkpoint_load_start(state)
@@ -344,6 +350,12 @@ class Trainer:
                 callback.load_state_dict(saved[name])
             elif _overrides(callback, "load_state_dict"):
                 log.warning("callback %r has no state in the checkpoint, and starts afresh", name)
+        return state
+
+    def _load(self, directory: Path, callbacks: dict[str, PyTorchCallback]) -> None:
+        """All that a run needs to go on where the checkpoint was written."""
+        context, peers = self._context, self._context.distributed
+        state = self._load_state(directory, callbacks)
         # Last: whatever was drawn while loading is undone.
         mine = checkpoint.read_rank(directory, state, peers.rank, peers.size)
         if mine is not None and mine.gradients is not None:

@@ -14,7 +14,7 @@ import pytest
 
 from dray import imports
 from dray.cluster.startup_hook import StartupHookFailed
-from dray.experiment.config import build_space, load_config
+from dray.experiment.config import ConfigError, build_space, load_config
 from dray.experiment.local import run_local
 from dray.pytorch import load_trial_from_checkpoint_path
 from dray.script import ScriptFailed
@@ -96,6 +96,36 @@ def test_trial_0_of_the_search_is_trained_and_validated_at_its_rungs(model_dir: 
 def test_length_may_be_in_any_unit(model_dir: Path, length: Any, batches: list[int]) -> None:
     config = {**CONFIG, "searcher": {**CONFIG["searcher"], "max_length": length}}
     assert list(validations(run_local(load_config(config), model_dir, path=model_dir / "run"))) == batches
+
+
+@pytest.mark.parametrize("field", ["source_checkpoint_uuid", "source_trial_id"])
+def test_every_trial_begins_with_the_state_of_the_source_at_its_own_first_batch(model_dir: Path, field: str) -> None:
+    lr = build_space(load_config(CONFIG)).sample(Random("7:0"))["lr"]
+    assert isinstance(lr, float)
+    source = run_local(load_config(CONFIG), model_dir, path=model_dir / "source")
+    name = {"source_checkpoint_uuid": source / "checkpoint_8", "source_trial_id": source}[field]
+    config = load_config({**CONFIG, "searcher": {**CONFIG["searcher"], field: name}})
+    seen = validations(run_local(config, model_dir, path=model_dir / "run"))
+    assert seen == pytest.approx({n: (1 - 2 * lr) ** (2 * (8 + n)) for n in (2, 4, 8)}, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("source", "path", "what"),
+    [
+        ({"source_trial_id": 7}, "searcher.source_trial_id", "as RESULTS/trial_7, got 7"),
+        ({"source_trial_id": "nowhere"}, "searcher.source_trial_id", "no checkpoint in nowhere; give the directory"),
+        ({"source_checkpoint_uuid": "nowhere"}, "searcher.source_checkpoint_uuid", "no such directory"),
+        ({"source_checkpoint_uuid": "a", "source_trial_id": "b"}, "searcher.source_trial_id", "remove one of them"),
+    ],
+)
+def test_source_that_is_not_there_is_told_with_its_path(
+    model_dir: Path, source: dict[str, Any], path: str, what: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_local(load_config({**CONFIG, "searcher": {**CONFIG["searcher"], **source}}), model_dir)
+    [fault] = caught.value.faults
+    assert fault.path == path
+    assert what in fault.what
 
 
 TIMED = TRIAL.replace(

@@ -21,6 +21,7 @@ class FakeHost:
     experiment_id = 4
     trial_id = 9
     latest_checkpoint: str | None = None
+    source_checkpoint: str | None = None
     code_dir: Path | None = None
     metric: str | None = None
     validation_period: TrainUnit | None = None
