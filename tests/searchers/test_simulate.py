@@ -18,6 +18,7 @@ from searchers import (
     Done,
     Event,
     Exited,
+    Grid,
     Method,
     Pause,
     PromotionASHA,
@@ -422,6 +423,67 @@ def test_an_extended_search_goes_on_and_trains_only_what_is_new() -> None:
     assert (simulation.time, simulation.trained) == (2 * (2 + 6) + (1 + 16), 4 * 6 + 16)
     assert [event.step for _, event, _ in told if isinstance(event, Reported)] == [16] * 5
     assert simulation.done == "completed"
+
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "single": lambda: Single(max_length=16),
+    "random": lambda: RandomSearch(max_trials=60, max_length=16, max_concurrent_trials=8),
+    "grid": lambda: Grid(points=60, max_length=16, max_concurrent_trials=8),
+    "stopping": lambda: asha(60, workers=8),
+    "promotion": lambda: PromotionASHA(max_trials=60, max_length=16, num_rungs=3, max_concurrent_trials=8),
+    "adaptive": lambda: AdaptiveASHA(max_trials=60, max_length=16, max_concurrent_trials=8),
+    "adaptive promotion": lambda: AdaptiveASHA(
+        max_trials=60, max_length=16, max_concurrent_trials=8, variant="promotion", mode="conservative"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("seed", range(5))
+def test_every_method_comes_to_its_end_on_a_bad_cluster_whose_driver_dies(name: str, seed: int) -> None:
+    """Failures, invalid points, NaN, few workers, and three deaths of the driver, each followed by a replay."""
+
+    def trial(hparams: Mapping[str, Any]) -> Curve | None:
+        x: float = hparams["x"]
+        return None if x < 0.1 else Curve(lambda step: math.nan if 0.1 < x < 0.2 else x / step, cost=0.5 + x)
+
+    log: list[dict[str, object]] = []
+    search = Search(METHODS[name](), SPACE, seed=seed, smaller_is_better=True, log=log.append)
+    reported: list[tuple[int, float]] = []
+    ended: list[int] = []
+
+    def watch(time: float, event: Event, actions: list[Action]) -> None:
+        if isinstance(event, Reported):
+            reported.append((event.trial, event.step))
+        elif isinstance(event, Exited):
+            ended.append(event.trial)
+
+    def run(until: float) -> Simulation:
+        return simulate(
+            search,
+            5,
+            trial,
+            start_cost=0.5,
+            resume_cost=0.2,
+            failures=0.05,
+            max_restarts=1,
+            noise=0.1,
+            jitter=0.3,
+            until=until,
+            seed=seed,
+            watch=watch,
+        )
+
+    for _ in range(3):
+        if run(until=12).done is not None:
+            break
+        search = Search.replay(log, METHODS[name](), SPACE, seed=seed, smaller_is_better=True, log=log.append)
+    assert search.done or run(until=math.inf).done
+    assert sorted(ended) == list(range(len(search.trials)))
+    assert len(reported) == len(set(reported))
+    invalid = sum(view.state == "INVALID_HP" for view in search.trials.values())
+    assert len(search.trials) - (0 if name == "grid" else invalid) == (1 if name == "single" else 60)
+    assert search.progress() == 1.0
 
 
 def test_workers_are_never_lent_twice() -> None:
