@@ -3,7 +3,7 @@
 A Tune trial does no work and carries no hyperparameters: those are bound when the search's trial gets its workers, long
 after Tune had to know the configuration. It is a *handle*: its ``step()`` waits for the next result of whichever trial
 of the search it comes to stand for, hands that to Tune, and Tune asks the search. So any number of handles can be
-killed.
+killed. And a paused trial is none of Tune's affairs: its handle ends, and when it is resumed it finds another one.
 
 Events reach the search from the scheduler's side only: Tune passes over ``Searcher.on_trial_result`` when a trial is
 stopped, and calls ``on_trial_complete`` of both sides.
