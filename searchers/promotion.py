@@ -111,6 +111,7 @@ class PromotionASHA(ASHA):
         # Step and value of the last report of each trial that is paused or shelved.
         self._reached: dict[int, tuple[float, float]] = {}
         self._shelved: set[int] = set()  # paused, without hope, ended: an extension may take them up again
+        self._ending: set[int] = set()  # resumed only to end: while they were to pause they came to the top
 
     def grow(self, max_trials: int, max_length: int, max_invalid: int) -> list[Action]:
         """`extend` for a search that is a bracket of another."""
@@ -131,7 +132,7 @@ class PromotionASHA(ASHA):
 
     def _add_rungs(self, max_length: int) -> tuple[list[Action], list[int]]:
         """Put rungs on top. Who completed at the old top waits there now, as if paused; so do those that run there (the
-        second result), or they are stopped, if their value is not finite."""
+        second result), or they are stopped, if their value is not finite. Who may not run yet goes on."""
         top, length = self._rungs[-1], self.rungs[-1]
         next_rung = len(self.rungs)
         running = sorted(
@@ -143,6 +144,10 @@ class PromotionASHA(ASHA):
             self._waiting.append(Waiting())
             self._heading.append(0)
         self._pair()
+        for trial in self._ending:
+            running.remove(trial)
+            self._heading[next_rung] += 1
+        self._ending.clear()
         for trial in running:
             self._roster.free_place(trial)
         for trial in (*running, *sorted(self._roster.completed)):
@@ -196,7 +201,8 @@ class PromotionASHA(ASHA):
         value = self._reached[trial][1]
         self._rungs[rung].offer(trial, value)
         self._next[trial] = rung + 1
-        if rung == len(self.rungs) - 1:  # it has only to end
+        if rung == len(self.rungs) - 1:
+            self._ending.add(trial)
             del self._reached[trial]
             return [self._roster.take_place(trial)]
         if value < math.inf:
@@ -257,6 +263,7 @@ class PromotionASHA(ASHA):
         """The trial ends: an invalid one was never there, a failed one is the worst of the rung it was to come to."""
         trial, rung = event.trial, self._next.pop(event.trial, 0)
         reached = self._reached.pop(trial, None)
+        self._ending.discard(trial)
         is_coming = self._roster.holds_place(trial) and rung < len(self.rungs)
         if is_coming:
             self._heading[rung] -= 1
@@ -282,6 +289,7 @@ class PromotionASHA(ASHA):
             "waiting": [waiting.dump() for waiting in self._waiting],
             "reached": [[trial, step, number_to_json(value)] for trial, (step, value) in sorted(self._reached.items())],
             "shelved": sorted(self._shelved),
+            "ending": sorted(self._ending),
         }
 
     def load(self, state: dict[str, object]) -> None:
@@ -296,6 +304,7 @@ class PromotionASHA(ASHA):
             for trial, step, value in cast("list[tuple[int, float, object]]", state["reached"])
         }
         self._shelved = set(cast("list[int]", state["shelved"]))
+        self._ending = set(cast("list[int]", state["ending"]))
         self._heading = [0 for _ in self.rungs]
         for trial in self._roster.placed:
             if self._next.get(trial, 0) < len(self.rungs):

@@ -1,8 +1,9 @@
 """The contract of a search method, as plain functions: `check_method(make, max_creations=...)` from any test.
 
-Each check drives the method through a random history: trials start, report (in order, late, twice, not finite), obey a
-stop or finish before it comes, fail, turn out invalid, are canceled. A broken rule is an `AssertionError` that names
-the rule and the seed.
+Each check drives the method through a random history: trials start, report (in order, late, out of order, not finite),
+obey a stop or finish before it comes, pause at once or a report later, fail, also while they are paused, turn out
+invalid, are canceled; the search is extended while it runs and when it is done. A broken rule is an `AssertionError`
+that names the rule and the seed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Protocol
 
-from searchers.errors import IllegalEvent
+from searchers.errors import IllegalEvent, MethodError
 from searchers.events import Action, Create, Done, Event, Exited, Pause, Reason, Reported, Resume, Started, Stop
 from searchers.method import Method
 from searchers.search import Record, Search
@@ -24,11 +25,19 @@ Make = Callable[[], Method]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """A call of `extend`, among the events of a history."""
+
+    max_trials: int | None = None
+    max_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """What happened to a method: its first actions, then every event with the actions that followed."""
 
     first: list[Action]
-    steps: list[tuple[Event, list[Action]]]
+    steps: list[tuple[Event | Extension, list[Action]]]
 
     def actions(self) -> list[Action]:
         """All actions in order."""
@@ -40,6 +49,7 @@ class Driven(Protocol):
 
     def start(self) -> list[Action]: ...
     def on(self, event: Event) -> list[Action]: ...
+    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]: ...
 
 
 def check_method(make: Make, *, max_creations: int, seeds: Iterable[int] = range(10)) -> None:
@@ -54,29 +64,38 @@ def check_method(make: Make, *, max_creations: int, seeds: Iterable[int] = range
         for check in CHECKS:
             check(make, seed)
         check_creations_are_bounded(make, seed, max_creations=max_creations)
+        check_extensions(make, seed, max_creations=max_creations)
 
 
 def check_equal_events_give_equal_states(make: Make, seed: int) -> None:
     """A method is a function of its events: replay is restore."""
-    first, second = make(), make()
-    history = play(first, seed, length=_length(first))
+    first = make()
+    _check_equal_states(make, play(first, seed, length=_length(first)), first, seed)
+
+
+def _check_equal_states(make: Make, history: History, first: Method, seed: int) -> None:
+    second = make()
     assert second.start() == history.first, f"seed {seed}: another start"
     for event, actions in history.steps:
-        assert second.on(event) == actions, f"seed {seed}: other actions at {event}"
+        assert tell(second, event) == actions, f"seed {seed}: other actions at {event}"
     assert second.dump() == first.dump(), f"seed {seed}: equal events, other states"
 
 
 def check_dump_and_load_change_nothing(make: Make, seed: int) -> None:
     """After every event the method is written as strict JSON and read into a new one, which goes on the same."""
-    history = play(method := make(), seed, length=_length(method))
+    _check_dump_and_load(make, play(method := make(), seed, length=_length(method)), seed)
+
+
+def _check_dump_and_load(make: Make, history: History, seed: int) -> None:
     method = make()
     assert method.start() == history.first
     for event, actions in history.steps:
         state = method.dump()
+        text = json.dumps(state, allow_nan=False)
         method = make()
-        method.load(json.loads(json.dumps(state, allow_nan=False)))
-        assert method.dump() == state, f"seed {seed}: lost at load"
-        assert method.on(event) == actions, f"seed {seed}: other actions at {event} after load(dump())"
+        method.load(json.loads(text))
+        assert json.dumps(method.dump()) == text, f"seed {seed}: lost at load"
+        assert tell(method, event) == actions, f"seed {seed}: other actions at {event} after load(dump())"
 
 
 def check_repeated_and_late_events_change_nothing(make: Make, seed: int) -> None:
@@ -86,11 +105,12 @@ def check_repeated_and_late_events_change_nothing(make: Make, seed: int) -> None
     method.start()
     ended: list[int] = []
     for event, _ in history.steps:
-        method.on(event)
-        if isinstance(event, Exited):
+        tell(method, event)
+        if isinstance(event, Exited) and event.trial not in ended:
             ended.append(event.trial)
         before = method.dump()
         late = [Reported(trial=trial, step=_length(method), value=0.0) for trial in ended[-2:]]
+        assert not isinstance(event, Extension)
         for again in [event, *late, *(Exited(trial=trial, reason="errored") for trial in ended[-2:])]:
             assert method.on(again) == [], f"seed {seed}: {again} is late or repeated, and was acted upon"
             assert method.dump() == before, f"seed {seed}: {again} is late or repeated, and changed the state"
@@ -115,21 +135,47 @@ def check_illegal_events_change_nothing(make: Make, seed: int) -> None:
                 raise AssertionError(f"{event} is of a trial never created, and did not raise IllegalEvent")
 
 
-def check_stop_names_only_live_trials(make: Make, seed: int) -> None:
-    """`Stop`, `Pause` and `Resume` are about trials created and not ended; `Stop` comes at most once for each."""
+def check_actions_name_trials_that_can_obey(make: Make, seed: int) -> None:
+    """`Stop` is for trials that live, once each; `Pause` for those that run; `Resume` for those that are paused."""
     history = play(method := make(), seed, length=_length(method))
-    live = {action.trial for action in history.first if isinstance(action, Create)}
+    _check_actions(history, seed)
+
+
+def _check_actions(history: History, seed: int) -> None:
+    running: set[int] = set()
+    paused: set[int] = set()
     stopped: set[int] = set()
-    for event, actions in history.steps:
+    ended: set[int] = set()
+    extended = False
+    for event, actions in [(None, history.first), *history.steps]:
+        extended |= isinstance(event, Extension)
         if isinstance(event, Exited):
-            live.discard(event.trial)
+            for known in (running, paused, stopped):
+                known.discard(event.trial)
+            ended.add(event.trial)
         for action in actions:
             match action:
                 case Create(trial=trial):
-                    live.add(trial)
-                case Stop(trial=trial) | Pause(trial=trial) | Resume(trial=trial):
-                    assert trial in live - stopped, f"seed {seed}: {action} names a trial that has ended or was stopped"
-                    stopped |= {trial} if isinstance(action, Stop) else set()
+                    running.add(trial)
+                case Stop(trial=trial):
+                    assert trial in running | paused, (
+                        f"seed {seed}: {action} names a trial that has ended or was stopped"
+                    )
+                    running.discard(trial)
+                    paused.discard(trial)
+                    stopped.add(trial)
+                case Pause(trial=trial):
+                    assert trial in running, f"seed {seed}: {action} names a trial that does not run"
+                    running.remove(trial)
+                    paused.add(trial)
+                case Resume(trial=trial):
+                    may = paused | ended if extended else paused
+                    assert trial in may, f"seed {seed}: {action} names a trial that is not paused"
+                    paused.discard(trial)
+                    ended.discard(trial)
+                    running.add(trial)
+                case Done():
+                    assert not running | paused | stopped, f"seed {seed}: Done, but {running | paused | stopped} live"
 
 
 def check_creations_are_bounded(make: Make, seed: int, *, max_creations: int) -> None:
@@ -150,11 +196,49 @@ def check_done_comes_exactly_once(make: Make, seed: int) -> None:
         actions = history.actions()
         assert sum(isinstance(action, Done) for action in actions) == 1, f"seed {seed}: Done must come once"
         assert isinstance(actions[-1], Done), f"seed {seed}: {actions[-1]} follows Done"
-        live: set[int] = set()
-        for event, following in [(None, history.first), *history.steps]:
-            live |= {action.trial for action in following if isinstance(action, Create)}
-            live -= {event.trial} if isinstance(event, Exited) else set()
-            assert not live or Done not in map(type, following), f"seed {seed}: Done, but {sorted(live)} are live"
+        _check_actions(history, seed)
+
+
+def check_progress_never_falls(make: Make, seed: int) -> None:
+    """It is between 0 and 1, never falls, and is 1 exactly when the search is done."""
+    history = play(method := make(), seed, length=_length(method))
+    _check_progress(make, history, seed)
+
+
+def _check_progress(make: Make, history: History, seed: int) -> None:
+    method, trained, before = make(), dict[int, float](), 0.0
+    method.start()
+    done = any(isinstance(action, Done) for action in history.first)
+    for event, actions in history.steps:
+        tell(method, event)
+        if isinstance(event, Reported):
+            trained[event.trial] = event.step / _length(method)
+        if isinstance(event, Extension):
+            done, before = False, 0.0
+        done |= any(isinstance(action, Done) for action in actions)
+        progress = method.progress(trained)
+        assert before <= progress <= 1, f"seed {seed}: progress was {before} and is {progress} after {event}"
+        assert (progress == 1) == done, f"seed {seed}: progress is {progress}, and done is {done}, after {event}"
+        before = progress
+
+
+def check_extensions(make: Make, seed: int, *, max_creations: int) -> None:
+    """A search goes on with a larger budget, from any moment on, by the same rules; what it refuses changes nothing."""
+    method = make()
+    length = math.ceil(_length(method))
+    for wanted in (
+        [Extension(max_trials=max_creations + 7), Extension(max_length=4 * length)],
+        [Extension(max_length=3 * length), Extension(max_trials=max_creations + 5, max_length=7 * length)],
+        [Extension(), Extension(max_trials=0), Extension(max_length=0), Extension(max_trials=max_creations + 1)],
+    ):
+        history = play(method := make(), seed, length=length, extensions=wanted)
+        created = [action.trial for action in history.actions() if isinstance(action, Create)]
+        assert created == list(range(len(created))), f"seed {seed}: trials must be numbered 0, 1, 2, ..., got {created}"
+        assert isinstance(history.actions()[-1], Done), f"seed {seed}: an extended search did not end"
+        _check_equal_states(make, history, method, seed)
+        _check_dump_and_load(make, history, seed)
+        _check_actions(history, seed)
+        _check_progress(make, history, seed)
 
 
 def check_sign_of_the_metric_changes_nothing(make: Make, seed: int) -> None:
@@ -166,7 +250,7 @@ def check_sign_of_the_metric_changes_nothing(make: Make, seed: int) -> None:
     for event, actions in history.steps:
         if isinstance(event, Reported) and event.value is not None:
             event = replace(event, value=-event.value)
-        assert other.on(event) == actions, f"seed {seed}: other actions at {event} when larger is better"
+        assert tell(other, event) == actions, f"seed {seed}: other actions at {event} when larger is better"
     assert small.dump() == large.dump(), f"seed {seed}: another state when larger is better"
 
 
@@ -191,29 +275,52 @@ CHECKS: tuple[Callable[[Make, int], None], ...] = (
     check_dump_and_load_change_nothing,
     check_repeated_and_late_events_change_nothing,
     check_illegal_events_change_nothing,
-    check_stop_names_only_live_trials,
+    check_actions_name_trials_that_can_obey,
     check_done_comes_exactly_once,
+    check_progress_never_falls,
     check_sign_of_the_metric_changes_nothing,
     check_replay_restores,
 )
 
 
+def tell(subject: Driven, event: Event | Extension) -> list[Action]:
+    """What a method or a search says to a step of a history."""
+    if isinstance(event, Extension):
+        return subject.extend(max_trials=event.max_trials, max_length=event.max_length)
+    return subject.on(event)
+
+
 def play(
-    subject: Driven, seed: int, *, length: float, normalised: bool = True, always: Reason | None = None
+    subject: Driven,
+    seed: int,
+    *,
+    length: float,
+    normalised: bool = True,
+    always: Reason | None = None,
+    extensions: Iterable[Extension] = (),
 ) -> History:
     """Drive a method or a search through a random history until it is done.
 
     Args:
         subject: A new one; it is started here.
         seed: The same seed and the same answers give the same history.
-        length: Where trials end by themselves.
+        length: Where trials end by themselves. An extension to a larger one changes it.
         normalised: Tell values as a method gets them; else also NaN, None and infinities, as a search does.
         always: Every trial ends this way and reports nothing.
+        extensions: Asked for at random moments, in this order; at the latest when the search is done. Those that are
+            refused are not in the history.
     """
-    player = _Player(subject=subject, rng=Random(seed), length=length, normalised=normalised, always=always)
+    player = _Player(
+        subject=subject,
+        rng=Random(seed),
+        length=length,
+        normalised=normalised,
+        always=always,
+        extensions=list(extensions),
+    )
     first = subject.start()
     player.obey(first)
-    while not player.done:
+    while not player.done or player.extensions:
         assert len(player.steps) < 100_000, f"seed {seed}: no end after 100,000 events"
         player.step()
     for trial in sorted(player.ended)[-3:]:  # whatever comes after the end, late
@@ -228,17 +335,24 @@ class _Player:
     length: float
     normalised: bool
     always: Reason | None
+    extensions: list[Extension]
     pending: list[int] = field(default_factory=list)
     running: dict[int, float] = field(default_factory=dict)  # trial: step it came to
     paused: set[int] = field(default_factory=set)
     stopping: set[int] = field(default_factory=set)
     ended: set[int] = field(default_factory=set)
-    reached: dict[int, float] = field(default_factory=dict)
-    steps: list[tuple[Event, list[Action]]] = field(default_factory=list)
+    reached: dict[int, float] = field(default_factory=dict)  # steps of those that are paused or have ended
+    steps: list[tuple[Event | Extension, list[Action]]] = field(default_factory=list)
     done: bool = False
 
     def step(self) -> None:
         rng = self.rng
+        if self.extensions and (self.done or rng.random() < 0.02):
+            self.extend(self.extensions.pop(0))
+            return
+        if self.paused and rng.random() < 0.05:
+            self.step_paused(rng.choice(sorted(self.paused)))
+            return
         if self.pending and (not self.running or (len(self.running) < 4 and rng.random() < 0.4)):
             trial = self.pending.pop(rng.randrange(len(self.pending)))
             self.running[trial] = self.reached.get(trial, 0)
@@ -256,14 +370,26 @@ class _Player:
         elif chance < 0.15:  # restarted from an earlier checkpoint
             self.running[trial] *= rng.random()
             self.tell(Started(trial=trial))
+        elif chance < 0.18:  # out of order
+            self.tell(Reported(trial=trial, step=self.running[trial] * rng.random(), value=self.value()))
         elif trial in self.stopping and chance < 0.7:
             self.exit(trial, "stopped")
         elif self.running[trial] >= self.length:
             self.exit(trial, "completed")
         else:
-            stride = max(1, round(rng.random() ** 3 * self.length))
-            self.running[trial] = min(self.running[trial] + stride, self.length)
+            self.running[trial] = self.further(self.running[trial])
             self.tell(Reported(trial=trial, step=self.running[trial], value=self.value()))
+
+    def step_paused(self, trial: int) -> None:
+        """A paused trial fails or is canceled, or it was not quite paused yet, and reports."""
+        if self.rng.random() < 0.3:
+            self.exit(trial, self.rng.choice(("errored", "canceled", "invalid_hp")))
+        else:
+            self.reached[trial] = self.further(self.reached[trial])
+            self.tell(Reported(trial=trial, step=self.reached[trial], value=self.value()))
+
+    def further(self, step: float) -> float:
+        return min(step + max(1, round(self.rng.random() ** 3 * self.length)), self.length)
 
     def value(self) -> float | None:
         odd = self.rng.random()
@@ -272,9 +398,26 @@ class _Player:
         return round(self.rng.random(), 1 if odd < 0.5 else 6)  # one decimal: many ties
 
     def exit(self, trial: int, reason: Reason) -> None:
-        del self.running[trial]
+        self.reached[trial] = self.running.pop(trial, self.reached.get(trial, 0))
+        self.paused.discard(trial)
+        self.stopping.discard(trial)
         self.ended.add(trial)
         self.tell(Exited(trial=trial, reason=reason))
+
+    def extend(self, extension: Extension) -> None:
+        method = self.subject.method if isinstance(self.subject, Search) else self.subject
+        assert isinstance(method, Method)
+        before = method.dump()
+        try:
+            actions = tell(self.subject, extension)
+        except MethodError:
+            assert method.dump() == before, f"{extension} was refused, but changed the state"
+            return
+        if method.rungs:
+            self.length = method.rungs[-1]
+        self.done = False
+        self.steps.append((extension, actions))
+        self.obey(actions)
 
     def tell(self, event: Event) -> None:
         actions = self.subject.on(event)
@@ -295,7 +438,8 @@ class _Player:
                     self.reached[trial] = self.running.pop(trial)
                     self.paused.add(trial)
                 case Resume(trial=trial):
-                    self.paused.remove(trial)
+                    self.paused.discard(trial)
+                    self.ended.discard(trial)
                     self.pending.append(trial)
                 case Done():
                     self.done = True

@@ -2,32 +2,161 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import cast
+
 import pytest
 
-from searchers import ASHA, RandomSearch, Reported, Single, Stop
+from searchers import (
+    ASHA,
+    AdaptiveASHA,
+    Create,
+    Exited,
+    Grid,
+    PromotionASHA,
+    RandomSearch,
+    Reported,
+    Resume,
+    Single,
+    Started,
+    Stop,
+)
 from searchers.events import Action, Event
-from searchers.testing import CHECKS, Make, check_creations_are_bounded, check_method
+from searchers.testing import CHECKS, Make, check_creations_are_bounded, check_extensions, check_method, play, tell
 
-METHODS: dict[str, tuple[Make, int]] = {
+METHODS: dict[str, tuple[Make, int]] = {  # and the most trials that it may create
     "single": (lambda: Single(), 1 + 16),
     "single with a length": (lambda: Single(max_length=5, max_invalid=2), 1 + 2),
     "random": (lambda: RandomSearch(max_trials=12, max_concurrent_trials=3, max_invalid=6), 12 + 6),
     "random without a limit": (lambda: RandomSearch(max_trials=9, max_concurrent_trials=0, max_length=4), 9 + 36),
-    "asha": (lambda: ASHA(max_trials=16, max_length=16, num_rungs=3, max_concurrent_trials=4), 16 + 64),
+    "grid": (lambda: Grid(points=10, max_concurrent_trials=3), 10),
+    "grid with a length": (lambda: Grid(points=5, max_concurrent_trials=0, max_length=6), 5),
+    "asha": (lambda: ASHA(max_trials=16, max_length=16, num_rungs=3, max_concurrent_trials=4, max_invalid=6), 16 + 6),
     "asha, one rung": (lambda: ASHA(max_trials=6, max_length=9, num_rungs=1, max_invalid=0), 6),
     "asha, equal rungs": (lambda: ASHA(max_trials=12, max_length=10, num_rungs=5, max_invalid=3), 12 + 3),
     "asha, fractional": (
-        lambda: ASHA(max_trials=20, max_length=30, num_rungs=4, divisor=1.5, max_concurrent_trials=0),
-        20 + 80,
+        lambda: ASHA(max_trials=6, max_length=30, num_rungs=4, divisor=1.5, max_concurrent_trials=0),
+        6 + 24,
+    ),
+    "promotion": (
+        lambda: PromotionASHA(max_trials=16, max_length=16, num_rungs=3, max_concurrent_trials=4, max_invalid=6),
+        16 + 6,
+    ),
+    "promotion, divisor 2": (
+        lambda: PromotionASHA(max_trials=18, max_length=8, num_rungs=4, divisor=2, max_invalid=4),
+        18 + 4,
+    ),
+    "promotion, one rung": (lambda: PromotionASHA(max_trials=6, max_length=9, num_rungs=1, max_invalid=0), 6),
+    "promotion, equal rungs": (lambda: PromotionASHA(max_trials=12, max_length=10, num_rungs=5, max_invalid=3), 12 + 3),
+    "promotion, fractional": (
+        lambda: PromotionASHA(max_trials=6, max_length=30, num_rungs=4, divisor=1.5, max_concurrent_trials=0),
+        6 + 24,
+    ),
+    "promotion, one at a time": (
+        lambda: PromotionASHA(
+            max_trials=9, max_length=8, num_rungs=3, divisor=2, max_concurrent_trials=1, max_invalid=3
+        ),
+        9 + 3,
+    ),
+    "adaptive": (
+        lambda: AdaptiveASHA(max_trials=20, max_length=16, max_concurrent_trials=6, max_invalid=4),
+        20 + 4,
+    ),
+    "adaptive, conservative": (
+        lambda: AdaptiveASHA(max_trials=20, max_length=27, divisor=3, mode="conservative", max_invalid=2),
+        20 + 2,
+    ),
+    "adaptive, brackets without trials": (
+        lambda: AdaptiveASHA(max_trials=2, max_length=9, bracket_rungs=[3, 2, 1], max_invalid=2),
+        2 + 2,
+    ),
+    "adaptive, promotion": (
+        lambda: AdaptiveASHA(
+            max_trials=20, max_length=64, divisor=2.5, variant="promotion", max_concurrent_trials=5, max_invalid=4
+        ),
+        20 + 4,
+    ),
+    "adaptive, promotion, no limit": (
+        lambda: AdaptiveASHA(
+            max_trials=12,
+            max_length=8,
+            divisor=2,
+            mode="aggressive",
+            variant="promotion",
+            max_concurrent_trials=0,
+            max_invalid=3,
+        ),
+        12 + 3,
     ),
 }
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", METHODS)
 def test_method_keeps_the_contract(name: str, seed: int) -> None:
     make, max_creations = METHODS[name]
     check_method(make, max_creations=max_creations, seeds=[seed])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 125))
+@pytest.mark.parametrize("name", METHODS)
+def test_method_keeps_the_contract_on_many_histories(name: str, seed: int) -> None:
+    make, max_creations = METHODS[name]
+    check_method(make, max_creations=max_creations, seeds=[seed])
+
+
+HALVING = [name for name in METHODS if name.startswith(("asha", "promotion", "adaptive"))]
+
+
+def rungs_in(state: dict[str, object]) -> list[list[list[object]]]:
+    """The ranked [trial, value] pairs of every rung of every bracket."""
+    brackets = cast("list[dict[str, object]]", state.get("brackets", [state]))
+    return [rung for bracket in brackets for rung in cast("list[list[list[object]]]", bracket["rungs"])]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", HALVING)
+def test_no_trial_is_ranked_twice_in_a_rung(name: str, seed: int) -> None:
+    """A value that was filed stays, until its trial turns out to be invalid; so no second one takes its place."""
+    make, _ = METHODS[name]
+    history = play(method := make(), seed, length=method.rungs[-1])
+    method = make()
+    method.start()
+    before = [dict[object, object]() for _ in rungs_in(method.dump())]
+    ranked = 0
+    for event, _ in history.steps:
+        tell(method, event)
+        now = [{pair[0]: pair[1] for pair in rung} for rung in rungs_in(method.dump())]
+        invalid = isinstance(event, Exited) and event.reason == "invalid_hp"
+        for old, new, pairs in zip(before, now, rungs_in(method.dump()), strict=True):
+            assert len(new) == len(pairs), "a trial is in a rung twice"
+            assert len(old.keys() - new.keys()) <= invalid, "only an invalid trial leaves a rung"
+            assert all(new[trial] == value for trial, value in old.items() if trial in new), "ranked anew"
+            ranked += len(new.keys() - old.keys())
+        before = now
+    assert ranked > 0
+
+
+@pytest.mark.parametrize("name", [name for name in HALVING if "without" not in name])
+def test_no_trial_goes_past_the_rung_where_it_was_not_finite(name: str) -> None:
+    """All values are infinite: a trial reports once, at the rung it came to, and is stopped."""
+    make, _ = METHODS[name]
+    method = make()
+    shortest = method.rungs[0]
+    pending = [action.trial for action in method.start() if isinstance(action, Create)]
+    while pending:
+        trial = pending.pop()
+        reported = method.on(Reported(trial=trial, step=method.rungs[-1] - 1, value=math.inf))
+        if shortest < method.rungs[-1] and Stop(trial=trial) not in reported:
+            # A bracket whose only rung is the top one, which a trial reaches at its end.
+            assert isinstance(method, AdaptiveASHA)
+            assert reported == []
+        answer = method.on(Exited(trial=trial, reason="stopped" if reported else "completed"))
+        assert not any(isinstance(action, Resume) for action in [*reported, *answer])
+        pending += [action.trial for action in [*reported, *answer] if isinstance(action, Create)]
+    assert method.progress({}) == 1
 
 
 class Forgetful(ASHA):
@@ -47,7 +176,37 @@ class Eager(ASHA):
         return [Stop(trial=event.trial)]
 
 
-@pytest.mark.parametrize("broken", [Forgetful, Eager])
+class Shrinking(ASHA):
+    """Says that less is done when a trial ends."""
+
+    ended = 0
+
+    def on(self, event: Event) -> list[Action]:
+        self.ended += isinstance(event, Exited)
+        return super().on(event)
+
+    def progress(self, trained: Mapping[int, float]) -> float:
+        done = super().progress(trained)
+        return done if done == 1 else done / (1 + self.ended)
+
+
+class Impatient(PromotionASHA):
+    """Resumes a trial that was not paused."""
+
+    def on(self, event: Event) -> list[Action]:
+        actions = super().on(event)
+        return [*actions, Resume(trial=event.trial)] if isinstance(event, Started) else actions
+
+
+class Deaf(ASHA):
+    """Takes an extension and goes on as before."""
+
+    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
+        super().extend(max_trials=max_trials, max_length=max_length)
+        return []
+
+
+@pytest.mark.parametrize("broken", [Forgetful, Eager, Shrinking, Impatient])
 def test_contract_catches_a_broken_method(broken: type[ASHA]) -> None:
     def make() -> ASHA:
         return broken(max_trials=12, max_length=16, num_rungs=3, max_concurrent_trials=3)
@@ -59,6 +218,11 @@ def test_contract_catches_a_broken_method(broken: type[ASHA]) -> None:
         except (AssertionError, KeyError):
             caught += 1
     assert caught
+
+
+def test_contract_catches_an_extension_that_does_nothing() -> None:
+    with pytest.raises(AssertionError, match="no trial is pending or running"):
+        check_extensions(lambda: Deaf(max_trials=4, max_length=16, num_rungs=3), 0, max_creations=20)
 
 
 def test_contract_catches_more_creations_than_allowed() -> None:
