@@ -169,6 +169,19 @@ def test_hyperparameters_may_be_optunas_distributions() -> None:
     assert 70 < below < 130, "even in the exponent"
 
 
+@pytest.mark.slow
+def test_hyperparameters_may_be_domains_of_ray_tune() -> None:
+    tune = pytest.importorskip("ray.tune")
+    spaces = {"lr": tune.loguniform(1e-4, 1e-1), "layers": tune.randint(1, 4), "inner": {"name": tune.choice(["a"])}}
+    loaded = load(ASHA_3, hyperparameters=spaces)
+    draws = [build_space(loaded).sample(Random(n)) for n in range(100)]
+    assert {draw["layers"] for draw in draws} == {1, 2, 3}, "Ray's upper end is not in it"
+    assert all(1e-4 <= draw["lr"] <= 1e-1 for draw in draws)  # type: ignore[operator]
+    assert all(draw["inner"] == {"name": "a"} for draw in draws)
+    found = faults(ASHA_3, hyperparameters={"lr": tune.sample_from(lambda spec: 1)})
+    assert set(found) == {"hyperparameters.lr"}
+
+
 def test_a_distribution_without_a_counterpart_is_a_fault_with_its_path() -> None:
     class Domain:
         """Neither library's."""
