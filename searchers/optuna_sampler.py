@@ -4,8 +4,11 @@ What a model-based sampler learns from matters more than which scheduler stops i
 .09 against .15 to .27 on the same trials). So:
 
 * Trials are compared at high fidelity: those that came to a quarter of the full length or beyond, each with its last
-  value. A trial stopped below is not told at all, neither as complete nor as pruned: its low value ranks how fast it
-  started, and a search of slow starters would unlearn the best. Until enough trials came that far, draws are random.
+  value. A trial stopped below is told neither as complete nor as pruned: its value ranks how fast it started, and where
+  the best start slowly they would be unlearned. Until enough trials came that far, draws are random.
+* TPE weighs where good trials are against where the others are. Were those only the ones that came far, it would shun
+  the region that they came from, and try what nobody has seen survive. So the first trials, which were drawn at random,
+  are its background, wherever they ended: told without a value, as trials that run are (regret .085 -> .067).
 * What failed (out of memory, invalid, diverged) is told as the worst, and not proposed again.
 * Trials that run are told as running, so that workers that ask at the same time get different answers.
 * The study that is asked holds a bounded part: the best points, the latest, and the latest failures. An ask costs
@@ -53,7 +56,7 @@ _SHORT = {"tpe": "TPESampler", "gp": "GPSampler", "cmaes": "CmaEsSampler"}
 _FROM_TRIALS_ALONE = {"TPESampler", "GPSampler", "RandomSampler"}
 """These propose from trials' parameters and values. Others leave notes for themselves, in the study and its trials."""
 
-_BEST, _LATEST, _RUNNING, _FAILED = 40, 80, 24, 24
+_BEST, _LATEST, _RUNNING, _FAILED, _BACKGROUND = 30, 50, 16, 16, 60
 """Points that the study holds at most, of each kind."""
 
 _ATTEMPTS, _RANDOM_ATTEMPTS = 8, 100
@@ -100,8 +103,10 @@ class OptunaSampler:
         # What a sampler noted may refer to any trial before.
         self._pool = _Pool(best=_BEST, latest=_LATEST) if not self._has_notes else _Pool(best=0, latest=sys.maxsize)
         self._trials: dict[int, _Trial] = {}  # those that run, are in the pool, or failed lately
-        self._running: dict[int, None] = {}  # in order of their start, as all of these
+        self._running: dict[int, None] = {}  # in order of their start; those that are paused among them
         self._failed: dict[int, None] = {}
+        self._background: dict[int, None] = {}  # the first ones, whatever became of them
+        self._num_background = _BACKGROUND if is_tpe else 0
         self._refused: set[str] = set()  # points that failed, as JSON
         self._store = _Store()
         self._study = optuna.load_study(study_name="search", storage=self._store, sampler=self._sampler("0"))
@@ -131,6 +136,8 @@ class OptunaSampler:
             case Started(trial=trial):
                 if trial not in self._trials:
                     self._trials[trial] = self._begun(trial, hparams)
+                    if len(self._background) < self._num_background:
+                        self._background[trial] = None
                 self._running[trial] = None
             case Reported(trial=trial, step=step, value=value):
                 if trial in self._trials and value is not None:
@@ -180,7 +187,7 @@ class OptunaSampler:
     def _forget(self, trials: Sequence[int]) -> None:
         """Drop what is known of those that nothing refers to any more."""
         for trial in trials:
-            if trial not in self._pool and trial not in self._running and trial not in self._failed:
+            if not any(trial in kept for kept in (self._pool, self._running, self._failed, self._background)):
                 self._trials.pop(trial, None)
 
     def _propose(self, trial: int, attempt: int) -> dict[str, object]:
@@ -207,7 +214,9 @@ class OptunaSampler:
             some = itertools.islice(reversed(self._failed), len(values))
             history += [self._seen(trial, TrialState.COMPLETE, worst) for trial in some]
         latest = itertools.islice(reversed(self._running), _RUNNING)
-        history += [self._seen(trial, TrialState.RUNNING) for trial in latest if trial not in values]
+        told = {trial.number for trial in history}
+        others = dict.fromkeys(itertools.chain(latest, self._background))
+        history += [self._seen(trial, TrialState.RUNNING) for trial in others if trial not in told]
         return sorted(history, key=lambda trial: trial.number)
 
     def _seen(self, trial: int, state: TrialState, value: float | None = None) -> FrozenTrial:
