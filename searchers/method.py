@@ -132,10 +132,8 @@ def check_extension(**asked: tuple[int | None, int | str]) -> None:
             grows |= new != old
     check.done()
     if not grows:
-        has = ", ".join(f"{name} = {old}" for name, (_, old) in asked.items() if not isinstance(old, str))
-        raise MethodError(
-            [("searcher", f"nothing to extend: give a larger budget than {has or 'this search can have'}")]
-        )
+        has = [f"{name} > {old}" for name, (_, old) in asked.items() if not isinstance(old, str)]
+        raise MethodError([("searcher", f"an extension needs {' or '.join(has) or 'what this search cannot have'}")])
 
 
 def check_state(method: str, state: dict[str, object]) -> None:

@@ -1,0 +1,244 @@
+"""Brackets of ASHA: trials in two brackets, numbered as one; who is created, what is told, when it is done."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from searchers import (
+    ASHA,
+    AdaptiveASHA,
+    Create,
+    Done,
+    Exited,
+    IllegalEvent,
+    MethodError,
+    Pause,
+    PromotionASHA,
+    Reported,
+    Resume,
+    Stop,
+)
+from searchers.adaptive_asha import bracket_trials, bracket_weights
+from searchers.events import Action, Reason
+
+
+def two_brackets(max_trials: int = 12, max_concurrent_trials: int = 4, max_invalid: int | None = None) -> AdaptiveASHA:
+    """Rungs 4, 16 and 16; weights 4/2 and 1, so two thirds of the trials and one third."""
+    return AdaptiveASHA(
+        max_trials=max_trials,
+        max_length=16,
+        bracket_rungs=[2, 1],
+        max_concurrent_trials=max_concurrent_trials,
+        max_invalid=max_invalid,
+    )
+
+
+def report(method: AdaptiveASHA, trial: int, step: float, value: float) -> list[Action]:
+    return method.on(Reported(trial=trial, step=step, value=value))
+
+
+def leave(method: AdaptiveASHA, trial: int, reason: Reason = "completed") -> list[Action]:
+    return method.on(Exited(trial=trial, reason=reason))
+
+
+def test_brackets_have_their_own_rungs_and_trials() -> None:
+    method = two_brackets()
+    assert [(type(b), b.rungs, b.max_trials) for b in method.brackets] == [(ASHA, (4, 16), 8), (ASHA, (16,), 4)]
+    assert (method.rungs, method.max_trials) == ((4, 16), 12)
+
+
+def test_first_trials_are_those_of_the_first_bracket_then_of_the_second() -> None:
+    method = two_brackets()
+    assert method.start() == [Create(trial=trial) for trial in range(4)]
+    assert report(method, 2, 4, 0.9) == report(method, 3, 4, 0.8) == [], "of the second bracket: no rung at 4"
+    assert report(method, 0, 4, 0.3) == [], "the first at its rung"
+    assert report(method, 1, 4, 0.4) == [Stop(trial=1), Create(trial=4)]
+
+
+def test_results_are_not_shared_between_brackets() -> None:
+    method = AdaptiveASHA(max_trials=8, max_length=16, bracket_rungs=[2, 2], max_concurrent_trials=4)
+    method.start()
+    assert report(method, 0, 4, 0.1) == []
+    assert report(method, 2, 4, 0.9) == [], "worse than 0.1, but the first of its own bracket"
+    assert report(method, 1, 4, 0.5) == [Stop(trial=1), Create(trial=4)]
+
+
+def test_trials_keep_their_numbers_when_brackets_create_in_turns() -> None:
+    method = two_brackets()
+    method.start()
+    assert leave(method, 3) == [Create(trial=4)], "of the second bracket"
+    assert leave(method, 0) == [Create(trial=5)], "of the first one"
+    assert report(method, 5, 4, 0.5) == []
+    assert report(method, 4, 4, 0.9) == []
+    assert report(method, 1, 4, 0.9) == [Stop(trial=1), Create(trial=6)]
+
+
+def test_done_when_every_bracket_is() -> None:
+    method = two_brackets(max_trials=3)
+    assert [b.max_trials for b in method.brackets] == [2, 1]
+    method.start()
+    assert leave(method, 0) == leave(method, 1) == []
+    assert method.progress({}) < 1
+    assert leave(method, 2) == [Done(reason="completed")]
+    assert method.progress({}) == 1
+
+
+@pytest.mark.parametrize(
+    ("reasons", "outcome"),
+    [
+        (["errored", "canceled", "completed"], "completed"),
+        (["canceled", "canceled", "errored"], "errored"),
+        (["errored", "canceled", "canceled"], "errored"),
+        (["canceled", "canceled", "canceled"], "canceled"),
+    ],
+)
+def test_how_it_ended(reasons: list[Reason], outcome: str) -> None:
+    method = two_brackets(max_trials=3)
+    method.start()
+    *before, last = [leave(method, trial, reason) for trial, reason in enumerate(reasons)]
+    assert before == [[], []]
+    assert last == [Done(reason=outcome)]  # type: ignore[arg-type]
+
+
+def test_invalid_trials_are_counted_over_all_brackets() -> None:
+    method = two_brackets(max_invalid=2)
+    method.start()
+    assert leave(method, 0, "invalid_hp") == [Create(trial=4)]
+    assert leave(method, 2, "invalid_hp") == [Create(trial=5)]
+    assert leave(method, 2, "invalid_hp") == [], "told twice, counted once"
+    assert leave(method, 4, "invalid_hp") == [], "the third one: nothing is created any more, in no bracket"
+    assert leave(method, 3) == leave(method, 5) == []
+    assert leave(method, 1) == [Done(reason="invalid_hp")]
+
+
+def test_promotion_pauses_and_resumes_by_the_numbers_of_the_whole() -> None:
+    method = AdaptiveASHA(
+        max_trials=8, max_length=16, bracket_rungs=[2, 1], max_concurrent_trials=2, variant="promotion", divisor=2
+    )
+    assert [type(b) for b in method.brackets] == [PromotionASHA, PromotionASHA]
+    assert method.start() == [Create(trial=0), Create(trial=1)]
+    assert leave(method, 1) == [Create(trial=2)], "of the second bracket"
+    assert report(method, 0, 8, 0.3) == [Pause(trial=0), Create(trial=3)]
+    assert report(method, 3, 8, 0.4) == [Pause(trial=3), Resume(trial=0)]
+
+
+def test_unknown_trial_is_illegal_and_changes_nothing() -> None:
+    method = two_brackets()
+    method.start()
+    before = method.dump()
+    with pytest.raises(IllegalEvent, match="trial 4 was never created; so far there are 4"):
+        report(method, 4, 4, 0.1)
+    assert method.dump() == before
+
+
+# ------------------------------------------------------------------------------------------------- weaknesses, mended
+
+
+def test_weakness_4_exact_powers_have_all_their_rungs() -> None:
+    method = AdaptiveASHA(max_trials=1000, max_length=1000, divisor=10, mode="aggressive")
+    assert math.floor(math.log(1000) / math.log(10)) + 1 == 3, "what floats say"
+    assert [bracket.rungs for bracket in method.brackets] == [(1, 10, 100, 1000)]
+
+
+def test_weakness_5_brackets_never_have_more_trials_than_the_search() -> None:
+    method = AdaptiveASHA(max_trials=2, max_length=16, bracket_rungs=[3, 2, 1])
+    assert [bracket.max_trials for bracket in method.brackets] == [1, 1]
+
+
+@given(
+    st.integers(1, 200), st.lists(st.integers(1, 8), min_size=1, max_size=8), st.sampled_from([1.1, 1.5, 2, 3, 4, 10])
+)
+def test_brackets_share_out_exactly_the_trials_there_are(max_trials: int, rungs: list[int], divisor: float) -> None:
+    trials = bracket_trials(max_trials, bracket_weights(rungs, divisor=divisor))
+    assert sum(trials) == max_trials
+    assert min(trials) >= min(1, max_trials // len(rungs)), "one each, as far as they go"
+
+
+@pytest.mark.parametrize("variant", ["stopping", "promotion"])
+def test_trials_created_are_those_of_the_budget(variant: str) -> None:
+    method = AdaptiveASHA(max_trials=50, max_length=16, variant=variant)  # type: ignore[arg-type]
+    pending = [action.trial for action in method.start() if isinstance(action, Create)]
+    assert len(pending) == 16
+    kinds: Counter[str] = Counter(Create=len(pending))
+    while pending:
+        actions = leave(method, pending.pop())
+        pending += [action.trial for action in actions if isinstance(action, Create)]
+        kinds.update(type(action).__name__ for action in actions)
+    assert kinds == Counter(Create=50, Done=1)
+
+
+# -------------------------------------------------------------------------------------------------------- extension
+
+
+def test_more_trials_are_shared_out_by_the_same_weights() -> None:
+    method = two_brackets(max_trials=3)
+    method.start()
+    for trial in range(3):
+        leave(method, trial)
+    actions = method.extend(max_trials=9)
+    assert [bracket.max_trials for bracket in method.brackets] == [2 + 4, 1 + 2]
+    assert actions == [Create(trial=trial) for trial in (3, 4, 5, 6)]
+    assert method.progress({}) < 1
+
+
+def test_a_longer_search_is_longer_in_every_bracket() -> None:
+    method = two_brackets(max_trials=3)
+    method.start()
+    for trial in range(3):
+        report(method, trial, 16, trial)
+        leave(method, trial, "stopped" if trial == 1 else "completed")
+    # Bracket 0 had trial 0 at the top (1 was stopped at 4), bracket 1 had trial 2.
+    assert method.extend(max_length=64) == [Resume(trial=0), Resume(trial=2)]
+    assert [bracket.rungs for bracket in method.brackets] == [(4, 16, 64), (16, 64)]
+    assert leave(method, 0) == []
+    assert leave(method, 2) == [Done(reason="completed")]
+
+
+def test_an_extension_is_refused_where_the_budget_does_not_grow() -> None:
+    method = two_brackets()
+    method.start()
+    before = method.dump()
+    with pytest.raises(MethodError, match=r"searcher\.max_trials: must be an integer >= 12, got 11"):
+        method.extend(max_trials=11, max_length=64)
+    with pytest.raises(MethodError, match="max_trials > 12 or max_length > 16"):
+        method.extend(max_trials=12)
+    assert method.dump() == before
+
+
+# ---------------------------------------------------------------------------------------------------- configuration
+
+
+def test_all_invalid_fields_are_named_at_once() -> None:
+    with pytest.raises(MethodError) as caught:
+        AdaptiveASHA(
+            max_trials=0,
+            max_length=0,
+            divisor=1,
+            max_rungs=0,
+            mode="bold",  # type: ignore[arg-type]
+            bracket_rungs=[2, 0],
+            max_concurrent_trials=-1,
+            variant="stop",  # type: ignore[arg-type]
+            max_invalid=-1,
+        )
+    assert str(caught.value).splitlines() == [
+        "searcher.max_trials: must be an integer >= 1, got 0",
+        "searcher.max_length: must be an integer >= 1, got 0",
+        "searcher.divisor: must be > 1, got 1",
+        "searcher.max_rungs: must be an integer >= 1, got 0",
+        "searcher.mode: must be one of aggressive, standard, conservative, got 'bold'",
+        "searcher.bracket_rungs[1]: must be an integer >= 1, got 0",
+        "searcher.max_concurrent_trials: must be an integer >= 0, got -1",
+        "searcher.variant: must be one of stopping, promotion, got 'stop'",
+        "searcher.max_invalid: must be an integer >= 0, got -1",
+    ]
+
+
+def test_state_of_another_method_is_refused() -> None:
+    with pytest.raises(ValueError, match="'asha', this is 'adaptive_asha'"):
+        two_brackets().load({"method": "asha"})

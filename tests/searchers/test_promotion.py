@@ -1,0 +1,314 @@
+"""The paper's rule in closed form: rungs 1, 4, 16, divisor 4; who pauses, who goes on, who is stopped at the end."""
+
+from __future__ import annotations
+
+import json
+import math
+from random import Random
+
+import pytest
+
+from searchers import (
+    Create,
+    Done,
+    Exited,
+    IllegalEvent,
+    MethodError,
+    Pause,
+    PromotionASHA,
+    Reported,
+    Resume,
+    Started,
+    Stop,
+)
+from searchers.events import Action, Reason
+
+
+def asha(max_trials: int = 64, max_concurrent_trials: int = 1, divisor: float = 4, num_rungs: int = 3) -> PromotionASHA:
+    method = PromotionASHA(
+        max_trials=max_trials,
+        max_length=16,
+        num_rungs=num_rungs,
+        divisor=divisor,
+        max_concurrent_trials=max_concurrent_trials,
+    )
+    method.start()
+    return method
+
+
+def report(method: PromotionASHA, trial: int, step: float, value: float | None) -> list[Action]:
+    return method.on(Reported(trial=trial, step=step, value=value))
+
+
+def leave(method: PromotionASHA, trial: int, reason: Reason = "completed") -> list[Action]:
+    return method.on(Exited(trial=trial, reason=reason))
+
+
+def ranked(method: PromotionASHA) -> list[list[tuple[int, float]]]:
+    """(trial, value) by rung."""
+    dumped = json.loads(json.dumps(method.dump()["rungs"]))
+    return [[(trial, float(value)) for trial, value in rung] for rung in dumped]
+
+
+def first_rung(method: PromotionASHA, values: list[float]) -> list[list[Action]]:
+    """Trials 0, 1, ... report these at rung 1, one after another."""
+    return [report(method, trial, 1, value) for trial, value in enumerate(values)]
+
+
+# ------------------------------------------------------------------------------------------------------------ traces
+
+
+def test_trials_pause_until_one_is_among_the_best_quarter() -> None:
+    """floor(n / 4) is 0 for n < 4: the fourth value makes the best one go on."""
+    assert first_rung(asha(), [0.5, 0.3, 0.4, 0.6]) == [
+        [Pause(trial=0), Create(trial=1)],
+        [Pause(trial=1), Create(trial=2)],
+        [Pause(trial=2), Create(trial=3)],
+        [Pause(trial=3), Resume(trial=1)],
+    ]
+
+
+def test_who_is_to_go_on_at_once_is_not_paused() -> None:
+    method = asha()
+    assert first_rung(method, [0.5, 0.3, 0.4, 0.2])[3] == [], "0.2 is the best of four: its place is its own again"
+    assert report(method, 3, 4, 0.2) == [Pause(trial=3), Create(trial=4)]
+
+
+def test_the_second_best_goes_on_when_two_may() -> None:
+    method = asha(divisor=2, num_rungs=2, max_concurrent_trials=2)  # rungs 8 and 16
+    assert report(method, 0, 8, 0.4) == [Pause(trial=0), Create(trial=2)]
+    assert report(method, 1, 8, 0.3) == [], "the better of two goes on"
+    assert report(method, 2, 8, 0.35) == [Pause(trial=2), Create(trial=3)], "floor(3 / 2) = 1, and 0.3 has gone on"
+    assert report(method, 3, 8, 0.5) == [Pause(trial=3), Resume(trial=2)]
+
+
+def test_an_old_trial_is_promoted_when_its_rung_has_grown() -> None:
+    """With one place: 0.1 goes on at n = 4; 0.2, second of eight, waits for n = 8."""
+    method = asha()
+    answers = first_rung(method, [0.2, 0.9, 0.8, 0.1])
+    assert answers[3] == []
+    assert report(method, 3, 4, 0.1) == [Pause(trial=3), Create(trial=4)], "one in the second rung is not four"
+    for trial in (4, 5, 6):
+        assert report(method, trial, 1, 0.7) == [Pause(trial=trial), Create(trial=trial + 1)]
+    assert report(method, 7, 1, 0.6) == [Pause(trial=7), Resume(trial=0)]
+
+
+def test_of_equal_values_the_lower_number_goes_on() -> None:
+    assert first_rung(asha(), [0.5] * 4)[3] == [Pause(trial=3), Resume(trial=0)]
+
+
+def test_each_trial_is_promoted_once_from_a_rung() -> None:
+    method = asha(divisor=2, num_rungs=2)
+    first_rung_answers = [report(method, 0, 8, 0.1), report(method, 1, 8, 0.2)]
+    assert first_rung_answers == [[Pause(trial=0), Create(trial=1)], [Pause(trial=1), Resume(trial=0)]]
+    assert method.on(Started(trial=0)) == []
+    assert report(method, 0, 16, 0.1) == []
+    assert leave(method, 0) == [Create(trial=2)], "0.1 is still the best of two, and has been promoted"
+
+
+def test_a_resumed_trial_reports_at_the_next_rung_only() -> None:
+    method = asha()
+    first_rung(method, [0.5, 0.3, 0.4, 0.6])
+    assert [report(method, 1, step, 0.1) for step in (1, 2, 3)] == [[]] * 3
+    assert ranked(method) == [[(0, 0.5), (1, 0.3), (2, 0.4), (3, 0.6)], [], []]
+    assert report(method, 1, 4, 0.1) == [Pause(trial=1), Create(trial=4)]
+    assert ranked(method)[1] == [(1, 0.1)]
+
+
+def test_a_report_that_crossed_two_rungs_is_filed_at_the_second_when_it_is_promoted() -> None:
+    method = asha()
+    assert report(method, 0, 5, 0.1) == [Pause(trial=0), Create(trial=1)]
+    assert ranked(method) == [[(0, 0.1)], [], []]
+    for trial in (1, 2):
+        report(method, trial, 1, 0.5)
+    assert report(method, 3, 1, 0.5) == [Pause(trial=3), Create(trial=4)], "nobody needs to be resumed for it"
+    assert ranked(method)[1] == [(0, 0.1)]
+
+
+def test_a_trial_that_ran_past_its_pause_is_not_trained_twice() -> None:
+    """It was told to pause at 1, and came to 4 before it did: that report counts when it is promoted."""
+    method = asha()
+    report(method, 0, 1, 0.2)
+    assert report(method, 0, 4, 0.1) == [] == report(method, 0, 4, 0.1)
+    assert ranked(method) == [[(0, 0.2)], [], []]
+    for trial in (1, 2, 3):
+        report(method, trial, 1, 0.5)
+    assert ranked(method)[1] == [(0, 0.1)]
+
+
+def test_equal_rungs_are_all_passed_by_one_report() -> None:
+    method = PromotionASHA(max_trials=16, max_length=4, num_rungs=4, divisor=2, max_concurrent_trials=1)
+    assert method.rungs == (1, 1, 2, 4)
+    method.start()
+    assert report(method, 0, 1, 0.5) == [Pause(trial=0), Create(trial=1)]
+    # 0.4 is the best of two at the first rung, and waits at the second, which is as long: 0.5 comes next.
+    assert report(method, 1, 1, 0.4) == [Pause(trial=1), Create(trial=2)]
+    assert [len(rung) for rung in ranked(method)] == [2, 1, 0, 0]
+
+
+def test_matches_a_plain_transcription_of_the_paper() -> None:
+    """Algorithm 2 with sorted lists, one place: the same jobs in the same order, while trials are created."""
+    rng, d, top = Random(3), 3, 3
+    values = [rng.random() for _ in range(300)]
+    method = PromotionASHA(max_trials=10_000, max_length=27, num_rungs=4, divisor=3, max_concurrent_trials=1)
+    actions = method.start()
+    rungs: list[list[tuple[float, int]]] = [[] for _ in range(top + 1)]
+    promoted: list[set[int]] = [set() for _ in range(top + 1)]
+    running, rung, created = 0, 0, 1
+    for _ in range(300):
+        value = values[running % 300] + 0.01 * rung
+        actions = method.on(Reported(trial=running, step=3**rung, value=value))
+        if rung == top:
+            actions += method.on(Exited(trial=running, reason="completed"))
+        else:
+            rungs[rung].append((value, running))
+        for k in range(top - 1, -1, -1):
+            best = sorted(rungs[k])[: len(rungs[k]) // d]
+            found = [trial for _, trial in best if trial not in promoted[k]]
+            if found:
+                promoted[k].add(found[0])
+                job, at = found[0], k + 1
+                break
+        else:
+            job, at, created = created, 0, created + 1
+        if at == 0:
+            assert actions[-1] == Create(trial=job)
+        elif job == running:
+            assert actions == []
+        else:
+            assert actions[-1] == Resume(trial=job)
+        running, rung = job, at
+
+
+# ---------------------------------------------------------------------------------------------------- how it ends
+
+
+def test_the_last_ones_without_hope_are_stopped_and_the_search_is_done() -> None:
+    method = asha(max_trials=4)
+    answers = first_rung(method, [0.5, 0.3, 0.4, 0.6])
+    assert answers[3] == [Resume(trial=1), Stop(trial=0), Stop(trial=2), Stop(trial=3)]
+    # Rung 4 has one value and can get no other: its best one goes on, though floor(1 / 4) = 0.
+    assert report(method, 1, 4, 0.2) == []
+    assert report(method, 1, 16, 0.1) == []
+    assert leave(method, 0, "stopped") == leave(method, 2, "stopped") == leave(method, 3, "stopped") == []
+    assert leave(method, 1) == [Done(reason="completed")]
+
+
+def test_a_search_of_fewer_trials_than_the_divisor_trains_one_to_the_end() -> None:
+    method = asha(max_trials=3)
+    assert first_rung(method, [0.5, 0.3, 0.4])[2] == [Resume(trial=1), Stop(trial=0), Stop(trial=2)]
+    assert report(method, 1, 4, 0.3) == report(method, 1, 16, 0.3) == []
+
+
+def test_nobody_is_stopped_while_a_trial_may_still_come_to_the_first_rung() -> None:
+    method = asha(max_trials=5, max_concurrent_trials=2)
+    answers = [
+        report(method, 0, 1, 0.5),
+        report(method, 2, 1, 0.4),
+        report(method, 3, 1, 0.3),
+        report(method, 4, 1, 0.2),
+    ]
+    assert not any(isinstance(action, Stop) for actions in answers for action in actions), "trial 1 is still on its way"
+
+
+def test_a_value_that_is_not_finite_stops_its_trial_and_counts_as_the_worst() -> None:
+    method = asha()
+    assert report(method, 0, 1, math.inf) == [Stop(trial=0), Create(trial=1)]
+    assert report(method, 1, 1, math.nan) == [Stop(trial=1), Create(trial=2)]
+    assert report(method, 2, 1, None) == [Stop(trial=2), Create(trial=3)]
+    assert report(method, 3, 1, 0.9) == [], "the best of four"
+
+
+def test_a_failed_trial_counts_as_the_worst_where_it_was_going() -> None:
+    method = asha()
+    first_rung(method, [0.5, 0.3, 0.4, 0.6])
+    assert leave(method, 1, "errored") == [Create(trial=4)]
+    assert ranked(method)[1] == [(1, math.inf)]
+
+
+def test_a_trial_that_fails_while_it_is_paused_is_not_promoted() -> None:
+    method = asha()
+    for trial, value in enumerate([0.5, 0.3, 0.4]):
+        report(method, trial, 1, value)
+    assert leave(method, 1, "errored") == [], "it held no place"
+    assert report(method, 3, 1, 0.6) == [Pause(trial=3), Create(trial=4)], "the best of four is gone"
+    assert ranked(method)[0][1] == (1, 0.3), "what it reported counts"
+
+
+def test_an_invalid_trial_leaves_no_trace_and_is_replaced() -> None:
+    method = asha(max_trials=4, max_concurrent_trials=4)
+    report(method, 0, 1, 0.1)
+    assert leave(method, 0, "invalid_hp") == [Create(trial=4)]
+    assert ranked(method) == [[], [], []]
+
+
+def test_unknown_trial_is_illegal_and_changes_nothing() -> None:
+    method = asha()
+    before = method.dump()
+    with pytest.raises(IllegalEvent, match="trial 1 was never created"):
+        report(method, 1, 1, 0.1)
+    assert method.dump() == before
+
+
+# -------------------------------------------------------------------------------------------------------- extension
+
+
+def finished(max_trials: int = 4) -> PromotionASHA:
+    """Rungs 1, 4, 16; values are the trials' numbers; the search is done."""
+    method = asha(max_trials=max_trials)
+    pending = [0]
+    steps = dict.fromkeys(range(max_trials), 0)
+    while pending:
+        trial = pending.pop()
+        steps[trial] = {0: 1, 1: 4, 4: 16}[steps[trial]]
+        actions = report(method, trial, steps[trial], trial)
+        if steps[trial] == 16:
+            actions = [*actions, *leave(method, trial)]
+        elif not actions or not any(isinstance(a, Pause | Stop) and a.trial == trial for a in actions):
+            pending.append(trial)
+        for action in actions:
+            if isinstance(action, Stop):
+                actions = [*actions, *leave(method, action.trial, "stopped")]
+        pending += [action.trial for action in actions if isinstance(action, Create | Resume)]
+    assert method.progress({}) == 1
+    return method
+
+
+def test_more_trials_promote_who_was_stopped_without_hope() -> None:
+    """Of four trials the best went on. Of eight two do: trial 1, the second best, is taken up from its checkpoint."""
+    method = finished(4)
+    assert method.extend(max_trials=8) == [Create(trial=4)]
+    assert [report(method, trial, 1, trial) for trial in (4, 5, 6)] == [
+        [Pause(trial=trial), Create(trial=trial + 1)] for trial in (4, 5, 6)
+    ]
+    last = report(method, 7, 1, 7)
+    assert last == [Resume(trial=1), Stop(trial=4), Stop(trial=5), Stop(trial=6), Stop(trial=7)]
+
+
+def test_a_longer_search_resumes_the_best_of_those_that_came_to_the_end() -> None:
+    method = finished(4)
+    assert method.extend(max_length=64) == [Resume(trial=0)]
+    assert method.rungs == (1, 4, 16, 64)
+    assert report(method, 0, 64, 0.0) == []
+    assert leave(method, 0) == [Done(reason="completed")]
+
+
+def test_who_runs_at_the_old_top_pauses_unless_it_is_the_best() -> None:
+    method = asha(max_trials=64, max_concurrent_trials=2, divisor=2, num_rungs=1)
+    assert report(method, 0, 16, 0.5) == report(method, 1, 16, 0.4) == []
+    assert method.extend(max_length=32) == [Pause(trial=0), Create(trial=2)]
+    assert report(method, 1, 32, 0.4) == []
+
+
+def test_an_extension_is_refused_where_the_budget_does_not_grow() -> None:
+    method = asha()
+    before = method.dump()
+    for wrong in ({"max_trials": 63}, {"max_length": 15}, {"max_trials": 64, "max_length": 16}, {}):
+        with pytest.raises(MethodError):
+            method.extend(**wrong)
+    assert method.dump() == before
+
+
+def test_state_of_the_other_variant_is_refused() -> None:
+    with pytest.raises(ValueError, match="'asha', this is 'promotion_asha'"):
+        asha().load({"method": "asha"})
