@@ -119,6 +119,25 @@ def test_a_stopped_trial_is_never_told_below_the_floor(listening: OptunaSampler)
     assert seen(listening) == {}
 
 
+def test_the_floor_is_a_rung_a_fifth_of_the_length_or_above(listening: OptunaSampler) -> None:
+    sampler = OptunaSampler(LINE, seed=7, rungs=(1, 3, 9, 27, 81), name="Listening")
+    tell(sampler, 0, 0.0, (26, 1.0), reason="stopped")
+    tell(sampler, 1, 0.1, (27, 1.0), reason="stopped")
+    assert seen(sampler) == {1: ("COMPLETE", 0.1, 1.0)}
+
+
+def test_tpe_has_the_first_trials_for_its_background() -> None:
+    sampler = OptunaSampler(LINE, seed=7, rungs=RUNGS)
+    for trial in range(100):
+        tell(sampler, trial, 0.5, (1, 0.0), reason="stopped")
+    for trial, reason in [(100, "completed"), (101, "errored"), (102, None)]:
+        tell(sampler, trial, 0.5, (16, 1.0), reason=reason)
+    tell(sampler, 103, 0.5)
+    first = dict.fromkeys(range(60), "RUNNING")
+    later = {100: "COMPLETE", 101: "COMPLETE", 102: "COMPLETE", 103: "RUNNING"}
+    assert {trial.number: trial.state.name for trial in sampler._history()} == first | later
+
+
 def test_one_that_completed_by_itself_is_compared_at_any_length(listening: OptunaSampler) -> None:
     tell(listening, 0, 0.5, (2, 0.25), reason="completed")
     assert seen(listening) == {0: ("COMPLETE", 0.5, 0.25)}
