@@ -15,6 +15,7 @@ from searchers import (
     IllegalEvent,
     MethodError,
     Reported,
+    Resume,
     Started,
     Stop,
     rung_lengths,
@@ -327,3 +328,152 @@ def test_divisor_must_be_a_number_above_1(divisor: object) -> None:
 def test_state_of_another_method_is_refused() -> None:
     with pytest.raises(ValueError, match="'random', this is 'asha'"):
         asha().load({"method": "random"})
+
+
+# ------------------------------------------------------------------------------------------------ progress, extension
+
+
+def test_progress_is_the_share_of_trials_past_the_first_rung() -> None:
+    method = asha(max_trials=10)
+    assert method.progress({}) == 0
+    report(method, 0, 1, 0.5)
+    assert method.progress({}) == pytest.approx(1 / 12)
+    report(method, 1, 1, 0.6)
+    assert method.progress({0: 1.0, 1: 0.5}) == pytest.approx(2 / 12)
+    assert leave(method, 2, "errored") != []
+    assert method.progress({}) == pytest.approx(3 / 12), "it counts as the worst"
+    assert leave(method, 3, "completed") != []
+    assert method.progress({}) == pytest.approx(4 / 12), "it comes to no rung any more"
+
+
+def test_progress_at_the_end_is_the_share_of_trials_that_have_ended() -> None:
+    method = asha(max_trials=4)
+    for trial in range(4):
+        report(method, trial, 1, 0.5)
+    assert method.progress({}) == pytest.approx(1 / 1.2)
+    for trial in range(3):
+        leave(method, trial)
+    assert method.progress({}) == pytest.approx(1 / 1.2), "more than 3 / 4"
+    leave(method, 3)
+    assert method.progress({}) == 1
+
+
+def test_progress_does_not_fall_when_a_trial_turns_out_to_be_invalid() -> None:
+    method = asha(max_trials=4)
+    report(method, 0, 1, 0.5)
+    before = method.progress({})
+    leave(method, 0, "invalid_hp")
+    assert method.progress({}) == before > 0
+
+
+def test_progress_is_1_only_when_the_search_is_done() -> None:
+    method = asha(max_trials=1)
+    report(method, 0, 16, 0.5)
+    assert method.progress({0: 1.0}) < 1
+    leave(method, 0)
+    assert method.progress({0: 1.0}) == 1
+    method.extend(max_trials=2)
+    assert method.progress({0: 1.0}) < 1
+
+
+def done(values: list[float]) -> ASHA:
+    """A search whose trials report these at 16 at once, those that are not stopped complete, and that is done."""
+    method = asha(max_trials=len(values), max_concurrent_trials=len(values))
+    for trial, value in enumerate(values):
+        stopped = report(method, trial, 16, value) != []
+        leave(method, trial, "stopped" if stopped else "completed")
+    assert method.progress({}) == 1
+    return method
+
+
+def test_more_trials_follow_a_search_that_is_done() -> None:
+    method = done([0.4, 0.5])
+    assert method.extend(max_trials=4) == [Create(trial=2), Create(trial=3)]
+    assert report(method, 2, 1, 0.5) == [Stop(trial=2)], "ranked with those that were before"
+    assert leave(method, 2, "stopped") == []
+    assert leave(method, 3) == [Done(reason="completed")]
+
+
+def test_more_trials_for_a_search_that_runs_come_when_there_is_room() -> None:
+    method = asha(max_trials=2, max_concurrent_trials=8)
+    assert method.extend(max_trials=3) == [Create(trial=2)], "there were as many places as trials, and are 3 now"
+    method = asha(max_trials=8, max_concurrent_trials=2)
+    assert method.extend(max_trials=9) == []
+    assert [leave(method, trial) for trial in range(9)] == [[Create(trial=n)] for n in range(2, 9)] + [[]] + [
+        [Done(reason="completed")]
+    ]
+
+
+def test_a_longer_search_resumes_the_best_quarter_of_those_at_the_top() -> None:
+    method = done([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])  # each better than those before: all come to the top
+    assert method.extend(max_length=64) == [Resume(trial=7), Resume(trial=6)]
+    assert method.rungs == (1, 4, 16, 64)
+    assert report(method, 7, 64, 0.1) == report(method, 6, 64, 0.2) == []
+    assert ranked(method)[3] == [(6, 0.2), (7, 0.1)]
+    assert leave(method, 7) == []
+    assert leave(method, 6) == [Done(reason="completed")]
+
+
+def test_a_longer_search_ranks_at_the_old_top_who_comes_there_later() -> None:
+    method = asha(max_trials=64)
+    report(method, 0, 16, 0.5)
+    assert method.extend(max_length=64) == [], "trial 0, the best of one, runs on"
+    assert report(method, 1, 16, 0.6) == [Stop(trial=1), Create(trial=4)]
+    assert ranked(method)[2] == [(0, 0.5)], "1 was stopped at the first rung"
+    assert report(method, 2, 1, 0.4) == []
+    assert report(method, 2, 16, 0.6) == [Stop(trial=2), Create(trial=5)]
+
+
+def test_who_runs_at_the_old_top_is_stopped_unless_it_is_among_the_best() -> None:
+    method = ASHA(max_trials=64, max_length=16, num_rungs=1, max_concurrent_trials=3)
+    method.start()
+    for trial, value in enumerate([0.5, 0.3, 0.4]):
+        assert report(method, trial, 16, value) == []
+    assert method.extend(max_length=64) == [Stop(trial=0), Stop(trial=2), Create(trial=3), Create(trial=4)]
+
+
+def test_no_stopped_or_failed_trial_is_revived() -> None:
+    method = asha(max_trials=3, max_concurrent_trials=3)
+    report(method, 0, 16, 0.1)
+    leave(method, 0, "errored")
+    report(method, 1, 1, 0.9)
+    leave(method, 1, "stopped")
+    report(method, 2, 16, math.inf)
+    leave(method, 2, "stopped")
+    assert method.extend(max_length=64) == [Done(reason="completed")], "Done comes anew: nobody can go on"
+
+
+def test_a_second_extension_resumes_who_completed_the_first() -> None:
+    method = done([0.5])
+    assert method.extend(max_length=64) == [Resume(trial=0)]
+    report(method, 0, 64, 0.4)
+    leave(method, 0)
+    assert method.extend(max_length=256) == [Resume(trial=0)]
+    assert method.rungs == (1, 4, 16, 64, 256)
+
+
+def test_an_extension_goes_through_dump_and_load() -> None:
+    method = done([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
+    method.extend(max_length=64, max_trials=20)
+    again = ASHA(max_trials=8, max_length=16, num_rungs=3, max_concurrent_trials=8)
+    again.load(json.loads(json.dumps(method.dump())))
+    assert (again.rungs, again.max_trials, again.dump()) == (method.rungs, 20, method.dump())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"max_trials": 63}, "searcher.max_trials: must be an integer >= 64, got 63"),
+        ({"max_length": 15}, "searcher.max_length: must be an integer >= 16, got 15"),
+        ({"max_trials": 128.0}, "searcher.max_trials: must be an integer >= 64, got 128.0"),
+        ({"max_trials": 64, "max_length": 16}, "searcher: an extension needs max_trials > 64 or max_length > 16"),
+        ({}, "searcher: an extension needs max_trials > 64 or max_length > 16"),
+    ],
+)
+def test_an_extension_is_refused_where_the_budget_does_not_grow(wanted: dict[str, int], message: str) -> None:
+    method = asha()
+    before = method.dump()
+    with pytest.raises(MethodError) as caught:
+        method.extend(**wanted)
+    assert str(caught.value) == message
+    assert method.dump() == before

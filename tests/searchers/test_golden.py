@@ -5,8 +5,8 @@ Rungs and brackets with L = max_length, N = max_trials, d = divisor, R = rungs, 
     length of rung r      max(floor(L / d ** (R - 1 - r)), 1)
     rungs of a bracket    min(max_rungs, floor(log L / log d) + 1, floor(log N / log d) + 1)
     brackets              aggressive: R; standard: R down to floor((R - 1) / 2) + 1; conservative: R down to 1
-    trials of a bracket   floor(N * weight / sum of weights), 1 at least, the rest to the first; of b rungs the weight is
-                          d ** (b - 1) / b
+    trials of a bracket   floor(N * weight / sum of weights), 1 at least, the rest to the first; for b rungs the weight
+                          is d ** (b - 1) / b
     places of a bracket   m > 0: max(m, brackets) evenly, the first ones get the rest; m = 0: max(trials of the last
                           bracket, floor(d))
     preview               of n trials at a rung max(floor(n / d), 1) go on

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from searchers import Create, Done, Exited, MethodError, RandomSearch, Reported, Single, Started
+from searchers import Create, Done, Exited, MethodError, RandomSearch, Reported, Resume, Single, Started
+from searchers.events import Reason
 
 
 def test_each_end_makes_room_for_the_next() -> None:
@@ -78,3 +79,96 @@ def test_invalid_fields_are_named() -> None:
 def test_states_of_single_and_random_are_not_interchangeable() -> None:
     with pytest.raises(ValueError, match="'single', this is 'random'"):
         RandomSearch(max_trials=1).load(Single().dump())
+
+
+def test_progress_is_the_mean_over_all_trials_that_will_be() -> None:
+    method = RandomSearch(max_trials=4, max_concurrent_trials=2)
+    method.start()
+    assert method.progress({}) == 0
+    assert method.progress({0: 0.5}) == 0.5 / 4
+    method.on(Exited(trial=0, reason="errored"))
+    assert method.progress({0: 0.5, 1: 0.25}) == 1.25 / 4, "an end counts in full, and a new trial for nothing"
+    assert method.progress({1: math.nan}) == 1.25 / 4, "nor does it when a trial begins again"
+    assert method.progress({1: math.inf, 2: -1}) == 2 / 4
+
+
+def test_progress_is_1_only_when_the_search_is_done() -> None:
+    method = RandomSearch(max_trials=1)
+    method.start()
+    assert 0.999 < method.progress({0: 1.0}) < 1
+    method.on(Exited(trial=0, reason="completed"))
+    assert method.progress({0: 1.0}) == 1
+
+
+def test_more_trials_follow_when_the_search_runs_and_when_it_is_done() -> None:
+    method = RandomSearch(max_trials=2, max_concurrent_trials=2)
+    method.start()
+    assert method.extend(max_trials=3) == [], "no place is free"
+    assert method.on(Exited(trial=0, reason="completed")) == [Create(trial=2)]
+    assert method.on(Exited(trial=1, reason="completed")) == []
+    assert method.on(Exited(trial=2, reason="completed")) == [Done(reason="completed")]
+    assert method.extend(max_trials=4) == [Create(trial=3)]
+    assert method.on(Exited(trial=3, reason="completed")) == [Done(reason="completed")]
+
+
+def test_more_trials_without_a_limit_start_at_once() -> None:
+    method = RandomSearch(max_trials=2, max_concurrent_trials=0)
+    method.start()
+    assert method.extend(max_trials=5) == [Create(trial=2), Create(trial=3), Create(trial=4)]
+
+
+def test_longer_trials_are_those_that_completed_before_new_ones() -> None:
+    method = RandomSearch(max_trials=4, max_concurrent_trials=1, max_length=8)
+    method.start()
+    reasons: list[Reason] = ["completed", "errored", "completed", "stopped"]
+    for trial, reason in enumerate(reasons):
+        method.on(Exited(trial=trial, reason=reason))
+    assert method.extend(max_length=12, max_trials=5) == [Resume(trial=0)]
+    assert method.rungs == (12,)
+    assert method.extend(max_length=16) == [], "trial 2 waits still, and is resumed once"
+    assert method.on(Exited(trial=0, reason="completed")) == [Resume(trial=2)]
+    assert method.on(Exited(trial=2, reason="completed")) == [Create(trial=4)]
+    assert method.on(Exited(trial=4, reason="completed")) == [Done(reason="completed")]
+
+
+def test_an_invalid_space_gets_its_share_of_replacements_with_more_trials() -> None:
+    method = RandomSearch(max_trials=1, max_concurrent_trials=1)
+    method.start()
+    for trial in range(16):
+        assert method.on(Exited(trial=trial, reason="invalid_hp")) == [Create(trial=trial + 1)]
+    assert method.on(Exited(trial=16, reason="invalid_hp")) == [Done(reason="invalid_hp")]
+    assert method.extend(max_trials=10) == [Create(trial=17)], "40 replacements for 10 trials"
+
+
+@pytest.mark.parametrize(
+    ("method", "wanted", "message"),
+    [
+        (Single(), {"max_trials": 2}, "searcher.max_trials: a single search has one trial, got 2"),
+        (Single(), {}, "searcher: an extension needs what this search cannot have"),
+        (RandomSearch(max_trials=4), {"max_trials": 3}, "searcher.max_trials: must be an integer >= 4, got 3"),
+        (
+            RandomSearch(max_trials=4),
+            {"max_length": 8},
+            "searcher.max_length: this search does not set the length of its trials, got 8",
+        ),
+        (
+            RandomSearch(max_trials=4, max_length=8),
+            {"max_length": 8},
+            "searcher: an extension needs max_trials > 4 or max_length > 8",
+        ),
+    ],
+)
+def test_an_extension_that_cannot_be_is_refused(method: RandomSearch, wanted: dict[str, int], message: str) -> None:
+    before = method.dump()
+    with pytest.raises(MethodError) as caught:
+        method.extend(**wanted)
+    assert str(caught.value) == message
+    assert method.dump() == before
+
+
+def test_single_gets_longer() -> None:
+    method = Single(max_length=4)
+    method.start()
+    assert method.on(Exited(trial=0, reason="completed")) == [Done(reason="completed")]
+    assert method.extend(max_length=8) == [Resume(trial=0)]
+    assert method.on(Exited(trial=0, reason="completed")) == [Done(reason="completed")]

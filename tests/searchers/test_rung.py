@@ -160,6 +160,39 @@ def test_withdrawals_cost_a_logarithm_on_average(monkeypatch: pytest.MonkeyPatch
     assert len(rung) == 10
 
 
+@settings(deadline=None)  # this machine may be busy
+@given(
+    steps=st.lists(st.tuples(VALUES, st.booleans(), st.integers(0, 100)), max_size=60),
+    divisor=DIVISORS,
+    least=st.sampled_from([0, 1]),
+    through_dump=st.booleans(),
+)
+def test_the_best_are_those_of_a_sorted_list(
+    steps: list[tuple[float, bool, int]], divisor: float, least: int, through_dump: bool
+) -> None:
+    rung = Rung(divisor=divisor, least=1 - least)
+    rung.set_least(least)
+    there: dict[int, float] = {}
+    for step, (value, withdraws, which) in enumerate(steps):
+        if withdraws and there:
+            gone = sorted(there)[which % len(there)]
+            rung.withdraw(gone)
+            del there[gone]
+        else:
+            trial = (step * 37) % 61  # not in the order of their numbers
+            rung.offer(trial, value)
+            there[trial] = value
+        if through_dump:
+            state = rung.dump()
+            rung = Rung(divisor=divisor, least=least)
+            rung.load(state)
+        k = max(math.floor(len(there) / Fraction(str(divisor))), least)
+        best = sorted(there, key=lambda trial: (there[trial], trial))[:k]
+        assert [trial for trial in there if rung.is_best(trial)] == [trial for trial in there if trial in best]
+        assert rung.best() == [trial for trial in best if there[trial] < math.inf]
+        assert all(rung.value_of(trial) == value for trial, value in there.items())
+
+
 def test_a_trial_is_ranked_once() -> None:
     rung = Rung(divisor=4)
     rung.offer(7, 0.5)

@@ -1,0 +1,94 @@
+"""A preview says what a search does when its values come at random; here it is held against searches that run."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from searchers import (
+    ASHA,
+    AdaptiveASHA,
+    Create,
+    Exited,
+    Method,
+    Pause,
+    PromotionASHA,
+    RandomSearch,
+    Reported,
+    Resume,
+    Stop,
+    preview,
+)
+
+
+def trained(method: Method, worse: int) -> tuple[int, float]:
+    """Trials and total length of a search whose trials report at each rung; trial n's value is n, or -n."""
+    pending = deque(action.trial for action in method.start() if isinstance(action, Create))
+    at: dict[int, float] = dict.fromkeys(pending, 0)
+    while pending:
+        trial = pending.popleft()
+        further = [length for length in method.rungs if length > at[trial]]
+        if not further:
+            actions = method.on(Exited(trial=trial, reason="completed"))
+        else:
+            at[trial] = further[0]
+            actions = method.on(Reported(trial=trial, step=further[0], value=worse * trial))
+            if not any(isinstance(a, Stop | Pause) and a.trial == trial for a in actions):
+                pending.appendleft(trial)
+        for action in actions:
+            if isinstance(action, Stop):
+                actions = [*actions, *method.on(Exited(trial=action.trial, reason="stopped"))]
+        pending += [action.trial for action in actions if isinstance(action, Create | Resume)]
+        at |= {action.trial: 0 for action in actions if isinstance(action, Create)}
+    return len(at), sum(at.values())
+
+
+@pytest.mark.parametrize("worse", [1, -1])
+@pytest.mark.parametrize(("trials", "length", "rungs", "divisor"), [(64, 16, 3, 4), (27, 9, 3, 3), (1000, 1000, 4, 10)])
+def test_promotion_trains_what_its_preview_says(
+    trials: int, length: int, rungs: int, divisor: float, worse: int
+) -> None:
+    """Exactly, where the numbers are powers of the divisor and the best trials come first; no less in any order."""
+    method = PromotionASHA(
+        max_trials=trials, max_length=length, num_rungs=rungs, divisor=divisor, max_concurrent_trials=1
+    )
+    expected = preview(method)
+    created, total = trained(method, worse)
+    assert created == expected.trials == trials
+    assert total == expected.total if worse == 1 else total >= (expected.total or 0)
+
+
+def test_stopping_trains_what_its_preview_says_when_the_best_trials_come_first() -> None:
+    """But for a trial that is among the best while they are few, none goes on: the least that there can be."""
+    method = ASHA(max_trials=64, max_length=16, num_rungs=3, max_concurrent_trials=1)
+    expected = preview(method)
+    created, total = trained(method, 1)
+    assert created == expected.trials
+    # Only trial 0 goes on: 63 trials of length 1, and one of 16. The preview's are 48, 12 and 4.
+    assert total == 63 + 16 <= (expected.total or 0) == 48 + 48 + 64
+
+
+def test_random_search_trains_what_its_preview_says() -> None:
+    assert trained(method := RandomSearch(max_trials=9, max_length=5), 1) == (9, 45)
+    assert (preview(method).trials, preview(method).total) == (9, 45)
+
+
+def test_an_adaptive_search_is_the_sum_of_its_brackets() -> None:
+    found = preview(AdaptiveASHA(max_trials=64, max_length=64))
+    assert [bracket.trials for bracket in found.brackets] == [45, 14, 5]
+    assert [bracket.total for bracket in found.brackets] == [150, 140, 128]
+    assert (found.trials, found.total) == (64, 418)
+
+
+def test_a_search_that_sets_no_length_has_no_total() -> None:
+    found = preview(RandomSearch(max_trials=9))
+    assert (found.trials, found.total, found.brackets[0].total) == (9, None, None)
+
+
+def test_a_method_of_others_is_refused() -> None:
+    class Mine:
+        pass
+
+    with pytest.raises(TypeError, match="preview knows the methods of this package, and Mine is none of them"):
+        preview(Mine())  # type: ignore[arg-type]
