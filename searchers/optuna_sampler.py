@@ -8,7 +8,8 @@ What a model-based sampler learns from matters more than which scheduler stops i
   and where the best start slowly they would be unlearned. Until enough trials came that far, draws are random.
 * TPE weighs where good trials are against where the others are. Were those only the ones that came far, it would shun
   the region that they came from, and try what nobody has seen survive. So the first trials, which were drawn at random,
-  are its background, wherever they ended: told without a value, as trials that run are (regret .086 -> .078).
+  are its background, wherever they ended: told without a value, as trials that run are (regret .086 -> .078). And one
+  draw in four is random (-> .075), as in BOHB.
 * What failed (out of memory, invalid, diverged) is told as the worst, and not proposed again.
 * Trials that run are told as running, so that workers that ask at the same time get different answers.
 * The study that is asked holds a bounded part: the best points, the latest, and the latest failures. An ask costs
@@ -62,6 +63,9 @@ _FAR = 0.2
 _BEST, _LATEST, _RUNNING, _FAILED, _BACKGROUND = 30, 50, 16, 16, 60
 """Points that the study holds at most, of each kind."""
 
+_RANDOM_EVERY = 4
+"""Of TPE's trials every fourth is drawn at random, lest it be misled for good."""
+
 _ATTEMPTS, _RANDOM_ATTEMPTS = 8, 100
 """Asks for one trial, where points are refused by the constraint or failed before; then random draws. Where all points
 of a small space have failed, one of them is tried again."""
@@ -97,11 +101,11 @@ class OptunaSampler:
         self._class, self._options = _sampler_class(name, options or {})
         self._has_notes = self._class.__name__ not in _FROM_TRIALS_ALONE
         self._startup = 0
-        is_tpe = self._class.__name__ == "TPESampler"
-        if is_tpe:
+        self._is_tpe = self._class.__name__ == "TPESampler"
+        if self._is_tpe:
             self._startup = self._options.pop("n_startup_trials", 10)
             self._options = {"n_startup_trials": 0, "group": _is_conditional(space.root)} | self._options
-        self._distributions = to_optuna(space, wide_as_float=is_tpe)
+        self._distributions = to_optuna(space, wide_as_float=self._is_tpe)
         self._floor = min((rung for rung in rungs if rung >= _FAR * rungs[-1]), default=math.inf)
         # What a sampler noted may refer to any trial before.
         self._pool = _Pool(best=_BEST, latest=_LATEST) if not self._has_notes else _Pool(best=0, latest=sys.maxsize)
@@ -109,7 +113,6 @@ class OptunaSampler:
         self._running: dict[int, None] = {}  # in order of their start; those that are paused among them
         self._failed: dict[int, None] = {}
         self._background: dict[int, None] = {}  # the first ones, whatever became of them
-        self._num_background = _BACKGROUND if is_tpe else 0
         self._refused: set[str] = set()  # points that failed, as JSON
         self._store = _Store()
         self._study = optuna.load_study(study_name="search", storage=self._store, sampler=self._sampler("0"))
@@ -121,7 +124,7 @@ class OptunaSampler:
         Raises:
             SpaceError: The space's constraint cannot be met.
         """
-        if len(self._pool) >= self._startup:
+        if len(self._pool) >= self._startup and not (self._is_tpe and trial % _RANDOM_EVERY == 0):
             for attempt in range(_ATTEMPTS):
                 point = self._propose(trial, attempt)
                 if self.space.allows(point) and _as_json(point) not in self._refused:
@@ -139,7 +142,7 @@ class OptunaSampler:
             case Started(trial=trial):
                 if trial not in self._trials:
                     self._trials[trial] = self._begun(trial, hparams)
-                    if len(self._background) < self._num_background:
+                    if self._is_tpe and len(self._background) < _BACKGROUND:
                         self._background[trial] = None
                 self._running[trial] = None
             case Reported(trial=trial, step=step, value=value):
