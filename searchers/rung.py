@@ -40,6 +40,7 @@ class Rung:
         self._is_kept: set[int] = set()  # trials whose entry is in _kept; the other ones' are in _rest
         self._kept: list[tuple[float, int]] = []  # (-value, -trial)
         self._rest: list[tuple[float, int]] = []  # (value, trial)
+        self._withdrawn = 0  # trials whose entries are still in a heap
 
     def __len__(self) -> int:
         """Values in the rung, those withdrawn not counted."""
@@ -81,6 +82,7 @@ class Rung:
         """Forget the trial's value. Decisions made stay as they are; coming ones are made without it."""
         del self._values[trial]
         self._is_kept.discard(trial)  # its entry stays in its heap until it comes to the top
+        self._withdrawn += 1
         self._balance()
 
     def _keep(self, trial: int, value: float) -> None:
@@ -103,10 +105,14 @@ class Rung:
             self._drop_withdrawn()
 
     def _drop_withdrawn(self) -> None:
+        if not self._withdrawn:
+            return
         while self._kept and -self._kept[0][1] not in self._values:
             heappop(self._kept)
+            self._withdrawn -= 1
         while self._rest and self._rest[0][1] not in self._values:
             heappop(self._rest)
+            self._withdrawn -= 1
 
     def dump(self) -> list[list[object]]:
         """`[trial, value]` pairs by trial; the heaps follow from them."""
@@ -116,7 +122,7 @@ class Rung:
         """Continue from a dump."""
         pairs = [(cast(int, trial), cast(float, number_from_json(value))) for trial, value in state]
         self._values = dict(pairs)
-        self._is_kept, self._kept = set(), []
+        self._is_kept, self._kept, self._withdrawn = set(), [], 0
         self._rest = [(value, trial) for trial, value in pairs]
         heapify(self._rest)
         self._balance()
