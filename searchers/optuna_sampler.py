@@ -104,7 +104,10 @@ class OptunaSampler:
         self._is_tpe = self._class.__name__ == "TPESampler"
         if self._is_tpe:
             self._startup = self._options.pop("n_startup_trials", 10)
-            self._options = {"n_startup_trials": 0, "group": _is_conditional(space.root)} | self._options
+            # Optuna 5's defaults, also of Optuna 4.
+            self._options = {"n_startup_trials": 0, "multivariate": True, "constant_liar": True} | self._options
+            if self._options["multivariate"] and _is_conditional(space.root):
+                self._options = {"group": True} | self._options
         self._distributions = to_optuna(space, wide_as_float=self._is_tpe)
         self._floor = min((rung for rung in rungs if rung >= _FAR * rungs[-1]), default=math.inf)
         # What a sampler noted may refer to any trial before.

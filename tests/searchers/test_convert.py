@@ -73,7 +73,7 @@ def test_optuna(distribution: object, spec: object) -> None:
         ({"deep": {"er": tune.randint(0, 2)}}, {"deep": {"er": {"type": "int", "minval": 0, "maxval": 1}}}),
         ([1, 2], [1, 2]),
     ],
-    ids=str,
+    # No `ids=str`: a domain shows its address, and each of pytest's processes has its own.
 )
 def test_ray_tune(domain: object, spec: object) -> None:
     converted = from_ray_tune({"x": domain})

@@ -400,3 +400,9 @@ def test_it_searches_to_the_end_with_any_method() -> None:
         search = Search(chosen, SPACE, seed=1, smaller_is_better=False, log=lambda record: None, sampler=sampler)
         play(search, 1, length=16, normalised=False)
         assert search.done is not None
+
+
+def test_a_conditional_space_goes_with_the_independent_tpe_too() -> None:
+    options = {"multivariate": False, "n_startup_trials": 0}
+    sampler = OptunaSampler(parse_space(CONDITIONAL), seed=1, rungs=RUNGS, options=options)
+    assert [parse_space(CONDITIONAL).check(sampler.ask(trial), path="p") for trial in (1, 2, 3)]
