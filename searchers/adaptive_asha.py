@@ -75,8 +75,12 @@ class AdaptiveASHA:
         check.above("divisor", divisor, limit=1)
         check.whole("max_rungs", max_rungs, at_least=1)
         check.one_of("mode", mode, _MODES)
-        for place, rungs in enumerate(bracket_rungs):
-            check.whole(f"bracket_rungs[{place}]", rungs, at_least=1)
+        given: object = bracket_rungs
+        if isinstance(given, list | tuple):
+            for place, rungs in enumerate(given):
+                check.whole(f"bracket_rungs[{place}]", rungs, at_least=1)
+        else:
+            check.fault("bracket_rungs", f"must be a list of integers >= 1, got {given!r}")
         check.whole("max_concurrent_trials", max_concurrent_trials, at_least=0)
         check.one_of("variant", variant, _VARIANTS)
         if max_invalid is not None:

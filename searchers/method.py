@@ -98,7 +98,7 @@ class Fields:
 
     def one_of(self, name: str, value: object, known: Collection[str]) -> None:
         """`value` must be one of the `known`."""
-        if value not in known:
+        if value not in tuple(known):  # also what cannot be hashed
             self.fault(name, f"must be one of {', '.join(known)}, got {value!r}")
 
     def done(self) -> None:

@@ -239,6 +239,19 @@ def test_all_invalid_fields_are_named_at_once() -> None:
     ]
 
 
+@pytest.mark.parametrize("wrong", [3, "32", None, {2: 1}])
+def test_bracket_rungs_must_be_a_list(wrong: object) -> None:
+    with pytest.raises(MethodError, match=r"searcher\.bracket_rungs: must be a list of integers >= 1, got"):
+        AdaptiveASHA(max_trials=9, max_length=9, bracket_rungs=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("field", ["mode", "variant"])
+@pytest.mark.parametrize("wrong", [["standard"], None, 1, ""])
+def test_mode_and_variant_must_be_known(field: str, wrong: object) -> None:
+    with pytest.raises(MethodError, match=rf"searcher\.{field}: must be one of"):
+        AdaptiveASHA(max_trials=9, max_length=9, **{field: wrong})  # type: ignore[arg-type]
+
+
 def test_state_of_another_method_is_refused() -> None:
     with pytest.raises(ValueError, match="'asha', this is 'adaptive_asha'"):
         two_brackets().load({"method": "asha"})

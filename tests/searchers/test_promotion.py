@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -146,38 +149,85 @@ def test_equal_rungs_are_all_passed_by_one_report() -> None:
     assert [len(rung) for rung in ranked(method)] == [2, 1, 0, 0]
 
 
-def test_matches_a_plain_transcription_of_the_paper() -> None:
-    """Algorithm 2 with sorted lists, one place: the same jobs in the same order, while trials are created."""
-    rng, d, top = Random(3), 3, 3
-    values = [rng.random() for _ in range(300)]
-    method = PromotionASHA(max_trials=10_000, max_length=27, num_rungs=4, divisor=3, max_concurrent_trials=1)
-    actions = method.start()
-    rungs: list[list[tuple[float, int]]] = [[] for _ in range(top + 1)]
-    promoted: list[set[int]] = [set() for _ in range(top + 1)]
-    running, rung, created = 0, 0, 1
-    for _ in range(300):
-        value = values[running % 300] + 0.01 * rung
-        actions = method.on(Reported(trial=running, step=3**rung, value=value))
+@pytest.mark.parametrize("places", [1, 3, 10])
+@pytest.mark.parametrize("digits", [1, 9])
+def test_matches_a_plain_transcription_of_the_paper(places: int, digits: int) -> None:
+    """Algorithm 2 with sorted lists: each place that becomes free gets the same job, while trials are created."""
+    rng, d, top = Random(places), 3, 3
+    method = PromotionASHA(max_trials=10_000, max_length=27, num_rungs=4, divisor=d, max_concurrent_trials=places)
+    assert method.start() == [Create(trial=trial) for trial in range(places)]
+    running = dict.fromkeys(range(places), 0)  # trial: the rung it comes to
+    created = places
+    rungs: list[list[tuple[float, int]]] = [[] for _ in range(top)]
+    promoted: list[set[int]] = [set() for _ in range(top)]
+    jobs = set()
+    for _ in range(600):
+        trial = rng.choice(sorted(running))
+        rung = running.pop(trial)
+        value = round(rng.random(), digits)  # one digit: many ties
+        actions = report(method, trial, 3**rung, value)
         if rung == top:
-            actions += method.on(Exited(trial=running, reason="completed"))
+            actions = [*actions, *leave(method, trial)]
         else:
-            rungs[rung].append((value, running))
+            rungs[rung].append((value, trial))
         for k in range(top - 1, -1, -1):
             best = sorted(rungs[k])[: len(rungs[k]) // d]
-            found = [trial for _, trial in best if trial not in promoted[k]]
+            found = [name for _, name in best if name not in promoted[k]]
             if found:
                 promoted[k].add(found[0])
-                job, at = found[0], k + 1
+                job, running[found[0]] = found[0], k + 1
                 break
         else:
-            job, at, created = created, 0, created + 1
-        if at == 0:
-            assert actions[-1] == Create(trial=job)
-        elif job == running:
-            assert actions == []
+            job, running[created], created = created, 0, created + 1
+        if running[job] == 0:
+            expected: list[Action] = [Create(trial=job)]
+        elif job == trial:
+            expected = []
         else:
-            assert actions[-1] == Resume(trial=job)
-        running, rung = job, at
+            expected = [Resume(trial=job)]
+        if rung < top and job != trial:
+            expected = [Pause(trial=trial), *expected]
+        assert actions == expected
+        jobs.add((running[job], job == trial))
+    assert len(jobs) >= 4 + 2, "every rung was a job's, also of the trial that reported"
+
+
+def test_an_event_costs_a_bounded_number_of_heap_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each of them a logarithm of the number of trials."""
+    operations = 0
+
+    def count(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any) -> Any:
+            nonlocal operations
+            operations += 1
+            return operation(*args)
+
+        return counted
+
+    for module in ("searchers.rung", "searchers.promotion"):
+        monkeypatch.setattr(f"{module}.heappush", count(heapq.heappush))
+        monkeypatch.setattr(f"{module}.heappop", count(heapq.heappop))
+    method = PromotionASHA(max_trials=3000, max_length=27, num_rungs=4, divisor=3, max_concurrent_trials=10)
+    rng = Random(0)
+    pending = [action.trial for action in method.start() if isinstance(action, Create)]
+    at = dict.fromkeys(pending, 0)
+    events = 0
+    while pending:
+        trial = pending.pop(rng.randrange(len(pending)))
+        rung = at[trial]
+        at[trial] += 1
+        actions = leave(method, trial) if rung == 4 else report(method, trial, 3**rung, rng.random())
+        events += 1
+        if rung < 4 and not any(isinstance(a, Pause | Stop) and a.trial == trial for a in actions):
+            pending.append(trial)
+        for action in actions:
+            if isinstance(action, Stop):
+                actions = [*actions, *leave(method, action.trial, "stopped")]
+                events += 1
+        pending += [action.trial for action in actions if isinstance(action, Create | Resume)]
+        at |= {action.trial: 0 for action in actions if isinstance(action, Create)}
+    assert len(at) == 3000
+    assert operations <= 6 * events
 
 
 # ---------------------------------------------------------------------------------------------------- how it ends
