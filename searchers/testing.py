@@ -239,6 +239,7 @@ def check_extensions(make: Make, seed: int, *, max_creations: int) -> None:
         _check_dump_and_load(make, history, seed)
         _check_actions(history, seed)
         _check_progress(make, history, seed)
+        _check_replay(make, seed, wanted)
 
 
 def check_sign_of_the_metric_changes_nothing(make: Make, seed: int) -> None:
@@ -256,8 +257,13 @@ def check_sign_of_the_metric_changes_nothing(make: Make, seed: int) -> None:
 
 def check_replay_restores(make: Make, seed: int) -> None:
     """A search replayed from its log, cut anywhere, is the search; it goes on the same."""
+    _check_replay(make, seed, ())
+
+
+def _check_replay(make: Make, seed: int, extensions: Iterable[Extension]) -> None:
     log: list[Record] = []
-    play(search := _search(make(), log=log.append), seed, length=_length(search.method), normalised=False)
+    search = _search(make(), log=log.append)
+    play(search, seed, length=_length(search.method), normalised=False, extensions=extensions)
     records: list[Record] = json.loads(json.dumps(log, allow_nan=False))
     cut = Random(seed).randrange(len(records) + 1)
     rest: list[Record] = []
