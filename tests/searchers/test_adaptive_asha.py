@@ -199,6 +199,23 @@ def test_a_longer_search_is_longer_in_every_bracket() -> None:
     assert leave(method, 2) == [Done(reason="completed")]
 
 
+def test_more_trials_for_a_space_that_is_invalid_too_often() -> None:
+    method = two_brackets(max_trials=3, max_invalid=1)
+    method.start()
+    assert leave(method, 0, "invalid_hp") == [Create(trial=3)]
+    assert leave(method, 1, "invalid_hp") == leave(method, 2) == []
+    assert leave(method, 3) == [Done(reason="invalid_hp")]
+    assert method.extend(max_trials=9) == [Done(reason="invalid_hp")], "the bound was set, and is still passed"
+    method = two_brackets(max_trials=3)
+    method.start()
+    for trial in range(17):
+        assert leave(method, trial, "invalid_hp") == ([Create(trial=trial + 3)] if trial < 16 else [])
+    assert leave(method, 17) == []
+    assert leave(method, 18) == [Done(reason="invalid_hp")]
+    assert method.extend(max_trials=9) != [], "4 replacements for each of 9 trials: 19 are left"
+    assert method.progress({}) < 1
+
+
 def test_an_extension_is_refused_where_the_budget_does_not_grow() -> None:
     method = two_brackets()
     method.start()
