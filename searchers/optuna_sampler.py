@@ -9,7 +9,7 @@ What a model-based sampler learns from matters more than which scheduler stops i
 * TPE weighs where good trials are against where the others are. Were those only the ones that came far, it would shun
   the region that they came from, and try what nobody has seen survive. So the first trials, which were drawn at random,
   are its background, wherever they ended: told without a value, as trials that run are (regret .086 -> .078). And one
-  draw in four is random (-> .075), as in BOHB.
+  draw in four stays random, lest it be misled for good; that costs no regret.
 * What failed (out of memory, invalid, diverged) is told as the worst, and not proposed again.
 * Trials that run are told as running, so that workers that ask at the same time get different answers.
 * The study that is asked holds a bounded part: the best points, the latest, and the latest failures. An ask costs
