@@ -37,7 +37,7 @@ class AdaptiveASHA:
             ("conservative").
         bracket_rungs: The rungs of each bracket, instead of `max_rungs` and `mode`, each >= 1.
         max_concurrent_trials: Trials that hold a place at any time, in all brackets; one for each bracket at least.
-            0 = for each bracket as many as the smallest one has trials, `divisor` at least.
+            0 = for each bracket as many as the last one has trials, `divisor` at least.
         variant: What happens at a rung: "stopping" (`ASHA`) or "promotion" (`PromotionASHA`).
         max_invalid: Invalid trials that are replaced before the search gives up, in all brackets, >= 0.
             By default 4 per trial, and 16 at least.
@@ -87,7 +87,6 @@ class AdaptiveASHA:
             check.whole("max_invalid", max_invalid, at_least=0)
         check.done()
         most = rungs_that_fit(length=min(max_length, max_trials), divisor=divisor, at_most=max_rungs)
-        self.divisor = divisor
         self._max_invalid = max_invalid
         wanted = list(bracket_rungs) or bracket_rungs_of(mode, most)
         trials = bracket_trials(max_trials, bracket_weights(wanted, divisor=divisor))
@@ -107,9 +106,8 @@ class AdaptiveASHA:
             if n
         )
         self._at: list[tuple[int, int]] = []  # of each trial: its bracket, and its number there
-        self._trials: list[list[int]] = [
-            [] for _ in self.brackets
-        ]  # of each bracket: its trials, by their number there
+        # Of each bracket: its trials, by their number there.
+        self._trials: list[list[int]] = [[] for _ in self.brackets]
         self._outcomes: list[DoneReason | None] = [None for _ in self.brackets]
         self._invalid = 0
 
