@@ -406,7 +406,7 @@ def main() -> None:
             if (regime, way) in found:
                 found[regime, way][seed] = Found(**fields)
     paper, began = Paper(), time.monotonic()
-    paper.say(f"{machine()}\nSeeds {seeds[0]} to {seeds[-1]}.")
+    paper.say(f"{machine()}\nOptuna {optuna.__version__}. Seeds {seeds[0]} to {seeds[-1]}.")
     for seed in seeds:
         for (regime, way), by_seed in found.items():
             if seed not in by_seed:

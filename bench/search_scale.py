@@ -362,7 +362,7 @@ def main() -> None:
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     paper = Paper()
-    paper.say(machine())
+    paper.say(f"{machine()}\nOptuna {optuna.__version__}.")
     measure(paper, [size for size in (10**k for k in range(3, 7)) if size <= options.most], peers=not options.no_peers)
     if not options.no_simulation:
         simulation(paper, min(TRIALS, options.most), min(WORKERS, options.most // 100))
