@@ -16,6 +16,7 @@ Nothing here imports torch, ray or optuna.
 
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA, rung_lengths
+from searchers.convert import from_optuna, from_ray_tune
 from searchers.errors import FieldError, IllegalEvent, JournalError, MethodError, SpaceError
 from searchers.events import (
     Action,
@@ -80,6 +81,8 @@ __all__ = [
     "State",
     "Stop",
     "TrialView",
+    "from_optuna",
+    "from_ray_tune",
     "parse_space",
     "preview",
     "rung_lengths",
