@@ -60,7 +60,7 @@ class Digits:
             self.optimizer.step()
             loss_sum += loss.detach()
         metrics = {"loss": loss_sum.item() / len(self.batches), **self._validate()}
-        stamp("validated", trial=self.trial, rank=0, loss=metrics["validation_loss"])
+        stamp("validated", trial=self.trial, rank=0, loss=metrics["validation_loss"], accuracy=metrics["accuracy"])
         return metrics
 
     @torch.no_grad()

@@ -152,8 +152,12 @@ def _dray(directory: Path, plan: dict[str, Any]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- the plan
-def plan_of(trials: int) -> dict[str, Any]:
-    """asha.yaml with this many trials, and the hyperparameters and seeds that its search gives them."""
+def plan_of(trials: int, seed: int | None = None) -> dict[str, Any]:
+    """asha.yaml with this many trials, and the hyperparameters and seeds that its search gives them.
+
+    Args:
+        seed: its experiment_seed; None: as the file says.
+    """
     import yaml
 
     from dray.experiment.config import build_method, build_space, load_config
@@ -162,6 +166,8 @@ def plan_of(trials: int) -> dict[str, Any]:
     config = yaml.safe_load((DIGITS / "asha.yaml").read_text())
     config["entrypoint"] = "timed:TimedDigits"
     config["searcher"]["max_trials"] = trials
+    if seed is not None:
+        config["reproducibility"]["experiment_seed"] = seed
     checked = load_config(config)
     space, seed = build_space(checked), checked.reproducibility.experiment_seed
     search = Search(build_method(checked), space, seed=seed, smaller_is_better=True, log=lambda record: None)

@@ -48,7 +48,8 @@ class _Timed(pytorch.PyTorchCallback):
         self.who = who
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        stamp("validated", loss=float(metrics["validation_loss"]), **self.who)
+        found = {"loss": float(metrics["validation_loss"]), "accuracy": float(metrics["accuracy"])}
+        stamp("validated", **found, **self.who)
 
 
 stamp("trial_class_loaded")
