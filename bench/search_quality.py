@@ -214,8 +214,8 @@ def distributions() -> dict[str, optuna.distributions.BaseDistribution]:
     }
 
 
-def _asha(workers: int) -> ASHA:
-    return ASHA(
+def _asha(workers: int, kind: type[ASHA] = ASHA) -> ASHA:
+    return kind(
         max_trials=ENDLESS,
         max_length=MAX_LENGTH,
         num_rungs=NUM_RUNGS,
@@ -224,14 +224,8 @@ def _asha(workers: int) -> ASHA:
     )
 
 
-def _promotion(workers: int) -> PromotionASHA:
-    return PromotionASHA(
-        max_trials=ENDLESS,
-        max_length=MAX_LENGTH,
-        num_rungs=NUM_RUNGS,
-        divisor=DIVISOR,
-        max_concurrent_trials=workers,
-    )
+def _promotion(workers: int) -> ASHA:
+    return _asha(workers, PromotionASHA)
 
 
 def _adaptive(workers: int) -> AdaptiveASHA:

@@ -57,21 +57,20 @@ MAX_LENGTH, NUM_RUNGS, DIVISOR = 256, 5, 4
 WINDOW = 20_000
 """Events that are timed at each n."""
 
+
+def _asha(kind: type[ASHA]) -> ASHA:
+    return kind(
+        max_trials=10**8,
+        max_length=MAX_LENGTH,
+        num_rungs=NUM_RUNGS,
+        divisor=DIVISOR,
+        max_concurrent_trials=PLACES,
+    )
+
+
 METHODS: dict[str, Callable[[], Method]] = {
-    "ASHA, stopping": lambda: ASHA(
-        max_trials=10**8,
-        max_length=MAX_LENGTH,
-        num_rungs=NUM_RUNGS,
-        divisor=DIVISOR,
-        max_concurrent_trials=PLACES,
-    ),
-    "ASHA, promotion": lambda: PromotionASHA(
-        max_trials=10**8,
-        max_length=MAX_LENGTH,
-        num_rungs=NUM_RUNGS,
-        divisor=DIVISOR,
-        max_concurrent_trials=PLACES,
-    ),
+    "ASHA, stopping": lambda: _asha(ASHA),
+    "ASHA, promotion": lambda: _asha(PromotionASHA),
     "adaptive ASHA": lambda: AdaptiveASHA(
         max_trials=10**8,
         max_length=MAX_LENGTH,

@@ -6,7 +6,6 @@ trainable: Tune ends cached actors when nothing is queued, and a group owned by 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from dray.cluster.desk import Desk
 from dray.cluster.entry import serve_leases
 from dray.cluster.train_run import TrainRun
 from searchers.ray_tune import HEAD_NODE
-
-logger = logging.getLogger("dray")
 
 END_S = 30.0
 """How long a run that was ended may take to be gone."""
@@ -105,8 +102,8 @@ class WorkerGroup:
             error = e
         self._on_end(self.name, error)
 
-    def end(self, within_s: float) -> bool:
-        """Give the run so long to end by itself, then end it; False when its thread is there even then.
+    def end(self, within_s: float) -> None:
+        """Give the run so long to end by itself, then end it.
 
         A thread that waits for Ray when the connection to it is closed may take the whole process down.
         """
@@ -114,4 +111,3 @@ class WorkerGroup:
         if self._thread.is_alive():
             self._trainer.abandon()
             self._thread.join(END_S)
-        return not self._thread.is_alive()

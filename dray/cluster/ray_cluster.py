@@ -1,7 +1,7 @@
 """The Ray cluster that an experiment runs on: found or started on purpose, and how many slots it offers.
 
 The uses of Ray's internal APIs that this needs are in this file: the autoscaler's limits, the upload of model code,
-and a start without monitors.
+and a start without processes of no use.
 """
 
 from __future__ import annotations
