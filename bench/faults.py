@@ -90,6 +90,14 @@ class Play:
         self.driver = Driver(*command, log=self.log)
         self.say(f"dray experiment {command[0]} (process {self.driver.process.pid})")
 
+    def finish(self, within_s: float) -> int:
+        """Start the last driver, which nobody kills: its exit code."""
+        self.start()
+        assert self.driver is not None
+        code = self.driver.wait(within_s)
+        self.say(f"the last driver ended with exit code {code}")
+        return code
+
     def wait(self, condition: Callable[[], object], what: str) -> None:
         assert self.driver is not None
         self.driver.wait_for(condition, what)
@@ -162,11 +170,7 @@ def play(it: Play) -> int:
                 it.kill_worker()
             it.middle(ended)
             it.kill_driver("in the middle")
-        it.start()
-        assert it.driver is not None
-        code = it.driver.wait(300)
-        it.say(f"the last driver ended with exit code {code}")
-        return check(it, code)
+        return check(it, it.finish(300))
     finally:
         if it.driver is not None:
             it.driver.close()

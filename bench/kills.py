@@ -79,11 +79,7 @@ def play(it: Killed, kills: int) -> int:
     try:
         for when in moments:
             it.kill(when)
-        it.start()
-        assert it.driver is not None
-        code = it.driver.wait(600)
-        it.say(f"the last driver ended with exit code {code}")
-        return check(it, code)
+        return check(it, it.finish(600))
     finally:
         if it.driver is not None:
             it.driver.close()
