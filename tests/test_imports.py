@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy
 import pytest
+import yaml
 
 from dray import imports
 from dray.imports import import_from_path, use_model_dir
@@ -98,11 +101,6 @@ def test_with_block_cleans_up_after_an_error(tmp_path: Path) -> None:
 
 
 def test_library_of_the_same_name_is_never_reloaded(tmp_path: Path) -> None:
-    import json
-
-    import numpy
-    import yaml
-
     use_model_dir(model_dir(tmp_path, "one", json="x = 1", yaml="x = 1", numpy="x = 1", dray="x = 1"))
     assert (sys.modules["json"], sys.modules["yaml"], sys.modules["numpy"]) == (json, yaml, numpy)
     assert sys.modules["dray.imports"] is imports

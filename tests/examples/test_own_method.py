@@ -33,12 +33,13 @@ def started(own: ModuleType, trials: int) -> Any:
     return method
 
 
-def test_it_keeps_the_contract(own: ModuleType) -> None:
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 10), marks=pytest.mark.slow)], ids=str)
+def test_it_keeps_the_contract(own: ModuleType, seeds: range) -> None:
     def make() -> Method:
         method: Method = own.MedianStopping(max_trials=20, rungs=[1, 2, 4, 8], max_concurrent_trials=4)
         return method
 
-    check_method(make, max_creations=20 + 80)
+    check_method(make, max_creations=20 + 80, seeds=seeds)
 
 
 def test_a_trial_stops_where_it_is_worse_than_the_median(own: ModuleType) -> None:
@@ -90,6 +91,7 @@ def test_constant_trials_all_run_through_and_ever_worse_ones_stop(own: ModuleTyp
     assert simulate(make(), 1, ever_worse).time == 2 * 4 + 8 * 1  # the second is the larger middle one of two
 
 
+@pytest.mark.slow
 def test_script_says_what_stopping_saves() -> None:
     done = subprocess.run(
         [sys.executable, "median_stopping.py"], cwd=OWN, capture_output=True, text=True, timeout=50, check=True

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torchmetrics
 from torch import nn
 
 from dray import pytorch
@@ -35,6 +34,9 @@ class Measured(Regression):
     """Metrics of torchmetrics over everything that was seen, with states that add up and states that do not."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        # Here, not above: it brings scipy, and every run of pytest reads this file.
+        import torchmetrics
+
         super().__init__(context)
         self.error = context.wrap_reducer(torchmetrics.MeanSquaredError(), name="error")
         both = torchmetrics.MetricCollection([torchmetrics.R2Score(), torchmetrics.SpearmanCorrCoef()])

@@ -92,15 +92,14 @@ METHODS: dict[str, tuple[Make, int]] = {  # and the most trials that it may crea
 }
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", METHODS)
-def test_method_keeps_the_contract(name: str, seed: int) -> None:
+def test_method_keeps_the_contract(name: str) -> None:
     make, max_creations = METHODS[name]
-    check_method(make, max_creations=max_creations, seeds=[seed])
+    check_method(make, max_creations=max_creations, seeds=[0])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 108))
+@pytest.mark.parametrize("seed", range(1, 11))
 @pytest.mark.parametrize("name", METHODS)
 def test_method_keeps_the_contract_on_many_histories(name: str, seed: int) -> None:
     make, max_creations = METHODS[name]
