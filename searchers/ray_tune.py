@@ -76,7 +76,10 @@ class Handle(tune.Trainable):  # type: ignore[misc]  # Ray's classes are untyped
 
     def step(self) -> dict[str, Any]:
         """Wait for the next result."""
-        result = ray.get(self._source.serve.remote(self.trial_id, os.getpid(), self._seen))
+        try:
+            result = ray.get(self._source.serve.remote(self.trial_id, os.getpid(), self._seen))
+        except ray.exceptions.RayActorError:  # the actor has died: the driver starts over, without this handle
+            result = None
         if result is None:
             return {"done": True}
         self._seen = result.number

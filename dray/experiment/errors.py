@@ -54,3 +54,7 @@ class ImportRaisedError(EntrypointError):
 
 class ExperimentError(RuntimeError):
     """A search that began and could not end well; its message is for the user, without a traceback."""
+
+
+class DeskLost(ExperimentError):
+    """The process that the trials' workers talk to has died, or Ray has: the journal can be gone on from."""

@@ -17,7 +17,7 @@ from dray.experiment.config import ExperimentConfig, load_config
 from dray.experiment.directory import ExperimentDirectory, new_path
 from dray.experiment.display import Display
 from dray.experiment.entrypoint import check_entrypoint
-from dray.experiment.errors import ConfigError, EntrypointError, ExperimentError
+from dray.experiment.errors import ConfigError, DeskLost, EntrypointError, ExperimentError
 from dray.experiment.faults import missing_field
 from dray.experiment.metrics_log import MetricsLog
 from dray.experiment.result import Result
@@ -32,6 +32,10 @@ from searchers.space import Constraint
 if TYPE_CHECKING:
     from dray.cluster.desk import Message
     from dray.pytorch import PyTorchTrial
+
+
+DESK_LOSSES_IN_VAIN = 3
+"""An experiment ends when it loses its desk so often in a row without a trial's report in between."""
 
 
 class Experiment:
@@ -157,19 +161,7 @@ class Experiment:
         self._resumes = True
         with Journal(directory.journal) as journal:
             records = Journal.read(directory.journal)
-            self._check_constraint(records)
-            search = build_search(
-                self._config,
-                lambda record: journal.append({**record, "time": time.time()}),
-                records=records,
-                constraint=self._constraint,
-            )
-            opened = {"event": "opened", "version": dray.__version__, "constraint": _name(self._constraint)}
-            journal.append({**opened, "time": time.time()})
-            if not search.started:
-                search.start()
-            _end_stopped(search)
-            config = self._extended(search, as_extended(self._config, records))
+            search, config = self._opened(journal, records)
             display = Display(
                 name=config.name,
                 path=directory.path,
@@ -177,20 +169,46 @@ class Experiment:
                 smaller_is_better=config.searcher.smaller_is_better,
                 max_trials=config.searcher.max_trials,
             )
-            if search.done is None:
-                self._run(config, directory, journal, search, display, records, on_message)
+            losses = 0
+            while search.done is None:
+                try:
+                    self._run(config, directory, journal, search, display, records, on_message)
+                except DeskLost as lost:
+                    known, records = len(records), Journal.read(directory.journal)
+                    reported = any(record["event"] == "reported" for record in records[known:])
+                    losses = 1 if reported else losses + 1
+                    if losses == DESK_LOSSES_IN_VAIN:
+                        raise
+                    display.say(f"{str(lost).partition(';')[0]}; starting over from the journal")
+                    search, config = self._opened(journal, records)
         result = Result(directory.path, trial=self._trial)
         display.result(result)
-        if search.done is not None and search.done.reason == "errored":
+        if search.done.reason == "errored":
             raise ExperimentError(
                 f"every trial failed; their errors are in {directory.journal}, the last is\n{_last_error(directory)}"
             )
-        if search.done is not None and search.done.reason == "invalid_hp":
+        if search.done.reason == "invalid_hp":
             raise ExperimentError(
                 "too many hyperparameters were invalid (the trials raised InvalidHP); narrow the space, see "
                 f"{directory.config_file}"
             )
         return result
+
+    def _opened(self, journal: Journal, records: list[dict[str, object]]) -> tuple[Search, ExperimentConfig]:
+        """The search as the journal's records tell it, ready to go on, and the config as it was extended."""
+        self._check_constraint(records)
+        search = build_search(
+            self._config,
+            lambda record: journal.append({**record, "time": time.time()}),
+            records=records,
+            constraint=self._constraint,
+        )
+        opened = {"event": "opened", "version": dray.__version__, "constraint": _name(self._constraint)}
+        journal.append({**opened, "time": time.time()})
+        if not search.started:
+            search.start()
+        _end_stopped(search)
+        return search, self._extended(search, as_extended(self._config, records))
 
     def _check_constraint(self, records: list[dict[str, object]]) -> None:
         had = next((record["constraint"] for record in records if record.get("constraint")), None)

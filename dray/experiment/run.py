@@ -32,7 +32,7 @@ from dray.experiment.code import ByValue, FromDirectory
 from dray.experiment.config import ExperimentConfig
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.display import Display
-from dray.experiment.errors import ConfigError, ExperimentError
+from dray.experiment.errors import ConfigError, DeskLost, ExperimentError
 from dray.experiment.metrics_log import MetricsLog
 from dray.hosts.ray_worker import Experiment as TrialsExperiment
 from dray.hosts.ray_worker import Lease
@@ -117,7 +117,7 @@ class Run:
         self._experiment = self._for_trials()
         # Of this run of the experiment; one that resumes it is another.
         self._name = f"{directory.path.name}-{secrets.token_hex(4)}"
-        name = f"dray-desk-{directory.path.name}"
+        name = f"dray-desk-{self._name}"
         self.desk = start_desk(name)
         self._tune = TuneDriver(
             search,
@@ -182,6 +182,7 @@ class Run:
 
         Raises:
             KeyboardInterrupt: told to stop by SIGINT or SIGTERM; running trials have saved what they had.
+            DeskLost: the desk died; another run goes on from the journal.
             ExperimentError, ConfigError: it cannot go on.
         """
         runnable = [trial.id for trial in self._runnable()]
@@ -195,12 +196,14 @@ class Run:
             try:
                 self._serve(tune)
             except ray.exceptions.RayError as e:
-                self._error = ExperimentError(
+                self._error = DeskLost(
                     f"lost the experiment's desk, or Ray itself: {str(e).splitlines()[0]}; what trials had reported "
                     f"and saved is safe, go on with: dray experiment resume {self._directory.path}"
                 )
             finally:
                 self._close(tune)
+        if isinstance(self._error, DeskLost) and self._stop_signals:
+            raise KeyboardInterrupt
         if self._error is not None:
             raise self._error
         if self._tune.error is not None:
@@ -242,9 +245,10 @@ class Run:
         self.desk.finished.remote()
         if tune.ident is not None:
             tune.join(10)
+        lost = isinstance(self._error, DeskLost)
         for group in self._groups.values():
-            # On a cluster of others its workers first give back what they hold.
-            group.end(within_s=0 if self.cluster.own else 30)
+            # On a cluster of others its workers first give back what they hold. Without a desk they would try for ever.
+            group.end(within_s=0 if self.cluster.own or lost else 30)
         if not self.cluster.own:
             ray.kill(self.desk)
 
