@@ -112,7 +112,7 @@ class Result:
         row = rows.iloc[(self._sign * rows["value"]).argmin()]
         trial_id, batches = int(row["trial_id"]), int(row["batches"])
         store = CheckpointStore(self._directory.trial(trial_id))
-        checkpoint = store.path(batches) if store.path(batches).is_dir() else store.latest()
+        checkpoint = store.find(batches) or store.latest()
         if checkpoint is None:
             raise ExperimentError(f"trial {trial_id} of {self.path} is the best, but it has no checkpoint")
         return BestTrial(
@@ -120,7 +120,7 @@ class Result:
             hparams=dict(self._search.trials[trial_id].hparams or {}),
             metric=float(row["value"]),
             batches=batches,
-            checkpoint=Checkpoint.from_directory(str(checkpoint)),
+            checkpoint=Checkpoint.from_directory(checkpoint),
         )
 
     def load_best_trial(self, trial_kwargs: Mapping[str, Any] | None = None) -> PyTorchTrial:

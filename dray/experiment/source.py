@@ -24,7 +24,7 @@ def with_source(config: ExperimentConfig) -> ExperimentConfig:
         if latest is None:
             told = f"no checkpoint in {trial}; give the directory of a trial that has one, as RESULTS/trial_7"
             raise ConfigError([("searcher.source_trial_id", told)])
-        found = latest
+        found = Path(latest)
     elif checkpoint is not None:
         try:
             found = verify(Path(checkpoint).expanduser())

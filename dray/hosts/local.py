@@ -96,7 +96,7 @@ class LocalHost:
     def commit(self, staging: Path, report: Report) -> str:
         rows = [*self._since_checkpoint, _row(report)]
         (staging / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        path = self._store.commit(staging, report.batches)
+        path = Path(self._store.commit(staging, report.batches))
         self._since_checkpoint = []
         log.info("saved %s", path)
         return f"{self.directory.name}/{path.name}"

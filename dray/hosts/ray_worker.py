@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import ray
 
-from dray.storage import CheckpointStore, verify
+from dray.storage import CheckpointStore
 from dray.training.host import Reached, Report
 from dray.training.time_metric import crossed, time_of
 from dray.training.units import Batch, Epoch, TrainUnit, in_batches
@@ -162,12 +162,12 @@ class RayHost:
         # Also the fence: whoever lost the lease must not write beside the one who has it.
         if not ray.get(self._desk.may_commit.remote(self._lease.number)):
             raise LeaseLost(f"trial {self.trial_id} goes on elsewhere")
-        path = self._store.commit(staging, report.batches)
+        checkpoint = self._store.commit(staging, report.batches)
         self._since_checkpoint = []
-        return str(path)
+        return checkpoint
 
     def open_checkpoint(self, checkpoint: str) -> Path:
-        return verify(Path(checkpoint))
+        return self._store.open(checkpoint)
 
     # ------------------------------------------------------------------ reports
     def publish(self, report: Report) -> bool:
@@ -200,11 +200,11 @@ class RayHost:
         Returns:
             How the trial ended, if that was its last report or the search now stops it; else None.
         """
-        checkpoint = self._store.latest()
-        if checkpoint is None:
+        found = self._store.open_latest()
+        if found is None:
             return None
-        self.latest_checkpoint = str(checkpoint)
-        path = checkpoint / REPORT
+        self.latest_checkpoint, directory = found
+        path = directory / REPORT
         if not path.exists():  # a checkpoint that another tool wrote
             return None
         message = json.loads(path.read_text())

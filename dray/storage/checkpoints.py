@@ -1,108 +1,247 @@
 """Checkpoints of one trial, each a directory `checkpoint_<batches>` below the trial's own.
 
 A checkpoint is written aside, gets its `manifest.json` (format version, sizes, checksums) last, and is then renamed
-into place. A directory without a valid manifest is no checkpoint: readers fall back to the one before.
+into place, or uploaded: its files first, the manifest last. A directory without a valid manifest is no checkpoint:
+readers fall back to the one before.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
-import json
 import logging
 import os
 import re
 import shutil
+import tempfile
 import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from dray.storage.errors import CheckpointError
+from dray.storage.location import Location
+from dray.storage.manifest import (
+    MANIFEST,
+    check_files,
+    is_determined,
+    never_completed,
+    parse_manifest,
+    verify,
+    write_manifest,
+)
+from dray.storage.remote import PATIENCE_S, RemoteDirectory
 
 log = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
-MANIFEST = "manifest.json"
 _NAME = re.compile(r"checkpoint_(\d+)")
-DETERMINED_STATES = ("state_dict.pth", "determined/state_dict.pth", "pedl/state_dict.pth", "checkpoint.pt")
-"""Where Determined's versions kept a trial's state, the newest first; ours has another name."""
+_STAGING, _REPLACED, _OPENED = ".staging-", ".replaced-", ".opened-"
+
+Tell = Callable[[str, str], None]
+"""Is told the id of a checkpoint that is passed over, and why."""
+
+_told: set[str] = set()
 
 
-class CheckpointError(ValueError):
-    """A directory that was to be a checkpoint is none, or is damaged."""
+def _warn(checkpoint: str, why: str) -> None:
+    """Once a process: a damaged checkpoint is looked at again and again."""
+    if why not in _told:
+        _told.add(why)
+        log.warning("passing over a checkpoint: %s", why)
+
+
+class CheckpointStore:
+    """The checkpoints of one trial, in a local directory. They are known by ids: their paths.
+
+    It can be pickled. `commit` may be called from another thread, one at a time.
+
+    Args:
+        trial_dir: need not exist yet.
+    """
+
+    def __init__(self, trial_dir: Path) -> None:
+        self.trial_dir = trial_dir
+        self._patience_s = PATIENCE_S
+
+    def id_of(self, batches: int) -> str:
+        """The id that the checkpoint at so many batches has, or would have."""
+        return str(self.trial_dir / f"checkpoint_{batches}")
+
+    def stage(self, batches: int) -> Path:
+        """An empty local directory to write the next checkpoint into."""
+        staging = self.trial_dir / f"{_STAGING}{batches}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        staging.mkdir(parents=True)
+        return staging
+
+    def commit(self, staging: Path, batches: int) -> str:
+        """Turn a staged directory into the checkpoint at so many batches, all or nothing, and return its id.
+
+        A checkpoint already there is replaced.
+
+        Raises:
+            OSError: see `dray.storage.writing`. Of a remote store also `StorageError`, after minutes.
+        """
+        return str(commit(staging, Path(self.id_of(batches))))
+
+    def listed(self) -> list[tuple[int, str]]:
+        """(batches, id) of everything named as a checkpoint, the latest first; not verified."""
+        return sorted(((batches, str(path)) for batches, path in list_checkpoints(self.trial_dir)), reverse=True)
+
+    def find(self, batches: int) -> str | None:
+        """The id of the checkpoint at so many batches, None if there is none, or a damaged one.
+
+        In a remote store its files' names and sizes are looked at, and their content where it is opened.
+        """
+        try:
+            self._look_at(self.id_of(batches))
+        except (CheckpointError, FileNotFoundError):
+            return None
+        return self.id_of(batches)
+
+    def latest(self, tell: Tell = _warn) -> str | None:
+        """The id of the latest whole checkpoint; damaged ones are passed over.
+
+        Args:
+            tell: of each that is passed over; a warning by default, the first time.
+        """
+        found = self.open_latest(tell)
+        return None if found is None else found[0]
+
+    def open_latest(self, tell: Tell = _warn) -> tuple[str, Path] | None:
+        """As `latest`, also with the local directory that `open` gives."""
+        for _, checkpoint in self.listed():
+            try:
+                return checkpoint, self.open(checkpoint)
+            except (CheckpointError, FileNotFoundError) as error:
+                tell(checkpoint, str(error))
+        return None
+
+    def open(self, checkpoint: str) -> Path:
+        """The local directory of a checkpoint, verified: of this trial by its id, or of any by path or URI.
+
+        A remote one is brought here first, by one process of those of a machine; until `close`.
+
+        Raises:
+            FileNotFoundError: there is none.
+            CheckpointError: it is damaged.
+            StorageError: it can't be reached.
+        """
+        location = self._location(checkpoint)
+        if location.is_local:
+            return verify(location.path)
+        return _brought(RemoteDirectory(location, patience_s=self._patience_s), self.trial_dir)
+
+    def close(self) -> None:
+        """Remove what `open` has brought here."""
+        _remove(self.trial_dir, _OPENED)
+
+    def delete(self, batches: int) -> None:
+        """Remove a checkpoint, its manifest first: one that is deleted by half is none. Nothing if there is none."""
+        path = Path(self.id_of(batches))
+        (path / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove what a killed writer left behind. For the only writer, before it writes."""
+        _remove(self.trial_dir, _STAGING, _REPLACED, _OPENED)
+
+    def _location(self, checkpoint: str) -> Location:
+        return Location.of(checkpoint)
+
+    def _look_at(self, checkpoint: str) -> None:
+        verify(Path(checkpoint))
+
+
+class RemoteStore(CheckpointStore):
+    """The checkpoints of one trial in an object store; their ids are URIs.
+
+    What a store that can't be reached makes fail is tried again, for minutes.
+
+    Args:
+        root: the trial's own.
+        scratch: a local directory, where checkpoints are staged and opened.
+        patience_s: how long it is tried.
+    """
+
+    def __init__(self, root: Location, scratch: Path, *, patience_s: float = PATIENCE_S) -> None:
+        super().__init__(scratch)
+        self.root = root
+        self._patience_s = patience_s
+
+    def id_of(self, batches: int) -> str:
+        return self._at(batches).uri
+
+    def commit(self, staging: Path, batches: int) -> str:
+        write_manifest(staging)
+        self._remote(self._at(batches)).upload(staging, last=MANIFEST)
+        shutil.rmtree(staging, ignore_errors=True)
+        return self.id_of(batches)
+
+    def listed(self) -> list[tuple[int, str]]:
+        names = {name.partition("/")[0] for name in self._remote(self.root).sizes() if "/" in name}
+        found = [int(match.group(1)) for name in names if (match := _NAME.fullmatch(name))]
+        return [(batches, self.id_of(batches)) for batches in sorted(found, reverse=True)]
+
+    def delete(self, batches: int) -> None:
+        self._remote(self._at(batches)).delete(first=MANIFEST)
+
+    def sweep(self) -> None:
+        super().sweep()
+        sizes = self._remote(self.root).sizes()
+        names = {name.partition("/")[0] for name in sizes if "/" in name}
+        for name in names:
+            if _NAME.fullmatch(name) and f"{name}/{MANIFEST}" not in sizes:
+                self._remote(self.root.child(name)).delete()
+
+    def _at(self, batches: int) -> Location:
+        return self.root.child(f"checkpoint_{batches}")
+
+    def _remote(self, location: Location) -> RemoteDirectory:
+        return RemoteDirectory(location, patience_s=self._patience_s)
+
+    def _location(self, checkpoint: str) -> Location:
+        return Location.of(checkpoint).like(self.root)
+
+    def _look_at(self, checkpoint: str) -> None:
+        directory = self._remote(self._location(checkpoint))
+        check_files(directory.sizes(), parse_manifest(directory.read(MANIFEST), checkpoint), checkpoint)
+
+
+def store_at(location: Location, scratch: Path) -> CheckpointStore:
+    """The store of the trial at this place; `scratch` as of `RemoteStore`."""
+    return CheckpointStore(location.path) if location.is_local else RemoteStore(location, scratch)
+
+
+@contextmanager
+def opened(checkpoint: str | os.PathLike[str]) -> Iterator[Path]:
+    """The local directory of any checkpoint by its path or URI, verified, for the time of the block.
+
+    Raises:
+        FileNotFoundError, CheckpointError, StorageError: as `CheckpointStore.open`.
+    """
+    with tempfile.TemporaryDirectory(prefix="dray-checkpoint-") as scratch:
+        yield CheckpointStore(Path(scratch)).open(os.fspath(checkpoint))
 
 
 def stage(trial_dir: Path, batches: int) -> Path:
     """An empty directory beside the trial's checkpoints, to write the next one into."""
-    staging = trial_dir / f".staging-{batches}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    staging.mkdir(parents=True)
-    return staging
+    return CheckpointStore(trial_dir).stage(batches)
 
 
 def commit(staging: Path, target: Path) -> Path:
-    """Turn a staged directory into the checkpoint `target`, all or nothing, and return `target`.
+    """Turn a staged directory into the local checkpoint `target`, all or nothing, and return `target`.
 
     A checkpoint already there is replaced.
     """
-    files = {}
-    for path in sorted(_files(staging)):
-        name = path.relative_to(staging).as_posix()
-        files[name] = {"size": path.stat().st_size, "sha256": _sha256(path)}
-    manifest = {"format_version": FORMAT_VERSION, "files": files}
-    # Under another name first: a manifest is there whole or not at all, also where a rename of the directory is a copy.
-    unnamed = staging / (MANIFEST + ".tmp")
-    unnamed.write_text(json.dumps(manifest, indent=1))
-    unnamed.rename(staging / MANIFEST)
+    write_manifest(staging)
     if target.exists():
-        replaced = target.with_name(f".replaced-{target.name}-{uuid.uuid4().hex[:8]}")
+        replaced = target.with_name(f"{_REPLACED}{target.name}-{uuid.uuid4().hex[:8]}")
         target.rename(replaced)
         staging.rename(target)
         shutil.rmtree(replaced, ignore_errors=True)
     else:
         staging.rename(target)
     return target
-
-
-def verify(checkpoint: Path) -> Path:
-    """Return `checkpoint` if it is whole. One that Determined wrote has nothing to tell that by, and passes.
-
-    Raises:
-        FileNotFoundError: there is no such directory.
-        CheckpointError: it has no manifest, one of another version, or files that are missing or changed.
-    """
-    if not checkpoint.is_dir():
-        raise FileNotFoundError(f"there is no checkpoint {str(checkpoint)!r}: no such directory")
-    path = checkpoint / MANIFEST
-    if not path.exists():
-        if determined_state(checkpoint) is not None:
-            return checkpoint
-        raise CheckpointError(f"{checkpoint} is not a checkpoint: it has no {MANIFEST}, so it was never completed")
-    try:
-        manifest = json.loads(path.read_text())
-        version, files = manifest["format_version"], manifest["files"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error!r}; use an earlier checkpoint") from error
-    if version != FORMAT_VERSION:
-        raise CheckpointError(
-            f"{checkpoint} has format version {version}, this dray reads {FORMAT_VERSION}; "
-            f"{'upgrade dray' if isinstance(version, int) and version > FORMAT_VERSION else 'use an earlier dray'}"
-        )
-    for name, expected in files.items():
-        file = checkpoint / name
-        if not file.is_file():
-            raise CheckpointError(f"{checkpoint} is damaged: {name} is missing; use an earlier checkpoint")
-        if file.stat().st_size != expected["size"]:
-            raise CheckpointError(
-                f"{checkpoint} is damaged: {name} has {file.stat().st_size} bytes, its manifest says "
-                f"{expected['size']}; use an earlier checkpoint"
-            )
-        if _sha256(file) != expected["sha256"]:
-            raise CheckpointError(f"{checkpoint} is damaged: {name} is not what was written; use an earlier checkpoint")
-    return checkpoint
-
-
-def determined_state(checkpoint: Path) -> Path | None:
-    """The state file of a checkpoint that Determined wrote, None if it is not one of Determined's."""
-    # A part of one of ours may have such a file too, from a callback.
-    if (checkpoint / MANIFEST).exists() or (checkpoint / "progress.json").exists():
-        return None
-    return next((checkpoint / name for name in DETERMINED_STATES if (checkpoint / name).is_file()), None)
 
 
 def list_checkpoints(trial_dir: Path) -> list[tuple[int, Path]]:
@@ -114,52 +253,46 @@ def list_checkpoints(trial_dir: Path) -> list[tuple[int, Path]]:
 
 
 def latest_checkpoint(trial_dir: Path) -> Path | None:
-    """The latest whole checkpoint of a trial; damaged ones are passed over with a warning."""
-    for _, path in list_checkpoints(trial_dir):
-        try:
-            return verify(path)
-        except (CheckpointError, FileNotFoundError) as error:
-            log.warning("passing over a checkpoint: %s", error)
-    return None
+    """The latest whole checkpoint of a trial in a local directory; damaged ones are passed over with a warning."""
+    latest = CheckpointStore(trial_dir).latest()
+    return None if latest is None else Path(latest)
 
 
-class CheckpointStore:
-    """The checkpoints of one trial in a local directory.
+def _brought(remote: RemoteDirectory, scratch: Path) -> Path:
+    """A remote checkpoint as a local directory, verified."""
+    name = remote.location
+    sizes = remote.sizes()
+    if not sizes:
+        raise FileNotFoundError(f"there is no checkpoint {str(name)!r}: nothing is there")
+    key = hashlib.sha256(str(name).encode())
+    if MANIFEST in sizes:
+        # By its content, for a checkpoint can be replaced by another one of its name.
+        manifest = remote.read(MANIFEST)
+        check_files(sizes, parse_manifest(manifest, name), name)
+        key.update(manifest)
+    elif not is_determined(sizes):
+        raise never_completed(name)
+    target = scratch / f"{_OPENED}{key.hexdigest()[:16]}"
+    scratch.mkdir(parents=True, exist_ok=True)
+    with (scratch / f"{_OPENED}lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            partial = target.with_name(f"{target.name}-partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            remote.download(partial, sizes)
+            partial.rename(target)
+    try:
+        return verify(target, name)
+    except CheckpointError:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
 
-    Args:
-        trial_dir: need not exist yet.
-    """
 
-    def __init__(self, trial_dir: Path) -> None:
-        self.trial_dir = trial_dir
-
-    def path(self, batches: int) -> Path:
-        return self.trial_dir / f"checkpoint_{batches}"
-
-    def stage(self, batches: int) -> Path:
-        return stage(self.trial_dir, batches)
-
-    def commit(self, staging: Path, batches: int) -> Path:
-        return commit(staging, self.path(batches))
-
-    def latest(self) -> Path | None:
-        return latest_checkpoint(self.trial_dir)
-
-    def sweep(self) -> None:
-        """Remove what a killed writer left behind. For the only writer, before it writes."""
-        if self.trial_dir.is_dir():
-            for path in self.trial_dir.iterdir():
-                if path.name.startswith((".staging-", ".replaced-")):
+def _remove(directory: Path, *prefixes: str) -> None:
+    if directory.is_dir():
+        for path in directory.iterdir():
+            if path.name.startswith(prefixes):
+                if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
-
-
-def _files(directory: Path) -> list[Path]:
-    return [Path(root) / name for root, _, names in os.walk(directory) for name in names]
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+                else:
+                    path.unlink(missing_ok=True)

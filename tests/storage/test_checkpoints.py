@@ -15,7 +15,7 @@ def save(store: CheckpointStore, batches: int, content: str = "state") -> Path:
     (staging / "state-dict.pth").write_text(content)
     (staging / "rng").mkdir()
     (staging / "rng" / "rank_0.pth").write_text("rng")
-    return store.commit(staging, batches)
+    return Path(store.commit(staging, batches))
 
 
 def test_a_committed_checkpoint_is_verified_and_found(tmp_path: Path) -> None:
@@ -24,7 +24,8 @@ def test_a_committed_checkpoint_is_verified_and_found(tmp_path: Path) -> None:
     save(store, 2)
     path = save(store, 10)
     assert path == tmp_path / "trial" / "checkpoint_10"
-    assert store.latest() == verify(path) == path
+    assert store.latest() == str(verify(path)) == str(path)
+    assert [batches for batches, _ in store.listed()] == [10, 2]
     assert [batches for batches, _ in list_checkpoints(store.trial_dir)] == [10, 2]
     manifest = json.loads((path / "manifest.json").read_text())
     assert manifest["format_version"] == 1
@@ -55,7 +56,7 @@ def test_readers_fall_back_from_a_damaged_checkpoint(tmp_path: Path, damage, say
     damage(damaged)
     with pytest.raises(CheckpointError, match=says):
         verify(damaged)
-    assert store.latest() == before
+    assert store.latest() == str(before)
 
 
 def test_a_checkpoint_of_a_newer_dray_says_so(tmp_path: Path) -> None:

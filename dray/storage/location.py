@@ -1,0 +1,158 @@
+"""Where files are: a local directory, or a prefix in an object store.
+
+A remote place is a URI. What its filesystem needs to know and may be told stands in the URI's query, as
+`s3://bucket/results?endpoint_override=minio:9000&scheme=http`; what is secret is kept beside it, and shown nowhere.
+S3 and GCS are pyarrow's; anything else (`az://`, `abfs://`, ...) is fsspec's, by way of pyarrow.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+_REMOTE = re.compile(r"([a-z][a-z0-9+.-]+)://([^?]*)(?:\?(.*))?", re.IGNORECASE | re.DOTALL)
+_S3 = ("region", "scheme", "endpoint_override", "role_arn", "tls_ca_file_path")
+_S3_SECRETS = ("access_key", "secret_key", "session_token")
+_GCS = ("scheme", "endpoint_override", "project_id", "anonymous")
+S3_TIMEOUT_S = 30.0
+"""How long S3 may take to answer; pyarrow's own 3 s are less than a busy store takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place for files.
+
+    Args:
+        uri: `s3://bucket/prefix?region=...`, or the path of a local directory.
+        secrets: further arguments of its filesystem, as (name, value): access_key and secret_key of S3. Without them
+            the environment's are used.
+    """
+
+    uri: str
+    secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, where: str | os.PathLike[str] | Location) -> Location:
+        """A location of a path or a URI, in which S3's credentials may stand (`s3://KEY:SECRET@bucket`).
+
+        Raises:
+            ValueError: the URI is not one that can be used; says why.
+        """
+        if isinstance(where, Location):
+            return where
+        text = os.fspath(where)
+        if text.startswith("file://"):
+            text = text.removeprefix("file://")
+        match = _REMOTE.fullmatch(text)
+        if match is None:
+            return cls(str(Path(text).expanduser()))
+        scheme, place, query = match.group(1).lower(), match.group(2).strip("/"), match.group(3) or ""
+        found = parse_qsl(query, keep_blank_values=True)
+        secrets = [(name, value) for name, value in found if name in _S3_SECRETS]
+        bucket, at, rest = place.partition("@")
+        if scheme == "s3" and at and "/" not in bucket:
+            key, _, secret = bucket.partition(":")
+            secrets += [("access_key", key), ("secret_key", secret)]
+            place = rest
+        if not place:
+            raise ValueError(f"{scheme}://{place} names no bucket; write {scheme}://BUCKET/PREFIX")
+        options = [(name, value) for name, value in found if name not in _S3_SECRETS]
+        known = {"s3": _S3, "gs": _GCS, "gcs": _GCS}.get(scheme)
+        for name, _ in options:
+            if known is not None and name not in known:
+                raise ValueError(f"{scheme}://{place} has no option {name!r}; there are {', '.join(known)}")
+        return cls(f"{scheme}://{place}" + (f"?{urlencode(options)}" if options else ""), tuple(secrets))
+
+    @property
+    def is_local(self) -> bool:
+        return _REMOTE.fullmatch(self.uri) is None
+
+    @property
+    def path(self) -> Path:
+        """The directory of a local one."""
+        assert self.is_local, f"{self.uri} is no local directory"
+        return Path(self.uri)
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.uri.partition("?")[0].rpartition("/")[2]
+
+    def child(self, *names: str) -> Location:
+        """A place below this one."""
+        base, mark, query = self.uri.partition("?") if not self.is_local else (self.uri, "", "")
+        return Location("/".join((base.rstrip("/"), *names)) + mark + query, self.secrets)
+
+    def like(self, other: Location) -> Location:
+        """The same with the secrets of another one, if it has none and lies in the same store."""
+        mine, its = (_REMOTE.fullmatch(each.uri) for each in (self, other))
+        if self.secrets or mine is None or its is None:
+            return self
+        same = [(*each.group(1, 3), each.group(2).partition("/")[0]) for each in (mine, its)]
+        return Location(self.uri, other.secrets) if same[0] == same[1] else self
+
+    def filesystem(self) -> tuple[Any, str]:
+        """A `pyarrow.fs.FileSystem`, the same one for each place in a store, and the path in it.
+
+        Raises:
+            ValueError, ImportError: there is no such filesystem here.
+        """
+        from pyarrow.fs import LocalFileSystem
+
+        match = _REMOTE.fullmatch(self.uri)
+        if match is None:
+            return LocalFileSystem(), str(self.path)
+        scheme, place, query = match.group(1), match.group(2), match.group(3) or ""
+        return _filesystem(scheme, place.partition("/")[0], query, self.secrets), place
+
+    def __str__(self) -> str:
+        return self.uri
+
+
+@lru_cache(maxsize=32)
+def _filesystem(scheme: str, bucket: str, query: str, secrets: tuple[tuple[str, str], ...]) -> Any:
+    from pyarrow import fs
+
+    options: dict[str, Any] = {**dict(parse_qsl(query, keep_blank_values=True)), **dict(secrets)}
+    match scheme:
+        case "s3":
+            if "region" not in options and "endpoint_override" not in options and "AWS_ENDPOINT_URL" not in os.environ:
+                options["region"] = _region(bucket)
+            return fs.S3FileSystem(
+                **options,
+                request_timeout=S3_TIMEOUT_S,
+                connect_timeout=S3_TIMEOUT_S / 3,
+                # We try again by ourselves, for longer.
+                retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=2),
+                # A small file in one request.
+                allow_delayed_open=True,
+            )
+        case "gs" | "gcs":
+            if "anonymous" in options:
+                options["anonymous"] = options["anonymous"].lower() == "true"
+            return fs.GcsFileSystem(**options, retry_time_limit=timedelta(seconds=S3_TIMEOUT_S))
+    import fsspec
+
+    try:
+        return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem(scheme, **options)))
+    except ImportError as error:
+        more = "; for Azure: pip install 'dray[azure]'" if scheme in ("az", "abfs", "abfss") else ""
+        raise ImportError(f"{scheme}:// needs a package that is not here: {error}{more}") from error
+
+
+def _region(bucket: str) -> str | None:
+    from pyarrow.fs import resolve_s3_region
+
+    named = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if named:
+        return named
+    try:
+        return str(resolve_s3_region(bucket))
+    except OSError:  # told, and better, when the bucket is used
+        return None

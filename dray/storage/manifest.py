@@ -1,0 +1,159 @@
+"""What makes a directory a checkpoint: `manifest.json`, which names each file of it with its size and checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dray.storage.errors import CheckpointError
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+DETERMINED_STATES = ("state_dict.pth", "determined/state_dict.pth", "pedl/state_dict.pth", "checkpoint.pt")
+"""Where Determined's versions kept a trial's state, the newest first; ours has another name."""
+_PROGRESS = "progress.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A file as the manifest has it: its size in bytes, and its SHA-256."""
+
+    size: int
+    sha256: str
+
+
+def write_manifest(directory: Path) -> None:
+    """Complete a directory: what is in it now is the checkpoint."""
+    files = {
+        name: {"size": (directory / name).stat().st_size, "sha256": _sha256(directory / name)}
+        for name in sorted(_files(directory))
+    }
+    # Under another name first: a manifest is there whole or not at all, also where a rename of the directory is a copy.
+    unnamed = directory / (MANIFEST + ".tmp")
+    unnamed.write_text(json.dumps({"format_version": FORMAT_VERSION, "files": files}, indent=1))
+    unnamed.rename(directory / MANIFEST)
+
+
+def parse_manifest(content: bytes, checkpoint: object) -> dict[str, Listed]:
+    """The files of a checkpoint by their names, as its manifest has them.
+
+    Args:
+        content: of the manifest.
+        checkpoint: how errors call it.
+
+    Raises:
+        CheckpointError: it is no manifest, or one of another version.
+    """
+    try:
+        manifest = json.loads(content)
+        version = manifest["format_version"]
+        if version == FORMAT_VERSION:
+            return {
+                str(name): Listed(size=_of(int, listed["size"]), sha256=_of(str, listed["sha256"]))
+                for name, listed in _of(dict, manifest["files"]).items()
+            }
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{checkpoint} is damaged: its {MANIFEST} can't be read ({error!r}); use an earlier checkpoint"
+        ) from error
+    newer = isinstance(version, int) and version > FORMAT_VERSION
+    raise CheckpointError(
+        f"{checkpoint} has format version {version}, this dray reads {FORMAT_VERSION}; "
+        f"{'upgrade dray' if newer else 'use an earlier dray'}"
+    )
+
+
+def check_files(sizes: dict[str, int], listed: dict[str, Listed], checkpoint: object) -> None:
+    """Check that a checkpoint has the files that its manifest lists, of these sizes in bytes, and no others.
+
+    Raises:
+        CheckpointError: it has not.
+    """
+
+    def damaged(what: str) -> CheckpointError:
+        return CheckpointError(f"{checkpoint} is damaged: {what}; use an earlier checkpoint")
+
+    for name, expected in listed.items():
+        if name not in sizes:
+            raise damaged(f"{name} is missing")
+        if sizes[name] != expected.size:
+            raise damaged(f"{name} has {sizes[name]} bytes, its manifest says {expected.size}")
+    if more := next((name for name in sorted(sizes.keys() - listed.keys()) if not _is_aside(name)), None):
+        raise damaged(f"{more} was not written with it")
+
+
+def verify(checkpoint: Path, name: object = None) -> Path:
+    """Return `checkpoint` if it is whole. One that Determined wrote has nothing to tell that by, and passes.
+
+    Args:
+        checkpoint: a local directory.
+        name: how errors call it; by its path if None.
+
+    Raises:
+        FileNotFoundError: there is no such directory.
+        CheckpointError: it has no manifest, one of another version, or files that are missing, changed or too many.
+    """
+    name = checkpoint if name is None else name
+    if not checkpoint.is_dir():
+        raise FileNotFoundError(f"there is no checkpoint {str(name)!r}: no such directory")
+    if not (checkpoint / MANIFEST).is_file():
+        if determined_state(checkpoint) is not None:
+            return checkpoint
+        raise never_completed(name)
+    listed = parse_manifest((checkpoint / MANIFEST).read_bytes(), name)
+    check_files({file: (checkpoint / file).stat().st_size for file in _files(checkpoint)}, listed, name)
+    for file, expected in listed.items():
+        if _sha256(checkpoint / file) != expected.sha256:
+            raise CheckpointError(f"{name} is damaged: {file} is not what was written; use an earlier checkpoint")
+    return checkpoint
+
+
+def never_completed(checkpoint: object) -> CheckpointError:
+    """The error of a directory without a manifest."""
+    return CheckpointError(f"{checkpoint} is not a checkpoint: it has no {MANIFEST}, so it was never completed")
+
+
+def determined_state(checkpoint: Path) -> Path | None:
+    """The state file of a checkpoint that Determined wrote, None if it is not one of Determined's."""
+    names = [name for name in (MANIFEST, _PROGRESS, *DETERMINED_STATES) if (checkpoint / name).exists()]
+    if not is_determined(names):
+        return None
+    return next(checkpoint / name for name in DETERMINED_STATES if name in names)
+
+
+def is_determined(names: Collection[str]) -> bool:
+    """Whether a directory with files of these names is a checkpoint that Determined wrote."""
+    # A part of one of ours may have a state file of such a name too, from a callback.
+    return MANIFEST not in names and _PROGRESS not in names and any(name in names for name in DETERMINED_STATES)
+
+
+def _is_aside(name: str) -> bool:
+    """Whether a file beside those of the manifest does no harm: Ray's `.metadata.json`, a file system's own, and what
+    Python compiles of code/, which it compares with the source."""
+    parts = name.split("/")
+    return name == MANIFEST or parts[-1].startswith(".") or "__pycache__" in parts
+
+
+def _of(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value
+
+
+def _files(directory: Path) -> list[str]:
+    return [
+        (Path(root) / name).relative_to(directory).as_posix() for root, _, names in os.walk(directory) for name in names
+    ]
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

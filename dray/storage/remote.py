@@ -1,0 +1,203 @@
+"""A directory of files in an object store: listed, uploaded, downloaded, deleted, and tried again while it is away."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dray.storage.errors import CheckpointError, StorageError, is_full
+from dray.storage.location import Location
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PATIENCE_S = 600.0
+"""How long a store that can't be reached is tried again."""
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 15.0
+AT_ONCE = 8
+"""Files that travel at a time."""
+CHUNK_BYTES = 8 << 20
+
+# What waiting does not mend, as the AWS SDK, GCS and Azure put it.
+_REFUSED = re.compile(
+    r"NO_SUCH_BUCKET|ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|INVALID_CLIENT_TOKEN|UNRECOGNIZED_"
+    r"CLIENT|EXPIRED_TOKEN|MISSING_AUTHENTICATION|HTTP status: (?:401|403)|response code 40[13]|FORBIDDEN"
+    r"|PERMISSION_DENIED|UNAUTHENTICATED|AuthenticationFailed|ContainerNotFound|bucket does not exist",
+    re.IGNORECASE,
+)
+
+
+class RemoteDirectory:
+    """The files below a place in an object store.
+
+    Every method raises `StorageError` if the store refuses, or can't be reached for as long as it is tried.
+
+    Args:
+        location: the place.
+        patience_s: how long to try again what fails.
+    """
+
+    def __init__(self, location: Location, *, patience_s: float = PATIENCE_S) -> None:
+        self.location = location
+        self._patience_s = patience_s
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every file, by its name below this place; empty if there is none."""
+
+        def look(filesystem: Any, path: str) -> dict[str, int]:
+            from pyarrow.fs import FileSelector, FileType
+
+            selector = FileSelector(path, recursive=True, allow_not_found=True)
+            found = filesystem.get_file_info(selector)
+            prefix = len(path) + 1
+            # An empty name is that of a marker, which stands for a directory.
+            return {
+                info.path.lstrip("/")[prefix:]: info.size or 0
+                for info in found
+                if info.type == FileType.File and len(info.path.lstrip("/")) > prefix
+            }
+
+        return self._tried("list", look)
+
+    def read(self, name: str) -> bytes:
+        """A small file's content.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+
+        def fetch(filesystem: Any, path: str) -> bytes:
+            with filesystem.open_input_stream(f"{path}/{name}") as file:
+                return bytes(file.read())
+
+        return self._tried("read", fetch)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write, or replace, a small file."""
+
+        def put(filesystem: Any, path: str) -> None:
+            with filesystem.open_output_stream(f"{path}/{name}") as file:
+                file.write(content)
+
+        self._tried("write to", put)
+
+    def upload(self, directory: Path, *, last: str) -> None:
+        """Make this place what is in a local directory; complete when the file called `last` is there.
+
+        What was there before is gone from the beginning: it has no such file any more.
+        """
+        before = self.sizes()
+        if last in before:
+            if self.read(last) == (directory / last).read_bytes() and self._has(directory):
+                return  # committed before, when the answer was lost
+            self._remove(last)
+        names = [path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*")) if path.is_file()]
+        for name in before.keys() - set(names) - {last}:
+            self._remove(name)
+        _all_at_once(lambda name: self._send(directory, name), [name for name in names if name != last])
+        self._send(directory, last)
+
+    def download(self, directory: Path, names: Iterable[str]) -> None:
+        """Bring these files into a local directory, which is made.
+
+        Raises:
+            FileNotFoundError: one is not there any more.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            # Names come from a store, and are to stay below the directory.
+            if ".." in name.split("/") or name.startswith("/"):
+                raise CheckpointError(f"{self.location} has a file {name!r}, which is no name of a checkpoint's file")
+        _all_at_once(lambda name: self._fetch(directory, name), names)
+
+    def delete(self, *, first: str | None = None) -> None:
+        """Remove all files, the one called `first` before all others."""
+        names = sorted(self.sizes(), key=lambda name: name != first)
+        if names and names[0] == first:
+            self._remove(names.pop(0))
+        _all_at_once(self._remove, names)
+
+    def probe(self) -> None:
+        """Write a file here, read it, remove it."""
+        name, content = f".dray-probe-{secrets.token_hex(8)}", secrets.token_bytes(16)
+        self.write(name, content)
+        try:
+            if self.read(name) != content:
+                raise StorageError(f"{self.location} gives back something else than was written there")
+        finally:
+            self._remove(name)
+
+    def _has(self, directory: Path) -> bool:
+        local = {p.relative_to(directory).as_posix(): p.stat().st_size for p in directory.rglob("*") if p.is_file()}
+        return self.sizes() == local
+
+    def _send(self, directory: Path, name: str) -> None:
+        def send(filesystem: Any, path: str) -> None:
+            with (directory / name).open("rb") as source, filesystem.open_output_stream(f"{path}/{name}") as target:
+                while chunk := source.read(CHUNK_BYTES):
+                    target.write(chunk)
+
+        self._tried("write to", send)
+
+    def _fetch(self, directory: Path, name: str) -> None:
+        def fetch(filesystem: Any, path: str) -> None:
+            file = directory / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with filesystem.open_input_stream(f"{path}/{name}") as source, file.open("wb") as target:
+                while chunk := source.read(CHUNK_BYTES):
+                    target.write(chunk)
+
+        self._tried("read", fetch)
+
+    def _remove(self, name: str) -> None:
+        def remove(filesystem: Any, path: str) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                filesystem.delete_file(f"{path}/{name}")
+
+        self._tried("delete from", remove)
+
+    def _tried(self, doing: str, work: Callable[[Any, str], T]) -> T:
+        """Do something with the filesystem, until it succeeds, is refused, or patience ends."""
+        deadline, wait = time.monotonic() + self._patience_s, FIRST_WAIT_S
+        warned = False
+        while True:
+            try:
+                return work(*self.location.filesystem())
+            except FileNotFoundError:
+                raise
+            except (ValueError, TypeError, ImportError) as error:
+                raise StorageError(f"can't {doing} {self.location}: {error}") from error
+            except Exception as error:  # each filesystem of fsspec has its own
+                if is_full(error):
+                    raise
+                told = " ".join(str(error).split())
+                if _REFUSED.search(told) or time.monotonic() + wait > deadline:
+                    raise StorageError(f"can't {doing} {self.location}: {told}") from error
+                if not warned:
+                    log.warning(
+                        "can't %s %s, and will try for %.0f s: %s", doing, self.location, self._patience_s, told
+                    )
+                    warned = True
+                time.sleep(wait)
+                wait = min(2 * wait, LONGEST_WAIT_S)
+
+
+def _all_at_once(work: Callable[[str], None], names: Iterable[str]) -> None:
+    """Some at a time; raises the first error, and begins no more after it."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        futures = [pool.submit(work, name) for name in names]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
