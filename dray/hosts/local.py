@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Any
 
+from dray.hosts.unsaved import Unsaved
 from dray.storage import CheckpointStore, verify
 from dray.training.host import Reached, Report
 from dray.training.units import TrainUnit
@@ -50,17 +51,20 @@ class LocalHost:
     checkpoint_period: TrainUnit | None = None
     metric: str | None = None
     best_supported = False
+    is_remote = False
 
     def __init__(
         self, directory: Path | None = None, *, trial_seed: int | None = None, code_dir: Path | None = None
     ) -> None:
-        self.directory = directory or _fresh_directory()
+        # Absolute, for the program may change its directory while a checkpoint is written.
+        self.directory = (directory or _fresh_directory()).absolute()
         # Not from the global generator: a seeded program would get the same "random" seed each time, and lose a draw.
         self.trial_seed = random.SystemRandom().getrandbits(31) if trial_seed is None else trial_seed
         self.code_dir: Path | None = code_dir or Path.cwd()
         self.tensorboard_path = self.directory / "tensorboard"
         self._store = CheckpointStore(self.directory)
-        self._since_checkpoint: list[dict[str, Any]] = []
+        self._unsaved = Unsaved()
+        self._carried: list[dict[str, Any]] = []
         self._stopping = False
         self._previous: Any = None
         self._metrics: IO[str] | None = None
@@ -91,13 +95,14 @@ class LocalHost:
         return "nothing"
 
     def new_checkpoint(self, batches: int) -> Path:
+        self._carried = self._unsaved.now()
         return self._store.stage(batches)
 
     def commit(self, staging: Path, report: Report) -> str:
-        rows = [*self._since_checkpoint, _row(report)]
+        rows = [*self._carried, _row(report)]
         (staging / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         path = Path(self._store.commit(staging, report.batches))
-        self._since_checkpoint = []
+        self._unsaved.saved = report.batches
         log.info("saved %s", path)
         return f"{self.directory.name}/{path.name}"
 
@@ -120,8 +125,7 @@ class LocalHost:
                 # A line at a time, so that a kill loses none that was told.
                 self._metrics = (self.directory / "metrics.jsonl").open("a", buffering=1)
             self._metrics.write(json.dumps({**row, "time": time.time()}) + "\n")
-            if report.checkpoint is None:
-                self._since_checkpoint.append(row)
+            self._unsaved.add([row])
             if report.validation is not None:
                 log.info("validated at batch %d: %s", report.batches, _shown(report.validation))
         return self._stopping

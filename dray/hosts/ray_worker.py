@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import ray
 
+from dray.hosts.unsaved import Unsaved
 from dray.storage import CheckpointStore
 from dray.training.host import Reached, Report
 from dray.training.time_metric import crossed, time_of
@@ -111,6 +112,7 @@ class RayHost:
     """
 
     best_supported = True
+    is_remote = False
 
     def __init__(
         self, *, desk: Any, lease: Lease, experiment: Experiment, code_dir: Path | None, script: bool = False
@@ -132,7 +134,8 @@ class RayHost:
         self._in_flight: deque[Any] = deque()
         self._kept: list[dict[str, Any]] = []
         self._sent = -math.inf
-        self._since_checkpoint: list[dict[str, Any]] = []
+        self._unsaved = Unsaved()
+        self._carried: list[dict[str, Any]] = []
         self._ended = False
         self._script = script
         self._reported = False
@@ -153,17 +156,18 @@ class RayHost:
         return reached
 
     def new_checkpoint(self, batches: int) -> Path:
+        self._carried = self._unsaved.now()
         return self._store.stage(batches)
 
     def commit(self, staging: Path, report: Report) -> str:
         message = self._message(report)
-        carried = {**message, "rows": [*self._since_checkpoint, *message["rows"]], "decides": report.decides}
+        carried = {**message, "rows": [*self._carried, *message["rows"]], "decides": report.decides}
         (staging / REPORT).write_text(json.dumps(carried))
         # Also the fence: whoever lost the lease must not write beside the one who has it.
         if not ray.get(self._desk.may_commit.remote(self._lease.number)):
             raise LeaseLost(f"trial {self.trial_id} goes on elsewhere")
         checkpoint = self._store.commit(staging, report.batches)
-        self._since_checkpoint = []
+        self._unsaved.saved = report.batches
         return checkpoint
 
     def open_checkpoint(self, checkpoint: str) -> Path:
@@ -178,8 +182,7 @@ class RayHost:
             )
         message = self._message(report)
         self._reported = True
-        if report.checkpoint is None:
-            self._since_checkpoint += message["rows"]
+        self._unsaved.add(message["rows"])
         if self.outcome != "completed":  # the last checkpoint of a trial that was told to end, and it still is
             message["final"] = False
             self._obey(self._send(message, decides=False))

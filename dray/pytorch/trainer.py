@@ -30,6 +30,8 @@ from dray.training.units import Batch, Epoch, TrainUnit
 
 log = logging.getLogger(__name__)
 
+CHECKPOINT_HOOKS = ("on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end")
+
 
 class Trainer:
     """Trains a trial.
@@ -162,6 +164,9 @@ class Trainer:
                         full_dataset=full_dataset,
                         description=_Description(self._trial, context, division),
                         listens_to_batches=listens_to_batches,
+                        hears_of_checkpoints=any(
+                            _overrides(callback, hook) for callback in callbacks.values() for hook in CHECKPOINT_HOOKS
+                        ),
                         scalars=context._tensorboard,
                         profiler=context.profiler,
                         best=policy == "best",

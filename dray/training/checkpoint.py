@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import Buffer
 
 from dray.storage import determined_state
 from dray.training import legacy
@@ -68,42 +69,97 @@ class Description:
     division: Division | None = None
 
 
-def write(
-    directory: Path,
-    *,
-    state: dict[str, Any],
-    progress: Progress,
-    ranks: Sequence[RankState],
-    description: Description,
-) -> None:
-    """Fill a staged checkpoint directory.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What is to be written: one checkpoint.
+
+    Args:
+        objects: what `torch.save` gets, by the file's name; tensors in it may be those that are trained.
+        texts: the other files, by name; nothing can change them any more.
+        nbytes: of the tensors in the state.
+    """
+
+    objects: Mapping[str, Any]
+    texts: Mapping[str, bytes]
+    nbytes: int
+
+
+def contents(
+    *, state: dict[str, Any], progress: Progress, ranks: Sequence[RankState], description: Description
+) -> Contents:
+    """The files of a checkpoint.
 
     Raises:
         UnsavableState: state that `torch.load(weights_only=True)` would refuse.
     """
-    check_savable(state)
-    torch.save(state, directory / STATE)
-    (directory / "rng").mkdir()
+    nbytes = check_savable(state)
+    objects: dict[str, Any] = {STATE: state}
     for rank, part in enumerate(ranks):
-        torch.save(part.rng, directory / "rng" / f"rank_{rank}.pth")
+        objects[f"rng/rank_{rank}.pth"] = part.rng
         if part.gradients is not None:
-            (directory / "gradients").mkdir(exist_ok=True)
-            torch.save(part.gradients, directory / "gradients" / f"rank_{rank}.pth")
+            objects[f"gradients/rank_{rank}.pth"] = part.gradients
     division = None if description.division is None else description.division.as_dict()
-    _write_json(directory / PROGRESS, {**progress.as_dict(), "size": len(ranks), "division": division})
-    _write_json(directory / METADATA, {**description.metadata, "steps_completed": progress.batches})
+    texts = {
+        PROGRESS: _json({**progress.as_dict(), "size": len(ranks), "division": division}),
+        METADATA: _json({**description.metadata, "steps_completed": progress.batches}),
+        **{f"code/{name}": content for name, content in description.code.items()},
+    }
     if description.hparams is not None:
-        _write_json(directory / HPARAMS, description.hparams)
+        texts[HPARAMS] = _json(description.hparams)
     if description.experiment is not None:
         # JSON is YAML, and writing it costs a twentieth.
-        _write_json(directory / EXPERIMENT, description.experiment)
-    made: set[Path] = set()
-    for name, content in description.code.items():
-        path = directory / "code" / name
+        texts[EXPERIMENT] = _json(description.experiment)
+    return Contents(objects=objects, texts=texts, nbytes=nbytes)
+
+
+def write(directory: Path, contents: Contents) -> None:
+    """Fill a staged checkpoint directory.
+
+    Raises:
+        OSError: a file can't be written.
+    """
+    made = {directory}
+
+    def path_of(name: str) -> Path:
+        path = directory / name
         if path.parent not in made:
             path.parent.mkdir(parents=True, exist_ok=True)
             made.add(path.parent)
-        path.write_bytes(content)
+        return path
+
+    for name, content in contents.texts.items():
+        path_of(name).write_bytes(content)
+    for name, value in contents.objects.items():
+        with _Output(path_of(name)) as file:
+            torch.save(value, file)
+
+
+class _Output(io.FileIO):
+    """A file for `torch.save`: one that says why it can't be written.
+
+    torch raises an error of its own after that of the file, about what it finds at the end. So it is left to end as if
+    nothing had happened. And nothing is held back in a buffer: a process that is forked meanwhile (a DataLoader's
+    worker) would have a copy of it, to be written a second time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "wb")
+        self._error: OSError | None = None
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        if self._error is not None:
+            raise self._error
+
+    def write(self, data: Buffer) -> int:
+        view = memoryview(data).cast("B")
+        try:
+            done = 0
+            while self._error is None and done < len(view):
+                done += super().write(view[done:])
+        except OSError as error:
+            self._error = error
+        return len(view)
 
 
 def read_progress(directory: Path) -> Progress:
@@ -195,40 +251,42 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def check_savable(state: Mapping[str, Any]) -> None:
-    """Refuse state that could be saved, but not loaded as data.
+def check_savable(state: Mapping[str, Any]) -> int:
+    """Refuse state that could be saved, but not loaded as data; return the bytes of the tensors in it.
 
     Raises:
         UnsavableState: names the callback (or the part), the key, the type and the cure.
     """
+    nbytes = 0
     for part, value in state.items():
         if part == "callbacks" and isinstance(value, dict):
-            for name, callback_state in value.items():
-                _check(callback_state, f"the state of callback {name!r}", ())
+            nbytes += sum(_check(own, f"the state of callback {name!r}", ()) for name, own in value.items())
         else:
-            _check(value, f"{part!r}", ())
+            nbytes += _check(value, f"{part!r}", ())
+    return nbytes
 
 
 _PLAIN = (type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.device, torch.Size)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
-def _check(value: Any, what: str, keys: tuple[Any, ...]) -> None:
+def _check(value: Any, what: str, keys: tuple[Any, ...]) -> int:
     kind = type(value)
-    if kind in _PLAIN or kind in _TENSORS:
-        return
+    if kind in _TENSORS:
+        return int(value.nbytes) if value.layout is torch.strided else 0
+    if kind in _PLAIN:
+        return 0
     if kind is dict or kind is OrderedDict:
-        for key, item in value.items():
+        for key in value:
             if type(key) not in _PLAIN:
                 _check(key, what, (*keys, key))
-            _check(item, what, (*keys, key))
-    elif kind in (list, tuple, set):
-        for index, item in enumerate(value):
-            _check(item, what, (*keys, index))
-    elif (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "fiubcUSmM":
-        return
-    else:
-        _check_by_trying(value, what, keys)
+        return sum(_check(item, what, (*keys, key)) for key, item in value.items())
+    if kind in (list, tuple, set):
+        return sum(_check(item, what, (*keys, index)) for index, item in enumerate(value))
+    if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "fiubcUSmM":
+        return int(value.nbytes)
+    _check_by_trying(value, what, keys)
+    return 0
 
 
 def _check_by_trying(value: Any, what: str, keys: tuple[Any, ...]) -> None:
@@ -273,8 +331,8 @@ def _mean_gradients(ranks: list[list[list[torch.Tensor | None]]]) -> list[list[t
     return [[mean(parts) for parts in zip(*models, strict=True)] for models in zip(*ranks, strict=True)]
 
 
-def _write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1, default=_jsonable))
+def _json(content: Any) -> bytes:
+    return json.dumps(content, indent=1, default=_jsonable).encode()
 
 
 def _jsonable(value: Any) -> Any:

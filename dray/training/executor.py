@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -28,6 +29,7 @@ from dray.training.optimisation import Optimisation
 from dray.training.plan import Plan
 from dray.training.progress import Progress
 from dray.training.reducers import Reducer, ReducerRegistry
+from dray.training.saver import Saver
 from dray.training.spread import SpreadModel, hang_up, is_hung_up
 from dray.training.trial import Callback, Scalars, Trial
 
@@ -71,10 +73,14 @@ def run(plan: Plan, at: Progress, executor: Executor) -> Progress:
             try:
                 command = next(steps) if seen is None else steps.send(seen)
             except StopIteration as end:
-                executor.raise_pending()
+                executor.finish()
                 return end.value  # type: ignore[no-any-return]
             # Outside of the try: a StopIteration that escapes from a trial's code is the trial's error, not our end.
-            seen = executor.perform(command)
+            try:
+                seen = executor.perform(command)
+            except BaseException:
+                executor.abandon()
+                raise
 
 
 class Executor:
@@ -93,6 +99,8 @@ class Executor:
         description: what every checkpoint says of the trial; asked for at the first one.
         listens_to_batches: whether any rank has a callback on `on_training_workload_end`, which wants each batch's
             metrics.
+        hears_of_checkpoints: whether a callback of this rank has a hook that is called when one is written: then
+            training waits for that, on all ranks.
         scalars: where the chief writes metrics for TensorBoard.
         profiler: a `torch.profiler.profile`, stepped after each batch.
         best: whether the host is asked what is worth saving.
@@ -115,6 +123,7 @@ class Executor:
         full_dataset: bool,
         description: Callable[[], checkpoint.Description],
         listens_to_batches: bool,
+        hears_of_checkpoints: bool,
         scalars: Scalars,
         profiler: Any = None,
         best: bool = False,
@@ -134,6 +143,7 @@ class Executor:
         self.description = description
         self.profiler = profiler
         self.best = best
+        self.hears_of_checkpoints = hears_of_checkpoints
         self.is_chief = peers.rank == 0
         self._scalars = scalars
         self._metrics = metrics.TrainingMetrics(keep_batches=listens_to_batches)
@@ -142,6 +152,7 @@ class Executor:
         self._evaluate_batch = forward(_evaluate_batch(trial))
         self._evaluate_all = forward(trial.evaluate_full_dataset)
         self._epoch_starts = [_epoch_start(callback) for callback in callbacks.values()]
+        self._saver = Saver(host)
         self._trained = cursor.initial_batch
         if self.is_chief and scalars.enabled and self._trained > 0:
             # A trial that is cut off goes back to its last checkpoint, and writes some batches again. The validation
@@ -162,8 +173,16 @@ class Executor:
                 return self.publish(command)
         assert_never(command)
 
-    def raise_pending(self) -> None:
-        """Raise what made training leave, now that the work is saved."""
+    def finish(self) -> None:
+        """Wait until the work is saved, and raise what made training leave."""
+        self._on_chief("saving the last checkpoint", self._saver.finish)
+        self._raise_pending()
+
+    def abandon(self) -> None:
+        """Wait until what is being saved is, after an error."""
+        self._saver.abandon()
+
+    def _raise_pending(self) -> None:
         if self._pending is not None:
             raise self._pending
 
@@ -379,36 +398,54 @@ class Executor:
         self._training = self._validation = None
         leave: Leave | None = None
         if command.save:
-            parts = self.peers.gather(
-                checkpoint.RankState(rng=rng.capture(self.device), gradients=self.optimisation.pending_gradients())
-            )
-            uuid, _ = self._on_chief("saving a checkpoint", lambda: self._save(command.at, report, parts or []))
-            report = replace(report, checkpoint=uuid)
-            _, leave = self._attempt(lambda: self._uploaded(uuid))
+            state = checkpoint.RankState(rng=rng.capture(self.device), gradients=self.optimisation.pending_gradients())
+            parts = self.peers.gather((state, self.hears_of_checkpoints)) or []
+            uuid, _ = self._on_chief("saving a checkpoint", lambda: self._save(command, report, parts))
+            if uuid is not None:
+                report = replace(report, checkpoint=uuid)
+                _, leave = self._attempt(lambda: self._uploaded(uuid))
         # Published before anybody leaves: what the host does on a stop may end this process.
         mine = (self.cursor.stop_requested, leave)
-        stop, ranks = self._on_chief("publishing", lambda: self.host.publish(report), mine)
+        stop, ranks = self._on_chief("publishing", lambda: self._publish(command, report), mine)
         if self._agree([row[1] for row in ranks]) is not None:
             # Nothing is lost: it has just been saved.
-            self.raise_pending()
+            self._raise_pending()
             raise ShouldExit
         return Seen(batches=self._trained, stop=stop or any(row[0] for row in ranks))
+
+    def _publish(self, command: Publish, report: Report) -> bool:
+        if command.final:
+            self._saver.finish()
+        else:
+            self._saver.check()
+        return self.host.publish(report)
 
     def _uploaded(self, uuid: str) -> None:
         for callback in self.callbacks.values():
             callback.on_checkpoint_upload_end(uuid=uuid)
 
-    def _save(self, at: Progress, report: Report, ranks: list[checkpoint.RankState]) -> str:
+    def _save(self, command: Publish, report: Report, parts: list[tuple[checkpoint.RankState, bool]]) -> str | None:
+        # First of all: two copies of the state are more than is asked of memory.
+        self._saver.wait()
         state = self.optimisation.state_dict()
         state["callbacks"] = {name: callback.state_dict() for name, callback in self.callbacks.items()}
         for callback in self.callbacks.values():
             callback.on_checkpoint_save_start(state)
-        staging = self.host.new_checkpoint(at.batches)
-        checkpoint.write(staging, state=state, progress=at, ranks=ranks, description=self.description())
+        contents = checkpoint.contents(
+            state=state, progress=command.at, ranks=[own for own, _ in parts], description=self.description()
+        )
+        return self._saver.save(
+            contents,
+            report,
+            # Whoever decides on the trial, or hears that it has ended, may count on its checkpoint.
+            at_once=command.decides or command.final,
+            written=self._written if any(hears for _, hears in parts) else None,
+        )
+
+    def _written(self, directory: Path) -> None:
         for callback in self.callbacks.values():
-            callback.on_checkpoint_end(str(staging))
-            callback.on_checkpoint_write_end(str(staging))
-        return self.host.commit(staging, report)
+            callback.on_checkpoint_end(str(directory))
+            callback.on_checkpoint_write_end(str(directory))
 
     # ---------------------------------------------------------------------------------------------------- agreement
 

@@ -24,7 +24,7 @@ class Report:
         validation: metrics of a validation at `batches`; None if there was none.
         decides: the loop waits here for a search's decision (a rung, or the end).
         final: nothing comes after it.
-        checkpoint: the id that `Host.commit` gave; None if nothing was saved.
+        checkpoint: the id that `Host.commit` gave; None if nothing was saved, or it is yet to be committed.
     """
 
     batches: int
@@ -39,7 +39,8 @@ class Report:
 class Host(Protocol):
     """A laptop, a group of torchrun processes, a Ray worker.
 
-    Methods are called on the chief only, but for `open_checkpoint`.
+    Methods are called on the chief only, but for `open_checkpoint`. `commit` may be called from another thread than the
+    others, one checkpoint after another; its report is then published meanwhile, and further ones too.
 
     Attributes must be the same on every rank of a trial, but for the trial seed, of which the chief's counts.
     """
@@ -68,6 +69,8 @@ class Host(Protocol):
     metric: str | None
     #: Whether `checkpoint_policy="best"` can be served: the best of an experiment is known to an experiment only.
     best_supported: bool
+    #: Whether committing a checkpoint takes as long as a network does.
+    is_remote: bool
 
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
         """Whether this validation is the best of the experiment. Asked with `checkpoint_policy="best"` only."""
@@ -82,7 +85,7 @@ class Host(Protocol):
         ...
 
     def new_checkpoint(self, batches: int) -> Path:
-        """An empty directory to write a checkpoint into."""
+        """An empty directory to write a checkpoint into, of what is trained and was published so far."""
         ...
 
     def commit(self, staging: Path, report: Report) -> str:

@@ -26,6 +26,7 @@ class FakeHost:
     metric: str | None = None
     validation_period: TrainUnit | None = None
     checkpoint_period: TrainUnit | None = None
+    is_remote = False
 
     def __init__(
         self,

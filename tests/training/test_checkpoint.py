@@ -26,13 +26,13 @@ class Thing:
 
 
 def written(directory: Path, state: dict[str, Any], **kwargs: Any) -> Path:
-    checkpoint.write(
-        directory,
+    contents = checkpoint.contents(
         state=state,
         progress=Progress(batches=3, saved=3),
         ranks=[RankState(rng=rng.capture(torch.device("cpu")))],
         description=Description(metadata={"framework": "torch"}, **kwargs),
     )
+    checkpoint.write(directory, contents)
     return directory
 
 
@@ -119,9 +119,10 @@ def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
 def test_gradients_of_two_ranks_are_averaged_for_one(tmp_path: Path) -> None:
     state = rng.capture(torch.device("cpu"))
     ranks = [RankState(rng=state, gradients=[[torch.tensor([v]), None]]) for v in (1.0, 3.0)]
-    checkpoint.write(
-        tmp_path, state={}, progress=Progress(batches=1), ranks=ranks, description=Description(metadata={})
+    contents = checkpoint.contents(
+        state={}, progress=Progress(batches=1), ranks=ranks, description=Description(metadata={})
     )
+    checkpoint.write(tmp_path, contents)
     own = checkpoint.read_rank(tmp_path, {}, 1, 2)
     assert own is not None
     assert own.gradients == [[torch.tensor([3.0]), None]]

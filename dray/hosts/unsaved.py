@@ -1,0 +1,33 @@
+"""What was reported since the last checkpoint: the next one carries it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+
+class Unsaved:
+    """Rows of metrics, each with the `batches` that it was measured at, in their order.
+
+    Attributes:
+        saved: batches of the last checkpoint that was committed. Another thread may set it; all else is for one.
+    """
+
+    def __init__(self) -> None:
+        self.saved = -1
+        self._rows: deque[dict[str, Any]] = deque()
+
+    def add(self, rows: Iterable[dict[str, Any]]) -> None:
+        """What was reported."""
+        self._rows.extend(rows)
+        self._forget()
+
+    def now(self) -> list[dict[str, Any]]:
+        """What a checkpoint that is made now has to carry."""
+        self._forget()
+        return list(self._rows)
+
+    def _forget(self) -> None:
+        while self._rows and self._rows[0]["batches"] <= self.saved:
+            self._rows.popleft()
