@@ -92,17 +92,24 @@ def _forget_clashes(directory: Path) -> dict[str, ModuleType]:
     return gone
 
 
+def is_installed(place: str) -> bool:
+    """Whether this file is of Python, or of an installed package."""
+    # Most are told by their text: to resolve the paths of all that torch and Ray import takes .3 s.
+    if place.startswith(_INSTALLED_TEXT):
+        return True
+    origin = Path(place).resolve()
+    return any(origin.is_relative_to(installed) for installed in _INSTALLED)
+
+
 def _origin(name: str, module: ModuleType) -> Path | None:
     """Where a user's module was imported from; None for one that is installed, or ours."""
     place = getattr(module, "__file__", None)
     if not isinstance(place, str):
         # A package without an __init__.py has no file, but a path.
         place = next(iter(getattr(module, "__path__", [])), None)
-    # Most modules are told by their text: to resolve the paths of all that torch and Ray import takes .3 s.
-    if name.partition(".")[0] in _OURS or not isinstance(place, str) or place.startswith(_INSTALLED_TEXT):
+    if name.partition(".")[0] in _OURS or not isinstance(place, str) or is_installed(place):
         return None
-    origin = Path(place).resolve()
-    return None if any(origin.is_relative_to(installed) for installed in _INSTALLED) else origin
+    return Path(place).resolve()
 
 
 _PLACES = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")} | {

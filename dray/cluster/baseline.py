@@ -1,91 +1,173 @@
-"""Puts a worker's process back into the state it was in before a trial, so that trials that share it do not meet."""
+"""Keeps trials that share a process from meeting: each finds the process as the first one found it, or a new process.
+
+A trial runs in a thread of its own, so that what belongs to a thread ends with it. What belongs to the process and can
+be put back is put back (``dray.cluster.settings``, and here modules, loggers, warnings and compiled code). What can't
+be, such as a thread that runs on, is a reason for the process to be replaced.
+
+Not undone: what a trial writes into objects of modules (a patched function of a library, a global of its own module),
+for nothing tells it from what a library keeps for good reasons. ``resources.reuse_workers: false`` gives each trial
+processes of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import logging
-import multiprocessing
-import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
+from dray.cluster.leftovers import Leftovers, gpu_in_use
+from dray.cluster.settings import settings
+from dray.imports import is_installed
+
+T = TypeVar("T")
+
 
 class Baseline:
-    """What a trial can change for its whole process, as it was when this object was made.
-
-    Random states are not among it: every trial seeds them before its first line.
-    """
+    """This process as it was when this object was made, which is before the first trial."""
 
     def __init__(self) -> None:
-        self._environment = dict(os.environ)
-        self._directory = os.getcwd()
-        self._dtype = torch.get_default_dtype()
+        # What is here now stays: later collections look only at what trials have made, in a millisecond and not 100.
+        gc.collect()
+        gc.freeze()
+        self._settings = settings()
+        self._values = [setting.get() for setting in self._settings]
         self._threads = torch.get_num_threads()
-        self._deterministic = torch.are_deterministic_algorithms_enabled()
-        self._precision = torch.get_float32_matmul_precision()
-        self._cudnn = {
-            name: getattr(torch.backends.cudnn, name) for name in ("benchmark", "deterministic", "allow_tf32")
-        }
-        self._path, self._argv = list(sys.path), list(sys.argv)
-        self._hooks = (sys.excepthook, threading.excepthook)
-        self._start_method = multiprocessing.get_start_method(allow_none=True)
-        self._recursion = sys.getrecursionlimit()
-        self._warnings = list(warnings.filters)
-        root = logging.getLogger()
-        self._log = (root.level, list(root.handlers))
+        self._modules = dict(sys.modules)
+        self._loggers = _Loggers()
+        self._device = torch.cuda.current_device() if gpu_in_use() else None
+        self._leftovers = Leftovers()
 
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Run the body, then restore everything."""
-        try:
-            yield
-        finally:
-            self.restore()
+    def run(self, trial: Callable[[], T]) -> tuple[T, list[str]]:
+        """Run a trial, then put everything back.
+
+        Returns:
+            What it returned, and why the process should run no other trial: empty if it can.
+
+        Raises:
+            BaseException: what the trial raised.
+        """
+        result: list[T] = []
+        raised: list[BaseException] = []
+
+        def run() -> None:
+            if self._device is not None:
+                torch.cuda.set_device(self._device)
+            try:
+                result.append(trial())
+            except BaseException as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=run, name="trial", daemon=True)
+        thread.start()
+        thread.join()
+        del thread
+        reasons = self.restore()
+        if raised:
+            raise raised.pop()
+        return result[0], reasons
+
+    def restore(self) -> list[str]:
+        """Put everything back; why the process should run no other trial, empty if it can."""
+        reasons = []
+        # First: collected objects end their worker processes and threads, close their files, free their memory.
+        gc.collect()
+        for setting, value in zip(self._settings, self._values, strict=True):
+            try:
+                # What has not changed is not set again: some setters cost milliseconds.
+                if setting.get() != value:
+                    setting.put(value)
+            except Exception as error:
+                reasons.append(f"{setting.name} can't be put back: {error}")
+        # Asked here, torch would tell this thread's.
+        torch.set_num_threads(self._threads)
+        self._restore_modules()
+        self._loggers.restore()
+        # As in a new process, a warning that was shown is shown again.
+        warnings.onceregistry.clear()  # type: ignore[attr-defined]
+        _filters_mutated()
+        _forget_compiled()
+        if gpu_in_use():
+            try:
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+            except RuntimeError as error:  # after an error on the device nothing works any more
+                reasons.append(f"the GPU fails: {error}")
+        return reasons + self._leftovers.found()
+
+    def _restore_modules(self) -> None:
+        """What the trial has taken out of ``sys.modules`` or replaced there; what it has imported stays."""
+        modules = sys.modules
+        for name, module in self._modules.items():
+            if modules.get(name) is not module:
+                modules[name] = module
+        if len(modules) > len(self._modules):
+            self._modules = dict(modules)
+
+
+class _Loggers:
+    """Levels and handlers of all loggers."""
+
+    def __init__(self) -> None:
+        manager = logging.root.manager
+        self._disabled, self._class, self._factory = (
+            manager.disable,
+            logging.getLoggerClass(),
+            logging.getLogRecordFactory(),
+        )
+        self._kept = {logger: _of(logger) for logger in _all()}
 
     def restore(self) -> None:
-        """Undo what has changed. Unchanged settings are not touched: some setters cost milliseconds."""
-        if os.environ != self._environment:
-            for name in set(os.environ) - set(self._environment):
-                del os.environ[name]
-            os.environ.update(self._environment)
-        os.chdir(self._directory)
-        sys.path[:], sys.argv[:] = self._path, self._argv
-        sys.excepthook, threading.excepthook = self._hooks
-        if multiprocessing.get_start_method(allow_none=True) != self._start_method:
-            # Programs set it as their first act, and it can be set but once.
-            multiprocessing.set_start_method(self._start_method, force=True)
-        if sys.getrecursionlimit() != self._recursion:
-            sys.setrecursionlimit(self._recursion)
-        if warnings.filters != self._warnings:
-            warnings.filters[:] = self._warnings  # type: ignore[index]  # a list, though it is declared as a Sequence
-            # As warnings.simplefilter() does: modules remember what they have shown under the filters of before.
-            warnings._filters_mutated()  # type: ignore[attr-defined]
-        if torch.get_default_dtype() != self._dtype:
-            torch.set_default_dtype(self._dtype)
-        torch.set_default_device(None)
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
-        if torch.are_deterministic_algorithms_enabled() != self._deterministic:
-            torch.use_deterministic_algorithms(self._deterministic)
-        if torch.get_float32_matmul_precision() != self._precision:
-            torch.set_float32_matmul_precision(self._precision)
-        for name, value in self._cudnn.items():
-            if getattr(torch.backends.cudnn, name) != value:
-                setattr(torch.backends.cudnn, name, value)
-        torch.set_grad_enabled(True)
-        dynamo = sys.modules.get("torch._dynamo.eval_frame")
-        if dynamo is not None and dynamo.cached_backends:
-            # Else the models of a few trials fill the cache of one function, and those that follow run uncompiled.
-            torch._dynamo.reset()
-        root = logging.getLogger()
-        root.setLevel(self._log[0])
-        root.handlers[:] = self._log[1]
-        if torch.cuda.is_available():
-            # Cycles keep tensors of the last trial alive until a collection; without GPU memory at stake it can wait.
-            gc.collect()
-            torch.cuda.empty_cache()
+        if logging.root.manager.disable != self._disabled:
+            logging.disable(self._disabled)
+        logging.setLoggerClass(self._class)
+        logging.setLogRecordFactory(self._factory)
+        for logger in _all():
+            kept = self._kept.get(logger)
+            if kept is None:
+                # A library sets up its loggers when it is imported, which is not done again; others are the trial's.
+                module = sys.modules.get(logger.name.partition(".")[0])
+                place = getattr(module, "__file__", None)
+                kept = _of(logger) if place is not None and is_installed(place) else _UNTOUCHED
+                self._kept[logger] = kept
+            if _of(logger) != kept:
+                logger.setLevel(kept[0])
+                logger.propagate, logger.disabled = kept[1:3]
+                logger.handlers[:], logger.filters[:] = kept[3:]
+
+
+_UNTOUCHED: tuple[Any, ...] = (logging.NOTSET, True, False, [], [])
+
+
+def _all() -> list[logging.Logger]:
+    loggers = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
+    return [logging.root, *loggers]
+
+
+def _of(logger: logging.Logger) -> tuple[Any, ...]:
+    return logger.level, logger.propagate, logger.disabled, logger.handlers[:], logger.filters[:]
+
+
+def _filters_mutated() -> None:
+    """Have modules forget which warnings they have shown, as ``warnings.simplefilter()`` does."""
+    # Under another name from Python 3.14 on.
+    with contextlib.suppress(AttributeError):
+        warnings._filters_mutated()  # type: ignore[attr-defined]
+
+
+def _forget_compiled() -> None:
+    """Else the models of a few trials fill torch's cache of one function, and those that follow run uncompiled."""
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is None:
+        return
+    if dynamo.cached_backends:
+        torch._dynamo.reset()
+    stance = getattr(dynamo, "_stance", None)
+    if stance is not None and stance.stance != "default":
+        torch.compiler.set_stance("default")

@@ -34,6 +34,8 @@ PEERS_GRACE_S = 5.0
 """How long the other ranks of a group may take to leave a lease after one rank left it with an error."""
 PICK_UP_S = 10.0
 """How long the ranks of a free group may take to begin a lease before they are held to be dead."""
+OUT_OF_STEP = "its ranks are no longer in step"
+
 HANDLE_START_S = 10.0
 """How long results may be held back while the process of a Tune handle starts."""
 
@@ -54,12 +56,15 @@ class Result:
 class Message:
     """What the driver learns of, in order."""
 
-    kind: Literal["arrived", "broken", "joined", "lost", "granted", "rows", "left", "handle"]
+    kind: Literal[
+        "arrived", "broken", "joined", "retired", "lost", "granted", "rows", "saved", "damaged", "left", "handle"
+    ]
     group: str = ""
     trial: int = -1
     lease: int = -1
     outcome: Outcome | None = None
     error: str = ""
+    """Of "left"; of "retired": why."""
     fatal: bool = False
     """The error is one of configuration: no restart and no other trial can do better."""
     report: dict[str, Any] | None = None
@@ -69,6 +74,11 @@ class Message:
     """Of "arrived": the placement group."""
     process: int = -1
     """Of "handle": the process id."""
+    checkpoint: str = ""
+    """Of "saved" and "damaged": its id."""
+    batches: int = -1
+    value: float | None = None
+    """Of "saved": the search's metric there."""
 
 
 class Signal:
@@ -98,6 +108,7 @@ class _Lease:
     left: dict[int, Outcome] = field(default_factory=dict)
     told: bool = False
     hearsay: str = ""
+    stale: str = ""
     unrecorded: int = 0
     waiting: dict[int, asyncio.Future[Verdict]] = field(default_factory=dict)
 
@@ -108,7 +119,10 @@ class _Group:
     size: int
     idle: set[int] = field(default_factory=set)
     lease: _Lease | None = None
-    retire: bool = False
+    retire: str = ""
+    """Why its processes serve no other trial."""
+    replaced: bool = False
+    """On purpose: the driver has been told."""
     changed: Signal = field(default_factory=Signal)
 
 
@@ -160,7 +174,7 @@ class Desk:
             after: number of the last lease that this rank has served, 0 at first.
 
         Returns:
-            What ``bind`` was given, or ``{"retire": True}``: these processes can't be used again, end them by an error.
+            What ``bind`` was given, or ``{"retire": why}``: these processes can't be used again, end them by an error.
         """
         books = self._groups.get(group)
         if books is None or books.incarnation != incarnation:
@@ -174,8 +188,10 @@ class Desk:
         while True:
             if self._closing:
                 return None
-            if books.retire or self._groups.get(group) is not books:
-                return {"retire": True}
+            if books.retire:
+                return {"retire": books.retire}
+            if self._groups.get(group) is not books:
+                return {"retire": "others are in their place"}
             lease = books.lease
             if lease is not None and lease.number > after and lease.spec is not None:
                 books.idle.discard(rank)
@@ -227,6 +243,14 @@ class Desk:
             await self._recorded.wait()
         return books is not None
 
+    async def saved(self, trial: int, checkpoint: str, batches: int, value: float | None) -> None:
+        """The trial has committed a checkpoint, or found this one to go on from; also of a lease that is over."""
+        self._post(Message(kind="saved", trial=trial, checkpoint=checkpoint, batches=batches, value=value))
+
+    async def damaged(self, trial: int, checkpoint: str, why: str) -> None:
+        """The trial passes over a checkpoint."""
+        self._post(Message(kind="damaged", trial=trial, checkpoint=checkpoint, error=why))
+
     async def improves(self, lease: int, score: float) -> bool:
         """Whether ``score`` (smaller is better) is the best of the experiment so far, which it then is."""
         if self._live(lease) is None or (self._best is not None and score >= self._best):
@@ -243,16 +267,19 @@ class Desk:
         fatal: bool = False,
         *,
         second_hand: bool = False,
+        stale: str = "",
     ) -> None:
         """This rank has left its trial. The first word on it counts; an error ends the trial of the other ranks too.
 
         ``second_hand``: the error is that of another rank, whose own word on it is better.
+        ``stale``: why this rank's process should serve no other trial; the group is then started anew.
         """
         books = self._leases.get(lease)
         group = self._groups.get(books.group) if books is not None else None
         if books is None or group is None or group.lease is not books:
             return
         books.left[rank] = outcome
+        books.stale = books.stale or stale
         failed = outcome in ("errored", "invalid_hp")
         if second_hand:
             books.hearsay = error
@@ -263,7 +290,11 @@ class Desk:
                 self._tell(books, "errored", books.hearsay, fatal=False)
             outcomes = set(books.left.values())
             # A process group whose ranks did not all do the same may be out of step for ever.
-            group.retire = ("errored" in outcomes and group.size > 1) or len(outcomes) > 1
+            if ("errored" in outcomes and group.size > 1) or len(outcomes) > 1:
+                group.retire = OUT_OF_STEP
+            elif books.stale:
+                group.retire, group.replaced = books.stale, True
+                self._post(Message(kind="retired", group=books.group, trial=books.trial, error=books.stale))
             self._end(books)
         elif failed:
             asyncio.get_running_loop().call_later(PEERS_GRACE_S, self._retire_unless_left, books, group)
@@ -272,14 +303,14 @@ class Desk:
         if group.lease is lease:
             if lease.hearsay:
                 self._tell(lease, "errored", lease.hearsay, fatal=False)
-            group.retire = True
+            group.retire = OUT_OF_STEP
             self._end(lease)
 
     def _revoke_unless_begun(self, lease: _Lease) -> None:
         # Processes that died while they were idle: nobody tells us, and the trial need not wait for their successors.
         if not lease.begun and self._leases.get(lease.number) is lease:
             if lease.group in self._groups:
-                self._groups[lease.group].retire = True
+                self._groups[lease.group].retire = "they were idle, and did not answer"
             self._queue.appendleft(lease.trial)
             self._end(lease)
 
@@ -294,8 +325,9 @@ class Desk:
     def _lose(self, name: str, group: _Group) -> None:
         """The processes of ``group`` are gone."""
         lease = group.lease
-        group.retire = True
-        self._post(Message(kind="lost", group=name))
+        group.retire = "others are in their place"
+        if not group.replaced:
+            self._post(Message(kind="lost", group=name))
         if lease is not None:
             if not lease.begun:
                 self._queue.appendleft(lease.trial)

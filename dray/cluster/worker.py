@@ -8,6 +8,7 @@ asks again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import traceback
@@ -25,6 +26,7 @@ import torch.distributed
 from dray import core, pytorch
 from dray.cluster.baseline import Baseline
 from dray.cluster.desk import Outcome
+from dray.cluster.handlers import handlers_of_a_trial
 from dray.cluster.process_group import joined
 from dray.cluster.startup_hook import run_startup_hook_once
 from dray.cluster.train_run import print_as_python_does
@@ -81,13 +83,13 @@ def _serve(work: dict[str, Any], program: Program, code: Path | None, distribute
         if lease is None:
             return
         if lease.get("retire"):
-            raise GroupRetired(f"worker group {group} starts anew, as its ranks are no longer in step")
+            raise GroupRetired(f"worker group {group} starts anew: {lease['retire']}")
         number = lease["number"]
         if rank == 0:
             desk.begun.remote(number)
-        with baseline.kept():
-            left = _run_trial(program, code, lease["lease"], work, distributed)
-        ray.get(desk.leave.remote(number, rank, left.outcome, left.error, left.fatal, second_hand=left.second_hand))
+        left, stale = baseline.run(functools.partial(_run_trial, program, code, lease["lease"], work, distributed))
+        told = {"second_hand": left.second_hand, "stale": "; ".join(stale)}
+        ray.get(desk.leave.remote(number, rank, left.outcome, left.error, left.fatal, **told))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +121,7 @@ def _run_trial(
     host = RayHost(desk=work["desk"], lease=lease, experiment=experiment, code_dir=code, script=script)
     with printed_to(lease.trial_dir / "logs" / f"rank_{distributed.rank}.log") as log:
         try:
-            with use_host(host, distributed):
+            with use_host(host, distributed), handlers_of_a_trial():
                 outcome: Outcome | None = host.go_on() if distributed.rank == 0 else None
                 host.latest_checkpoint, outcome = distributed.broadcast((host.latest_checkpoint, outcome))
                 if outcome is None:

@@ -2,58 +2,298 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import decimal
+import gc
+import locale
 import logging
 import multiprocessing
 import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import subprocess
 import sys
+import tempfile
 import threading
+import time
+import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from dray.cluster import leftovers
 from dray.cluster.baseline import Baseline
+from dray.cluster.handlers import handlers_of_a_trial
 
+
+def module(name: str) -> Any:
+    return sys.modules[name]
+
+
+ENTERED: list[Any] = []
+
+
+def enter(context: Any) -> None:
+    """Enter a block that is never left."""
+    context.__enter__()
+    ENTERED.append(context)
+
+
+def umask() -> int:
+    now = os.umask(0)
+    os.umask(now)
+    return now
+
+
+def denormal() -> float:
+    return (torch.tensor([1e-40]) * torch.tensor([1.0])).item()
+
+
+def changed_logger() -> tuple[Any, ...]:
+    logger = logging.getLogger("a.trials.own")
+    return logger.level, logger.propagate, logger.disabled, len(logger.handlers), len(logger.filters)
+
+
+def change_logger(tmp: Path) -> None:
+    logger = logging.getLogger("a.trials.own")
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(logging.FileHandler(tmp / "log"))
+    logger.propagate = False
+
+
+def flip(module: Any, name: str) -> tuple[Callable[[], Any], Callable[[Path], Any]]:
+    """A flag that is true or false."""
+    return lambda: getattr(module, name), lambda tmp: setattr(module, name, not getattr(module, name))
+
+
+def precision() -> list[Any]:
+    places = (torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.cudnn.conv, torch.backends.mkldnn.matmul)
+    return [torch.get_float32_matmul_precision(), *(getattr(place, "fp32_precision", None) for place in places)]
+
+
+def hooks() -> list[int]:
+    names = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_parameter_registration_hooks")
+    return [len(vars(module("torch.nn.modules.module"))[name]) for name in names]
+
+
+def use_hooks(tmp: Path) -> None:
+    nn.modules.module.register_module_forward_hook(print)
+    nn.modules.module.register_module_parameter_registration_hook(print)
+
+
+# What a trial can change: how it looks, and how it is changed.
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Path], Any]]] = {
     "environment": (lambda: dict(os.environ), lambda tmp: os.environ.update(MY_NEW="1", PATH="/mine")),
     "working directory": (os.getcwd, os.chdir),
+    "umask": (umask, lambda tmp: os.umask(0o077)),
     "sys.path": (lambda: list(sys.path), lambda tmp: sys.path.insert(0, "src")),
+    "sys.path replaced": (lambda: id(sys.path), lambda tmp: setattr(sys, "path", ["src"])),
     "sys.argv": (lambda: list(sys.argv), lambda tmp: sys.argv.append("--mine")),
+    "sys.modules: removed": (lambda: "random" in sys.modules, lambda tmp: sys.modules.pop("random")),
+    "sys.modules: replaced": (
+        lambda: sys.modules["random"] is random,
+        lambda tmp: sys.modules.update(random=types.ModuleType("random")),
+    ),
+    "import hooks": (lambda: len(sys.meta_path), lambda tmp: sys.meta_path.append(print)),
     "excepthook": (lambda: sys.excepthook, lambda tmp: setattr(sys, "excepthook", print)),
     "excepthook of threads": (lambda: threading.excepthook, lambda tmp: setattr(threading, "excepthook", print)),
+    "tracing of threads": (threading.gettrace, lambda tmp: threading.settrace(lambda *_: None)),
     "warnings": (lambda: list(warnings.filters), lambda tmp: warnings.simplefilter("error")),
+    "warnings to the log": (lambda: warnings.showwarning, lambda tmp: logging.captureWarnings(True)),
     "logging": (lambda: list(logging.getLogger().handlers), lambda tmp: logging.basicConfig(force=True)),
+    "a logger of its own": (changed_logger, change_logger),
+    "a logger of a library": (
+        lambda: (logging.getLogger("torch").level, len(logging.getLogger("torch").filters)),
+        lambda tmp: (logging.getLogger("torch").setLevel(1), logging.getLogger("torch").addFilter(print)),
+    ),
+    "logging switched off": (lambda: logging.root.manager.disable, lambda tmp: logging.disable()),
+    "class of loggers": (logging.getLoggerClass, lambda tmp: logging.setLoggerClass(type("L", (logging.Logger,), {}))),
+    "records of the log": (logging.getLogRecordFactory, lambda tmp: logging.setLogRecordFactory(dict)),
+    "locale": (lambda: locale.setlocale(locale.LC_ALL), lambda tmp: locale.setlocale(locale.LC_ALL, "C.UTF-8")),
+    "decimals": (lambda: decimal.getcontext().prec, lambda tmp: setattr(decimal.getcontext(), "prec", 3)),
+    "decimals of threads": (
+        lambda: (decimal.DefaultContext.prec, dict(decimal.DefaultContext.traps)),
+        lambda tmp: (
+            setattr(decimal.DefaultContext, "prec", 3),
+            decimal.DefaultContext.traps.update({decimal.Inexact: True}),
+        ),
+    ),
+    "garbage collection": (
+        lambda: (gc.isenabled(), gc.get_threshold()),
+        lambda tmp: (gc.disable(), gc.set_threshold(7)),
+    ),
     "start method": (
         lambda: multiprocessing.get_start_method(allow_none=True),
         lambda tmp: multiprocessing.set_start_method("spawn"),
     ),
+    "sharing strategy": (
+        torch.multiprocessing.get_sharing_strategy,
+        lambda tmp: torch.multiprocessing.set_sharing_strategy("file_system"),
+    ),
     "recursion": (sys.getrecursionlimit, lambda tmp: sys.setrecursionlimit(12_345)),
+    "resource limits": (
+        lambda: resource.getrlimit(resource.RLIMIT_NOFILE),
+        lambda tmp: resource.setrlimit(resource.RLIMIT_NOFILE, (512, resource.getrlimit(resource.RLIMIT_NOFILE)[1])),
+    ),
+    "timer": (
+        lambda: signal.getitimer(signal.ITIMER_VIRTUAL)[0] > 0,
+        lambda tmp: signal.setitimer(signal.ITIMER_VIRTUAL, 1000),
+    ),
+    "socket timeout": (socket.getdefaulttimeout, lambda tmp: socket.setdefaulttimeout(3)),
+    "temporary directory": (lambda: tempfile.tempdir, lambda tmp: setattr(tempfile, "tempdir", str(tmp))),
+    "stdin": (lambda: sys.stdin, lambda tmp: setattr(sys, "stdin", None)),
+    "numpy's errors": (np.geterr, lambda tmp: np.seterr(all="raise")),
+    "numpy's printing": (np.get_printoptions, lambda tmp: np.set_printoptions(precision=2)),
+    "numpy's generator": (
+        lambda: type(np.random.get_bit_generator()),  # type: ignore[attr-defined]
+        lambda tmp: np.random.set_bit_generator(np.random.PCG64(1)),  # type: ignore[attr-defined]
+    ),
     "dtype": (torch.get_default_dtype, lambda tmp: torch.set_default_dtype(torch.float64)),
     "device": (lambda: torch.ones(1).device, lambda tmp: torch.set_default_device("meta")),
+    "device of a block": (lambda: torch.ones(1).device, lambda tmp: enter(torch.device("meta"))),
     "threads": (torch.get_num_threads, lambda tmp: torch.set_num_threads(torch.get_num_threads() + 1)),
-    "determinism": (torch.are_deterministic_algorithms_enabled, lambda tmp: torch.use_deterministic_algorithms(True)),
-    "precision": (torch.get_float32_matmul_precision, lambda tmp: torch.set_float32_matmul_precision("medium")),
-    "benchmark": (
-        lambda: torch.backends.cudnn.benchmark,
-        lambda tmp: setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark),
+    "determinism": (torch.get_deterministic_debug_mode, lambda tmp: torch.use_deterministic_algorithms(True)),
+    "determinism, warned of": (
+        torch.get_deterministic_debug_mode,
+        lambda tmp: torch.use_deterministic_algorithms(True, warn_only=True),
+    ),
+    "precision": (precision, lambda tmp: torch.set_float32_matmul_precision("medium")),
+    "TF32 of convolutions": flip(torch.backends.cudnn, "allow_tf32"),
+    "benchmark": flip(torch.backends.cudnn, "benchmark"),
+    "cudnn": flip(torch.backends.cudnn, "enabled"),
+    "mkldnn": flip(torch.backends.mkldnn, "enabled"),
+    "einsum": flip(torch.backends.opt_einsum, "enabled"),
+    "reduced precision": flip(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+    "attention: flash": (
+        torch.backends.cuda.flash_sdp_enabled,
+        lambda tmp: torch.backends.cuda.enable_flash_sdp(False),
+    ),
+    "attention: math": (torch.backends.cuda.math_sdp_enabled, lambda tmp: torch.backends.cuda.enable_math_sdp(False)),
+    "attention: fast path": (
+        torch.backends.mha.get_fastpath_enabled,
+        lambda tmp: torch.backends.mha.set_fastpath_enabled(False),
     ),
     "gradients": (torch.is_grad_enabled, lambda tmp: torch.set_grad_enabled(False)),
+    "inference": (torch.is_inference_mode_enabled, lambda tmp: enter(torch.inference_mode())),
+    "autocast": (lambda: torch.is_autocast_enabled("cpu"), lambda tmp: enter(torch.autocast("cpu"))),
+    "anomalies": (torch.is_anomaly_enabled, lambda tmp: torch.autograd.set_detect_anomaly(True)),
+    "denormals": (denormal, lambda tmp: torch.set_flush_denormal(True)),
+    "distributions": (
+        lambda: torch.distributions.Normal(0.0, 1.0)._validate_args,
+        lambda tmp: torch.distributions.Distribution.set_default_validate_args(False),
+    ),
+    "printing": (lambda: repr(torch.tensor([1 / 3])), lambda tmp: torch.set_printoptions(precision=2)),
+    "hooks of all modules": (hooks, use_hooks),
+    "checks of sparse tensors": (
+        torch.sparse.check_sparse_tensor_invariants.is_enabled,
+        lambda tmp: torch.sparse.check_sparse_tensor_invariants.enable(),
+    ),
 }
+
+
+def look(what: str) -> Any:
+    """In a new thread, as a trial does."""
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: seen.append(CHANGES[what][0]()))
+    thread.start()
+    thread.join()
+    return seen[0]
 
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_what_a_trial_changes_is_undone(what: str, tmp_path: Path) -> None:
-    look, change = CHANGES[what]
-    if what == "start method" and look() is not None:
+    if what == "start method" and multiprocessing.get_start_method(allow_none=True) is not None:
         multiprocessing.set_start_method(None, force=True)
-    before = look()
-    with Baseline().kept():
-        change(tmp_path)
-        assert look() != before
-    assert look() == before
+    own = (threading.gettrace(), sys.gettrace())
+    before = look(what)
+    seen = []
+
+    def trial() -> None:
+        CHANGES[what][1](tmp_path)
+        seen.append(CHANGES[what][0]())
+
+    assert Baseline().run(trial) == (None, [])
+    assert seen != [before], "the change is one"
+    assert look(what) == before
+    assert own == (threading.gettrace(), sys.gettrace())
+
+
+@pytest.mark.parametrize("newer", ["generic", "conv"])
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="this torch has the older settings only")
+def test_older_and_newer_settings_of_precision_are_undone_together(newer: str) -> None:
+    from dray.cluster.settings import _precision
+
+    def trial() -> None:
+        if newer == "generic":
+            torch.backends.fp32_precision = "tf32"
+        else:
+            torch.backends.cudnn.conv.fp32_precision = "ieee"  # torch then refuses to tell cudnn.allow_tf32
+        assert _precision() != before
+
+    before = _precision()
+    assert Baseline().run(trial) == (None, [])
+    assert _precision() == before
+
+
+def test_flags_that_a_trial_has_frozen_are_undone() -> None:
+    before = torch.backends.cudnn.benchmark
+
+    def trial() -> None:
+        torch.backends.cudnn.benchmark = not before
+        torch.backends.disable_global_flags()
+
+    assert Baseline().run(trial) == (None, [])
+    assert torch.backends.cudnn.benchmark == before
+
+
+def test_a_warning_is_shown_to_each_trial() -> None:
+    def trial() -> list[warnings.WarningMessage]:
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("once")
+            for _ in range(3):
+                warnings.warn("look out", stacklevel=1)
+        return shown
+
+    baseline = Baseline()
+    for _ in range(2):
+        shown, _ = baseline.run(trial)
+        assert len(shown) == 1
+
+
+def test_modules_and_set_up_loggers_of_libraries_that_a_trial_imports_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_library.py").write_text(
+        "import logging\nlogging.getLogger(__name__).addHandler(logging.NullHandler())"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("dray.imports._INSTALLED_TEXT", (str(tmp_path),))
+    baseline = Baseline()
+    imported, _ = baseline.run(lambda: __import__("a_library"))
+    assert sys.modules.pop("a_library") is imported
+    assert len(logging.getLogger("a_library").handlers) == 1
+    baseline.run(lambda: None)
+    assert sys.modules.pop("a_library") is imported, "a later trial has it, whatever became of it meanwhile"
+
+
+def test_error_of_a_trial_is_raised_once_all_is_undone() -> None:
+    def trial() -> None:
+        os.environ["LEFT"] = "1"
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        Baseline().run(trial)
+    assert "LEFT" not in os.environ
 
 
 def test_trials_of_ever_other_shapes_are_all_compiled() -> None:
@@ -70,6 +310,148 @@ def test_trials_of_ever_other_shapes_are_all_compiled() -> None:
     baseline = Baseline()
     # More than torch keeps of one function (8): without a reset the last ones would not reach the backend.
     for number in range(12):
-        with baseline.kept():
-            torch.compile(square, backend=backend)(torch.ones(2), "x" * number)
+        baseline.run(lambda number=number: torch.compile(square, backend=backend)(torch.ones(2), "x" * number))  # type: ignore[misc]
     assert calls == 12
+
+
+# ------------------------------------------------------------------------------------------------------- what runs on
+def test_a_thread_in_a_trials_code_is_told_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "END_S", 0.05)
+    over = threading.Event()
+    baseline = Baseline()
+    try:
+        _, [reason] = baseline.run(lambda: threading.Thread(target=lambda: over.wait(), name="prefetch").start())
+        assert reason.startswith(f"thread prefetch runs on, at {__file__}:")
+    finally:
+        over.set()
+
+
+def test_a_thread_that_ends_and_a_librarys_that_waits_are_no_reason() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(1)
+    try:
+        assert Baseline().run(lambda: threading.Timer(0.05, lambda: time.sleep(0.05)).start()) == (None, [])
+        assert Baseline().run(lambda: pool.submit(sum, [1]).result()) == (1, [])
+    finally:
+        pool.shutdown()
+
+
+def test_child_processes_are_ended_and_told_also_those_that_will_not_end() -> None:
+    children: list[subprocess.Popen[bytes]] = []
+
+    def trial() -> None:
+        stubborn = "import signal, sys; signal.signal(15, signal.SIG_IGN); print(flush=True); sys.stdin.read()"
+        for code in ("import sys; print(flush=True); sys.stdin.read()", stubborn):
+            child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            assert child.stdout is not None
+            child.stdout.readline()
+            children.append(child)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leftovers, "END_S", 0.2)
+        _, reasons = Baseline().run(trial)
+    assert reasons == [f"process {child.pid} ran on: {' '.join(child.args)}" for child in children]
+    assert [child.wait(5) for child in children] == [-signal.SIGTERM, -signal.SIGKILL]
+
+
+def test_child_processes_that_were_there_before_and_torchs_own_stay() -> None:
+    from multiprocessing import resource_tracker
+
+    with subprocess.Popen(["sleep", "1000"]) as before:
+        try:
+            resource_tracker.ensure_running()
+            assert Baseline().run(lambda: None) == (None, [])
+            assert before.poll() is None
+            assert resource_tracker._resource_tracker._check_alive()  # type: ignore[attr-defined]
+        finally:
+            before.kill()
+
+
+@pytest.mark.slow
+def test_workers_of_a_loader_that_a_trial_leaves_in_a_cycle_end() -> None:
+    def trial() -> list[int]:
+        loader = torch.utils.data.DataLoader(range(4), num_workers=1, persistent_workers=True)  # type: ignore[arg-type]
+        batches: Any = iter(loader)
+        next(batches)
+        cycle: dict[str, Any] = {"batches": batches}
+        cycle["itself"] = cycle
+        return [worker.pid for worker in batches._workers]
+
+    workers, reasons = Baseline().run(trial)
+    assert reasons == []
+    assert not any(leftovers._lives(worker) for worker in workers)
+
+
+def test_a_leak_of_memory_is_told_and_what_the_first_trial_keeps_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    size = 64 << 20
+    monkeypatch.setattr(leftovers, "MACHINE_MEMORY", 1.5 * size / leftovers.LEAK)
+
+    def keep() -> None:
+        kept.append(torch.ones(size // 4))
+
+    baseline = Baseline()
+    assert [bool(baseline.run(keep)[1]) for _ in range(3)] == [False, False, True]
+    _, [reason] = baseline.run(keep)
+    assert "has grown by 19" in reason, "3 x 64 MiB"
+    kept.clear()
+    assert baseline.run(lambda: None) == (None, [])
+
+
+# ---------------------------------------------------------------------------------------------------------- handlers
+@pytest.fixture
+def in_a_thread() -> Callable[[Callable[[], Any]], Any]:
+    return lambda work: Baseline().run(work)[0]
+
+
+def test_handlers_of_signals_are_remembered_told_and_not_installed(
+    in_a_thread: Callable[[Callable[[], Any]], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    real = signal.getsignal(signal.SIGTERM)
+
+    def trial() -> list[Any]:
+        with handlers_of_a_trial():
+            return [
+                signal.signal(signal.SIGTERM, print),
+                signal.getsignal(signal.SIGTERM),
+                signal.signal(signal.SIGTERM, signal.SIG_IGN),
+            ]
+
+    assert in_a_thread(trial) == [real, print, print]
+    assert signal.getsignal(signal.SIGTERM) is real
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "the handler of SIGTERM will not be called"
+    ]
+
+
+def test_handler_of_an_alarm_is_refused_with_what_to_do(in_a_thread: Callable[[Callable[[], Any]], Any]) -> None:
+    def trial() -> None:
+        with handlers_of_a_trial():
+            signal.signal(signal.SIGALRM, print)
+
+    with pytest.raises(ValueError, match=r"a handler of SIGALRM .* use threading\.Timer"):
+        in_a_thread(trial)
+
+
+def test_exit_handlers_of_the_trial_are_called_at_its_end_and_those_of_libraries_are_not(tmp_path: Path) -> None:
+    called: list[object] = []
+    libraries = {"atexit": atexit, "called": called}
+
+    def trial() -> None:
+        with handlers_of_a_trial():
+            atexit.register(called.append, 1)
+            atexit.register(called.append, "unregistered")
+            atexit.register(lambda: 1 / 0)
+            atexit.register(called.append, 2)
+            exec(compile("atexit.register(called.append, 3)", f"{os.__file__}", "exec"), libraries)
+            called.append("end")
+        called.append("after")
+
+    before = atexit.register
+    Baseline().run(trial)
+    assert called == ["end", 2, "unregistered", 1, "after"]
+    assert atexit.register is before
+    atexit.unregister(called.append)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(tmp_path)

@@ -323,7 +323,7 @@ def test_an_error_on_one_rank_of_two_retires_the_group_after_a_grace(monkeypatch
         await desk.leave(lease, 1, "errored", "boom")
         assert [(m.kind, m.outcome, m.error) for m in await mail(desk)] == [("left", "errored", "boom")]
         # Rank 0 hangs in a collective operation; rank 1 is told to end the processes of both.
-        assert await desk.next_lease("g", "a", 1, 2, lease) == {"retire": True}
+        assert await desk.next_lease("g", "a", 1, 2, lease) == {"retire": desk_module.OUT_OF_STEP}
 
     scene(play)
 

@@ -1,0 +1,166 @@
+"""What a trial has left behind that runs on or fills memory: ended where that is possible, else told."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+import searchers
+from dray.imports import is_installed
+
+LEAK = 1 / 20
+"""How much of the memory (of the machine, or of a GPU) a process may keep after a trial beyond what it kept after the
+first one: so little that the workers of eight GPUs can do so at once, and so much that it takes a real leak to start
+processes anew, which costs seconds."""
+
+END_S = 2.0
+"""How long a thread or a process that a trial has left running may take to end."""
+
+# Children that serve the whole process, and end with it.
+_SERVANTS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "compile_worker", "torch_shm_manager")
+_OURS = tuple(f"{place}{os.sep}" for place in (Path(__file__).parents[1], *searchers.__path__))
+
+
+class Leftovers:
+    """Looks, after each trial, for what was not there when this object was made."""
+
+    def __init__(self) -> None:
+        self._threads = set(sys._current_frames())
+        self._children = set(_children())
+        self._memory: int | None = None
+        self._gpu_memory: int | None = None
+
+    def found(self) -> list[str]:
+        """Why this process should run no other trial; empty if it can."""
+        found = [*self._running_threads(), *self._running_children()]
+        memory, gpu_memory = _memory(), torch.cuda.memory_allocated() if gpu_in_use() else 0
+        if self._memory is None or self._gpu_memory is None:
+            # Only now: the first trial has imported, and warmed up, what the others use too.
+            self._memory, self._gpu_memory = memory, gpu_memory
+        grown = memory - self._memory
+        if grown > LEAK * MACHINE_MEMORY:
+            _give_back()
+            grown = _memory() - self._memory
+        if grown > LEAK * MACHINE_MEMORY:
+            found.append(f"it has grown by {_mb(grown)} since its first trial: something keeps what trials have made")
+        if gpu_memory:
+            grown = gpu_memory - self._gpu_memory
+            if grown > LEAK * torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory:
+                found.append(f"{_mb(grown)} more of its GPU are in use than after its first trial")
+        return found
+
+    def _running_threads(self) -> list[str]:
+        """Threads in the trial's code.
+
+        Those in libraries' code are left alone: many a library has one that serves the whole process, and waits.
+        """
+        deadline = time.monotonic() + END_S
+        while left := {
+            ident: place
+            for ident, frame in sys._current_frames().items()
+            if ident not in self._threads and ident != threading.get_ident() and (place := _of_users(frame))
+        }:
+            if time.monotonic() > deadline:
+                names = {thread.ident: thread.name for thread in threading.enumerate()}
+                return [f"thread {names.get(ident, ident)} runs on, at {place}" for ident, place in left.items()]
+            time.sleep(0.01)
+        return []
+
+    def _running_children(self) -> list[str]:
+        """Child processes: they are ended; but what is left of their other ends in this process may be of no use."""
+        left = {child: _command(child) for child in _children() if child not in self._children}
+        left = {child: command for child, command in left.items() if not any(one in command for one in _SERVANTS)}
+        found = [f"process {child} ran on: {command}" for child, command in left.items()]
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for child in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, number)
+            deadline = time.monotonic() + END_S
+            while left and time.monotonic() < deadline:
+                multiprocessing.active_children()  # reaps those that it knows
+                left = {child: command for child, command in left.items() if _lives(child)}
+                time.sleep(0.01 if left else 0)
+        return found
+
+
+def gpu_in_use() -> bool:
+    """Whether this process has used a GPU."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _of_users(frame: FrameType | None) -> str:
+    """Where this stack is in code that is neither installed nor ours, "" if nowhere."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        # What was made of a string, such as the methods of a dataclass, has no file.
+        if not file.startswith(("<", *_OURS)) and not is_installed(file):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _children() -> list[int]:
+    """Process ids of the living children."""
+    try:
+        # One system call tells that there is none; zombies stay for whoever waits for them.
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return []
+    found = []
+    for task in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended
+            found += [int(child) for child in task.read_text().split()]
+    return [child for child in found if _lives(child)]
+
+
+def _lives(process: int) -> bool:
+    """Whether it is there, and no zombie."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def _command(process: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
+
+
+def _memory() -> int:
+    """Bytes of memory that this process has for itself alone; 0 where that can't be told."""
+    with contextlib.suppress(OSError):
+        resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def _machine_memory() -> int:
+    """Bytes of memory of this machine, or of the container that this process is in."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for place in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # "max", without a limit
+            limits.append(int(Path(place).read_text()))
+    return min(limits)
+
+
+MACHINE_MEMORY = _machine_memory()
+
+
+def _give_back() -> None:
+    """Have the C library give back to the system what it keeps for later."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _mb(size: int) -> str:
+    return f"{size / 2**20:.0f} MiB"
