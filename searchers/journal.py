@@ -42,6 +42,7 @@ class Journal:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._mutex = threading.Lock()
+        self._later = b""
         self._lock = _lock(self.path)
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -53,8 +54,13 @@ class Journal:
             os.close(self._lock)
             raise
 
-    def append(self, record: Mapping[str, object]) -> None:
+    def append(self, record: Mapping[str, object], *, wait: bool = True) -> None:
         """Write the record as one line, and return when it is on disk. Safe to call from several threads.
+
+        Args:
+            record: plain data.
+            wait: False for what a kill may lose: it goes to the disk before the next record that is waited for, or at
+                `close`, and costs no write of its own.
 
         Raises:
             ValueError: It is not strict JSON (NaN and infinities are not). Nothing is written.
@@ -63,6 +69,13 @@ class Journal:
         line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         with self._mutex:
             assert self._lock >= 0, f"the journal {self.path} was closed"
+            self._later += line if not wait else b""
+            if wait:
+                self._write(line)
+
+    def _write(self, line: bytes) -> None:
+        line, self._later = self._later + line, b""
+        if line:
             try:
                 written = 0
                 while written < len(line):
@@ -78,9 +91,12 @@ class Journal:
         """Give up the lock. Idempotent."""
         with self._mutex:
             if self._lock >= 0:
-                os.close(self._file)
-                os.close(self._lock)
-                self._file = self._lock = -1
+                try:
+                    self._write(b"")
+                finally:
+                    os.close(self._file)
+                    os.close(self._lock)
+                    self._file = self._lock = -1
 
     def __enter__(self) -> Journal:
         return self

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
 import time
+from functools import cached_property
 from pathlib import Path
 
 import yaml
 
 from dray.experiment.config import ExperimentConfig, load_config
 from dray.experiment.errors import ConfigError
+from dray.storage import CheckpointStore, Location, store_at
 
 #: Not copied with the model's code.
 NOT_CODE = (
@@ -38,7 +41,8 @@ class ExperimentDirectory:
                code/                   the model's code as it was when the experiment was created
                journal.jsonl           all that happened: the only truth
                metrics/                see `dray.experiment.metrics_log`
-               trial_7/checkpoint_352/ see `dray.training.checkpoint`
+               trial_7/checkpoint_352/ see `dray.training.checkpoint`; or in an object store, below a like path
+               storage.json            where that is, and the config's credentials for it; readable by the owner alone
                ray/                    Ray's own books of this experiment; never read back
     """
 
@@ -49,10 +53,23 @@ class ExperimentDirectory:
         self.metrics = path / "metrics"
         self.code = path / "code"
         self.ray = path / "ray"
+        self.storage_file = path / "storage.json"
 
     def trial(self, trial_id: int) -> Path:
-        """Where a trial's checkpoints are."""
+        """A trial's own directory."""
         return self.path / f"trial_{trial_id}"
+
+    @cached_property
+    def storage(self) -> Location:
+        """Where checkpoints are: here, or in an object store."""
+        if not self.storage_file.exists():
+            return Location.of(self.path)
+        stored = json.loads(self.storage_file.read_text())
+        return Location(stored["location"], tuple(stored["secrets"].items()))
+
+    def store(self, trial_id: int) -> CheckpointStore:
+        """A trial's checkpoints."""
+        return store_at(self.storage.child(f"trial_{trial_id}"), self.trial(trial_id))
 
     @classmethod
     def create(cls, path: Path, config: ExperimentConfig, code: Path | None) -> ExperimentDirectory:
@@ -75,6 +92,9 @@ class ExperimentDirectory:
                 dirs_exist_ok=True,
                 symlinks=True,
             )
+        where = config.checkpoint_storage.location
+        if where is not None and not where.is_local:
+            _write_storage(directory.storage_file, where.child(path.name))
         # Last: a directory with a config is complete.
         unnamed = directory.config_file.with_suffix(".tmp")
         unnamed.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
@@ -99,13 +119,21 @@ class ExperimentDirectory:
 
 
 def new_path(config: ExperimentConfig) -> Path:
-    """A directory for a new experiment: in the config's storage, else in ``DRAY_HOME``, else in ``~/dray_results``."""
-    if config.checkpoint_storage is not None:
-        root = config.checkpoint_storage.path
+    """A directory for a new experiment: in the config's storage if that is a directory, else in ``DRAY_HOME``, else in
+    ``~/dray_results``."""
+    where = config.checkpoint_storage.location
+    if where is not None and where.is_local:
+        root = where.path
     else:
         root = Path(os.environ.get("DRAY_HOME", "~/dray_results")).expanduser()
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in config.name)
     return (root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}").resolve()
+
+
+def _write_storage(file: Path, where: Location) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as opened:
+        json.dump({"location": where.uri, "secrets": dict(where.secrets)}, opened, indent=1)
 
 
 def _check_size(code: Path) -> None:

@@ -264,6 +264,7 @@ class Experiment:
                     cluster=cluster,
                     display=display,
                     restarts=Counter(_trials(records, "restarted")),
+                    records=records,
                     revived=frozenset(_trials(records, "exited")),
                     on_message=on_message,
                 )

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from dray.experiment.errors import Fault
-from dray.experiment.schema import SECTIONS
+from dray.experiment.schema import SECRETS, SECTIONS
 
 # Fields of Determined's configs that describe its cluster and its web pages, or features that dray does not have.
 _DETERMINED_ONLY = frozenset(
@@ -19,7 +19,7 @@ _DETERMINED_ONLY = frozenset(
     agent_label bind_mounts debug devices environment integrations internal is_single_node log_policies
     max_slots native_parallel optimizations pbs perform_initial_validation preemption_timeout
     priority profiling project propagation records_per_epoch resource_manager resource_pool retention_policy
-    save_experiment_best save_trial_best save_trial_latest scheduling_unit shm_size slurm
+    scheduling_unit shm_size slurm
     tensorboard_storage weight workspace
     """.split()  # noqa: SIM905 - read as words, not as a column of quotes
 )
@@ -80,6 +80,8 @@ def _fault(details: ErrorDetails) -> Fault:
 
 def _what(details: ErrorDetails, place: tuple[str, ...], name: str) -> str:
     kind, got, context = details["type"], details["input"], details.get("ctx", {})
+    if name in SECRETS:
+        return f"must be text, got a {type(got).__name__}"
     field = _field(place, name)
     example = f"; {_example(name, field)}" if field is not None else ""
     if kind == "value_error":

@@ -17,7 +17,6 @@ from dray.experiment.errors import ExperimentError
 from dray.experiment.metrics_log import read_metrics
 from dray.experiment.search import build_search
 from dray.script import Script
-from dray.storage import CheckpointStore
 from searchers.journal import Journal
 from searchers.search import Search
 
@@ -111,7 +110,7 @@ class Result:
             raise ExperimentError(f"no trial of {self.path} has validated yet, so none is the best")
         row = rows.iloc[(self._sign * rows["value"]).argmin()]
         trial_id, batches = int(row["trial_id"]), int(row["batches"])
-        store = CheckpointStore(self._directory.trial(trial_id))
+        store = self._directory.store(trial_id)
         checkpoint = store.find(batches) or store.latest()
         if checkpoint is None:
             raise ExperimentError(f"trial {trial_id} of {self.path} is the best, but it has no checkpoint")

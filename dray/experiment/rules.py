@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dray.experiment import schema
 from dray.experiment.command import parse_entrypoint
 from dray.experiment.errors import Fault
 from dray.experiment.faults import missing_field
@@ -94,19 +95,27 @@ def _length(raw: Mapping[str, Any]) -> Iterator[Fault]:
 def _storage(raw: object) -> Iterator[Fault]:
     if not isinstance(raw, Mapping):
         return
-    paths = sorted({"container_path", "host_path", "storage_path"} & raw.keys())
-    if raw.get("type") == "directory" and (len(paths) != 1 or "host_path" in paths):
-        yield Fault(
-            "checkpoint_storage",
-            "type directory needs exactly one path, as container_path (or storage_path), "
-            f"got {', '.join(paths) or 'none'}; for example {{type: directory, container_path: /mnt/results}}",
-        )
-    if raw.get("type") == "shared_fs" and ("host_path" not in paths or "container_path" in paths):
-        yield Fault(
-            "checkpoint_storage",
-            f"type shared_fs needs host_path, and may have storage_path below it, got {', '.join(paths) or 'none'}; "
-            "for example {type: shared_fs, host_path: /mnt/results}",
-        )
+    kind = raw.get("type")
+    if not isinstance(kind, str | None) or kind not in schema.STORAGE_FIELDS:
+        return  # told elsewhere
+    fields = schema.STORAGE_FIELDS[kind]
+    if kind == "directory":
+        paths = sorted({"container_path", "storage_path"} & raw.keys())
+        if len(paths) != 1:
+            yield Fault(
+                "checkpoint_storage",
+                "type directory needs exactly one path, as container_path (or storage_path), "
+                f"got {', '.join(paths) or 'none'}; for example {{type: directory, container_path: /mnt/results}}",
+            )
+    elif kind is not None and fields[0] not in raw:
+        yield missing_field(("checkpoint_storage",), fields[0])
+    for name in sorted((schema.CheckpointStorage.model_fields.keys() - set(fields)) & raw.keys()):
+        takers = [str(each) for each, known in schema.STORAGE_FIELDS.items() if each and name in known]
+        what = f"type {kind} has no such field; remove it, or use" if kind else "needs"
+        yield Fault(f"checkpoint_storage.{name}", f"{what} type: {' or '.join(takers)}")
+    for name, other in (("access_key", "secret_key"), ("secret_key", "access_key"), ("credential", "account_url")):
+        if name in raw and other not in raw:
+            yield missing_field(("checkpoint_storage",), other)
 
 
 def _space(hyperparameters: Mapping[str, Any], searcher: object) -> Iterator[Fault]:

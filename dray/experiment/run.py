@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import secrets
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -34,8 +35,10 @@ from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.display import Display
 from dray.experiment.errors import ConfigError, DeskLost, ExperimentError
 from dray.experiment.metrics_log import MetricsLog
+from dray.experiment.retention import Policy, Retention
+from dray.hosts.ray_worker import REPORT, Lease
 from dray.hosts.ray_worker import Experiment as TrialsExperiment
-from dray.hosts.ray_worker import Lease
+from dray.storage import CheckpointStore
 from dray.training.units import Batch, TrainUnit
 from searchers.errors import SpaceError
 from searchers.events import Started
@@ -73,6 +76,7 @@ class Run:
     load_trial: brings the trial's class to the workers.
     cluster: where to run.
     restarts: how often each trial has been restarted before.
+    records: of the journal until now.
     on_message: called with each of the desk's messages; for benchmarks and tests.
     """
 
@@ -88,6 +92,7 @@ class Run:
         cluster: Cluster,
         display: Display,
         restarts: Counter[int],
+        records: Sequence[Mapping[str, Any]],
         revived: Container[int] = (),
         on_message: Callable[[Message], None] | None = None,
     ) -> None:
@@ -107,6 +112,14 @@ class Run:
         self._recorded: Counter[int] = Counter()
         self._group_numbers = itertools.count()
         self._failed_groups = 0
+        self._records = records
+        self._retention = Retention(
+            Policy.of(config.checkpoint_storage, smaller_is_better=config.searcher.smaller_is_better),
+            store_of=directory.store,
+            needs=lambda trial: _checkpoints_needed(search.trials[trial]),
+            note=lambda record: journal.append(record, wait=False),
+            say=display.say,
+        )
         # On a machine of our own they share its few CPUs. While the first group imports torch, on one core, Tune may
         # start; further groups wait for `_groups_may_start`.
         self._tune_may_start = not cluster.own
@@ -190,6 +203,8 @@ class Run:
         scores = [self._experiment.score(value) for value in best]
         ray.get(self.desk.set_best.remote(min(scores, default=None)))
         self.desk.enqueue.remote(runnable)
+        started = [trial.id for trial in self.search.trials.values() if trial.hparams is not None]
+        self._retention.start(self._records, started, _metric_at)
         with self._signals(), self.display:
             self._start_groups()
             tune = threading.Thread(target=self._tune.run, name="dray-tune", daemon=True)
@@ -246,6 +261,7 @@ class Run:
         if tune.ident is not None:
             tune.join(10)
         lost = isinstance(self._error, DeskLost)
+        self._retention.close()
         for group in self._groups.values():
             # On a cluster of others its workers first give back what they hold. Without a desk they would try for ever.
             group.end(within_s=0 if self.cluster.own or lost else 30)
@@ -291,6 +307,10 @@ class Run:
                     assert message.report is not None
                     self._metrics.append(message.trial, message.report["rows"])
                     self._recorded[message.lease] += 1
+                case "saved":
+                    self._retention.saved(message.trial, message.batches, message.checkpoint, message.value)
+                case "damaged":
+                    self._retention.damaged(message.trial, message.checkpoint, message.error)
                 case "left":
                     self._starts[message.group] = 0
                     self._left(message)
@@ -314,6 +334,7 @@ class Run:
                 trial_seed=self.search.seed_of(message.trial),
                 hparams=self.search.params(message.trial),
                 trial_dir=self._directory.trial(message.trial),
+                store=self._directory.store(message.trial),
                 last_step=view.last_step,
                 revived=message.trial in self._revived,
             )
@@ -357,6 +378,8 @@ class Run:
             self.desk.enqueue.remote(list(answer.resumes), first=True)
         if answer.creates:
             self.desk.enqueue.remote(list(answer.creates))
+        if answer.decision != "continue" or answer.stops:
+            self._retention.look()
         if answer.done:
             self.desk.finished.remote()
 
@@ -459,6 +482,19 @@ class _Signals:
 def _is_runnable(trial: TrialView) -> bool:
     """Whether the search wants it to have workers."""
     return trial.state in ("PENDING", "RUNNING")
+
+
+def _checkpoints_needed(trial: TrialView) -> int:
+    """How many of its latest a trial needs: one to go on from, and while it writes others, one before it."""
+    return 0 if trial.ended else 2 if trial.state == "RUNNING" else 1
+
+
+def _metric_at(store: CheckpointStore, batches: int) -> float | None:
+    try:
+        value = json.loads(store.read(batches, REPORT)).get("metric")
+    except (FileNotFoundError, ValueError):  # another tool's, or damaged
+        return None
+    return value if isinstance(value, int | float) else None
 
 
 def _groups_at_once() -> int:

@@ -10,10 +10,11 @@ import secrets
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, SecretStr
 
 from dray.experiment.command import parse_entrypoint
 from dray.experiment.length import Length, LengthUnit, parse_length
+from dray.storage import Location
 
 SearcherName: TypeAlias = Literal["single", "random", "grid", "asha", "async_halving", "adaptive_asha"]
 Variant: TypeAlias = Literal["stopping", "promotion"]
@@ -74,10 +75,23 @@ def _no_number(raw: object) -> object:
     return raw
 
 
+def _storage(raw: object) -> object:
+    """Ray's way to say where: a path, or a URI with what its filesystem needs to know."""
+    if not isinstance(raw, str | os.PathLike):
+        return raw
+    if not os.fspath(raw):
+        raise ValueError("must not be empty; for example checkpoint_storage: s3://bucket/results")
+    where = Location.of(raw)
+    if where.is_local:
+        return {"type": "directory", "container_path": where.uri}
+    return {"type": "uri", "storage_path": where.uri, **dict(where.secrets)}
+
+
 _as_dict = PlainSerializer(lambda length: None if length is None else length.to_dict())
 MaxLength: TypeAlias = Annotated[Length, BeforeValidator(_length), _as_dict]
 Period: TypeAlias = Annotated[Length | None, BeforeValidator(_period), _as_dict]
 Directory: TypeAlias = Annotated[str, BeforeValidator(_as_text), Field(min_length=1)]
+Secret: TypeAlias = Annotated[SecretStr | None, Field(exclude=True)]
 
 
 class _Section(BaseModel):
@@ -224,22 +238,87 @@ class Optimizations(_Section):
 
 
 class CheckpointStorage(_Section):
-    """Where experiments and their checkpoints are kept: a directory that every node sees."""
+    """Where experiments and their checkpoints are kept, and how many of these.
 
-    type: Literal["directory", "shared_fs"] = Field(description="the kind of storage", examples=["directory"])
+    In a directory that every node sees, or else the checkpoints in an object store. Instead of all this a path or a URI
+    can be given, as ``s3://bucket/results``. Secrets are never part of ``to_dict``; where there are none here, those of
+    the environment are used.
+    """
+
+    type: Literal["directory", "shared_fs", "s3", "gcs", "azure", "uri"] | None = Field(
+        default=None, description="the kind of storage", examples=["directory"]
+    )
     container_path: Directory | None = Field(default=None, description="the directory", examples=["/mnt/results"])
     host_path: Directory | None = Field(default=None, description="the shared directory", examples=["/mnt/results"])
-    storage_path: Directory | None = Field(default=None, description="the directory", examples=["/mnt/results"])
+    storage_path: Directory | None = Field(
+        default=None, description="the directory, or the URI", examples=["/mnt/results"]
+    )
+    bucket: str | None = Field(default=None, min_length=1, description="the bucket", examples=["my-bucket"])
+    prefix: str | None = Field(default=None, description="where in the bucket", examples=["results"])
+    endpoint_url: str | None = Field(
+        default=None, min_length=1, description="of an S3 that is not Amazon's", examples=["http://minio:9000"]
+    )
+    access_key: Secret = Field(default=None, description="of S3", examples=["AKIA..."])
+    secret_key: Secret = Field(default=None, description="of S3", examples=["..."])
+    container: str | None = Field(default=None, min_length=1, description="Azure's container", examples=["results"])
+    account_url: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Azure's account",
+        examples=["https://me.blob.core.windows.net"],
+    )
+    connection_string: Secret = Field(default=None, description="of Azure", examples=["..."])
+    credential: Secret = Field(default=None, description="of Azure, with account_url", examples=["..."])
+    save_experiment_best: int = Field(
+        default=0, ge=0, description="how many of the experiment's best checkpoints are kept", examples=[1]
+    )
+    save_trial_best: int = Field(
+        default=1, ge=0, description="how many of each trial's best checkpoints are kept", examples=[1]
+    )
+    save_trial_latest: int = Field(
+        default=1, ge=0, description="how many of each trial's latest checkpoints are kept", examples=[1]
+    )
 
     @property
-    def path(self) -> Path:
-        """The directory, with ``~`` expanded; ``storage_path`` of a ``shared_fs`` lies below its ``host_path``."""
-        parts = (
-            (self.host_path, self.storage_path)
-            if self.type == "shared_fs"
-            else (self.container_path, self.storage_path)
-        )
-        return Path(*[part for part in parts if part is not None]).expanduser()
+    def location(self) -> Location | None:
+        """Where it is, None if that is not said; ``storage_path`` of a ``shared_fs`` lies below its ``host_path``."""
+        match self.type:
+            case "s3":
+                scheme, _, host = (self.endpoint_url or "").rpartition("://")
+                query = f"?endpoint_override={host.rstrip('/')}&scheme={scheme or 'https'}" if self.endpoint_url else ""
+                where = f"s3://{self._in_bucket}{query}"
+            case "gcs":
+                where = f"gs://{self._in_bucket}"
+            case "azure":
+                account = (self.account_url or "").rpartition("://")[2].partition(".")[0]
+                where = f"az://{self.container}" + (f"?account_name={account}" if account else "")
+            case "uri":
+                where = self.storage_path or ""
+            case _:
+                parts = [part for part in (self.host_path, self.container_path, self.storage_path) if part is not None]
+                return Location.of(Path(*parts).expanduser()) if parts else None
+        secrets = {name: getattr(self, name) for name in SECRETS}
+        given = tuple((name, value.get_secret_value()) for name, value in secrets.items() if value is not None)
+        return Location(Location.of(where).uri, given)
+
+    @property
+    def _in_bucket(self) -> str:
+        return "/".join(part.strip("/") for part in (self.bucket, self.prefix) if part)
+
+
+#: Fields of ``checkpoint_storage`` that are shown and stored nowhere.
+SECRETS = ("access_key", "secret_key", "connection_string", "credential")
+_RETENTION = ("save_experiment_best", "save_trial_best", "save_trial_latest")
+#: The fields of each type of ``checkpoint_storage``, the first of them required.
+STORAGE_FIELDS: dict[str | None, tuple[str, ...]] = {
+    None: ("type", *_RETENTION),
+    "directory": ("type", "container_path", "storage_path", *_RETENTION),
+    "shared_fs": ("host_path", "storage_path", "type", *_RETENTION),
+    "s3": ("bucket", "prefix", "access_key", "secret_key", "endpoint_url", "type", *_RETENTION),
+    "gcs": ("bucket", "prefix", "type", *_RETENTION),
+    "azure": ("container", "connection_string", "account_url", "credential", "type", *_RETENTION),
+    "uri": ("storage_path", "access_key", "secret_key", "type", *_RETENTION),
+}
 
 
 class Reproducibility(_Section):
@@ -293,8 +372,8 @@ class ExperimentConfig(_Section):
     checkpoint_policy: Literal["best", "all", "none"] = Field(
         default="best", description="which validations are followed by a checkpoint", examples=["best"]
     )
-    checkpoint_storage: CheckpointStorage | None = Field(
-        default=None,
+    checkpoint_storage: Annotated[CheckpointStorage, BeforeValidator(_storage)] = Field(
+        default_factory=CheckpointStorage,
         description="where results are kept",
         examples=["{type: directory, container_path: /mnt/results}"],
     )

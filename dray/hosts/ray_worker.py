@@ -85,7 +85,8 @@ class Lease:
     Args:
         number: of the lease; a later one of the same trial ends it.
         trial_id, trial_seed, hparams: which trial.
-        trial_dir: where its checkpoints are; the latest whole one is gone on from.
+        trial_dir: the trial's own directory, for what is no checkpoint.
+        store: its checkpoints; the latest whole one is gone on from.
         last_step: the longest length that the search has had a report of, or None.
         revived: the trial had ended, and goes on in a search that was extended: the end that its checkpoint tells of
             may be none any more.
@@ -96,6 +97,7 @@ class Lease:
     trial_seed: int
     hparams: Mapping[str, Any]
     trial_dir: Path
+    store: CheckpointStore
     last_step: float | None
     revived: bool = False
 
@@ -130,7 +132,7 @@ class RayHost:
         self.metric: str | None = experiment.metric
         self.outcome: Ending = "completed"
         self._desk, self._lease, self._experiment = desk, lease, experiment
-        self._store = CheckpointStore(lease.trial_dir)
+        self._store = lease.store
         self._in_flight: deque[Any] = deque()
         self._kept: list[dict[str, Any]] = []
         self._sent = -math.inf
@@ -141,6 +143,8 @@ class RayHost:
         self._reported = False
         self._last: dict[str, Any] | None = None
         self._time = lease.last_step
+        self._validated: tuple[int, float | None] = (-1, None)
+        self._value: float | None = None
 
     # ------------------------------------------------------------------ checkpoints
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
@@ -157,17 +161,23 @@ class RayHost:
 
     def new_checkpoint(self, batches: int) -> Path:
         self._carried = self._unsaved.now()
+        # Of a validation that was published before, at the same batch.
+        validated, value = self._validated
+        self._value = value if validated == batches else None
         return self._store.stage(batches)
 
     def commit(self, staging: Path, report: Report) -> str:
         message = self._message(report)
         carried = {**message, "rows": [*self._carried, *message["rows"]], "decides": report.decides}
+        value = self._metric_of(report.validation) if report.validation is not None else self._value
+        carried |= {"batches": report.batches, "metric": value}
         (staging / REPORT).write_text(json.dumps(carried))
         # Also the fence: whoever lost the lease must not write beside the one who has it.
         if not ray.get(self._desk.may_commit.remote(self._lease.number)):
             raise LeaseLost(f"trial {self.trial_id} goes on elsewhere")
         checkpoint = self._store.commit(staging, report.batches)
         self._unsaved.saved = report.batches
+        self._desk.saved.remote(self.trial_id, checkpoint, report.batches, value)
         return checkpoint
 
     def open_checkpoint(self, checkpoint: str) -> Path:
@@ -182,6 +192,8 @@ class RayHost:
             )
         message = self._message(report)
         self._reported = True
+        if report.validation is not None:
+            self._validated = (report.batches, self._metric_of(report.validation))
         self._unsaved.add(message["rows"])
         if self.outcome != "completed":  # the last checkpoint of a trial that was told to end, and it still is
             message["final"] = False
@@ -203,7 +215,8 @@ class RayHost:
         Returns:
             How the trial ended, if that was its last report or the search now stops it; else None.
         """
-        found = self._store.open_latest()
+        self._store.sweep()
+        found = self._store.open_latest(lambda damaged, why: self._desk.damaged.remote(self.trial_id, damaged, why))
         if found is None:
             return None
         self.latest_checkpoint, directory = found
@@ -211,6 +224,9 @@ class RayHost:
         if not path.exists():  # a checkpoint that another tool wrote
             return None
         message = json.loads(path.read_text())
+        batches, value = message.pop("batches", None), message.pop("metric", None)
+        if batches is not None:  # who committed it may have been killed before this was told
+            self._desk.saved.remote(self.trial_id, self.latest_checkpoint, batches, value)
         decides = message.pop("decides")
         known = self._lease.last_step
         news = message["step"] is not None and (known is None or message["step"] > known)
@@ -237,7 +253,8 @@ class RayHost:
         return self.outcome
 
     def flush(self) -> None:
-        """Send what is kept, also of a trial that failed."""
+        """Send what is kept, also of a trial that failed; the last that a lease does with its host, on every rank."""
+        self._store.close()
         if self._kept:
             self._send({"rows": [], "step": None, "value": None, "final": False}, decides=False)
 

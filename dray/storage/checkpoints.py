@@ -98,6 +98,22 @@ class CheckpointStore:
             return None
         return self.id_of(batches)
 
+    def is_complete(self, batches: int) -> bool:
+        """Whether there is a manifest of a checkpoint at so many batches: else it is being written, or deleted."""
+        try:
+            self.read(batches, MANIFEST)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def read(self, batches: int, name: str) -> bytes:
+        """A small file of the checkpoint at so many batches, as it is.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        return (Path(self.id_of(batches)) / name).read_bytes()
+
     def latest(self, tell: Tell = _warn) -> str | None:
         """The id of the latest whole checkpoint; damaged ones are passed over.
 
@@ -182,16 +198,11 @@ class RemoteStore(CheckpointStore):
         found = [int(match.group(1)) for name in names if (match := _NAME.fullmatch(name))]
         return [(batches, self.id_of(batches)) for batches in sorted(found, reverse=True)]
 
+    def read(self, batches: int, name: str) -> bytes:
+        return self._remote(self._at(batches)).read(name)
+
     def delete(self, batches: int) -> None:
         self._remote(self._at(batches)).delete(first=MANIFEST)
-
-    def sweep(self) -> None:
-        super().sweep()
-        sizes = self._remote(self.root).sizes()
-        names = {name.partition("/")[0] for name in sizes if "/" in name}
-        for name in names:
-            if _NAME.fullmatch(name) and f"{name}/{MANIFEST}" not in sizes:
-                self._remote(self.root.child(name)).delete()
 
     def _at(self, batches: int) -> Location:
         return self.root.child(f"checkpoint_{batches}")

@@ -92,7 +92,7 @@ def test_fields_have_determineds_defaults() -> None:
     assert config.searcher.smaller_is_better is True
     assert (config.searcher.max_concurrent_trials, config.searcher.divisor) == (16, 4)
     assert (config.resources.slots_per_trial, config.resources.slot, config.resources.cpus_per_slot) == (1, None, 1)
-    assert (config.max_restarts, config.checkpoint_policy, config.checkpoint_storage) == (5, "best", None)
+    assert (config.max_restarts, config.checkpoint_policy, config.checkpoint_storage.location) == (5, "best", None)
     assert config.min_validation_period is None
     assert config.min_checkpoint_period is None
     assert (config.hyperparameters, config.data, config.labels) == ({}, {}, [])
@@ -162,15 +162,62 @@ def test_numpy_scalars_and_tuples_from_a_driver_become_plain() -> None:
 def test_storage_is_a_directory_or_a_path_below_a_shared_one(tmp_path: Path) -> None:
     def path(storage: dict[str, Any]) -> Path:
         loaded = load_config(changed(checkpoint_storage=storage))
-        assert loaded.checkpoint_storage is not None
         assert load_config(loaded.to_dict()) == loaded
-        return loaded.checkpoint_storage.path
+        assert loaded.checkpoint_storage.location is not None
+        return loaded.checkpoint_storage.location.path
 
     assert path({"type": "directory", "container_path": "/mnt/a"}) == Path("/mnt/a")
     assert path({"type": "directory", "storage_path": tmp_path}) == tmp_path
     assert path({"type": "directory", "storage_path": "~/a"}) == Path.home() / "a"
     assert path({"type": "shared_fs", "host_path": "/mnt/a"}) == Path("/mnt/a")
     assert path({"type": "shared_fs", "host_path": "/mnt/a", "storage_path": "b"}) == Path("/mnt/a/b")
+    assert path("/mnt/a") == path("file:///mnt/a") == path(Path("/mnt/a")) == Path("/mnt/a")
+
+
+@pytest.mark.parametrize(
+    ("storage", "uri"),
+    [
+        ("s3://bucket/results/", "s3://bucket/results"),
+        ("s3://bucket?region=eu-west-1", "s3://bucket?region=eu-west-1"),
+        ({"type": "uri", "storage_path": "az://container/results"}, "az://container/results"),
+        ({"type": "s3", "bucket": "bucket", "prefix": "/a/b/"}, "s3://bucket/a/b"),
+        (
+            {"type": "s3", "bucket": "bucket", "endpoint_url": "http://minio:9000"},
+            "s3://bucket?endpoint_override=minio%3A9000&scheme=http",
+        ),
+        ({"type": "gcs", "bucket": "bucket", "prefix": "a"}, "gs://bucket/a"),
+        ({"type": "azure", "container": "c", "connection_string": "..."}, "az://c"),
+        (
+            {"type": "azure", "container": "c", "account_url": "https://me.blob.core.windows.net"},
+            "az://c?account_name=me",
+        ),
+    ],
+)
+def test_storage_is_an_object_store(storage: Any, uri: str) -> None:
+    config = load_config(changed(checkpoint_storage=storage))
+    assert str(config.checkpoint_storage.location) == uri
+    assert str(load_config(config.to_dict()).checkpoint_storage.location) == uri
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        "s3://KEY:S3CR3T@bucket",
+        {"type": "s3", "bucket": "bucket", "access_key": "KEY", "secret_key": "S3CR3T"},
+    ],
+)
+def test_credentials_are_used_and_shown_nowhere(storage: Any) -> None:
+    config = load_config(changed(checkpoint_storage=storage))
+    location = config.checkpoint_storage.location
+    assert location is not None
+    assert dict(location.secrets) == {"access_key": "KEY", "secret_key": "S3CR3T"}
+    for shown in (repr(config), str(config.to_dict()), repr(location), str(location)):
+        assert "S3CR3T" not in shown
+        assert "KEY" not in shown
+    with pytest.raises(ConfigError) as told:
+        load_config(changed(checkpoint_storage={"type": "s3", "bucket": 1, "access_key": 12345, "secret_key": ["S3C"]}))
+    assert "12345" not in str(told.value)
+    assert "S3C" not in str(told.value)
 
 
 def test_config_is_frozen_picklable_and_passes_through() -> None:
@@ -279,9 +326,26 @@ def test_space_has_the_configs_hyperparameters() -> None:
         ({"resources__cpus_per_slot": 0.5}, "resources.cpus_per_slot", "must be a whole number, got 0.5"),
         ({"resources__slots_per_trial": 128}, "hyperparameters.global_batch_size", "slots_per_trial (128)"),
         ({"checkpoint_policy": "latest"}, "checkpoint_policy", "must be one of best, all, none"),
-        ({"checkpoint_storage": {"type": "s3"}}, "checkpoint_storage.type", "must be one of directory, shared_fs"),
+        ({"checkpoint_storage": {"type": "s3"}}, "checkpoint_storage.bucket", "required, got nothing; the bucket"),
         ({"checkpoint_storage": {"type": "directory"}}, "checkpoint_storage", "exactly one path"),
-        ({"checkpoint_storage": {"type": "shared_fs", "container_path": "/a"}}, "checkpoint_storage", "host_path"),
+        ({"checkpoint_storage": {"type": "shared_fs"}}, "checkpoint_storage.host_path", "required, got nothing"),
+        ({"checkpoint_storage": {"host_path": "/a"}}, "checkpoint_storage.host_path", "needs type: shared_fs"),
+        ({"checkpoint_storage": {"type": ["s3"]}}, "checkpoint_storage.type", "must be one of directory, shared_fs"),
+        ({"checkpoint_storage": "s3://"}, "checkpoint_storage", "names no bucket"),
+        ({"checkpoint_storage": "s3://b?zone=1"}, "checkpoint_storage", "no option 'zone'; there are region"),
+        ({"checkpoint_storage": ""}, "checkpoint_storage", "must not be empty"),
+        ({"checkpoint_storage": {"save_trial_best": -1}}, "checkpoint_storage.save_trial_best", "must be >= 0"),
+        ({"save_trial_best": 1}, "save_trial_best", "it belongs at checkpoint_storage.save_trial_best"),
+        (
+            {"checkpoint_storage": {"type": "s3", "bucket": "b", "access_key": "A"}},
+            "checkpoint_storage.secret_key",
+            "required, got nothing",
+        ),
+        (
+            {"checkpoint_storage": {"type": "gcs", "bucket": "b", "host_path": "/a"}},
+            "checkpoint_storage.host_path",
+            "type gcs has no such field; remove it, or use type: shared_fs",
+        ),
         ({"max_restarts": -1}, "max_restarts", "must be >= 0, got -1"),
         ({"entrypoint": "bash train.sh"}, "entrypoint", "must be module:Class, or a program of Python"),
         ({"entrypoint": ["python3", "train.py", 1]}, "entrypoint", "must be words of text, got 1 as word 3"),

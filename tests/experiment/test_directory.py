@@ -104,3 +104,20 @@ def test_new_path_is_below_the_configs_storage_first(tmp_path: Path, monkeypatch
     storage = {"type": "directory", "container_path": str(tmp_path / "storage")}
     config = load_config({**CONFIG.to_dict(), "checkpoint_storage": storage})
     assert new_path(config).parent == tmp_path / "storage"
+    config = load_config({**CONFIG.to_dict(), "checkpoint_storage": "s3://bucket/results"})
+    assert new_path(config).parent == tmp_path / "home"
+
+
+def test_checkpoints_in_an_object_store_are_below_the_experiments_name(tmp_path: Path) -> None:
+    storage = {"type": "s3", "bucket": "bucket", "prefix": "results", "access_key": "KEY", "secret_key": "S3CR3T"}
+    config = load_config({**CONFIG.to_dict(), "checkpoint_storage": storage})
+    ExperimentDirectory.create(tmp_path / "digits-1", config, None)
+    opened = ExperimentDirectory.open(tmp_path / "digits-1")
+    assert opened.store(7).id_of(352) == "s3://bucket/results/digits-1/trial_7/checkpoint_352"
+    assert dict(opened.storage.secrets) == {"access_key": "KEY", "secret_key": "S3CR3T"}
+    assert "S3CR3T" not in opened.config_file.read_text()
+    assert opened.storage_file.stat().st_mode & 0o777 == 0o600
+    assert opened.config().checkpoint_storage.location is not None
+    ExperimentDirectory.create(tmp_path / "local", CONFIG, None)
+    store = ExperimentDirectory.open(tmp_path / "local").store(7)
+    assert store.id_of(352) == str(tmp_path / "local" / "trial_7" / "checkpoint_352")

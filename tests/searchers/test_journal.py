@@ -244,3 +244,24 @@ def test_writer_killed_in_the_middle_of_a_line_leaves_the_lines_before_it(tmp_pa
     with Journal(path) as journal:
         journal.append({"n": 1})
     assert Journal.read(path) == [{"n": 0}, {"n": 1}]
+
+
+def test_what_is_not_waited_for_comes_before_the_next_that_is(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    with Journal(path) as journal:
+        journal.append({"n": 0}, wait=False)
+        journal.append({"n": 1}, wait=False)
+        assert Journal.read(path) == []
+        journal.append({"n": 2})
+        assert Journal.read(path) == [{"n": 0}, {"n": 1}, {"n": 2}]
+        journal.append({"n": 3}, wait=False)
+    assert Journal.read(path) == [{"n": n} for n in range(4)]
+
+
+def test_it_costs_no_write_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    with Journal(tmp_path / "j") as journal:
+        monkeypatch.setattr("os.fsync", synced.append)
+        for n in range(9):
+            journal.append({"n": n}, wait=n == 8)
+        assert len(synced) == 1

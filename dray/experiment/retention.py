@@ -1,0 +1,242 @@
+"""Which checkpoints an experiment keeps, and the removal of the others while it runs.
+
+A checkpoint is kept if it is one of the best of the experiment, or one of the best or the latest of its trial, so many
+of each as the config says (Determined's `save_experiment_best`, `save_trial_best` and `save_trial_latest`); or if its
+trial may yet go on from it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dray.experiment.config import CheckpointStorage
+from dray.storage import CheckpointStore
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 60.0
+"""How long the end of a run waits for what is being removed; the rest is removed when the experiment is resumed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """A checkpoint that is there.
+
+    Args:
+        trial, batches: whose, and where.
+        checkpoint: its id.
+        value: the search's metric there; None if the trial was not validated at that batch.
+    """
+
+    trial: int
+    batches: int
+    checkpoint: str
+    value: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How many checkpoints to keep, as Determined has it: those without a metric are never among the best."""
+
+    experiment_best: int = 0
+    trial_best: int = 1
+    trial_latest: int = 1
+    smaller_is_better: bool = True
+
+    @classmethod
+    def of(cls, storage: CheckpointStorage, *, smaller_is_better: bool) -> Policy:
+        """That of a config."""
+        return cls(
+            experiment_best=storage.save_experiment_best,
+            trial_best=storage.save_trial_best,
+            trial_latest=storage.save_trial_latest,
+            smaller_is_better=smaller_is_better,
+        )
+
+    def keeps(self, saved: Iterable[Saved], needs: Callable[[int], int] = lambda trial: 0) -> set[Saved]:
+        """Those of all checkpoints of an experiment that are kept.
+
+        Args:
+            saved: all there are, in any order. Of equal metrics the one of the earlier trial and batch is better.
+            needs: of a trial, how many of its latest checkpoints it needs.
+        """
+        trials: dict[int, list[Saved]] = {}
+        for each in saved:
+            trials.setdefault(each.trial, []).append(each)
+        found = set(self._best((each for mine in trials.values() for each in mine), self.experiment_best))
+        for trial, mine in trials.items():
+            found.update(self._best(mine, self.trial_best))
+            latest = max(self.trial_latest, needs(trial))
+            found.update(sorted(mine, key=lambda each: -each.batches)[:latest])
+        return found
+
+    def _best(self, saved: Iterable[Saved], count: int) -> list[Saved]:
+        if not count:
+            return []
+        sign = 1 if self.smaller_is_better else -1
+        ranked = [
+            (sign * each.value, each.trial, each.batches, each)
+            for each in saved
+            if each.value is not None and math.isfinite(each.value)
+        ]
+        return [each for *_, each in sorted(ranked, key=lambda row: row[:3])[:count]]
+
+
+class Retention:
+    """The checkpoints of a running experiment, known from what the trials tell; a thread removes what is not kept.
+
+    Args:
+        policy: what is kept.
+        store_of: a trial's checkpoints.
+        needs: see `Policy.keeps`; asked in the thread.
+        note: writes a journal's record; called in the thread, and need not wait for the disk: what a kill has lost of
+            it, `start` finds out by looking.
+        say: tells the user; in the thread too.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        store_of: Callable[[int], CheckpointStore],
+        needs: Callable[[int], int],
+        note: Callable[[Mapping[str, object]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._policy, self._store_of, self._needs, self._note, self._say = policy, store_of, needs, note, say
+        self._there: dict[tuple[int, int], Saved] = {}
+        self._damaged: set[str] = set()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._failed = False
+        self._thread = threading.Thread(target=self._run, name="dray-retention", daemon=True)
+
+    def start(
+        self,
+        records: Iterable[Mapping[str, Any]],
+        trials: Iterable[int],
+        value_of: Callable[[CheckpointStore, int], float | None],
+    ) -> None:
+        """Begin, with what a run before this one has left: by its journal, and by the store itself.
+
+        Args:
+            records: of the journal.
+            trials: that may have checkpoints.
+            value_of: the metric at a checkpoint, in its store and at so many batches, that the journal does not know.
+        """
+        records, trials = list(records), list(trials)
+        self._work.put(lambda: self._recover(records, trials, value_of))
+        self._thread.start()
+
+    def saved(self, trial: int, batches: int, checkpoint: str, value: float | None) -> None:
+        """A trial has committed a checkpoint, or has found this one to go on from."""
+        value = value if value is not None and math.isfinite(value) else None
+        self._work.put(lambda: self._add(Saved(trial=trial, batches=batches, checkpoint=checkpoint, value=value)))
+
+    def damaged(self, trial: int, checkpoint: str, why: str) -> None:
+        """A checkpoint was found to be damaged: it counts no more, and is left where it is. Told once."""
+        self._work.put(lambda: self._forget(trial, checkpoint, why))
+
+    def look(self) -> None:
+        """The trials have changed: one that has ended needs less."""
+        self._work.put(lambda: None)
+
+    def close(self) -> None:
+        """Remove what is left to remove, for a while."""
+        self._work.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(CLOSE_S)
+
+    # ------------------------------------------------------------------ in the thread
+    def _run(self) -> None:
+        goes_on = True
+        while goes_on:
+            todo = [self._work.get()]
+            while not self._work.empty():
+                todo.append(self._work.get())
+            for step in todo:
+                if step is None:
+                    goes_on = False
+                else:
+                    self._safely(step)
+            self._safely(self._remove_the_rest)
+
+    def _safely(self, step: Callable[[], None]) -> None:
+        """A store that can't be reached is no reason to end a search: what is left is removed later."""
+        try:
+            step()
+        except Exception as error:
+            if not self._failed:
+                log.warning("can't remove old checkpoints, and will try again when there are new ones: %s", error)
+            self._failed = True
+
+    def _recover(
+        self,
+        records: list[Mapping[str, Any]],
+        trials: list[int],
+        value_of: Callable[[CheckpointStore, int], float | None],
+    ) -> None:
+        self._there.update({(each.trial, each.batches): each for each in saved_in(records)})
+        self._damaged.update(str(record["checkpoint"]) for record in records if record.get("event") == "damaged")
+        for trial in trials:
+            store = self._store_of(trial)
+            found = dict(store.listed())
+            for key in [key for key in self._there if key[0] == trial and key[1] not in found]:
+                del self._there[key]
+            for batches, checkpoint in found.items():
+                if (trial, batches) in self._there:
+                    continue
+                if store.find(batches) is not None:
+                    value = value_of(store, batches)
+                    self._add(Saved(trial=trial, batches=batches, checkpoint=checkpoint, value=value))
+                elif not self._needs(trial) and not store.is_complete(batches):
+                    store.delete(batches)  # which was begun; of a trial that runs, it may be on its way
+
+    def _add(self, saved: Saved) -> None:
+        key = (saved.trial, saved.batches)
+        self._damaged.discard(saved.checkpoint)  # written anew
+        if self._there.get(key) != saved:
+            self._there[key] = saved
+            self._record("saved", saved, value=saved.value)
+
+    def _forget(self, trial: int, checkpoint: str, why: str) -> None:
+        for key, each in list(self._there.items()):
+            if each.checkpoint == checkpoint:
+                del self._there[key]
+        if checkpoint not in self._damaged:
+            self._damaged.add(checkpoint)
+            self._note(
+                {"event": "damaged", "trial": trial, "checkpoint": checkpoint, "error": why, "time": time.time()}
+            )
+            self._say(f"trial {trial} passes over a checkpoint: {why}")
+
+    def _remove_the_rest(self) -> None:
+        kept = self._policy.keeps(self._there.values(), self._needs)
+        for key, each in list(self._there.items()):
+            if each not in kept:
+                self._store_of(each.trial).delete(each.batches)
+                del self._there[key]
+                self._record("deleted", each)
+
+    def _record(self, event: str, saved: Saved, **more: object) -> None:
+        record = {"event": event, "trial": saved.trial, "batches": saved.batches, "checkpoint": saved.checkpoint}
+        self._note({**record, **more, "time": time.time()})
+
+
+def saved_in(records: Iterable[Mapping[str, Any]]) -> list[Saved]:
+    """The checkpoints that are there, as a journal's records tell it."""
+    there: dict[tuple[int, str], Saved] = {}
+    for record in records:
+        match record.get("event"):
+            case "saved":
+                each = Saved(**{name: record[name] for name in ("trial", "batches", "checkpoint", "value")})
+                there[each.trial, each.checkpoint] = each
+            case "deleted" | "damaged":
+                there.pop((record["trial"], record["checkpoint"]), None)
+    return list(there.values())

@@ -1,0 +1,256 @@
+"""Which checkpoints are kept: Determined's policy on its own example, and the registry that carries it out."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dray.experiment.config import load_config
+from dray.experiment.retention import Policy, Retention, Saved, saved_in
+from dray.storage import CheckpointStore, verify
+
+METRICS = {1: [None, None, 0.6, 0.5, 0.4], 2: [None, 0.2, 0.3, None, None]}
+"""Of checkpoints 1 to 5 of the first trial, 6 to 10 of the second."""
+EXAMPLE = [
+    Saved(trial=trial, batches=5 * trial - 5 + index, checkpoint=str(5 * trial - 5 + index), value=value)
+    for trial, values in METRICS.items()
+    for index, value in enumerate(values, start=1)
+]
+
+
+@pytest.mark.parametrize(
+    ("experiment_best", "trial_best", "trial_latest", "kept"),
+    [
+        (0, 0, 0, []),
+        (2, 0, 0, [8, 7]),
+        (5, 0, 0, [8, 7, 5, 4, 3]),
+        (0, 1, 0, [7, 5]),
+        (0, 3, 0, [8, 7, 5, 4, 3]),
+        (0, 0, 1, [10, 5]),
+        (0, 0, 3, [10, 9, 8, 5, 4, 3]),
+        (2, 1, 0, [8, 7, 5]),
+        (2, 0, 1, [10, 8, 7, 5]),
+        (0, 1, 1, [10, 7, 5]),
+        (2, 1, 1, [10, 8, 7, 5]),
+    ],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_documented_table(
+    experiment_best: int, trial_best: int, trial_latest: int, kept: list[int], sign: int
+) -> None:
+    """Also turned round, where greater is better."""
+    policy = Policy(
+        experiment_best=experiment_best, trial_best=trial_best, trial_latest=trial_latest, smaller_is_better=sign == 1
+    )
+    saved = [
+        Saved(trial=s.trial, batches=s.batches, checkpoint=s.checkpoint, value=s.value and sign * s.value)
+        for s in EXAMPLE
+    ]
+    assert sorted((each.batches for each in policy.keeps(reversed(saved))), reverse=True) == kept
+
+
+def test_what_a_trial_needs_is_kept_whatever_the_policy() -> None:
+    nothing = Policy(trial_best=0, trial_latest=0)
+    kept = nothing.keeps(EXAMPLE, needs=lambda trial: {1: 0, 2: 2}[trial])
+    assert sorted(each.batches for each in kept) == [9, 10]
+
+
+def test_the_first_of_equals_is_the_best_and_no_number_is_not() -> None:
+    values = [math.nan, 0.5, 0.5, -math.inf]
+    saved = [Saved(trial=0, batches=n, checkpoint=str(n), value=value) for n, value in enumerate(values)]
+    assert [each.batches for each in Policy(trial_latest=0).keeps(saved)] == [1]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30), st.none() | st.sampled_from([0.1, 0.2, 0.3]))),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.integers(0, 3),
+)
+def test_removing_early_changes_nothing_in_the_end(
+    rows: list[tuple[int, int, float | None]], experiment_best: int, trial_best: int, trial_latest: int
+) -> None:
+    """What the policy drops once it never wants again: a checkpoint can go as soon as it is out."""
+    policy = Policy(experiment_best=experiment_best, trial_best=trial_best, trial_latest=trial_latest)
+    unique = {(trial, batches): value for trial, batches, value in rows}
+    saved = [Saved(trial=t, batches=b, checkpoint=f"{t}/{b}", value=v) for (t, b), v in sorted(unique.items())]
+    there: set[Saved] = set()
+    for each in saved:
+        there = policy.keeps({*there, each})
+    assert there == policy.keeps(saved)
+
+
+class Experiment:
+    """A registry over trials in a directory, and the journal that it writes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: list[dict[str, Any]] = []
+        self.said: list[str] = []
+        self.needs: dict[int, int] = {}
+        self.retention: Retention | None = None
+
+    def store(self, trial: int) -> CheckpointStore:
+        return CheckpointStore(self.path / f"trial_{trial}")
+
+    def begin(self, policy: Policy, trials: list[int] | None = None) -> None:
+        self.retention = Retention(
+            policy,
+            store_of=self.store,
+            needs=lambda trial: self.needs.get(trial, 0),
+            note=lambda record: self.records.append(json.loads(json.dumps(record, allow_nan=False))),
+            say=self.said.append,
+        )
+        self.retention.start(list(self.records), trials or [], lambda store, batches: float(store.read(batches, "v")))
+
+    def save(self, trial: int, batches: int, value: float | None, *, tell: bool = True) -> None:
+        store = self.store(trial)
+        staging = store.stage(batches)
+        (staging / "v").write_text(str(value))
+        checkpoint = store.commit(staging, batches)
+        if tell:
+            assert self.retention is not None
+            self.retention.saved(trial, batches, checkpoint, value)
+
+    def end(self) -> dict[int, list[int]]:
+        """What is there when all is done, by trial."""
+        if self.retention is not None:
+            self.retention.close()
+            self.retention = None
+        return {
+            int(path.name.removeprefix("trial_")): [batches for batches, _ in CheckpointStore(path).listed()]
+            for path in sorted(self.path.iterdir())
+        }
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Iterator[Experiment]:
+    experiment = Experiment(tmp_path)
+    yield experiment
+    experiment.end()
+
+
+def test_what_the_policy_drops_is_removed_and_noted(experiment: Experiment) -> None:
+    experiment.begin(Policy())
+    for batches, value in ((10, 0.5), (20, 0.25), (30, 0.75), (40, math.nan)):
+        experiment.save(7, batches, value)
+    assert experiment.end() == {7: [40, 20]}
+    events = [(record["event"], record["batches"]) for record in experiment.records]
+    assert {each for each in events if each[0] == "deleted"} == {("deleted", 10), ("deleted", 30)}
+    assert [each for each in events if each[0] == "saved"] == [("saved", batches) for batches in (10, 20, 30, 40)]
+    assert [each.batches for each in saved_in(experiment.records)] == [20, 40]
+    assert [record["value"] for record in experiment.records if record["event"] == "saved"] == [0.5, 0.25, 0.75, None]
+
+
+def test_a_trial_that_has_ended_gives_up_what_it_needed(experiment: Experiment) -> None:
+    experiment.needs[0] = 2
+    experiment.begin(Policy(trial_best=0, trial_latest=0))
+    for batches in (10, 20, 30):
+        experiment.save(0, batches, 0.5)
+    assert experiment.end() == {0: [30, 20]}
+    experiment.needs[0] = 0
+    experiment.begin(Policy(trial_best=0, trial_latest=0), trials=[0])
+    assert experiment.end() == {0: []}
+
+
+def test_what_a_killed_run_left_over_is_removed_when_it_is_resumed(experiment: Experiment) -> None:
+    """Nothing of it is in the journal, as of a driver that died before the records came to the disk."""
+    for batches, value in ((10, 0.5), (20, 0.25), (30, 0.75), (40, 1.0)):
+        experiment.save(3, batches, value, tell=False)
+    (experiment.path / "trial_3" / "checkpoint_50").mkdir()  # half deleted
+    experiment.begin(Policy(), trials=[3])
+    assert experiment.end() == {3: [40, 20]}
+    assert sorted(each.batches for each in saved_in(experiment.records)) == [20, 40]
+
+
+def test_what_the_journal_knows_and_is_no_more_is_forgotten(experiment: Experiment) -> None:
+    experiment.begin(Policy())
+    experiment.save(0, 10, 0.1)
+    experiment.end()
+    experiment.store(0).delete(10)
+    experiment.begin(Policy(), trials=[0])
+    experiment.save(0, 20, 0.2)
+    experiment.save(0, 30, 0.3)
+    assert experiment.end() == {0: [30, 20]}
+
+
+def test_a_damaged_checkpoint_is_told_once_and_counts_no_more(experiment: Experiment) -> None:
+    experiment.begin(Policy(trial_best=0, trial_latest=2))
+    for batches in (10, 20):
+        experiment.save(0, batches, None)
+    assert experiment.retention is not None
+    damaged = experiment.store(0).id_of(20)
+    for _ in range(2):
+        experiment.retention.damaged(0, damaged, f"{damaged} is damaged: v is missing")
+    experiment.end()
+    experiment.begin(Policy(trial_best=0, trial_latest=2), trials=[0])
+    experiment.retention.damaged(0, damaged, "again, by another run")
+    experiment.save(0, 30, None)
+    assert experiment.end() == {0: [30, 20, 10]}, "and it is left where it is"
+    assert [record["event"] for record in experiment.records].count("damaged") == 1
+    assert len(experiment.said) == 1
+    assert "trial 0 passes over a checkpoint" in experiment.said[0]
+
+
+def test_one_that_is_written_anew_counts_again(experiment: Experiment) -> None:
+    experiment.begin(Policy(trial_best=0))
+    experiment.save(0, 10, None)
+    assert experiment.retention is not None
+    experiment.retention.damaged(0, experiment.store(0).id_of(10), "why")
+    experiment.save(0, 10, None)
+    experiment.save(0, 20, None)
+    assert experiment.end() == {0: [20]}
+
+
+def test_a_store_that_fails_ends_nothing_and_is_tried_again(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The removal fails the first two times."""
+    real, failures = CheckpointStore.delete, iter([OSError("away"), OSError("away")])
+
+    def delete(store: CheckpointStore, batches: int) -> None:
+        for failure in failures:
+            raise failure
+        real(store, batches)
+
+    monkeypatch.setattr(CheckpointStore, "delete", delete)
+    experiment.begin(Policy(trial_best=0))
+    for batches in (10, 20, 30):
+        experiment.save(0, batches, None)
+    for _ in range(3):
+        assert experiment.retention is not None
+        experiment.retention.look()
+    experiment.end()
+    experiment.begin(Policy(trial_best=0), trials=[0])
+    assert experiment.end() == {0: [30]}
+    assert [record.getMessage() for record in caplog.records].count(
+        "can't remove old checkpoints, and will try again when there are new ones: away"
+    ) == 1
+
+
+def test_a_half_deleted_checkpoint_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = Experiment(tmp_path)
+    experiment.save(0, 10, 0.5, tell=False)
+    experiment.save(0, 20, 0.5, tell=False)
+    monkeypatch.setattr("shutil.rmtree", lambda *args, **kwargs: None)  # the process is killed here
+    experiment.store(0).delete(20)
+    assert experiment.store(0).latest() == experiment.store(0).id_of(10)
+    verify(Path(experiment.store(0).id_of(10)))
+
+
+def test_the_configs_numbers_are_determineds() -> None:
+    raw = {"entrypoint": "m:T", "searcher": {"name": "single", "metric": "m", "max_length": {"batches": 1}}}
+    storage = load_config(raw).checkpoint_storage
+    assert Policy.of(storage, smaller_is_better=True) == Policy()
+    assert Policy() == Policy(experiment_best=0, trial_best=1, trial_latest=1)
+    fields = {"save_experiment_best": 3, "save_trial_best": 2, "save_trial_latest": 0}
+    storage = load_config({**raw, "checkpoint_storage": fields}).checkpoint_storage
+    expected = Policy(experiment_best=3, trial_best=2, trial_latest=0, smaller_is_better=False)
+    assert Policy.of(storage, smaller_is_better=False) == expected
