@@ -62,6 +62,9 @@ def create(
     path: Annotated[
         Path | None, typer.Option("--path", "--storage", help="Keep the experiment in this directory.")
     ] = None,
+    storage_path: Annotated[
+        str | None, typer.Option(help="Keep checkpoints below this directory, or in s3://BUCKET/PREFIX.")
+    ] = None,
 ) -> None:
     """Run the experiment of a config file to its end."""
     with _told():
@@ -74,7 +77,7 @@ def create(
 
             typer.echo(f"results: {run_local(checked, code, path=path)}")
         else:
-            dray.Experiment(checked, model_dir=code, path=path).run()
+            dray.Experiment(checked, model_dir=code, path=path, storage_path=storage_path).run()
 
 
 @experiment.command()

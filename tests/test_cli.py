@@ -26,8 +26,10 @@ class FakeExperiment:
     made: ClassVar[list[tuple[Any, ...]]] = []
     outcome: ClassVar[BaseException | None] = None
 
-    def __init__(self, config: Any, model_dir: Any = None, trial: Any = None, path: Any = None) -> None:
-        self.made.append((config.name, model_dir, path))
+    def __init__(
+        self, config: Any, model_dir: Any = None, trial: Any = None, path: Any = None, storage_path: str | None = None
+    ) -> None:
+        self.made.append((config.name, model_dir, path if storage_path is None else storage_path))
 
     @classmethod
     def resume(cls, path: Any, **budget: int | None) -> FakeExperiment:
@@ -73,6 +75,11 @@ def test_model_code_lies_beside_the_config_by_default(config: Path) -> None:
 def test_results_go_where_the_option_says(config: Path, tmp_path: Path, option: str) -> None:
     assert run("e", "create", config, ".", option, tmp_path / "results").exit_code == 0
     assert FakeExperiment.made == [("one", Path("."), tmp_path / "results")]
+
+
+def test_checkpoints_go_where_the_option_says(config: Path) -> None:
+    assert run("e", "create", config, "--storage-path", "s3://bucket/results").exit_code == 0
+    assert FakeExperiment.made == [("one", config.parent, "s3://bucket/results")]
 
 
 def test_resume_goes_on_with_the_directory(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import yaml
 
 from dray.experiment.config import ExperimentConfig, load_config
 from dray.experiment.errors import ConfigError
-from dray.storage import CheckpointStore, Location, store_at
+from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, store_at
 
 #: Not copied with the model's code.
 NOT_CODE = (
@@ -30,6 +30,8 @@ NOT_CODE = (
     "*.egg-info",
 )
 MOST_CODE_BYTES = 100 * 2**20
+PROBE_S = 10.0
+"""How long an object store that can't be reached is tried before a run begins."""
 
 
 class ExperimentDirectory:
@@ -128,6 +130,24 @@ def new_path(config: ExperimentConfig) -> Path:
         root = Path(os.environ.get("DRAY_HOME", "~/dray_results")).expanduser()
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in config.name)
     return (root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}").resolve()
+
+
+def check_storage(where: Location | None) -> None:
+    """See that an object store can be written to, read and deleted from, by doing so, before anything trains.
+
+    Raises:
+        ConfigError: it can't.
+    """
+    if where is None or where.is_local:
+        return
+    try:
+        RemoteDirectory(where, patience_s=PROBE_S).probe()
+    except StorageError as error:
+        told = (
+            f"{error}; look at its name, and at the credentials: those of the config, or of the environment (for S3 "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
+        )
+        raise ConfigError([("checkpoint_storage", told)]) from None
 
 
 def _write_storage(file: Path, where: Location) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import dray
 from dray.experiment.code import ByValue, FromDirectory, place_of
 from dray.experiment.config import ExperimentConfig, load_config
-from dray.experiment.directory import ExperimentDirectory, new_path
+from dray.experiment.directory import ExperimentDirectory, check_storage, new_path
 from dray.experiment.display import Display
 from dray.experiment.entrypoint import check_entrypoint
 from dray.experiment.errors import ConfigError, DeskLost, EntrypointError, ExperimentError
@@ -22,7 +22,7 @@ from dray.experiment.faults import missing_field
 from dray.experiment.metrics_log import MetricsLog
 from dray.experiment.result import Result
 from dray.experiment.search import as_extended, build_search
-from dray.experiment.source import with_source
+from dray.experiment.source import with_source, with_storage
 from searchers.errors import MethodError
 from searchers.events import Exited
 from searchers.journal import Journal
@@ -51,6 +51,7 @@ class Experiment:
             each machine before its first worker imports from it.
         trial: the class itself, in place of the entrypoint.
         path: the experiment's directory; a new one in the config's storage by default.
+        storage_path: as ``checkpoint_storage`` of the config, in its place: a directory, or ``s3://bucket/prefix``.
         constraint: says of hyperparameters, a dict, whether they may be tried; others are drawn again.
         address: of a Ray cluster. By default the one that this process is connected to, or that ``RAY_ADDRESS`` names,
             or a new one on this machine.
@@ -71,10 +72,14 @@ class Experiment:
         model_dir: str | os.PathLike[str] | None = None,
         trial: type[PyTorchTrial] | None = None,
         path: str | os.PathLike[str] | None = None,
+        storage_path: str | os.PathLike[str] | None = None,
         constraint: Constraint | None = None,
         address: str | None = None,
     ) -> None:
-        checked = with_source(load_config(config))
+        checked = load_config(config)
+        if storage_path is not None:
+            checked = with_storage(checked, storage_path)
+        checked = with_source(checked)
         code = Path(model_dir) if model_dir is not None else None
         place = place_of(trial) if trial is not None else None
         if place is not None:
@@ -156,7 +161,9 @@ class Experiment:
         """
         if self._resumes or ExperimentDirectory(self.path).config_file.exists():
             directory = ExperimentDirectory.open(self.path)
+            check_storage(directory.storage)
         else:
+            check_storage(self._config.checkpoint_storage.location)
             directory = ExperimentDirectory.create(self.path, self._config, self._code)
         self._resumes = True
         with Journal(directory.journal) as journal:

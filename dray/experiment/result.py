@@ -17,6 +17,7 @@ from dray.experiment.errors import ExperimentError
 from dray.experiment.metrics_log import read_metrics
 from dray.experiment.search import build_search
 from dray.script import Script
+from dray.storage import CheckpointStore
 from searchers.journal import Journal
 from searchers.search import Search
 
@@ -102,8 +103,6 @@ class Result:
         Raises:
             ExperimentError: no trial has validated, or none has a checkpoint.
         """
-        from ray.train import Checkpoint
-
         valid = {view.id for view in self._search.trials.values() if view.state != "INVALID_HP"}
         rows = self._best_rows[self._best_rows["trial_id"].isin(list(valid))]
         if rows.empty:
@@ -119,7 +118,7 @@ class Result:
             hparams=dict(self._search.trials[trial_id].hparams or {}),
             metric=float(row["value"]),
             batches=batches,
-            checkpoint=Checkpoint.from_directory(checkpoint),
+            checkpoint=_handed_out(store, checkpoint),
         )
 
     def load_best_trial(self, trial_kwargs: Mapping[str, Any] | None = None) -> PyTorchTrial:
@@ -137,9 +136,8 @@ class Result:
             found = FromDirectory(entrypoint=entrypoint, directory=str(self._directory.code))()
             # The class that a program trains is known by its checkpoints.
             trial = None if isinstance(found, Script) else found
-        return load_trial_from_checkpoint_path(
-            self.best_trial.checkpoint.path, trial_class=trial, trial_kwargs=dict(trial_kwargs or {})
-        )
+        with self.best_trial.checkpoint.as_directory() as checkpoint:
+            return load_trial_from_checkpoint_path(checkpoint, trial_class=trial, trial_kwargs=dict(trial_kwargs or {}))
 
     def best_batches(self) -> pd.Series[int]:
         """Where each trial had its best validation, by trial_id."""
@@ -168,6 +166,14 @@ class Result:
         finite = self._validations[self._validations["value"].abs() < float("inf")]
         ranked = finite.assign(score=self._sign * finite["value"])
         return ranked.sort_values(["score", "batches"], kind="stable").drop_duplicates("trial_id")
+
+
+def _handed_out(store: CheckpointStore, checkpoint: str) -> Checkpoint:
+    """A checkpoint of dray's as Ray's."""
+    from ray.train import Checkpoint
+
+    filesystem, path = store.filesystem_of(checkpoint)
+    return Checkpoint(path, filesystem)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

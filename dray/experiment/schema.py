@@ -75,10 +75,12 @@ def _no_number(raw: object) -> object:
     return raw
 
 
-def _storage(raw: object) -> object:
+def _storage_of(raw: object) -> object:
+    return _storage(raw) if isinstance(raw, str | os.PathLike) else raw
+
+
+def _storage(raw: str | os.PathLike[str]) -> dict[str, Any]:
     """Ray's way to say where: a path, or a URI with what its filesystem needs to know."""
-    if not isinstance(raw, str | os.PathLike):
-        return raw
     if not os.fspath(raw):
         raise ValueError("must not be empty; for example checkpoint_storage: s3://bucket/results")
     where = Location.of(raw)
@@ -279,6 +281,14 @@ class CheckpointStorage(_Section):
         default=1, ge=0, description="how many of each trial's latest checkpoints are kept", examples=[1]
     )
 
+    def at(self, where: str | os.PathLike[str]) -> CheckpointStorage:
+        """As many checkpoints in another place.
+
+        Raises:
+            ValueError: there can't be such a place.
+        """
+        return CheckpointStorage(**{**_storage(where), **{name: getattr(self, name) for name in _RETENTION}})
+
     @property
     def location(self) -> Location | None:
         """Where it is, None if that is not said; ``storage_path`` of a ``shared_fs`` lies below its ``host_path``."""
@@ -372,7 +382,7 @@ class ExperimentConfig(_Section):
     checkpoint_policy: Literal["best", "all", "none"] = Field(
         default="best", description="which validations are followed by a checkpoint", examples=["best"]
     )
-    checkpoint_storage: Annotated[CheckpointStorage, BeforeValidator(_storage)] = Field(
+    checkpoint_storage: Annotated[CheckpointStorage, BeforeValidator(_storage_of)] = Field(
         default_factory=CheckpointStorage,
         description="where results are kept",
         examples=["{type: directory, container_path: /mnt/results}"],

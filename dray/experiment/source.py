@@ -1,12 +1,27 @@
-"""The checkpoint that all trials of an experiment begin with: ``source_trial_id`` or ``source_checkpoint_uuid``."""
+"""What a config says of checkpoints elsewhere: where its own go, and the one that all its trials begin with
+(``source_trial_id`` or ``source_checkpoint_uuid``)."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 from dray.experiment.errors import ConfigError
 from dray.experiment.schema import ExperimentConfig
-from dray.storage import CheckpointStore, verify
+from dray.storage import Location, opened, store_at
+
+
+def with_storage(config: ExperimentConfig, where: str | os.PathLike[str]) -> ExperimentConfig:
+    """The config with its checkpoints in another place, of which it keeps as many as before.
+
+    Raises:
+        ConfigError: there can't be such a place.
+    """
+    try:
+        return config.model_copy(update={"checkpoint_storage": config.checkpoint_storage.at(where)})
+    except ValueError as error:
+        raise ConfigError([("storage_path", str(error))], "The experiment") from None
 
 
 def with_source(config: ExperimentConfig) -> ExperimentConfig:
@@ -20,17 +35,28 @@ def with_source(config: ExperimentConfig) -> ExperimentConfig:
     searcher = config.searcher
     trial, checkpoint = searcher.source_trial_id, searcher.source_checkpoint_uuid
     if trial is not None:
-        latest = CheckpointStore(Path(trial).expanduser()).latest()
+        with tempfile.TemporaryDirectory(prefix="dray-source-") as scratch:
+            latest = store_at(_place(trial, "source_trial_id"), Path(scratch)).latest()
         if latest is None:
             told = f"no checkpoint in {trial}; give the directory of a trial that has one, as RESULTS/trial_7"
             raise ConfigError([("searcher.source_trial_id", told)])
-        found = Path(latest)
+        found = Location.of(latest)
     elif checkpoint is not None:
         try:
-            found = verify(Path(checkpoint).expanduser())
+            found = Location.of(checkpoint)
+            with opened(checkpoint):
+                pass
         except (OSError, ValueError) as error:
             raise ConfigError([("searcher.source_checkpoint_uuid", str(error))]) from None
     else:
         return config
-    source = {"source_trial_id": None, "source_checkpoint_uuid": str(found.resolve())}
+    whole = str(found.path.resolve()) if found.is_local else found.uri
+    source = {"source_trial_id": None, "source_checkpoint_uuid": whole}
     return config.model_copy(update={"searcher": searcher.model_copy(update=source)})
+
+
+def _place(where: str, field: str) -> Location:
+    try:
+        return Location.of(where)
+    except ValueError as error:
+        raise ConfigError([(f"searcher.{field}", str(error))]) from None

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -17,7 +18,7 @@ from types import FrameType, TracebackType
 from typing import IO, Any
 
 from dray.hosts.unsaved import Unsaved
-from dray.storage import CheckpointStore, verify
+from dray.storage import CheckpointStore, Location, verify
 from dray.training.host import Reached, Report
 from dray.training.units import TrainUnit
 
@@ -67,6 +68,7 @@ class LocalHost:
         self._carried: list[dict[str, Any]] = []
         self._stopping = False
         self._previous: Any = None
+        self._brought: tempfile.TemporaryDirectory[str] | None = None
         self._metrics: IO[str] | None = None
 
     def __enter__(self) -> LocalHost:
@@ -84,6 +86,9 @@ class LocalHost:
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
+        if self._brought is not None:
+            self._brought.cleanup()
+            self._brought = None
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         self._stopping = True
@@ -107,7 +112,10 @@ class LocalHost:
         return f"{self.directory.name}/{path.name}"
 
     def open_checkpoint(self, checkpoint: str) -> Path:
-        """A checkpoint of this home by its id (`<run>/checkpoint_<batches>`), or any by its path."""
+        """A checkpoint of this home by its id (`<run>/checkpoint_<batches>`), or any by its path or URI."""
+        if not Location.of(checkpoint).is_local:
+            self._brought = tempfile.TemporaryDirectory(prefix="dray-checkpoint-")
+            return CheckpointStore(Path(self._brought.name)).open(checkpoint)
         candidates = (Path(checkpoint), home() / "local" / checkpoint, self.directory.parent / checkpoint)
         for path in candidates:
             if path.is_dir():

@@ -14,7 +14,7 @@ from dray.hosts import LocalHost
 from dray.imports import import_from_path
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.trial import PyTorchTrial
-from dray.storage import verify
+from dray.storage import opened
 from dray.training import checkpoint
 from dray.training.optimisation import bare
 
@@ -51,7 +51,8 @@ def load_trial_from_checkpoint_path(
     """The trial that wrote a checkpoint, with the weights that it had.
 
     Args:
-        path: the checkpoint's directory, dray's or Determined's.
+        path: the checkpoint's directory, dray's or Determined's; or its URI, as `s3://bucket/.../checkpoint_352`, with
+            credentials of the environment.
         trial_class: of the trial; imported from the checkpoint's code/ if None.
         trial_kwargs: arguments of its constructor beside `context`; a `context` among them is used in the place of one
             with the checkpoint's hyperparameters.
@@ -64,6 +65,7 @@ def load_trial_from_checkpoint_path(
     Raises:
         ValueError: both torch_load_kwargs and kwargs are given; the checkpoint is damaged or does not fit.
         FileNotFoundError: there is no such directory.
+        StorageError: the URI's store can't be used.
     """
     if kwargs and torch_load_kwargs:
         raise ValueError(
@@ -71,9 +73,17 @@ def load_trial_from_checkpoint_path(
         )
     if kwargs:
         log.warning("load_trial_from_checkpoint_path(**kwargs) is deprecated: use torch_load_kwargs")
-    directory = verify(Path(path))
+    with opened(path) as directory:
+        return _load(directory, trial_class, dict(trial_kwargs or {}), torch_load_kwargs or kwargs)
+
+
+def _load(
+    directory: Path,
+    trial_class: type[PyTorchTrial] | None,
+    arguments: dict[str, Any],
+    torch_load_kwargs: dict[str, Any],
+) -> PyTorchTrial:
     saved = checkpoint.describe(directory)
-    arguments = dict(trial_kwargs or {})
     context = arguments.pop("context", None) or CheckpointLoadContext(
         hparams=saved["hparams"], exp_conf=saved["experiment_config"]
     )
@@ -81,7 +91,7 @@ def load_trial_from_checkpoint_path(
         trial_class = _import_class(directory / "code", saved["trial_cls_spec"])
     trial = trial_class(context, **arguments)
     models = [bare(model) for model in context.models]
-    state = checkpoint.read_state(directory, models, **(torch_load_kwargs or kwargs))
+    state = checkpoint.read_state(directory, models, **torch_load_kwargs)
     context._optimisation.load_models(state)
     return trial
 

@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dray.storage.errors import CheckpointError
 from dray.storage.location import Location
@@ -146,6 +147,10 @@ class CheckpointStore:
         if location.is_local:
             return verify(location.path)
         return _brought(RemoteDirectory(location, patience_s=self._patience_s), self.trial_dir)
+
+    def filesystem_of(self, checkpoint: str) -> tuple[Any, str]:
+        """A `pyarrow.fs.FileSystem` that a checkpoint is in, and its path there."""
+        return self._location(checkpoint).filesystem()
 
     def close(self) -> None:
         """Remove what `open` has brought here."""

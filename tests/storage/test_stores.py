@@ -1,0 +1,377 @@
+"""What every store of checkpoints does, in a directory, in S3 and by way of fsspec."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, opened, store_at
+from dray.storage import checkpoints as checkpoints_module
+from dray.storage.checkpoints import RemoteStore
+from tests.storage.s3 import LocalS3, Wire
+
+STATE = bytes(range(256)) * 64
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[LocalS3]:
+    server = LocalS3()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["directory", pytest.param("s3", marks=pytest.mark.slow), "fsspec"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+    """An empty place for a trial."""
+    match request.param:
+        case "directory":
+            return Location.of(tmp_path / "trial_7")
+        case "s3":
+            server: LocalS3 = request.getfixturevalue("s3")
+            return server.place(tmp_path.name, "trial_7")
+    return Location.of(f"memory://results/{tmp_path.name}/trial_7")
+
+
+@pytest.fixture
+def store(root: Location, tmp_path: Path) -> CheckpointStore:
+    return store_at(root, tmp_path / "scratch")
+
+
+@pytest.fixture(autouse=True)
+def nothing_told_yet() -> None:
+    checkpoints_module._told.clear()
+
+
+def save(store: CheckpointStore, batches: int, state: bytes = STATE, **more: bytes) -> str:
+    staging = store.stage(batches)
+    (staging / "state-dict.pth").write_bytes(state)
+    (staging / "progress.json").write_text(json.dumps({"batches": batches}))
+    (staging / "rng").mkdir()
+    (staging / "rng" / "rank_0.pth").write_bytes(b"rng of %d" % batches)
+    for name, content in more.items():
+        (staging / name).write_bytes(content)
+    return store.commit(staging, batches)
+
+
+FILES = ["manifest.json", "progress.json", "rng/rank_0.pth", "state-dict.pth"]
+
+
+class Raw:
+    """The files of a place as they are, to be damaged."""
+
+    def __init__(self, place: Location) -> None:
+        self.filesystem, self.path = place.filesystem()
+
+    def read(self, name: str) -> bytes:
+        with self.filesystem.open_input_stream(f"{self.path}/{name}") as file:
+            return bytes(file.read())
+
+    def write(self, name: str, content: bytes) -> None:
+        with self.filesystem.open_output_stream(f"{self.path}/{name}") as file:
+            file.write(content)
+
+    def delete(self, name: str) -> None:
+        self.filesystem.delete_file(f"{self.path}/{name}")
+
+
+def test_a_committed_checkpoint_is_listed_found_and_opened(
+    store: CheckpointStore, root: Location, tmp_path: Path
+) -> None:
+    assert (store.latest(), store.listed(), store.find(3)) == (None, [], None)
+    ids = [save(store, batches) for batches in (9, 10)]
+    assert ids == [str(root.child(f"checkpoint_{batches}")) for batches in (9, 10)]
+    assert store.listed() == [(10, ids[1]), (9, ids[0])]
+    assert store.latest() == store.find(10) == ids[1]
+    directory = store.open(ids[0])
+    assert sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()) == FILES
+    assert (directory / "state-dict.pth").read_bytes() == STATE
+    assert json.loads(store.read(9, "progress.json")) == {"batches": 9}
+    store.close()
+    assert list(tmp_path.rglob(".*")) == [], "nothing is left of staging and opening"
+
+
+def test_a_store_can_be_pickled(store: CheckpointStore) -> None:
+    save(store, 9)
+    assert pickle.loads(pickle.dumps(store)).latest() == store.id_of(9)
+
+
+def test_a_checkpoint_of_the_same_name_is_replaced(store: CheckpointStore) -> None:
+    save(store, 9, b"old", notes=b"of the old one")
+    assert (store.open(store.id_of(9)) / "notes").exists()
+    save(store, 9, b"new")
+    assert (store.open(store.id_of(9)) / "state-dict.pth").read_bytes() == b"new"
+    assert not (store.open(store.id_of(9)) / "notes").exists()
+
+
+def test_committing_again_what_is_there_changes_nothing(store: CheckpointStore) -> None:
+    assert save(store, 9) == save(store, 9) == store.latest()
+
+
+def test_deleted_it_is_gone_and_the_others_stay(store: CheckpointStore) -> None:
+    for batches in (8, 9, 10):
+        save(store, batches)
+    store.delete(9)
+    store.delete(9)
+    assert [batches for batches, _ in store.listed()] == [10, 8]
+    assert store.find(9) is None
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint"):
+        store.open(store.id_of(9))
+
+
+def flipped(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+DAMAGES: dict[str, Callable[[Raw, str], None]] = {
+    "truncated": lambda raw, name: raw.write(name, raw.read(name)[:-1]),
+    "emptied": lambda raw, name: raw.write(name, b""),
+    "flipped": lambda raw, name: raw.write(name, flipped(raw.read(name))),
+    "deleted": lambda raw, name: raw.delete(name),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_of_any_file_makes_readers_take_the_one_before(
+    store: CheckpointStore, root: Location, name: str, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, damaged = save(store, 9), save(store, 10)
+    DAMAGES[damage](Raw(root.child("checkpoint_10")), name)
+    for _ in range(2):
+        assert store.latest() == before
+        with pytest.raises(ValueError, match=r"damaged|never completed"):
+            store.open(damaged)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1, "the event is reported once"
+    assert told[0].startswith(f"passing over a checkpoint: {damaged}")
+
+
+@pytest.mark.parametrize("name", ["extra.pth", "gradients/rank_0.pth", "code/model_def.py", "state_dict.pth"])
+def test_a_file_too_many_is_damage_too(store: CheckpointStore, root: Location, name: str) -> None:
+    before, damaged = save(store, 9), save(store, 10)
+    Raw(root.child("checkpoint_10")).filesystem.create_dir(
+        str(Path(Raw(root.child("checkpoint_10")).path, name).parent), recursive=True
+    )
+    Raw(root.child("checkpoint_10")).write(name, b"more")
+    assert store.latest() == before
+    with pytest.raises(ValueError, match=rf"{name} was not written with it"):
+        store.open(damaged)
+
+
+def test_a_manifest_of_another_checkpoint_is_damage(store: CheckpointStore, root: Location) -> None:
+    before, _ = save(store, 9), save(store, 10)
+    raw = Raw(root)
+    raw.write("checkpoint_10/manifest.json", raw.read("checkpoint_9/manifest.json"))
+    assert store.latest() == before
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b"[]",
+        b"7",
+        b"{}",
+        b'{"format_version": 1}',
+        b'{"format_version": 1, "files": []}',
+        b'{"format_version": 1, "files": {"a": 3}}',
+        b'{"format_version": 1, "files": {"a": {"size": "3", "sha256": ""}}}',
+        b'{"format_version": 1, "files": {}}',
+        b'{"format_version": null, "files": {}}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+    ],
+    ids=range(11),
+)
+def test_what_is_no_manifest_makes_no_checkpoint(tmp_path: Path, manifest: bytes) -> None:
+    store = CheckpointStore(tmp_path)
+    before, damaged = save(store, 9), save(store, 10)
+    (Path(damaged) / "manifest.json").write_bytes(manifest)
+    assert store.latest() == before
+
+
+@pytest.mark.slow
+def test_every_bit_of_a_manifest_counts(tmp_path: Path) -> None:
+    """Whichever bit is turned: the checkpoint is refused, or it reads as what was written."""
+    store = CheckpointStore(tmp_path)
+    path = Path(save(store, 9, b"x")) / "manifest.json"
+    whole = path.read_bytes()
+    for index in range(len(whole)):
+        for bit in range(8):
+            path.write_bytes(whole[:index] + bytes([whole[index] ^ 1 << bit]) + whole[index + 1 :])
+            if store.find(9) is not None:
+                assert json.loads(path.read_bytes()) == json.loads(whole)
+
+
+# ---------------------------------------------------------------------------------------------------- object stores
+
+
+@pytest.mark.slow
+def test_any_checkpoint_is_opened_by_its_uri(s3: LocalS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the environment's credentials."""
+    store = RemoteStore(s3.place(tmp_path.name), tmp_path)
+    checkpoint = save(store, 9)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    with opened(checkpoint) as directory:
+        assert (directory / "state-dict.pth").read_bytes() == STATE
+    assert not directory.exists()
+    assert (CheckpointStore(tmp_path / "trial").open(checkpoint) / "progress.json").exists()
+
+
+@pytest.mark.slow
+def test_processes_of_a_machine_bring_a_checkpoint_once(
+    s3: LocalS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RemoteStore(s3.place(tmp_path.name), tmp_path / "scratch")
+    checkpoint = save(store, 9)
+    brought: list[str] = []
+    real = RemoteDirectory.download
+
+    def download(remote: RemoteDirectory, directory: Path, names: Any) -> None:
+        brought.append(str(remote.location))
+        real(remote, directory, names)
+
+    monkeypatch.setattr(RemoteDirectory, "download", download)
+    found: set[Path] = set()
+    ranks = [threading.Thread(target=lambda: found.add(store.open(checkpoint))) for _ in range(4)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert (len(found), brought) == (1, [checkpoint])
+
+
+@pytest.mark.slow
+def test_an_upload_that_is_cut_anywhere_is_no_checkpoint(s3: LocalS3, tmp_path: Path) -> None:
+    """The connection breaks after every 64 KiB of what travels, and does not come back."""
+    store = RemoteStore(s3.place(tmp_path.name), tmp_path / "whole")
+    before = save(store, 9)
+    state = STATE * 64
+
+    def upload(cut_after: float) -> tuple[str | None, int]:
+        wire = Wire(s3.port, cut_after)
+        place = s3.place(tmp_path.name, port=wire.port)
+        try:
+            return save(RemoteStore(place, tmp_path / "cut", patience_s=0), 10, state), wire.carried
+        except StorageError:
+            return None, wire.carried
+        finally:
+            wire.close()
+
+    done, total = upload(float("inf"))
+    assert done is not None
+    assert store.latest() == store.id_of(10)
+    assert total > len(state) == 1 << 20
+    for cut in range(0, total - 1, 1 << 16):
+        store.delete(10)
+        assert upload(cut) == (None, cut)
+        assert store.find(10) is None, f"cut after {cut} bytes"
+        assert store.latest() == before
+    # And what such an upload has left is in nobody's way.
+    assert save(store, 10, state) == store.latest()
+
+
+@pytest.mark.slow
+def test_a_store_that_is_away_is_tried_again_until_it_is_back(
+    s3: LocalS3, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = RemoteStore(s3.place(tmp_path.name), tmp_path / "scratch")
+    before = save(store, 9)
+
+    class Returns(logging.Handler):
+        """The store, when it is told that it is missed."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            s3.start()
+            logging.getLogger("dray.storage.remote").removeHandler(self)
+
+    s3.stop()
+    logging.getLogger("dray.storage.remote").addHandler(Returns())
+    assert save(store, 10) == store.latest()
+    assert [batches for batches, _ in store.listed()] == [10, 9]
+    assert (store.open(before) / "state-dict.pth").read_bytes() == STATE
+    [told] = [record.getMessage() for record in caplog.records]
+    assert "and will try for 600 s" in told
+
+
+@pytest.mark.slow
+def test_patience_ends(s3: LocalS3, tmp_path: Path) -> None:
+    s3.stop()
+    try:
+        store = RemoteStore(s3.place(tmp_path.name), tmp_path / "scratch", patience_s=0)
+        with pytest.raises(StorageError, match=r"can't list s3://bucket/.*: .*connect"):
+            save(store, 10)
+    finally:
+        s3.start()
+
+
+@pytest.mark.slow
+def test_a_bucket_that_is_not_there_is_told_at_once(s3: LocalS3) -> None:
+    place = Location(Location.of(s3.uri("results", bucket="elsewhere")).uri, s3.place().secrets)
+    with pytest.raises(StorageError, match=r"can't write to s3://elsewhere/results.*NO_SUCH_BUCKET"):
+        RemoteDirectory(place).probe()
+
+
+@pytest.mark.slow
+def test_wrong_credentials_are_told_at_once_and_not_shown(s3: LocalS3) -> None:
+    place = Location(s3.place("results").uri, (("access_key", "WRONG"), ("secret_key", "S3CR3T")))
+    s3.demand_keys(True)
+    try:
+        with pytest.raises(StorageError, match=r"can't write to s3://bucket/results.*INVALID_ACCESS_KEY_ID") as told:
+            RemoteDirectory(place).probe()
+    finally:
+        s3.demand_keys(False)
+    assert "S3CR3T" not in str(told.value)
+
+
+def test_a_probe_leaves_nothing(root: Location) -> None:
+    if not root.is_local:
+        RemoteDirectory(root).probe()
+        assert RemoteDirectory(root).sizes() == {}
+
+
+@pytest.mark.slow
+def test_a_store_can_write_nothing_outside_of_where_it_is_brought(s3: LocalS3, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no name of a checkpoint's file"):
+        RemoteDirectory(s3.place("x")).download(tmp_path / "in", ["../out"])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "uri", "secrets"),
+    [
+        ("s3://bucket/a/", "s3://bucket/a", {}),
+        ("S3://bucket", "s3://bucket", {}),
+        ("s3://KEY:SEC@bucket/a", "s3://bucket/a", {"access_key": "KEY", "secret_key": "SEC"}),
+        ("s3://bucket/a@b", "s3://bucket/a@b", {}),
+        ("file:///mnt/a", "/mnt/a", {}),
+        ("relative", "relative", {}),
+    ],
+)
+def test_a_place_is_a_path_or_a_uri(given: str, uri: str, secrets: dict[str, str]) -> None:
+    place = Location.of(given)
+    assert (place.uri, dict(place.secrets)) == (uri, secrets)
+    assert Location.of(place) is place
+
+
+def test_places_below_keep_the_query_and_the_secrets() -> None:
+    place = Location("s3://bucket/a?region=x", (("secret_key", "S"),)).child("b", "c")
+    assert (place.uri, place.secrets, place.name) == ("s3://bucket/a/b/c?region=x", (("secret_key", "S"),), "c")
+    assert Location("s3://bucket/z?region=x").like(place).secrets == place.secrets
+    for other in ("s3://other/z?region=x", "s3://bucket/z", "gs://bucket/z?region=x", "/bucket/z"):
+        assert Location(other).like(place).secrets == ()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("adlfs") is not None, reason="it is installed")
+def test_a_filesystem_that_is_not_installed_says_what_to_do() -> None:
+    with pytest.raises(StorageError, match=r"az:// needs a package that is not here: .*pip install 'dray\[azure\]'"):
+        RemoteDirectory(Location.of("az://container/results")).probe()
