@@ -105,6 +105,10 @@ def extend(
 @app.command()
 def preview(
     config: Annotated[Path, typer.Argument(help="The experiment's YAML file.")],
+    model_dir: Annotated[
+        Path | None,
+        typer.Argument(help="The directory of a search method of your own; that of CONFIG by default."),
+    ] = None,
     trials_per_hour: Annotated[
         float | None, typer.Option(help="Trials of full length that the cluster trains in an hour: tells the time.")
     ] = None,
@@ -119,7 +123,8 @@ def preview(
         if trials_per_hour is not None and not 0 < trials_per_hour < math.inf:
             what = f"must be a number > 0, got {trials_per_hour:g}"
             raise ConfigError([("--trials-per-hour", what)], "The command")
-        show_preview(load_config(config), trials_per_hour=trials_per_hour, console=Console())
+        code = model_dir if model_dir is not None else config.parent
+        show_preview(load_config(config), model_dir=code, trials_per_hour=trials_per_hour, console=Console())
 
 
 @contextmanager

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from random import Random
 
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
+from searchers.events import Action, Event, Reported, Started
 from searchers.method import Method
 from searchers.random_search import RandomSearch
+from searchers.simulate import Curve, simulate
+
+WORKERS = 16
+"""In a simulation: as many as the trials that methods have at once, unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +84,12 @@ class Preview:
 def preview(method: Method) -> Preview:
     """What this new method will do, by Determined's rule: of n trials at a rung max(floor(n / divisor), 1) go on.
 
+    A method that is none of this package is simulated once, with trials whose values are random at each rung: how many
+    trials come to a rung is then one draw of what may happen. It is started by that; make another one to run.
+
     Raises:
-        TypeError: The method is none of this package.
+        TypeError: It is no method.
+        RuntimeError: It broke the rules in the simulation; see `searchers.testing.check_method`.
 
     >>> found = preview(ASHA(max_trials=64, max_length=16, num_rungs=3))
     >>> [(rung.length, rung.trials, rung.last) for rung in found.brackets[0].rungs], found.total
@@ -91,7 +103,14 @@ def preview(method: Method) -> Preview:
         case RandomSearch(max_trials=n, rungs=rungs):
             rung = RungPreview(length=rungs[-1] if rungs else None, trials=n, last=n)
             return Preview(brackets=(BracketPreview(rungs=(rung,)),))
-    raise TypeError(f"preview knows the methods of this package, and {type(method).__name__} is none of them")
+        case Method():
+            return Preview(brackets=(_simulated(method),))
+    raise TypeError(f"preview needs a search method, and {type(method).__name__} is none; see searchers.Method")
+
+
+def is_simulated(method: Method) -> bool:
+    """Whether `preview` simulates this method."""
+    return not isinstance(method, AdaptiveASHA | ASHA | RandomSearch)
 
 
 def _halving(asha: ASHA) -> BracketPreview:
@@ -101,3 +120,28 @@ def _halving(asha: ASHA) -> BracketPreview:
         rungs.append(RungPreview(length=length, trials=n, last=n - go_on))
         n = go_on
     return BracketPreview(rungs=(*rungs, RungPreview(length=asha.rungs[-1], trials=n, last=n)))
+
+
+def _simulated(method: Method) -> BracketPreview:
+    reached: dict[int, float] = {}
+
+    def trial(hparams: Mapping[str, object]) -> Curve:
+        return Curve(lambda step: Random(f"{hparams['trial']}:{step}").random())
+
+    def watch(time: float, event: Event, actions: list[Action]) -> None:
+        match event:
+            case Started(trial=number):
+                reached.setdefault(number, 0)
+            case Reported(trial=number, step=step):
+                reached[number] = step
+
+    lengths = tuple(dict.fromkeys(method.rungs))
+    simulate(method, WORKERS, trial, reports=lengths or (1,), watch=watch)
+    if not lengths:
+        return BracketPreview(rungs=(RungPreview(length=None, trials=len(reached), last=len(reached)),))
+    last = Counter(max(step, lengths[0]) for step in reached.values())
+    rungs, n = [], len(reached)
+    for length in lengths:
+        rungs.append(RungPreview(length=int(length), trials=n, last=last[length]))
+        n -= last[length]
+    return BracketPreview(rungs=tuple(rungs))

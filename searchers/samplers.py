@@ -98,16 +98,11 @@ class GridSampler:
         """Nothing is learned."""
 
 
-class OfSpace(Sampler, Protocol):
-    """A sampler that says what it draws from."""
-
-    space: Space
-
-
 class FirstPoints:
     """Known good points for the first trials; then, and for what is learned from them, another sampler.
 
     Args:
+        space: What the points are of.
         points: For trials 0, 1, ...; whole points of the space, of which constants may be left out.
         sampler: For the other trials. It is told of all.
 
@@ -116,12 +111,12 @@ class FirstPoints:
 
     >>> from searchers import parse_space
     >>> space = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}, "batch": 64})
-    >>> FirstPoints([{"x": 0.25}], RandomSampler(space, seed=7)).ask(0)
+    >>> FirstPoints(space, [{"x": 0.25}], RandomSampler(space, seed=7)).ask(0)
     {'batch': 64, 'x': 0.25}
     """
 
-    def __init__(self, points: Sequence[Mapping[str, object]], sampler: OfSpace) -> None:
-        self.space = sampler.space
+    def __init__(self, space: Space, points: Sequence[Mapping[str, object]], sampler: Sampler) -> None:
+        self.space = space
         self._sampler = sampler
         self._points: list[dict[str, object]] = []
         faults: list[tuple[str, str]] = []

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from types import MappingProxyType
@@ -41,6 +41,7 @@ from searchers.events import (
     Resume,
     Started,
     Stop,
+    action_from_json,
     action_to_json,
     assert_never,
     event_from_json,
@@ -236,6 +237,19 @@ class Search:
                 )
         return search
 
+    @classmethod
+    def recorded(
+        cls, records: Sequence[Mapping[str, object]], space: Space, *, seed: int, smaller_is_better: bool
+    ) -> Search:
+        """The search that wrote these records, to be looked at only: it needs neither the method nor the sampler.
+
+        Raises:
+            JournalError: A record cannot be, or is of another search. Its actions are taken as they are.
+        """
+        return cls.replay(
+            records, _Recorded(records), space, seed=seed, smaller_is_better=smaller_is_better, log=lambda record: None
+        )
+
     def _begin(self) -> list[Action]:
         self.started = True
         actions = self.method.start()
@@ -342,6 +356,41 @@ class Search:
                     self.done = action
                 case _:
                     assert_never(action)
+
+
+class _Recorded:
+    """Decides what was decided."""
+
+    rungs = ()
+
+    def __init__(self, records: Iterable[Mapping[str, object]]) -> None:
+        decided = (record for record in records if record.get("event") in _KINDS)
+        self._actions = (_actions_of(record) for record in decided)
+
+    def start(self) -> list[Action]:
+        return next(self._actions)
+
+    def on(self, event: Event) -> list[Action]:
+        return next(self._actions)
+
+    def progress(self, trained: Mapping[int, float]) -> float:
+        raise NotImplementedError("this search is only looked at")
+
+    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
+        return next(self._actions)
+
+    def dump(self) -> dict[str, object]:
+        raise NotImplementedError("this search is only looked at")
+
+    def load(self, state: dict[str, object]) -> None:
+        raise NotImplementedError("this search is only looked at")
+
+
+def _actions_of(record: Mapping[str, object]) -> list[Action]:
+    actions = record.get("actions")
+    if not isinstance(actions, list) or not all(isinstance(action, Mapping) for action in actions):
+        raise ValueError(f"actions must be a list of them, got {actions!r}")
+    return [action_from_json(action) for action in actions]
 
 
 def _encode(value: object) -> object:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dray.experiment.command import parse_entrypoint
-from dray.experiment.entrypoint import load_entrypoint, module_file
+from dray.experiment.entrypoint import load_entrypoint
 from dray.experiment.errors import EntrypointError
+from dray.experiment.modules import module_file
 from dray.script import Script
 
 if TYPE_CHECKING:

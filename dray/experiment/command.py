@@ -21,6 +21,15 @@ _SHELL = ("&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1")
 EXAMPLES = "for example model_def:DigitsTrial or python3 train.py --epochs 1"
 
 
+def is_class(text: object) -> bool:
+    """Whether it names a class: ``module:Class``.
+
+    >>> is_class("model_def:DigitsTrial"), is_class("asha")
+    (True, False)
+    """
+    return isinstance(text, str) and _CLASS.fullmatch(text) is not None
+
+
 def parse_entrypoint(entrypoint: object) -> str | Script:
     """``module:Class`` as it is, or the program that a command names.
 

@@ -9,12 +9,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dray.experiment.command import parse_entrypoint
+from dray.experiment.command import is_class, parse_entrypoint
 from dray.experiment.errors import ConfigError, EntrypointError, Fault
 from dray.experiment.faults import faults_of
 from dray.experiment.length import Length, LengthUnit
 from dray.experiment.rules import broken_rules
 from dray.experiment.schema import (
+    CUSTOM,
     CheckpointStorage,
     ExperimentConfig,
     Reproducibility,
@@ -82,10 +83,11 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any] | ExperimentC
     if stop_once is not None:
         raw["searcher"]["variant"] = variant_of(stop_once)
     config = ExperimentConfig.model_validate(raw)
-    try:
-        build_method(config)
-    except MethodError as error:
-        raise ConfigError(error.faults, told) from None
+    if config.searcher.name != CUSTOM and not is_class(config.searcher.name):  # else told where the method is known
+        try:
+            build_method(config)
+        except MethodError as error:
+            raise ConfigError(error.faults, told) from None
     return config
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import importlib.util
 import os
-import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -14,13 +12,12 @@ from typing import TYPE_CHECKING
 from dray.cluster.startup_hook import HOOK
 from dray.experiment.command import EXAMPLES, parse_entrypoint
 from dray.experiment.errors import EntrypointError, ImportRaisedError
-from dray.imports import forget_model_dir, use_model_dir
+from dray.experiment.modules import import_model, module_file, no_module, raised
+from dray.imports import use_model_dir
 from dray.script import Script
 
 if TYPE_CHECKING:
     from dray.pytorch import PyTorchTrial
-
-_SHOWN_TRACEBACK_LINES = 12
 
 
 def load_entrypoint(
@@ -70,7 +67,7 @@ def _check_program(program: Script, directory: Path) -> None:
     if program.file is None:
         assert program.module is not None
         if module_file(directory, program.module) is None and not _installed(program.module, directory):
-            raise _error("entrypoint", _no_module(program.module, directory))
+            raise _error("entrypoint", no_module(program.module, directory))
         return
     path = directory / program.file
     if path.is_dir():
@@ -83,16 +80,7 @@ def _check_program(program: Script, directory: Path) -> None:
     try:
         compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
-        raise _error("entrypoint", _raised(program.file, directory, error, doing="reading")) from None
-
-
-def module_file(directory: Path, module: str) -> Path | None:
-    """The file of a module, or of a package, that lies in ``directory``; None if it has none there."""
-    place = directory.joinpath(*module.split("."))
-    for file in (place.with_suffix(".py"), place / "__main__.py", place / "__init__.py"):
-        if file.is_file():
-            return file
-    return None
+        raise _error("entrypoint", raised(program.file, directory, error, doing="reading")) from None
 
 
 def _installed(module: str, directory: Path) -> bool:
@@ -121,7 +109,7 @@ def load_trial_class(entrypoint: str | None, model_dir: str | os.PathLike[str]) 
     module_name, colon, class_name = entrypoint.partition(":")
     if not colon or not module_name or not class_name.replace(".", "_").isidentifier():
         raise _error("entrypoint", f"must be module:Class, got {entrypoint!r}; for example model_def:DigitsTrial")
-    module = _import(module_name, directory.resolve())
+    module = import_model(module_name, directory.resolve())
     return _find(module, class_name)
 
 
@@ -130,22 +118,6 @@ def _directory(model_dir: str | os.PathLike[str]) -> Path:
     if not directory.is_dir():
         raise _error("model_dir", f"no such directory: {directory}; give the one that holds the model's code")
     return directory
-
-
-def _import(name: str, directory: Path) -> ModuleType:
-    use_model_dir(directory)
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if name == missing or name.startswith(missing + "."):
-            raise _error("entrypoint", _no_module(name, directory)) from None
-        failure: BaseException = error
-    except (Exception, SystemExit) as error:
-        failure = error
-    # Half an import must not be found by the next attempt, after the file was mended.
-    forget_model_dir()
-    raise ImportRaisedError([("entrypoint", _raised(name, directory, failure))]) from failure
 
 
 def _find(module: ModuleType, name: str) -> type[PyTorchTrial]:
@@ -175,24 +147,6 @@ def _find(module: ModuleType, name: str) -> type[PyTorchTrial]:
         raise _error("entrypoint", f"{module.__name__} has no class {name}; {hint}")
     kind = "another class" if isinstance(found, type) else f"value of type {type(found).__name__}"
     raise _error("entrypoint", f"{module.__name__}:{name} must be a subclass of PyTorchTrial, got {kind}; {hint}")
-
-
-def _no_module(name: str, directory: Path) -> str:
-    modules = sorted(file.stem for file in directory.glob("*.py"))
-    near = difflib.get_close_matches(name, modules, n=1)
-    there = f"; did you mean {near[0]}?" if near else f"; the modules there are {', '.join(modules[:12]) or 'none'}"
-    return f"no module {name} in {directory}{there}"
-
-
-def _raised(name: str, directory: Path, error: BaseException, *, doing: str = "importing") -> str:
-    """What went wrong in the user's file, with the end of the traceback, from that file on."""
-    frames = traceback.extract_tb(error.__traceback__)
-    first = next((i for i, frame in enumerate(frames) if Path(frame.filename).is_relative_to(directory)), len(frames))
-    lines = "".join(
-        [*traceback.format_list(frames[first:]), *traceback.format_exception_only(type(error), error)]
-    ).splitlines()
-    shown = "\n".join(f"    | {line}" for line in lines[-_SHOWN_TRACEBACK_LINES:])
-    return f"{doing} {name} from {directory} raised {type(error).__name__}; mend it there:\n{shown}"
 
 
 def _error(path: str, what: str) -> EntrypointError:

@@ -20,12 +20,15 @@ from dray.experiment.entrypoint import check_entrypoint
 from dray.experiment.errors import ConfigError, DeskLost, EntrypointError, ExperimentError
 from dray.experiment.faults import missing_field
 from dray.experiment.metrics_log import MetricsLog
+from dray.experiment.own import Own
 from dray.experiment.result import Result
-from dray.experiment.search import as_extended, build_search
+from dray.experiment.search import as_extended, build_sampler, build_search
 from dray.experiment.source import with_source, with_storage
 from searchers.errors import MethodError
 from searchers.events import Exited
 from searchers.journal import Journal
+from searchers.method import Method
+from searchers.samplers import Sampler
 from searchers.search import Search
 from searchers.space import Constraint
 
@@ -53,6 +56,9 @@ class Experiment:
         path: the experiment's directory; a new one in the config's storage by default.
         storage_path: as ``checkpoint_storage`` of the config, in its place: a directory, or ``s3://bucket/prefix``.
         constraint: says of hyperparameters, a dict, whether they may be tried; others are drawn again.
+        method: a search method of your own, new; the config says ``searcher: {name: custom, ...}`` then. It may also
+            name the class, which is then imported from ``model_dir``: ``name: my_module:MyMethod``.
+        sampler: a sampler of your own, new; or the config names its class: ``sampler: my_module:MySampler``.
         address: of a Ray cluster. By default the one that this process is connected to, or that ``RAY_ADDRESS`` names,
             or a new one on this machine.
 
@@ -74,6 +80,8 @@ class Experiment:
         path: str | os.PathLike[str] | None = None,
         storage_path: str | os.PathLike[str] | None = None,
         constraint: Constraint | None = None,
+        method: Method | None = None,
+        sampler: Sampler | None = None,
         address: str | None = None,
     ) -> None:
         checked = load_config(config)
@@ -94,11 +102,13 @@ class Experiment:
             check_entrypoint(checked.entrypoint, code)
         if trial is not None and checked.searcher.length is None:
             raise ConfigError([missing_field(("searcher",), "max_length")])
+        self._own = Own(directory=code, constraint=constraint, method=method, sampler=sampler)
+        self._own.check(checked)
+        build_sampler(checked, own=self._own)
         self._trial = trial if place is None else None
         self._config = checked
         self._code = code
         self._address = address
-        self._constraint = constraint
         self._extension: dict[str, int] = {}
         self._resumes = False
         self.path = Path(path).expanduser().resolve() if path is not None else new_path(checked)
@@ -112,6 +122,8 @@ class Experiment:
         max_length: int | None = None,
         trial: type[PyTorchTrial] | None = None,
         constraint: Constraint | None = None,
+        method: Method | None = None,
+        sampler: Sampler | None = None,
         address: str | None = None,
     ) -> Experiment:
         """The experiment in ``path``, to go on exactly where its journal ends.
@@ -124,7 +136,8 @@ class Experiment:
             max_trials: trials in all, instead of those until now.
             max_length: length of a trial, instead of that until now; in the same unit.
             trial: the class, if the experiment was given one that only a script or a notebook has.
-            constraint: that of the experiment, if it was given one.
+            constraint, method, sampler: those of the experiment, if it was given some from Python, in the state that
+                they were given in. What the config names is imported from the experiment's copy of the code.
             address: as for a new experiment.
 
         Raises:
@@ -134,7 +147,8 @@ class Experiment:
         directory = ExperimentDirectory.open(Path(path).expanduser().resolve())
         self._config = directory.config()
         self._trial, self._code, self._address, self._resumes = trial, None, address, True
-        self._constraint = constraint
+        code = directory.code if directory.code.is_dir() else None
+        self._own = Own(directory=code, constraint=constraint, method=method, sampler=sampler)
         wanted = {"max_trials": max_trials, "max_length": max_length}
         self._extension = {field: value for field, value in wanted.items() if value is not None}
         self.path = directory.path
@@ -203,25 +217,32 @@ class Experiment:
 
     def _opened(self, journal: Journal, records: list[dict[str, object]]) -> tuple[Search, ExperimentConfig]:
         """The search as the journal's records tell it, ready to go on, and the config as it was extended."""
-        self._check_constraint(records)
+        self._check_given(records)
         search = build_search(
             self._config,
             lambda record: journal.append({**record, "time": time.time()}),
             records=records,
-            constraint=self._constraint,
+            own=self._own,
         )
-        opened = {"event": "opened", "version": dray.__version__, "constraint": _name(self._constraint)}
-        journal.append({**opened, "time": time.time()})
+        opened = {"event": "opened", "version": dray.__version__, **self._own.names(), "time": time.time()}
+        journal.append(opened)
         if not search.started:
             search.start()
         _end_stopped(search)
         return search, self._extended(search, as_extended(self._config, records))
 
-    def _check_constraint(self, records: list[dict[str, object]]) -> None:
-        had = next((record["constraint"] for record in records if record.get("constraint")), None)
-        if had is not None and self._constraint is None:
-            told = f"the experiment was created with {had}, which its directory can't hold; give it: resume(path, "
-            raise ConfigError([("constraint", told + "constraint=...)")])
+    def _check_given(self, records: list[dict[str, object]]) -> None:
+        """What was given from Python when the experiment was created must be given again."""
+        faults = []
+        for argument, value in self._own.names().items():
+            opened = (record for record in records if record.get("event") == "opened")
+            had = next((record[argument] for record in opened if record.get(argument)), None)
+            if had is not None and value is None:
+                told = f"the experiment was created with {had}, which its directory can't hold; give it again, from "
+                faults.append((argument, f"{told}Python: dray.Experiment.resume(path, {argument}=...)"))
+        if faults:
+            raise ConfigError(faults)
+        self._own.check(self._config)
 
     def _extended(self, search: Search, config: ExperimentConfig) -> ExperimentConfig:
         """Extend the search as it is wanted, once; the config as it then is."""
@@ -295,10 +316,6 @@ def _end_stopped(search: Search) -> None:
 def _trials(records: list[dict[str, object]], event: str) -> list[int]:
     trials = [record["trial"] for record in records if record.get("event") == event]
     return [trial for trial in trials if isinstance(trial, int)]
-
-
-def _name(constraint: Constraint | None) -> str | None:
-    return None if constraint is None else f"constraint={getattr(constraint, '__qualname__', repr(constraint))}"
 
 
 def _last_error(directory: ExperimentDirectory) -> str:

@@ -13,6 +13,7 @@ from dray import core, pytorch
 from dray.cluster.startup_hook import run_startup_hook
 from dray.experiment.config import ExperimentConfig
 from dray.experiment.entrypoint import check_entrypoint, load_entrypoint
+from dray.experiment.own import Own
 from dray.experiment.search import build_search
 from dray.experiment.source import with_source
 from dray.hosts import LocalHost, use_host
@@ -101,7 +102,7 @@ def run_local(
         run_startup_hook(Path(model_dir))
     program = trial if trial is not None else load_entrypoint(config.entrypoint, model_dir)
     config = with_source(config)
-    search = build_search(config, lambda record: None)
+    search = build_search(config, lambda record: None, own=Own(directory=Path(model_dir)))
     search.start()
     hparams = dict(search.params(0))
     host = OneTrialHost(

@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dray.experiment.errors import ConfigError
+from dray.experiment.own import Own
 from dray.experiment.schema import ExperimentConfig
 from dray.experiment.search import build_method
-from searchers.preview import Preview, preview
+from searchers.preview import Preview, is_simulated, preview
 
 
-def show_preview(config: ExperimentConfig, *, trials_per_hour: float | None = None, console: Console) -> None:
+def show_preview(
+    config: ExperimentConfig,
+    *,
+    model_dir: Path | None = None,
+    trials_per_hour: float | None = None,
+    console: Console,
+) -> None:
     """Print brackets, rungs, trials at each rung, and the totals.
 
     Args:
         config: From ``load_config``.
+        model_dir: Where a method of the user's own is imported from.
         trials_per_hour: Trials of the full length that the cluster trains in an hour; None: no time is told.
         console: Where to.
+
+    Raises:
+        ConfigError: The user's own method can't be had, or breaks the rules of one.
     """
-    seen = preview(build_method(config))
+    method = build_method(config, Own(directory=model_dir))
+    try:
+        seen = preview(method)
+    except RuntimeError as error:
+        raise ConfigError([("searcher.name", str(error))]) from error
     console.print(_table(config, seen))
     for line in _totals(config, seen, trials_per_hour):
         console.print(Text(line), soft_wrap=True)
+    if is_simulated(method):
+        console.print(Text("a method of your own, simulated once with random values"), soft_wrap=True)
 
 
 def _table(config: ExperimentConfig, seen: Preview) -> Table:

@@ -15,7 +15,7 @@ from dray.experiment.code import FromDirectory
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.errors import ExperimentError
 from dray.experiment.metrics_log import read_metrics
-from dray.experiment.search import build_search
+from dray.experiment.search import recorded_search
 from dray.script import Script
 from dray.storage import CheckpointStore
 from searchers.journal import Journal
@@ -149,7 +149,7 @@ class Result:
 
     @cached_property
     def _search(self) -> Search:
-        return build_search(self._directory.config(), lambda record: None, records=self._records, goes_on=False)
+        return recorded_search(self._directory.config(), self._records)
 
     @property
     def _sign(self) -> int:

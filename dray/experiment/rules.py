@@ -9,25 +9,23 @@ from typing import Any
 from pydantic import ValidationError
 
 from dray.experiment import schema
-from dray.experiment.command import parse_entrypoint
+from dray.experiment.command import is_class, parse_entrypoint
 from dray.experiment.errors import Fault
 from dray.experiment.faults import missing_field
-from dray.experiment.schema import SEARCHER_FIELDS, Resources, Searcher, SearcherName, variant_of
-from dray.experiment.search import first_points, sampler
+from dray.experiment.schema import SEARCHER_FIELDS, Resources, Searcher, searcher_fields, variant_of
+from dray.experiment.search import check_sampler, first_points
 from dray.script import Script
 from searchers.errors import FieldError, SpaceError
 from searchers.space import parse
 
 # The schema itself demands what every method needs; these depend on the method.
-_REQUIRED: dict[SearcherName, tuple[str, ...]] = {
-    "single": (),
+_REQUIRED = {
     "random": ("max_trials",),
-    "grid": (),
     "asha": ("max_trials", "num_rungs"),
     "async_halving": ("max_trials", "num_rungs"),
     "adaptive_asha": ("max_trials",),
 }
-_KINDS: tuple[SearcherName, ...] = ("random", "grid", "asha", "adaptive_asha")
+_KINDS = ("random", "grid", "asha", "adaptive_asha")
 
 
 def broken_rules(raw: Mapping[str, Any]) -> Iterator[Fault]:
@@ -43,15 +41,15 @@ def broken_rules(raw: Mapping[str, Any]) -> Iterator[Fault]:
 
 def _searcher(raw: object) -> Iterator[Fault]:
     name = raw.get("name") if isinstance(raw, Mapping) else None
-    if not isinstance(raw, Mapping) or not isinstance(name, str) or name not in SEARCHER_FIELDS:
+    if not isinstance(raw, Mapping) or not isinstance(name, str) or not (is_class(name) or name in SEARCHER_FIELDS):
         return
-    for field in _REQUIRED[name]:
+    for field in _REQUIRED.get(name, ()):
         if raw.get(field) is None:
             yield missing_field(("searcher",), field)
-    for field in sorted((Searcher.model_fields.keys() - SEARCHER_FIELDS[name]) & raw.keys()):
-        takers = [kind for kind in _KINDS if field in SEARCHER_FIELDS[kind]]
-        what = f"{name} has no such field, got {raw[field]!r}; remove it, or use name: {' or '.join(takers)}"
-        yield Fault(f"searcher.{field}", what)
+    for field in sorted((Searcher.model_fields.keys() - searcher_fields(name)) & raw.keys()):
+        takers = [kind for kind in _KINDS if field in SEARCHER_FIELDS[kind]] or ["module:Class"]
+        instead = f"put it below options, if {name} takes it" if is_class(name) else f"use name: {' or '.join(takers)}"
+        yield Fault(f"searcher.{field}", f"{name} has no such field, got {raw[field]!r}; remove it, or {instead}")
     yield from _spellings(raw)
 
 
@@ -88,7 +86,7 @@ def _length(raw: Mapping[str, Any]) -> Iterator[Fault]:
         return
     if searcher.get("max_length") is not None:
         return
-    if not isinstance(program, Script) or searcher.get("name") not in ("single", "random", "grid"):
+    if not isinstance(program, Script) or searcher.get("name") in ("asha", "async_halving", "adaptive_asha"):
         yield missing_field(("searcher",), "max_length")
 
 
@@ -129,9 +127,9 @@ def _space(hyperparameters: Mapping[str, Any], searcher: object) -> Iterator[Fau
         choice = Searcher.model_validate(searcher)
     except ValidationError:
         return  # told elsewhere
-    for check in (lambda: sampler(choice, space, seed=0, rungs=()), lambda: first_points(choice, space)):
+    for check in (check_sampler, first_points):
         try:
-            check()
+            check(choice, space)
         except FieldError as error:
             yield from (Fault(path, what) for path, what in error.faults)
 

@@ -5,6 +5,7 @@ What needs more than one field to judge stands in ``rules.py``; how a fault is w
 
 from __future__ import annotations
 
+import difflib
 import os
 import secrets
 from pathlib import Path
@@ -12,11 +13,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, SecretStr
 
-from dray.experiment.command import parse_entrypoint
+from dray.experiment.command import is_class, parse_entrypoint
 from dray.experiment.length import Length, LengthUnit, parse_length
 from dray.storage import Location
 
-SearcherName: TypeAlias = Literal["single", "random", "grid", "asha", "async_halving", "adaptive_asha"]
 Variant: TypeAlias = Literal["stopping", "promotion"]
 Mode: TypeAlias = Literal["aggressive", "standard", "conservative"]
 MAX_SEED = 2**32 - 1
@@ -32,13 +32,19 @@ _SUCCESSORS = {
     "sync_halving": "asha (its max_length, num_rungs and divisor mean the same)",
     "adaptive": "adaptive_asha",
     "adaptive_simple": "adaptive_asha",
-    "custom": "a method of your own, see examples/own_method and searchers.Method",
 }
 
+#: The method that is given from Python, as in Determined.
+CUSTOM = "custom"
 
-def _living_method(raw: object) -> object:
+
+def _method(raw: object) -> object:
     if isinstance(raw, str) and raw in _SUCCESSORS:
         raise ValueError(f"{raw} is no more, in Determined neither; use {_SUCCESSORS[raw]}")
+    if isinstance(raw, str) and not is_class(raw) and raw not in SEARCHER_FIELDS:
+        near = difflib.get_close_matches(raw, SEARCHER_FIELDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else "for example name: asha"
+        raise ValueError(f"must be one of {', '.join(SEARCHER_FIELDS)}, or module:Class, got {raw!r}; {hint}")
     return raw
 
 
@@ -110,10 +116,13 @@ class SamplerChoice(_Section):
     """Where hyperparameters come from."""
 
     name: str = Field(
-        default="random", min_length=1, description="random, tpe, gp, cmaes, or a sampler of Optuna", examples=["tpe"]
+        default="random",
+        min_length=1,
+        description="random, tpe, gp, cmaes, a sampler of Optuna, or module:Class",
+        examples=["tpe"],
     )
     options: dict[str, Any] = Field(
-        default_factory=dict, description="arguments of Optuna's sampler", examples=["{n_startup_trials: 20}"]
+        default_factory=dict, description="arguments of the sampler", examples=["{n_startup_trials: 20}"]
     )
 
 
@@ -123,9 +132,7 @@ class Searcher(_Section):
     ``stop_once`` is another spelling of ``variant`` in what is read; ``load_config`` leaves ``variant`` alone.
     """
 
-    name: Annotated[SearcherName, BeforeValidator(_living_method)] = Field(
-        description="the search method", examples=["asha"]
-    )
+    name: Annotated[str, BeforeValidator(_method)] = Field(description="the search method", examples=["asha"])
     metric: str = Field(
         min_length=1, description="the validation metric that the search compares", examples=["validation_loss"]
     )
@@ -168,6 +175,9 @@ class Searcher(_Section):
     sampler: Annotated[SamplerChoice, BeforeValidator(_named_sampler)] = Field(
         default_factory=SamplerChoice, description="where hyperparameters come from", examples=["tpe"]
     )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="arguments of the class that name names", examples=["{max_trials: 64}"]
+    )
     points: list[dict[str, Any]] = Field(
         default_factory=list, description="hyperparameters of the first trials", examples=["[{lr: 0.01}]"]
     )
@@ -207,15 +217,24 @@ _HALVING = _RANDOM | {"divisor", "variant", "stop_once", "max_time", "time_metri
 _ASHA = _HALVING | {"num_rungs"}
 _ADAPTIVE = _HALVING | {"mode", "max_rungs", "bracket_rungs"}
 
+_CUSTOM = _COMMON | {"sampler", "points", "max_time", "time_metric"}
+_OWN = _CUSTOM | {"options"}
+
 #: The fields under ``searcher`` that each method uses.
-SEARCHER_FIELDS: dict[SearcherName, frozenset[str]] = {
+SEARCHER_FIELDS: dict[str, frozenset[str]] = {
     "single": _COMMON,
     "random": _RANDOM,
     "grid": _GRID,
     "asha": _ASHA,
     "async_halving": _ASHA,
     "adaptive_asha": _ADAPTIVE,
+    CUSTOM: _CUSTOM,
 }
+
+
+def searcher_fields(name: str) -> frozenset[str]:
+    """The fields under ``searcher`` that a method uses: one of dray's, or a class of the user's."""
+    return _OWN if is_class(name) else SEARCHER_FIELDS[name]
 
 
 class Resources(_Section):
@@ -398,9 +417,11 @@ class ExperimentConfig(_Section):
         ``load_config(config.to_dict()) == config``, also by way of a YAML file.
         """
         plain = self.model_dump(mode="python", exclude_none=True)
-        used = SEARCHER_FIELDS[self.searcher.name]
+        used = searcher_fields(self.searcher.name)
         plain["searcher"] = {field: value for field, value in plain["searcher"].items() if field in used}
         # None is a value here, a constant like any other.
+        if "options" in used:
+            plain["searcher"]["options"] = self.searcher.options
         plain["hyperparameters"], plain["data"] = self.hyperparameters, self.data
         return plain
 

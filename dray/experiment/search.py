@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from typing_extensions import assert_never
-
+from dray.experiment.command import is_class
+from dray.experiment.own import NOTHING, Own, own_method, own_sampler
 from dray.experiment.schema import ExperimentConfig, Searcher
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
@@ -15,7 +15,7 @@ from searchers.grid import Grid
 from searchers.method import Method
 from searchers.promotion import PromotionASHA
 from searchers.random_search import RandomSearch
-from searchers.samplers import FirstPoints, GridSampler, OfSpace, RandomSampler, Sampler
+from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler
 from searchers.search import Record, Search
 from searchers.single import Single
 from searchers.space import Constraint, Space, parse
@@ -31,10 +31,17 @@ def build_space(config: ExperimentConfig, *, constraint: Constraint | None = Non
     return parse(config.hyperparameters, constraint=constraint)
 
 
-def build_method(config: ExperimentConfig) -> Method:
+def build_method(config: ExperimentConfig, own: Own = NOTHING) -> Method:
     """The search method of a checked config, at its start.
 
     Lengths and rungs are in ``searcher.max_length.unit``, or in that of the metric ``searcher.time_metric``.
+
+    Args:
+        config: From ``load_config``.
+        own: What the user brings.
+
+    Raises:
+        ConfigError: The user's own method can't be had, or is none.
     """
     searcher = config.searcher
     places, length = searcher.max_concurrent_trials, searcher.length
@@ -69,22 +76,29 @@ def build_method(config: ExperimentConfig) -> Method:
                 max_concurrent_trials=places,
                 variant=searcher.variant,
             )
-        case unreachable:
-            assert_never(unreachable)
+        case _:
+            return own_method(config, own)
 
 
-def build_sampler(config: ExperimentConfig, space: Space | None = None) -> Sampler:
+def build_sampler(config: ExperimentConfig, space: Space | None = None, own: Own = NOTHING) -> Sampler:
     """Where the trials of a checked config get their hyperparameters from, at its start.
 
     Args:
         config: From ``load_config``.
         space: ``build_space(config)`` by default.
+        own: What the user brings.
+
+    Raises:
+        ConfigError: The user's own method or sampler can't be had, or is none.
     """
     space = build_space(config) if space is None else space
-    seed = config.reproducibility.experiment_seed
-    chosen = sampler(config.searcher, space, seed=seed, rungs=build_method(config).rungs)
+    rungs = build_method(config, own).rungs
+    if own.sampler is not None or is_class(config.searcher.sampler.name):
+        chosen = own_sampler(config, own, space, rungs=rungs)
+    else:
+        chosen = _sampler(config.searcher, space, seed=config.reproducibility.experiment_seed, rungs=rungs)
     points = config.searcher.points
-    return FirstPoints(points, chosen) if points else chosen
+    return FirstPoints(space, points, chosen) if points else chosen
 
 
 def build_search(
@@ -92,29 +106,42 @@ def build_search(
     log: Callable[[Record], None],
     *,
     records: Iterable[Mapping[str, Any]] = (),
-    constraint: Constraint | None = None,
-    goes_on: bool = True,
+    own: Own = NOTHING,
 ) -> Search:
     """The search of a checked config, as far as a journal's records tell it.
 
     Args:
         log: Called with one record per event, before it is acted on.
         records: Of the journal so far; none for a new search.
-        constraint: As for ``build_space``.
-        goes_on: False if the search is only looked at: it then needs no sampler, which may take long to learn anew.
+        own: What the user brings.
 
     Raises:
+        ConfigError: The user's own method or sampler can't be had, or is none.
         JournalError: The records are of another search, or damaged.
     """
-    space = build_space(config, constraint=constraint)
+    space = build_space(config, constraint=own.constraint)
     return Search.replay(
         records,
-        build_method(config),
+        build_method(config, own),
         space,
         seed=config.reproducibility.experiment_seed,
         smaller_is_better=config.searcher.smaller_is_better,
         log=log,
-        sampler=build_sampler(config, space) if goes_on else None,
+        sampler=build_sampler(config, space, own),
+    )
+
+
+def recorded_search(config: ExperimentConfig, records: Sequence[Mapping[str, Any]]) -> Search:
+    """The search that a journal's records tell of, to be looked at: it can't go on.
+
+    Raises:
+        JournalError: The records are of another search, or damaged.
+    """
+    return Search.recorded(
+        records,
+        build_space(config),
+        seed=config.reproducibility.experiment_seed,
+        smaller_is_better=config.searcher.smaller_is_better,
     )
 
 
@@ -129,12 +156,26 @@ def as_extended(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) 
     return config.model_copy(update={"searcher": searcher})
 
 
-def sampler(searcher: Searcher, space: Space, *, seed: int, rungs: Sequence[float]) -> OfSpace:
-    """What the section names, ``points`` apart.
+def check_sampler(searcher: Searcher, space: Space) -> None:
+    """Check ``sampler``, if it is one of dray's or Optuna's; the user's own needs the model's directory.
 
     Raises:
         FieldError: No such sampler, or none of such options; a grid of a space that has none.
     """
+    if not is_class(searcher.sampler.name):
+        _sampler(searcher, space, seed=0, rungs=())
+
+
+def first_points(searcher: Searcher, space: Space) -> None:
+    """Check ``points``.
+
+    Raises:
+        FieldError: A point is not of the space.
+    """
+    FirstPoints(space, searcher.points, RandomSampler(space, seed=0))
+
+
+def _sampler(searcher: Searcher, space: Space, *, seed: int, rungs: Sequence[float]) -> Sampler:
     if searcher.name == "grid":
         return GridSampler(space)
     choice = searcher.sampler
@@ -146,12 +187,3 @@ def sampler(searcher: Searcher, space: Space, *, seed: int, rungs: Sequence[floa
     if choice.options:
         raise FieldError([("searcher.sampler.options", f"random takes none, got {choice.options}; remove them")])
     return RandomSampler(space, seed)
-
-
-def first_points(searcher: Searcher, space: Space) -> None:
-    """Check ``points``.
-
-    Raises:
-        FieldError: A point is not of the space.
-    """
-    FirstPoints(searcher.points, RandomSampler(space, seed=0))

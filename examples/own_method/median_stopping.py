@@ -13,10 +13,14 @@ to the last case, and simulated before anything is trained:
     check_method(make, max_creations=20 + 80)            # dump and load, late and double reports, failures, replay, ...
     simulate(make(), 8, lambda hparams: Curve(...))      # 8 workers in virtual time
 
-    search = Search(make(), parse_space({...}), seed=1, smaller_is_better=True, log=journal.append)
+    dray.Experiment({"searcher": {"name": "custom", "max_length": {"epochs": 8}, ...}, ...}, method=make()).run()
 
-A `Search` is what a driver holds: it draws hyperparameters, turns the metric so that smaller is better, maps what is
-not finite to +inf, and logs every event, so that a search whose driver dies is replayed from its log.
+or, from the command line, by a config that names the class and its arguments, as `digits.yaml` beside this file:
+
+    dray experiment create examples/own_method/digits.yaml examples
+
+Hyperparameters are drawn, the metric is turned so that smaller is better, what is not finite becomes +inf, and every
+event is logged, by the `Search` that holds a method; a search whose driver dies is replayed from its log.
 
 The rule: a trial stops at a rung if it is worse there than the median of all that came so far, itself counted. It is
 the one of Golovin et al., "Google Vizier" (KDD 2017), with the values at the rungs in place of running averages.

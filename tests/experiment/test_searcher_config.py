@@ -17,6 +17,7 @@ from dray.experiment.config import (
     build_space,
     load_config,
 )
+from dray.experiment.own import Own
 from dray.experiment.search import as_extended
 from searchers import ASHA, AdaptiveASHA, Create, Exited, Grid, PromotionASHA, Reported, Started
 
@@ -144,7 +145,7 @@ def test_first_points_come_first_and_constants_may_be_left_out() -> None:
 def test_constraint_from_python_is_met_by_every_draw() -> None:
     space = {"a": {"type": "int", "minval": 1, "maxval": 9}, "b": {"type": "int", "minval": 1, "maxval": 9}}
     loaded = load({**ASHA_3, "max_trials": 16}, hyperparameters=space)
-    search = build_search(loaded, lambda record: None, constraint=lambda point: point["a"] < point["b"])  # type: ignore[operator]
+    search = build_search(loaded, lambda record: None, own=Own(constraint=lambda point: point["a"] < point["b"]))  # type: ignore[operator]
     search.start()
     points = [search.params(trial) for trial in search.trials]
     assert len(points) == 16
@@ -214,7 +215,16 @@ def test_extended_config_has_the_last_budget_of_the_journal() -> None:
         ({"name": "sync_halving"}, "searcher.name", "sync_halving is no more, in Determined neither; use asha"),
         ({"name": "adaptive"}, "searcher.name", "use adaptive_asha"),
         ({"name": "adaptive_simple"}, "searcher.name", "use adaptive_asha"),
-        ({"name": "custom"}, "searcher.name", "a method of your own, see examples/own_method"),
+        ({"name": "custom", "options": {}}, "searcher.options", "custom has no such field, got {}; remove it, or use"),
+        ({"name": "a:B", "max_trials": 3}, "searcher.max_trials", "remove it, or put it below options, if a:B takes"),
+        ({"name": "a:B", "options": [3]}, "searcher.options", "must be a mapping, got [3]"),
+        ({"name": "a:b:c"}, "searcher.name", "adaptive_asha, custom, or module:Class, got 'a:b:c'"),
+        (
+            {**ASHA_3, "options": {"a": 1}},
+            "searcher.options",
+            "asha has no such field, got {'a': 1}; remove it, or use",
+        ),
+        ({"name": "custom", "points": [{"lr": 3}]}, "searcher.points[0].lr", "got 3"),
         ({**ASHA_3, "variant": "paused"}, "searcher.variant", "must be one of stopping, promotion, got 'paused'"),
         ({**ASHA_3, "stop_once": "yes"}, "searcher.stop_once", "must be true or false, got 'yes'"),
         (

@@ -86,9 +86,9 @@ def test_a_search_that_sets_no_length_has_no_total() -> None:
     assert (found.trials, found.total, found.brackets[0].total) == (9, None, None)
 
 
-def test_a_method_of_others_is_refused() -> None:
+def test_what_is_no_method_is_refused() -> None:
     class Mine:
         pass
 
-    with pytest.raises(TypeError, match="preview knows the methods of this package, and Mine is none of them"):
+    with pytest.raises(TypeError, match="preview needs a search method, and Mine is none"):
         preview(Mine())  # type: ignore[arg-type]

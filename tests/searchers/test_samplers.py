@@ -73,7 +73,7 @@ def search_with(sampler: Sampler, log: list[Record], *, smaller_is_better: bool 
 def test_all_are_samplers() -> None:
     grid = GridSampler(parse_space({"x": [1]}))
     random = RandomSampler(SPACE, seed=1)
-    assert all(isinstance(each, Sampler) for each in (grid, random, FirstPoints([], random), Recording()))
+    assert all(isinstance(each, Sampler) for each in (grid, random, FirstPoints(SPACE, [], random), Recording()))
 
 
 # ------------------------------------------------------------------------------------------------- asked and told
@@ -195,13 +195,13 @@ def test_without_hyperparameters_the_grid_is_empty() -> None:
 
 def test_known_points_come_first_then_the_samplers() -> None:
     random = RandomSampler(SPACE, seed=7)
-    sampler = FirstPoints([POINT, POINT | {"layers": 3}], random)
+    sampler = FirstPoints(SPACE, [POINT, POINT | {"layers": 3}], random)
     assert [sampler.ask(trial) for trial in range(3)] == [POINT, POINT | {"layers": 3}, random.ask(2)]
 
 
 def test_known_points_are_checked_filled_in_and_normalised() -> None:
     point = {"lr": 0.1, "layers": 3.0, "model": {"act": "relu"}, "optimizer": {"name": "adam"}}
-    asked = FirstPoints([point], RandomSampler(SPACE, seed=7)).ask(0)
+    asked = FirstPoints(SPACE, [point], RandomSampler(SPACE, seed=7)).ask(0)
     assert asked == point | {"layers": 3, "model": {"act": "relu", "bias": True}}
     assert type(asked["layers"]) is int
 
@@ -211,7 +211,7 @@ def test_what_happens_to_known_points_is_told_on() -> None:
         space = LAYERS
 
     inner = Spaced()
-    sampler = FirstPoints([{"layers": 5}], inner)
+    sampler = FirstPoints(inner.space, [{"layers": 5}], inner)
     sampler.tell(Started(trial=0), {"layers": 5})
     assert inner.told == [(Started(trial=0), {"layers": 5})]
 
@@ -240,7 +240,7 @@ def test_what_happens_to_known_points_is_told_on() -> None:
 )
 def test_bad_points_are_refused_by_path(change: dict[str, object], path: str, says: str) -> None:
     with pytest.raises(SpaceError) as caught:
-        FirstPoints([POINT, POINT | change], RandomSampler(SPACE, seed=7))
+        FirstPoints(SPACE, [POINT, POINT | change], RandomSampler(SPACE, seed=7))
     ((where, what),) = caught.value.faults
     assert where == f"searcher.points[1]{path}"
     assert says in what
@@ -249,7 +249,7 @@ def test_bad_points_are_refused_by_path(change: dict[str, object], path: str, sa
 def test_all_faults_of_all_points_are_told() -> None:
     lean = {name: value for name, value in POINT.items() if name != "lr"}
     with pytest.raises(SpaceError) as caught:
-        FirstPoints([lean, POINT, POINT | {"layers": 0, "lr": 7}, 5], RandomSampler(SPACE, seed=7))  # type: ignore[list-item]
+        FirstPoints(SPACE, [lean, POINT, POINT | {"layers": 0, "lr": 7}, 5], RandomSampler(SPACE, seed=7))  # type: ignore[list-item]
     assert [path for path, _ in caught.value.faults] == [
         "searcher.points[0].lr",
         "searcher.points[2].layers",
@@ -261,7 +261,7 @@ def test_all_faults_of_all_points_are_told() -> None:
 def test_a_point_against_the_constraint_is_refused() -> None:
     space = parse_space({"x": {"type": "int", "minval": 0, "maxval": 9}}, constraint=lambda point: point["x"] != 3)
     with pytest.raises(SpaceError, match=r"searcher.points\[0\]: is refused by the constraint"):
-        FirstPoints([{"x": 3}], RandomSampler(space, seed=0))
+        FirstPoints(space, [{"x": 3}], RandomSampler(space, seed=0))
 
 
 # ---------------------------------------------------------------------------------------------- journals of others
