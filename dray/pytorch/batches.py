@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,9 @@ class NumberedBatches(BatchSampler):
         seed: None for the natural order.
         (others): see `DataLoader.get_data_loader`.
     """
+
+    #: Batches of a shuffled epoch that are made together.
+    AT_ONCE = 64
 
     def __init__(
         self,
@@ -61,27 +64,36 @@ class NumberedBatches(BatchSampler):
         first = self._skip * self._num_replicas + self._rank
         first_epoch, position = divmod(first, per_epoch)
         for epoch in itertools.count(first_epoch) if self._repeat else range(first_epoch, 1):
-            order = self._order(epoch)
-            while position < per_epoch:
-                start = position * self.batch_size
-                yield order(start, start + self.batch_size)
-                position += self._num_replicas
-            position -= per_epoch
+            numbers = range(position, per_epoch, self._num_replicas)
+            yield from self._in_order(numbers) if self._seed is None else self._shuffled(epoch, numbers)
+            position += len(numbers) * self._num_replicas - per_epoch
 
     def _per_epoch(self) -> int:
         return _batches_in(len(self._records), self.batch_size, self.drop_last)
 
-    def _order(self, epoch: int) -> Callable[[int, int], list[Any]]:
-        records = self._records
-        if self._seed is None:
-            return lambda start, stop: list(records[start:stop])
+    def _in_order(self, numbers: range) -> Iterator[list[Any]]:
+        """The batches of these numbers."""
+        records, size = self._records, self.batch_size
+        for number in numbers:
+            yield list(records[number * size : (number + 1) * size])
+
+    def _shuffled(self, epoch: int, numbers: range) -> Iterator[list[Any]]:
+        """The batches of these numbers, of an epoch's order."""
+        records, size = self._records, self.batch_size
         generator = torch.Generator()
         generator.manual_seed(random.Random(f"{self._seed}:shuffle:{epoch}").getrandbits(63))
-        # As an array: each batch takes a slice, which costs a tensor five times as much.
         order = torch.randperm(len(records), generator=generator).numpy()
-        if isinstance(records, range):  # of the whole dataset: a record's number is its place
-            return lambda start, stop: order[start:stop].tolist()
-        return lambda start, stop: [records[place] for place in order[start:stop].tolist()]
+        whole = order[: len(order) // size * size].reshape(-1, size)
+        # Some at a time: one by one costs more, and all at once would be long for who starts in the middle.
+        stretch = self.AT_ONCE * numbers.step
+        parts = [whole[start : start + stretch : numbers.step] for start in range(numbers.start, len(whole), stretch)]
+        if len(whole) in numbers:
+            parts.append(order[len(whole) * size :].reshape(1, -1))
+        for part in parts:
+            if isinstance(records, range):  # of the whole dataset: a record's number is its place
+                yield from part.tolist()
+            else:
+                yield from ([records[place] for place in row] for row in part.tolist())
 
 
 class SampledBatches(BatchSampler):

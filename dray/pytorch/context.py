@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import pathlib
@@ -377,10 +376,12 @@ class PyTorchTrialContext:
         Args:
             loss: scalar tensor on `context.device` (of any shape with a `gradient`).
         """
+        keep = retain_graph or None  # torch's default is create_graph's value
         amp = self._optimisation.amp
-        backward = loss.backward if amp is None else functools.partial(amp.backward, loss)
-        # None where torch's default is create_graph's value.
-        backward(gradient=gradient, retain_graph=retain_graph or None, create_graph=create_graph)
+        if amp is None:
+            loss.backward(gradient, keep, create_graph)  # type: ignore[no-untyped-call]
+        else:
+            amp.backward(loss, gradient=gradient, retain_graph=keep, create_graph=create_graph)
 
     def step_optimizer(
         self,

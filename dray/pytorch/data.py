@@ -238,9 +238,10 @@ def batch_length(batch: Any) -> int:
     4
     """
     # Most batches, at a third of the cost of asking what else they could be.
-    found = batch[0] if type(batch) in (list, tuple) and batch else batch
-    if type(found) is torch.Tensor:
-        return len(found)
+    kind = type(batch)
+    found = batch[0] if (kind is list or kind is tuple) and batch else batch
+    if type(found) is torch.Tensor and found.dim() > 0:
+        return found.shape[0]
     found = batch
     while not isinstance(found, (torch.Tensor, np.ndarray)):
         if not isinstance(found, (dict, list, tuple)):
@@ -266,13 +267,14 @@ class ToDevice:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._on_cpu = device.type == "cpu"
         self._warned: set[type] = set()
 
     def __call__(self, data: Any) -> Any:
         kind = type(data)
         if kind is tuple or kind is list:  # most batches; every microsecond here is one of each batch
             for item in data:
-                if type(item) is not torch.Tensor or item.device != self.device:
+                if type(item) is not torch.Tensor or not (self._on_cpu and item.is_cpu):
                     return kind([self(item) for item in data])
             return kind(data)  # a list of its own, as otherwise: the trial may change it
         if isinstance(data, torch.Tensor):

@@ -227,18 +227,12 @@ class Executor:
     def _train_until(self, until: int) -> list[Any]:
         """The hot path. Returns what this rank contributes to the reducers."""
         trial, cursor, optimisation = self.trial, self.cursor, self.optimisation
-        data, to_device, add = self.training_data, self.to_device, self._metrics.add
+        to_device, add, profiler = self.to_device, self._metrics.add, self.profiler
         train_batch, get_batch_length = self._train_batch, trial.get_batch_length
-        epoch_length, profiler = cursor.epoch_length, self.profiler
-        for batch_idx in range(self._trained, until):
-            try:
-                batch = next(data)
-            except StopIteration:
-                raise DataExhausted(
-                    f"the training data ended after {batch_idx} batches, {until} and more are to be trained: "
-                    "a loader that is no pytorch.DataLoader has to repeat its data by itself "
-                    "(samplers.RepeatBatchSampler)"
-                ) from None
+        epoch_length, aggregates = cursor.epoch_length, optimisation.aggregation_frequency > 1
+        amp, schedulers = optimisation.amp, optimisation.lr_schedulers
+        # The numbers first: no batch is drawn that is not trained.
+        for batch_idx, batch in zip(range(self._trained, until), self.training_data, strict=False):
             get_batch_length(batch)
             if to_device is not None:
                 batch = to_device(batch)
@@ -247,15 +241,22 @@ class Executor:
             if batch_in_epoch == 0:
                 for epoch_start in self._epoch_starts:
                     epoch_start(epoch_idx)
-            optimisation.before_batch()
+            if aggregates:
+                optimisation.before_batch()
             add(train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx))
-            optimisation.after_batch(batch_idx)
+            if schedulers or amp is not None:
+                optimisation.after_batch(batch_idx)
             if profiler is not None:
                 profiler.step()
             self._trained = batch_idx + 1
             if batch_in_epoch + 1 == epoch_length:
                 for callback in self.callbacks.values():
                     callback.on_training_epoch_end(epoch_idx)
+        if self._trained < until:
+            raise DataExhausted(
+                f"the training data ended after {self._trained} batches, {until} and more are to be trained: "
+                "a loader that is no pytorch.DataLoader has to repeat its data by itself (samplers.RepeatBatchSampler)"
+            )
         return self.reducers.per_slot(training=True)
 
     def _write_batches(self, first: int, ranks: list[metrics.Values]) -> None:
@@ -318,11 +319,13 @@ class Executor:
         for callback in self.callbacks.values():
             callback.on_validation_epoch_start()
         seen = metrics.ValidationMetrics()
+        to_device, add = self.to_device, seen.add
+        evaluate_batch, get_batch_length = self._evaluate_batch, self.trial.get_batch_length
         for batch_idx, batch in enumerate(self.validation_data):
-            self.trial.get_batch_length(batch)
-            if self.to_device is not None:
-                batch = self.to_device(batch)
-            seen.add(self._evaluate_batch(batch, batch_idx))
+            get_batch_length(batch)
+            if to_device is not None:
+                batch = to_device(batch)
+            add(evaluate_batch(batch=batch, batch_idx=batch_idx))
             if test_mode:
                 break
         rows = seen.take()
@@ -528,16 +531,17 @@ def _check_metric(metric: str, found: Mapping[str, Any]) -> None:
         raise SearcherMetricError(f"searcher.metric: {metric!r} is {found[metric]!r}, not a number")
 
 
-def _evaluate_batch(trial: Trial) -> Callable[[Any, int], Any]:
+def _evaluate_batch(trial: Trial) -> Callable[..., Any]:
     """`evaluate_batch` with or without `batch_idx`: the user guide's own skeleton leaves it out."""
+    evaluate_batch: Callable[..., Any] = trial.evaluate_batch
     try:
-        parameters = inspect.signature(trial.evaluate_batch).parameters
+        parameters = inspect.signature(evaluate_batch).parameters
     except (TypeError, ValueError):
-        parameters = {}  # type: ignore[assignment]
+        return evaluate_batch
     kinds = {parameter.kind for parameter in parameters.values()}
     if parameters and "batch_idx" not in parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
-        return lambda batch, batch_idx: trial.evaluate_batch(batch=batch)  # type: ignore[call-arg]
-    return lambda batch, batch_idx: trial.evaluate_batch(batch=batch, batch_idx=batch_idx)
+        return lambda batch, batch_idx: evaluate_batch(batch=batch)
+    return evaluate_batch
 
 
 def _epoch_start(callback: Callback) -> Callable[[int], None]:

@@ -27,39 +27,32 @@ Values = dict[str, list[float | None] | None]
 class Column:
     """One metric of a workload: a value a batch, left on the device until it is asked for."""
 
-    __slots__ = ("_chunks", "_fresh", "is_number")
+    __slots__ = ("_chunks", "fresh", "is_number", "on_device")
 
-    #: Values kept before they are put into one tensor: that is the most expensive thing that is done to a batch here.
+    #: Tensors kept before they are put into one.
     AT_ONCE = 64
 
     def __init__(self) -> None:
         self.is_number = True
+        #: The newest values, of one kind: tensors of one value each if they are `on_device`, else numbers.
+        self.fresh: list[Any] = []
+        self.on_device = False
         self._chunks: list[torch.Tensor | list[float | None]] = []
-        self._fresh: list[torch.Tensor] = []
 
     def add(self, value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            if not value.is_leaf and value.dim() == 0 and not value._is_view():
-                # The result of an operation (a loss) stays as it is. Without its graph: that can go.
-                # Not asked by `grad_fn`, which would make a Python object of it.
-                fresh = self._fresh
-                fresh.append(value.detach())
-                if len(fresh) == self.AT_ONCE:
-                    self._fold()
-            elif value.numel() == 1:
-                # A tensor that the user may go on to change in place: a copy, on the device.
-                self._fresh.append(value.detach().reshape(()).clone())
-                if len(self._fresh) == self.AT_ONCE:
-                    self._fold()
-            else:
+        on_device = isinstance(value, torch.Tensor)
+        if on_device:
+            if value.numel() != 1:
                 self.is_number = False
-        elif value is None or (number := as_number(value)) is not None:
-            self._fold()
-            if not self._chunks or not isinstance(self._chunks[-1], list):
-                self._chunks.append([])
-            self._chunks[-1].append(None if value is None else number)  # type: ignore[union-attr]
-        else:
+                return
+            value = _left_there(value)
+        elif value is not None and (value := as_number(value)) is None:
             self.is_number = False
+            return
+        if on_device is not self.on_device or (on_device and len(self.fresh) == self.AT_ONCE):
+            self._fold()
+            self.on_device = on_device
+        self.fresh.append(value)
 
     def pending(self) -> list[torch.Tensor]:
         """What is still to be fetched from the device."""
@@ -76,9 +69,18 @@ class Column:
         return found
 
     def _fold(self) -> None:
-        if self._fresh:
-            self._chunks.append(_widened(torch.stack(self._fresh)))
-            self._fresh.clear()
+        if self.fresh:
+            self._chunks.append(_widened(torch.stack(self.fresh)) if self.on_device else self.fresh)
+            self.fresh = []
+
+
+def _left_there(value: torch.Tensor) -> torch.Tensor:
+    """A tensor of one value without its graph, which can go, and out of the user's reach."""
+    if not value.is_leaf and value.dim() == 0 and not value._is_view():
+        # The result of an operation (a loss) stays as it is. Not asked by `grad_fn`, which would make a Python object.
+        return value.detach()
+    # One that the user may go on to change in place: a copy, on the device.
+    return value.detach().reshape(()).clone()
 
 
 class TrainingMetrics:
@@ -127,7 +129,14 @@ class TrainingMetrics:
                 f"{sorted(metrics)} now"
             )
         for name, value in metrics.items():
-            columns[name].add(value)
+            column = columns[name]
+            if isinstance(value, torch.Tensor) and value.is_cpu and value.dim() == 0 and value.is_floating_point():
+                # Most metrics. There is no device to wait for, and a number needs no copy and has no graph.
+                value = value.item()
+                if not column.on_device:
+                    column.fresh.append(value)
+                    continue
+            column.add(value)
         if self.keep_times:
             self.times.append(time.time())
         if self.keep_batches:
@@ -237,8 +246,9 @@ class ValidationMetrics:
     """What `evaluate_batch` returned on this rank, batch after batch."""
 
     def __init__(self) -> None:
-        self._batches: list[dict[str, Any]] = []
-        self._names: Any = None
+        self._batches = 0
+        #: By name: a value a batch, and of those that were taken out of a tensor, what the tensor was of.
+        self._columns: dict[str, tuple[list[Any], list[torch.dtype | None]]] = {}
 
     def add(self, metrics: Any) -> None:
         """Add one batch.
@@ -251,35 +261,53 @@ class ValidationMetrics:
             raise TypeError(
                 f"evaluate_batch() must return a dict of metrics, got {metrics!r} of type {type(metrics).__name__}"
             )
-        if self._names is None:
-            self._names = metrics.keys()
-        elif metrics.keys() != self._names:
+        columns = self._columns
+        if self._batches == 0:
+            columns.update((name, ([], [])) for name in metrics)
+        if metrics.keys() != columns.keys():
             raise ValueError(
                 "evaluate_batch() must return the same metrics for every batch: "
-                f"{sorted(self._names)} before, {sorted(metrics)} now"
+                f"{sorted(columns)} before, {sorted(metrics)} now"
             )
-        # A copy, as the trial may go on to change a tensor in place; most are plain tensors without a graph.
-        self._batches.append(
-            {
-                name: value.clone() if type(value) is torch.Tensor and not value.requires_grad else _copy(value)
-                for name, value in metrics.items()
-            }
-        )
+        self._batches += 1
+        for name, value in metrics.items():
+            values, dtypes = columns[name]
+            if type(value) is torch.Tensor and value.is_cpu and value.dim() == 0 and value.dtype in _NUMPY:
+                # Most metrics. There is no device to wait for, and a number needs no copy.
+                values.append(value.item())
+                dtypes.append(value.dtype)
+            else:
+                # A copy, as the trial may go on to change a tensor in place.
+                values.append(_copy(value))
+                dtypes.append(None)
 
     def take(self) -> list[dict[str, Any]]:
         """Every batch's metrics, tensors as numpy arrays, fetched from the device at once."""
-        if not self._batches:
-            return []
-        columns = {name: _fetch([row[name] for row in self._batches]) for name in self._batches[0]}
-        return [{name: column[i] for name, column in columns.items()} for i in range(len(self._batches))]
+        columns = {name: _fetch(values, dtypes) for name, (values, dtypes) in self._columns.items()}
+        return [{name: column[i] for name, column in columns.items()} for i in range(self._batches)]
 
 
-def _fetch(values: list[Any]) -> Sequence[Any]:
-    # Of one kind, as they mostly are: all at once. Stacking tensors of several dtypes would change them.
+#: What `to_numpy` makes of tensors of these.
+_NUMPY = {
+    torch.float64: np.float64,
+    torch.float32: np.float32,
+    torch.float16: np.float16,
+    torch.bfloat16: np.float32,
+    torch.int64: np.int64,
+    torch.int32: np.int32,
+    torch.bool: np.bool_,
+}
+
+
+def _fetch(values: list[Any], dtypes: list[torch.dtype | None]) -> Sequence[Any]:
+    # Of one kind on a device, as they mostly are: all at once. Stacking tensors of several dtypes would change them.
     if {type(value) for value in values} == {torch.Tensor} and len({value.dtype for value in values}) == 1:
         with contextlib.suppress(RuntimeError):  # other shapes, or on other devices
             return [np.asarray(row) for row in to_numpy(torch.stack(values))]
-    return [to_numpy(value) for value in values]
+    return [
+        to_numpy(value) if dtype is None else np.array(value, _NUMPY[dtype])
+        for value, dtype in zip(values, dtypes, strict=True)
+    ]
 
 
 def reducers_of(choice: Any, names: Sequence[str]) -> dict[str, Reducer]:

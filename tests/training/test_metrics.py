@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dray.training import metrics
-from dray.training.metrics import TrainingMetrics, ValidationMetrics, rows_of, sums_of
+from dray.training.metrics import Column, TrainingMetrics, ValidationMetrics, rows_of, sums_of
 from dray.training.reducers import Reducer
 
 
@@ -84,13 +84,15 @@ def test_values_do_not_hold_on_to_the_graph() -> None:
     assert metrics.average_sums([sums_of(kept.take_values())]) == {"loss": 2.0}
 
 
-def test_any_number_of_batches_is_averaged_and_few_are_kept() -> None:
+def test_any_number_of_batches_is_averaged_and_few_tensors_are_kept() -> None:
     weight = torch.ones((), requires_grad=True)
     kept = TrainingMetrics()
     for i in range(1000):
-        kept.add({"loss": weight * i, "mixed": weight * i if i % 2 else float(i)})
-        assert len(kept._columns["loss"]._fresh) < 64
-    assert metrics.average_sums([sums_of(kept.take_values())]) == {"loss": 499.5, "mixed": 499.5}
+        kept.add({"loss": weight * i, "count": torch.tensor(i), "mixed": weight * i if i % 2 else torch.tensor(i)})
+        for column in kept._columns.values():
+            assert sum(isinstance(value, torch.Tensor) for value in column.fresh) <= Column.AT_ONCE
+    averages = metrics.average_sums([sums_of(kept.take_values())])
+    assert averages == {"loss": 499.5, "count": 499.5, "mixed": 499.5}
 
 
 def test_a_view_counts_as_it_was() -> None:
@@ -101,6 +103,19 @@ def test_a_view_counts_as_it_was() -> None:
     with torch.no_grad():
         values.detach().zero_()
     assert metrics.average_sums([sums_of(kept.take_values())]) == {"a": 1.0, "b": 5.0}
+
+
+def test_what_stays_on_a_device_counts_as_it_was() -> None:
+    # What other devices' tensors go through; a CPU's floats are taken before.
+    values = torch.ones(2, requires_grad=True) * torch.tensor([1.0, 5.0])
+    total = torch.tensor(7.0)
+    column = Column()
+    for value in (values[0], total, 2.0, total.reshape(1)):
+        column.add(value)
+    with torch.no_grad():
+        values.detach().zero_()
+        total.zero_()
+    assert column.values(iter(torch.cat(column.pending()).tolist())) == [1.0, 7.0, 2.0, 7.0]
 
 
 @pytest.mark.api("1.15")
@@ -145,6 +160,35 @@ def test_validation_metrics_are_the_same_over_one_rank_or_two(reducer: Reducer, 
     assert metrics.combine_ranks([share(rows)], {"a": reducer}) == {"a": expected}
     # Ranks take every second batch.
     assert metrics.combine_ranks([share(rows[0::2]), share(rows[1::2])], {"a": reducer}) == {"a": expected}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (torch.tensor(0.1, dtype=torch.float16), np.float16),
+        (torch.tensor(0.1, dtype=torch.bfloat16), np.float32),
+        (torch.tensor(0.1), np.float32),
+        (torch.tensor(0.1, dtype=torch.float64), np.float64),
+        (torch.tensor(2**62 + 1), np.int64),
+        (torch.tensor(3, dtype=torch.uint8), np.uint8),
+        (torch.tensor(True), np.bool_),
+        (torch.tensor([1.0, 2.0]), np.float32),
+        (torch.tensor(0.1, requires_grad=True), np.float32),
+    ],
+    ids=str,
+)
+def test_validation_callbacks_get_arrays_of_the_tensors_kind(value: torch.Tensor, expected: type) -> None:
+    before = metrics.to_numpy(value).copy()
+    seen = ValidationMetrics()
+    for other in (value, torch.ones(3)):
+        seen.add({"a": value, "mixed": other})
+    with torch.no_grad():
+        value.zero_()
+    for row in seen.take():
+        assert isinstance(row["a"], np.ndarray)
+        assert row["a"].dtype == expected
+        assert row["a"].shape == before.shape
+        assert (row["a"] == before).all()
 
 
 @pytest.mark.api("1.12")
