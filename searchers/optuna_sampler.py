@@ -10,6 +10,8 @@ What a model-based sampler learns from matters more than which scheduler stops i
   the region that they came from, and try what nobody has seen survive. So the first trials, which were drawn at random,
   are its background, wherever they ended: told without a value, as trials that run are (regret .086 -> .078). And one
   draw in four stays random, lest it be misled for good; that costs no regret.
+* A search that is extended to a greater length compares at a higher rung from then on, as soon as enough trials have
+  come there; until then the values of before are the best that is known.
 * What failed (out of memory, invalid, diverged) is told as the worst, and not proposed again.
 * Trials that run are told as running, so that workers that ask at the same time get different answers.
 * The study that is asked holds a bounded part: the best points, the latest, and the latest failures. An ask costs
@@ -60,6 +62,10 @@ _FROM_TRIALS_ALONE = {"TPESampler", "GPSampler", "RandomSampler"}
 _FAR = 0.2
 """Of the full length: at rungs from here on trials are compared. The two highest rungs, with a divisor from 3 to 5."""
 
+_ENOUGH = 10
+"""Trials that have come to the higher rungs of an extended search before only those are compared; TPE's
+`n_startup_trials`, if that is given."""
+
 _BEST, _LATEST, _RUNNING, _FAILED, _BACKGROUND = 30, 50, 16, 16, 60
 """Points that the study holds at most, of each kind."""
 
@@ -109,7 +115,7 @@ class OptunaSampler:
             if self._options["multivariate"] and _is_conditional(space.root):
                 self._options = {"group": True} | self._options
         self._distributions = to_optuna(space, wide_as_float=self._is_tpe)
-        self._floor = min((rung for rung in rungs if rung >= _FAR * rungs[-1]), default=math.inf)
+        self._floor = self._next_floor = _floor(rungs)
         # What a sampler noted may refer to any trial before.
         self._pool = _Pool(best=_BEST, latest=_LATEST) if not self._has_notes else _Pool(best=0, latest=sys.maxsize)
         self._trials: dict[int, _Trial] = {}  # those that run, are in the pool, or failed lately
@@ -150,7 +156,7 @@ class OptunaSampler:
                 self._running[trial] = None
             case Reported(trial=trial, step=step, value=value):
                 if trial in self._trials and value is not None:
-                    self._trials[trial].last = value
+                    self._trials[trial].last, self._trials[trial].step = value, step
                     if step >= self._floor:
                         self._compare(trial)
             case Exited(trial=trial, reason=reason):
@@ -165,6 +171,24 @@ class OptunaSampler:
             case _:
                 assert_never(event)
         self._asked = None  # the answer may be another one now
+
+    def extended(self, rungs: Sequence[float]) -> None:
+        """Compare trials at a fifth of the new length or beyond, as soon as enough came there."""
+        self._next_floor = _floor(rungs)
+        self._raise_floor()
+        self._asked = None
+
+    def _raise_floor(self) -> None:
+        if self._next_floor == self._floor:
+            return
+        below = [trial for trial in self._pool.values() if self._trials[trial].step < self._next_floor]
+        if len(self._pool) - len(below) < (self._startup or _ENOUGH):
+            return
+        self._floor = self._next_floor
+        if not self._has_notes:  # which may refer to any trial before
+            for trial in below:
+                self._pool.remove(trial)
+            self._forget(below)
 
     def _begun(self, trial: int, hparams: Mapping[str, object]) -> _Trial:
         params = _encoded(self.space.root, hparams, self._distributions)
@@ -183,6 +207,7 @@ class OptunaSampler:
         value = self._trials[trial].last
         if value is not None and math.isfinite(value):
             self._forget(self._pool.put(trial, value))
+            self._raise_floor()
 
     def _fail(self, trial: int, hparams: Mapping[str, object]) -> None:
         self._pool.remove(trial)
@@ -248,6 +273,12 @@ class _Trial:
     notes: dict[str, Any] = field(default_factory=dict)
     last: float | None = None
     """The last value reported; +inf where it was not finite."""
+    step: float = 0
+    """Where that was."""
+
+
+def _floor(rungs: Sequence[float]) -> float:
+    return min((rung for rung in rungs if rung >= _FAR * rungs[-1]), default=math.inf)
 
 
 class _Pool:

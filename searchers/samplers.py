@@ -23,6 +23,9 @@ class Sampler(Protocol):
     * `ask` changes nothing: it is a function of what was told, the trial's number and the sampler's seed. So a sampler
       that is told a journal goes on as the one did that wrote it.
     * What `ask` returns belongs to the caller, and is JSON.
+
+    A sampler that goes by lengths may also have `extended(rungs)`: the search was extended, and these are its
+    `Method.rungs` now. It is told in the order of the events, also when a journal is replayed.
     """
 
     def ask(self, trial: int) -> dict[str, object]:
@@ -35,6 +38,13 @@ class Sampler(Protocol):
             event: Normalised: smaller is better, and what was not finite is +inf.
             hparams: The trial's; empty if it ended before it started.
         """
+
+
+def tell_extended(sampler: Sampler, rungs: Sequence[float]) -> None:
+    """Tell a sampler that goes by lengths that the search was extended to these rungs."""
+    extended = getattr(sampler, "extended", None)
+    if extended is not None:
+        extended(rungs)
 
 
 class RandomSampler:
@@ -135,3 +145,7 @@ class FirstPoints:
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
         """Passed on."""
         self._sampler.tell(event, hparams)
+
+    def extended(self, rungs: Sequence[float]) -> None:
+        """Passed on."""
+        tell_extended(self._sampler, rungs)

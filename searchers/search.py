@@ -50,7 +50,7 @@ from searchers.events import (
     number_to_json,
 )
 from searchers.method import Method
-from searchers.samplers import RandomSampler, Sampler
+from searchers.samplers import RandomSampler, Sampler, tell_extended
 from searchers.space import Space
 
 State = Literal["PENDING", "RUNNING", "PAUSED", "STOPPED", "COMPLETED", "ERRORED", "INVALID_HP", "CANCELED"]
@@ -258,6 +258,7 @@ class Search:
 
     def _enlarge(self, max_trials: int | None, max_length: int | None) -> list[Action]:
         actions = self.method.extend(max_trials=max_trials, max_length=max_length)
+        tell_extended(self.sampler, self.method.rungs)
         self.done = None
         self._carry(actions)
         return actions

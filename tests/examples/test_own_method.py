@@ -33,7 +33,9 @@ def started(own: ModuleType, trials: int) -> Any:
     return method
 
 
-@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 10), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "seeds", [range(1), pytest.param(range(1, 10), marks=pytest.mark.slow)], ids=["one history", "nine more"]
+)
 def test_it_keeps_the_contract(own: ModuleType, seeds: range) -> None:
     def make() -> Method:
         method: Method = own.MedianStopping(max_trials=20, rungs=[1, 2, 4, 8], max_concurrent_trials=4)

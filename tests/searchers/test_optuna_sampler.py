@@ -28,7 +28,7 @@ from searchers import (
 from searchers.events import event_from_json
 from searchers.optuna_sampler import OptunaSampler, to_optuna
 from searchers.search import Record
-from searchers.testing import play
+from searchers.testing import Extension, play
 
 SPEC: dict[str, object] = {
     "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
@@ -124,6 +124,27 @@ def test_the_floor_is_a_rung_a_fifth_of_the_length_or_above(listening: OptunaSam
     tell(sampler, 0, 0.0, (26, 1.0), reason="stopped")
     tell(sampler, 1, 0.1, (27, 1.0), reason="stopped")
     assert seen(sampler) == {1: ("COMPLETE", 0.1, 1.0)}
+
+
+def test_the_floor_follows_an_extension_when_enough_trials_came_there(listening: OptunaSampler) -> None:
+    """16 -> 64: from rung 4 to rung 16, with the tenth trial that comes there."""
+
+    def compared() -> list[int]:
+        return [trial for trial, (state, _, _) in sorted(seen(listening).items()) if state == "COMPLETE"]
+
+    for trial in range(12):
+        tell(listening, trial, 0.5, (1, 0.9), (4, 0.1 * trial), reason="stopped")
+    listening.extended((1, 4, 16, 64))
+    for trial in range(12, 21):
+        tell(listening, trial, 0.5, (4, 0.6), (16, 0.5), reason="stopped")
+        assert compared() == list(range(trial + 1)), "until then what was known before counts"
+    tell(listening, 21, 0.5, (4, 0.5), reason="stopped")
+    assert compared() == list(range(22))
+    tell(listening, 22, 0.5, (16, 0.5), reason="stopped")
+    assert compared() == [*range(12, 21), 22]
+    tell(listening, 23, 0.5, (4, 0.1), reason="stopped")
+    tell(listening, 24, 0.5, (16, 0.9))
+    assert compared() == [*range(12, 21), 22, 24]
 
 
 def test_tpe_has_the_first_trials_for_its_background() -> None:
@@ -303,23 +324,32 @@ def method() -> ASHA:
 
 @pytest.mark.parametrize("name", ["tpe", "cmaes", "NSGAIISampler", "QMCSampler"])
 def test_a_replayed_search_asks_and_gets_the_same(name: str) -> None:
-    """Cut at many places, then driven on with the same events: the records are the same, hyperparameters included."""
+    """Cut at many places, then driven on with the same events: the records are the same, hyperparameters included.
+
+    Its trials become longer on the way, and so the sampler compares at a higher rung.
+    """
 
     def new() -> OptunaSampler:
         options = {"n_startup_trials": 3} if name == "tpe" else {}
         return OptunaSampler(parse_space(SPEC | CONDITIONAL), seed=7, rungs=RUNGS, name=name, options=options)
 
     log: list[Record] = []
-    play(search_with(new(), log), 5, length=16, normalised=False)
+    first = new()
+    extensions = [Extension(max_length=64), Extension(max_trials=60)]
+    play(search_with(first, log), 5, length=16, normalised=False, extensions=extensions)
+    assert name != "tpe" or first._floor == 16, "the floor has followed"
     records = json.loads(json.dumps(log))
-    for cut in range(1, len(records), 23):
+    for cut in range(1, len(records), len(records) // 5):
         more: list[Record] = []
         sampler = new()
         again = Search.replay(
             records[:cut], method(), sampler.space, seed=7, smaller_is_better=True, log=more.append, sampler=sampler
         )
         for record in records[cut:]:
-            again.on(event_from_json(record))
+            if record["event"] == "extended":
+                again.extend(max_trials=record["max_trials"], max_length=record["max_length"])
+            else:
+                again.on(event_from_json(record))
         assert json.loads(json.dumps(more)) == records[cut:]
 
 

@@ -206,6 +206,22 @@ def test_known_points_are_checked_filled_in_and_normalised() -> None:
     assert type(asked["layers"]) is int
 
 
+def test_an_extension_is_told_on_to_a_sampler_that_wants_to_know() -> None:
+    class Following(RandomSampler):
+        rungs: tuple[float, ...] = ()
+
+        def extended(self, rungs: tuple[float, ...]) -> None:
+            self.rungs = rungs
+
+    sampler = Following(SPACE, seed=7)
+    for told in (FirstPoints(SPACE, [POINT], sampler), FirstPoints(SPACE, [POINT], RandomSampler(SPACE, seed=7))):
+        method = RandomSearch(max_trials=2, max_length=4)
+        search = Search(method, SPACE, seed=7, smaller_is_better=True, log=lambda record: None, sampler=told)
+        search.start()
+        search.extend(max_length=16)
+    assert sampler.rungs == (16,)
+
+
 def test_what_happens_to_known_points_is_told_on() -> None:
     class Spaced(Recording):
         space = LAYERS
