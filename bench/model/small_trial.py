@@ -53,21 +53,28 @@ class InTurns(SmallTrial):
         # In an experiment, a hyperparameter says it: the trainer's call of pytorch.init() is not ours.
         if not context.get_hparams().get("tensorboard", True):
             context.set_enable_tensorboard_logging(False)
-        self.rank = context.distributed.rank
         self.by_hand = ByHand(spread=context.distributed.size > 1)
         self.epoch = len(self.by_hand.training)
         self.by_hand.train()
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return {"turns": _Turns(self.by_hand, self.context.distributed.rank)}
+
+
+class _Turns(pytorch.PyTorchCallback):
+    # Called once an epoch: the clock adds nothing to a batch.
+    def __init__(self, by_hand: ByHand, rank: int) -> None:
+        self.by_hand = by_hand
+        self.rank = rank
         self.since = 0.0
 
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
-        if batch_idx % self.epoch == 0:
-            took, began = time.process_time() - self.since, time.process_time()
-            self.by_hand.train()
-            by_hand = time.process_time() - began
-            if batch_idx > self.epoch:  # the first epoch is for warming up
-                stamp("epoch", rank=self.rank, batches=self.epoch, dray_s=took, by_hand_s=by_hand)
-            self.since = time.process_time()
-        return super().train_batch(batch, epoch_idx, batch_idx)
+    def on_training_epoch_start(self, epoch_idx: int) -> None:
+        took, began = time.process_time() - self.since, time.process_time()
+        self.by_hand.train()
+        by_hand = time.process_time() - began
+        if epoch_idx > 1:  # the first epoch is for warming up
+            stamp("epoch", rank=self.rank, batches=len(self.by_hand.training), dray_s=took, by_hand_s=by_hand)
+        self.since = time.process_time()
 
 
 class ValidationInTurns(SmallTrial):
