@@ -24,6 +24,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dray.cluster.failure import LOW_MEMORY, Failure
+
 Decision = Literal["continue", "stop", "pause"]
 """The search's, on a report: go on; end; leave, until the search resumes the trial."""
 Verdict = Literal["continue", "stop", "pause", "interrupt", "fenced"]
@@ -67,6 +69,8 @@ class Message:
     """Of "left"; of "retired": why."""
     fatal: bool = False
     """The error is one of configuration: no restart and no other trial can do better."""
+    failure: Failure | None = None
+    """Of "left" with an error."""
     report: dict[str, Any] | None = None
     cause: Exception | None = None
     """Of "broken"."""
@@ -108,6 +112,7 @@ class _Lease:
     left: dict[int, Outcome] = field(default_factory=dict)
     told: bool = False
     hearsay: str = ""
+    failure: Failure | None = None
     stale: str = ""
     unrecorded: int = 0
     waiting: dict[int, asyncio.Future[Verdict]] = field(default_factory=dict)
@@ -148,11 +153,16 @@ class Desk:
         self._closing = False
         self._finished = False
         self._best: float | None = None
+        self._deaths: dict[str, str] = {}
 
     # ------------------------------------------------------------------ worker groups
     async def arrived(self, group: str, placement: Any) -> None:
         """A process of this group runs, on resources of this placement group; it has yet to import torch."""
         self._post(Message(kind="arrived", group=group, placement=placement))
+
+    async def died(self, group: str, told: str) -> None:
+        """What Ray tells of a process of this group that has died; the group's next processes are not up yet."""
+        self._deaths[group] = told
 
     async def broken(self, group: str, cause: Exception) -> None:
         """A process of this group can't run any trial, and another one in its place couldn't either.
@@ -266,11 +276,13 @@ class Desk:
         error: str = "",
         fatal: bool = False,
         *,
+        failure: Failure | None = None,
         second_hand: bool = False,
         stale: str = "",
     ) -> None:
         """This rank has left its trial. The first word on it counts; an error ends the trial of the other ranks too.
 
+        ``failure``: what the error is.
         ``second_hand``: the error is that of another rank, whose own word on it is better.
         ``stale``: why this rank's process should serve no other trial; the group is then started anew.
         """
@@ -282,12 +294,12 @@ class Desk:
         books.stale = books.stale or stale
         failed = outcome in ("errored", "invalid_hp")
         if second_hand:
-            books.hearsay = error
+            books.hearsay, books.failure = error, failure
         elif failed or rank == 0:
-            self._tell(books, outcome, error, fatal)
+            self._tell(books, outcome, error, fatal, failure)
         if len(books.left) == group.size:
             if books.hearsay:
-                self._tell(books, "errored", books.hearsay, fatal=False)
+                self._tell(books, "errored", books.hearsay, fatal=False, failure=books.failure)
             outcomes = set(books.left.values())
             # A process group whose ranks did not all do the same may be out of step for ever.
             if ("errored" in outcomes and group.size > 1) or len(outcomes) > 1:
@@ -302,7 +314,7 @@ class Desk:
     def _retire_unless_left(self, lease: _Lease, group: _Group) -> None:
         if group.lease is lease:
             if lease.hearsay:
-                self._tell(lease, "errored", lease.hearsay, fatal=False)
+                self._tell(lease, "errored", lease.hearsay, fatal=False, failure=lease.failure)
             group.retire = OUT_OF_STEP
             self._end(lease)
 
@@ -314,12 +326,12 @@ class Desk:
             self._queue.appendleft(lease.trial)
             self._end(lease)
 
-    def _tell(self, lease: _Lease, outcome: Outcome, error: str, fatal: bool) -> None:
+    def _tell(self, lease: _Lease, outcome: Outcome, error: str, fatal: bool, failure: Failure | None = None) -> None:
         if not lease.told or outcome == "completed":
             lease.told = True
             self._post(
                 Message(kind="left", group=lease.group, trial=lease.trial, lease=lease.number, outcome=outcome,
-                        error=error, fatal=fatal)
+                        error=error, fatal=fatal, failure=failure)
             )  # fmt: skip
 
     def _lose(self, name: str, group: _Group) -> None:
@@ -332,7 +344,10 @@ class Desk:
             if not lease.begun:
                 self._queue.appendleft(lease.trial)
             elif not lease.told:
-                self._tell(lease, "errored", f"a process of worker group {name} died", False)
+                told = self._deaths.pop(name, "")
+                kind: Literal["oom", "died"] = "oom" if LOW_MEMORY in told else "died"
+                error = f"a process of worker group {name} died{f': {told}' if told else ''}"
+                self._tell(lease, "errored", error, False, Failure(kind=kind))
             self._end(lease)
         group.changed.fire()
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
@@ -16,6 +14,7 @@ from types import FrameType
 import torch
 
 import searchers
+from dray.cluster.children import END_S, children, end_children
 from dray.imports import is_installed
 
 LEAK = 1 / 20
@@ -23,11 +22,6 @@ LEAK = 1 / 20
 first one: so little that the workers of eight GPUs can do so at once, and so much that it takes a real leak to start
 processes anew, which costs seconds."""
 
-END_S = 2.0
-"""How long a thread or a process that a trial has left running may take to end."""
-
-# Children that serve the whole process, and end with it.
-_SERVANTS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "compile_worker", "torch_shm_manager")
 _OURS = tuple(f"{place}{os.sep}" for place in (Path(__file__).parents[1], *searchers.__path__))
 
 
@@ -36,7 +30,7 @@ class Leftovers:
 
     def __init__(self) -> None:
         self._threads = set(sys._current_frames())
-        self._children = set(_children())
+        self._children = set(children())
         self._memory: int | None = None
         self._gpu_memory: int | None = None
 
@@ -78,19 +72,8 @@ class Leftovers:
 
     def _running_children(self) -> list[str]:
         """Child processes: they are ended; but what is left of their other ends in this process may be of no use."""
-        left = {child: _command(child) for child in _children() if child not in self._children}
-        left = {child: command for child, command in left.items() if not any(one in command for one in _SERVANTS)}
-        found = [f"process {child} ran on: {command}" for child, command in left.items()]
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            for child in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, number)
-            deadline = time.monotonic() + END_S
-            while left and time.monotonic() < deadline:
-                multiprocessing.active_children()  # reaps those that it knows
-                left = {child: command for child, command in left.items() if _lives(child)}
-                time.sleep(0.01 if left else 0)
-        return found
+        ended = end_children(spare=self._children)
+        return [f"process {child} ran on: {command}" for child, command in ended.items()]
 
 
 def gpu_in_use() -> bool:
@@ -106,33 +89,6 @@ def _of_users(frame: FrameType | None) -> str:
         if not file.startswith(("<", *_OURS)) and not is_installed(file):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
-    return ""
-
-
-def _children() -> list[int]:
-    """Process ids of the living children."""
-    try:
-        # One system call tells that there is none; zombies stay for whoever waits for them.
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return []
-    found = []
-    for task in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread that has ended
-            found += [int(child) for child in task.read_text().split()]
-    return [child for child in found if _lives(child)]
-
-
-def _lives(process: int) -> bool:
-    """Whether it is there, and no zombie."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-def _command(process: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return ""
 
 

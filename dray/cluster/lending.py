@@ -7,21 +7,24 @@ trainable: Tune ends cached actors when nothing is queued, and a group owned by 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.train
+from ray.train import UserCallback
 
 from dray.cluster.desk import Desk
 from dray.cluster.entry import serve_leases
+from dray.cluster.failure import LOW_MEMORY
 from dray.cluster.train_run import TrainRun
 from searchers.ray_tune import HEAD_NODE
 
 END_S = 30.0
-"""How long a run that was ended may take to be gone."""
+"""How long runs that were ended may take to be gone."""
 
 
 def start_desk(name: str) -> Any:
@@ -44,6 +47,18 @@ class Slots:
     @property
     def resources(self) -> dict[str, float]:
         return {"CPU": self.cpus_per_slot, **({"GPU": 1.0} if self.gpu else {})}
+
+
+class _Deaths(UserCallback):  # type: ignore[misc]  # Ray's classes are untyped here
+    """Passes on to the desk what Ray knows of workers that die; runs beside Ray Train's controller."""
+
+    def __init__(self, desk: Any, group: str) -> None:
+        self._desk, self._group = desk, group
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        told = next((str(error) for error in worker_exceptions.values() if LOW_MEMORY in str(error)), "")
+        if told:
+            self._desk.died.remote(self._group, told)
 
 
 class WorkerGroup:
@@ -88,6 +103,7 @@ class WorkerGroup:
                 failure_config=ray.train.FailureConfig(max_failures=-1, controller_failure_limit=-1),
                 worker_runtime_env=dict(slots.runtime_env),
                 logging_config=ray.train.LoggingConfig(log_level="WARNING"),
+                callbacks=[_Deaths(desk, name)],
             ),
         )
         self._on_end = on_end
@@ -102,12 +118,25 @@ class WorkerGroup:
             error = e
         self._on_end(self.name, error)
 
-    def end(self, within_s: float) -> None:
-        """Give the run so long to end by itself, then end it.
+    def ended(self, by: float) -> bool:
+        """Whether the run has ended, after waiting for it until then (``time.monotonic()``)."""
+        self._thread.join(max(0.0, by - time.monotonic()))
+        return not self._thread.is_alive()
 
-        A thread that waits for Ray when the connection to it is closed may take the whole process down.
-        """
-        self._thread.join(within_s)
-        if self._thread.is_alive():
-            self._trainer.abandon()
-            self._thread.join(END_S)
+    def abandon(self) -> None:
+        """End the run at once, with its workers."""
+        self._trainer.abandon()
+
+
+def end_groups(groups: Collection[WorkerGroup], within_s: float) -> None:
+    """Give the runs so long, all together, to end by themselves; then end them.
+
+    A thread that waits for Ray when the connection to it is closed may take the whole process down.
+    """
+    deadline = time.monotonic() + within_s
+    left = [group for group in groups if not group.ended(deadline)]
+    for group in left:
+        group.abandon()
+    deadline = time.monotonic() + END_S
+    for group in left:
+        group.ended(deadline)

@@ -104,7 +104,12 @@ def _of_torch() -> Iterator[Setting]:
     frozen, flag = torch.backends.disable_global_flags.__globals__, "__allow_nonbracketed_mutation_flag"
     yield Setting("torch's flags, frozen", lambda: frozen.get(flag), lambda value: frozen.update({flag: value}))
     yield Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype)
-    yield Setting("determinism", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode)
+    yield Setting(
+        "determinism",
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        # Not by set_deterministic_debug_mode(), which leaves the compiler as it is.
+        lambda it: torch.use_deterministic_algorithms(it[0], warn_only=it[1]),
+    )
     yield _attribute(torch.utils.deterministic, "fill_uninitialized_memory")
     yield Setting(
         "anomaly mode",

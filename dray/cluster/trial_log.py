@@ -15,18 +15,21 @@ _SHOWN_BYTES = 20_000
 
 
 class TrialLog:
-    """The file that ``printed_to`` writes."""
+    """The file that ``printed_to`` writes.
+
+    Attributes:
+        path, descriptor: of the file.
+    """
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        self.path = path
-        self._descriptor = descriptor
+        self.path, self.descriptor = path, descriptor
         self._began = os.fstat(descriptor).st_size
 
     def end(self) -> str:
         """The last lines of what was printed since the beginning of the block, for an error."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        size = os.fstat(self._descriptor).st_size
+        size = os.fstat(self.descriptor).st_size
         with self.path.open("rb") as file:
             file.seek(max(self._began, size - _SHOWN_BYTES))
             lines = file.read().decode(errors="replace").splitlines()

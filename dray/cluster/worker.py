@@ -26,11 +26,13 @@ import torch.distributed
 from dray import core, pytorch
 from dray.cluster.baseline import Baseline
 from dray.cluster.desk import Outcome
+from dray.cluster.failure import Failure, failure_of
 from dray.cluster.handlers import handlers_of_a_trial
+from dray.cluster.hang import ended_if_it_hangs
 from dray.cluster.process_group import joined
 from dray.cluster.startup_hook import run_startup_hook_once
 from dray.cluster.train_run import print_as_python_does
-from dray.cluster.trial_log import log_as_python_starts, log_as_the_command_line, printed_to
+from dray.cluster.trial_log import TrialLog, log_as_python_starts, log_as_the_command_line, printed_to
 from dray.hosts import use_host
 from dray.hosts.ray_worker import Experiment, Lease, LeaseLost, RayHost
 from dray.script import Script, ScriptFailed, users_traceback
@@ -88,8 +90,16 @@ def _serve(work: dict[str, Any], program: Program, code: Path | None, distribute
         if rank == 0:
             desk.begun.remote(number)
         left, stale = baseline.run(functools.partial(_run_trial, program, code, lease["lease"], work, distributed))
-        told = {"second_hand": left.second_hand, "stale": "; ".join(stale)}
+        if left.failure is not None and left.failure.kind in _SPOILT:
+            stale.insert(0, _SPOILT[left.failure.kind])
+        if not work["experiment"].config["resources"]["reuse_workers"]:
+            stale.append("resources.reuse_workers is false")
+        told = {"failure": left.failure, "second_hand": left.second_hand, "stale": "; ".join(stale)}
         ray.get(desk.leave.remote(number, rank, left.outcome, left.error, left.fatal, **told))
+
+
+# Kinds of failures after which a process is no longer what it was.
+_SPOILT = {"oom": "out of memory", "device": "an error of a GPU or of a collective"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +109,14 @@ class _Left:
     Attributes:
         error: a traceback, or a message for the user.
         fatal: the error is that of all trials.
+        failure: what the error is, if the trial may be started again after it.
         second_hand: the error is another rank's.
     """
 
     outcome: Outcome
     error: str = ""
     fatal: bool = False
+    failure: Failure | None = None
     second_hand: bool = False
 
 
@@ -121,7 +133,7 @@ def _run_trial(
     host = RayHost(desk=work["desk"], lease=lease, experiment=experiment, code_dir=code, script=script)
     with printed_to(lease.trial_dir / "logs" / f"rank_{distributed.rank}.log") as log:
         try:
-            with use_host(host, distributed), handlers_of_a_trial():
+            with _watched(host, lease, work, distributed.rank, log), use_host(host, distributed), handlers_of_a_trial():
                 outcome: Outcome | None = host.go_on() if distributed.rank == 0 else None
                 host.latest_checkpoint, outcome = distributed.broadcast((host.latest_checkpoint, outcome))
                 if outcome is None:
@@ -149,13 +161,28 @@ def _run_trial(
             return _Left(outcome="errored", error=str(e), fatal=True)
         except ScriptFailed as e:
             told = f"{e}; the end of what it printed ({log.path}):\n{log.end()}"
-            return _Left(outcome="errored", error=told)
+            return _Left(outcome="errored", error=told, failure=failure_of(e, host.batches))
         except Exception as e:
             told = users_traceback(e, code) if script and code is not None else traceback.format_exc()
             print(told, end="", file=sys.stderr)
-            return _Left(outcome="errored", error=told, second_hand=isinstance(e, PeerFailed))
+            failure = failure_of(e, host.batches)
+            return _Left(outcome="errored", error=told, failure=failure, second_hand=isinstance(e, PeerFailed))
         finally:
             host.flush()
+
+
+def _watched(
+    host: RayHost, lease: Lease, work: Mapping[str, Any], rank: int, log: TrialLog
+) -> contextlib.AbstractContextManager[None]:
+    """The trial is ended if it hangs."""
+
+    def tell(told: str) -> None:
+        failure = Failure(kind="hung", batches=host.batches)
+        error = f"{told}; the stacks of all threads are in {log.path}"
+        ray.get(work["desk"].leave.remote(lease.number, rank, "errored", error, failure=failure))
+
+    within_s = work["experiment"].config.get("hang_timeout_s")
+    return ended_if_it_hangs(within_s, pulse=host.pulse, log=log.descriptor, tell=tell)
 
 
 def _train(trial_class: type[pytorch.PyTorchTrial], code: Path | None, experiment: Experiment, host: RayHost) -> None:

@@ -54,7 +54,7 @@ class Display:
         self._began = time.monotonic()
         self._first_end: tuple[float, int] | None = None
         self._printed = 0.0
-        self._failures = 0
+        self._failures = self._retired = 0
 
     def __enter__(self) -> Display:
         if self._live:
@@ -114,11 +114,21 @@ class Display:
         ranked = [trial for trial in trials if trial.best is not None and trial.state != "INVALID_HP"]
         return min(ranked, key=lambda trial: self._sign * (trial.best or 0), default=None)
 
-    def failure(self, trial: int, error: str) -> None:
-        """Say that a trial failed, and why: the last line of its traceback; the journal has all of it."""
+    def failure(self, trial: int, error: str, ended: str = "") -> None:
+        """Say that a trial failed, and why: the last line of its traceback; the journal has all of it.
+
+        ``ended``: why it is not started again.
+        """
         self._failures += 1
         if self._failures <= SHOWN_TRIALS:
-            self.say(f"trial {trial} failed: {error.strip().splitlines()[-1] if error.strip() else 'no reason given'}")
+            told = error.strip().splitlines()[-1] if error.strip() else "no reason given"
+            self.say(f"trial {trial} failed{f' for good ({ended})' if ended else ''}: {told}")
+
+    def retired(self, group: str, trial: int, why: str) -> None:
+        """Say that a worker group's processes are replaced after a trial, and why."""
+        self._retired += 1
+        if self._retired <= SHOWN_TRIALS:
+            self.say(f"worker group {group} starts anew after trial {trial}: {why}")
 
     def closing(self, stopped: bool) -> None:
         """The run ends, by itself or because it was told to."""

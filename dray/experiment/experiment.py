@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -291,7 +290,6 @@ class Experiment:
                     else ByValue(trial=self._trial),
                     cluster=cluster,
                     display=display,
-                    restarts=Counter(_trials(records, "restarted")),
                     records=records,
                     revived=frozenset(_trials(records, "exited")),
                     on_message=on_message,

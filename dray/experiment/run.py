@@ -26,7 +26,8 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 import dray
 from dray.cluster.desk import Message
-from dray.cluster.lending import Slots, WorkerGroup, start_desk
+from dray.cluster.failure import Failure
+from dray.cluster.lending import Slots, WorkerGroup, end_groups, start_desk
 from dray.cluster.ray_cluster import Cluster, most_slots, slot_kind, slots_now, upload
 from dray.cluster.startup_hook import HOOK, StartupHookFailed
 from dray.experiment.code import ByValue, FromDirectory
@@ -35,6 +36,7 @@ from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.display import Display
 from dray.experiment.errors import ConfigError, DeskLost, ExperimentError
 from dray.experiment.metrics_log import MetricsLog
+from dray.experiment.restarts import record, recorded, why_given_up
 from dray.experiment.retention import Policy, Retention
 from dray.hosts.ray_worker import REPORT, Lease
 from dray.hosts.ray_worker import Experiment as TrialsExperiment
@@ -54,6 +56,10 @@ GROUP_STARTS_IN_VAIN = 5
 """A group that starts so often without finishing one lease ends the experiment."""
 IN_TURN_S = 30.0
 """How long the first group, then Tune, then further groups, are given to start in turn on a machine of our own."""
+TUNE_END_S = 60.0
+"""How long Tune may take to notice its end. A thread that is in Ray when that is shut down may end the process."""
+GROUPS_END_S = 30.0
+"""How long all groups together may take to leave a cluster that goes on without them."""
 STOP_GRACE_S = 120.0
 """How long trials may take to save when the driver is told to stop."""
 
@@ -65,6 +71,7 @@ class Counts:
     handles_started: int = 0
     groups_started: int = 0
     groups_lost: int = 0
+    groups_retired: int = 0
     restarts: Counter[int] = field(default_factory=Counter)
 
 
@@ -75,7 +82,6 @@ class Run:
     revived: trials that had ended, and go on as the search was extended.
     load_trial: brings the trial's class to the workers.
     cluster: where to run.
-    restarts: how often each trial has been restarted before.
     records: of the journal until now.
     on_message: called with each of the desk's messages; for benchmarks and tests.
     """
@@ -91,13 +97,13 @@ class Run:
         load_trial: FromDirectory | ByValue,
         cluster: Cluster,
         display: Display,
-        restarts: Counter[int],
         records: Sequence[Mapping[str, Any]],
         revived: Container[int] = (),
         on_message: Callable[[Message], None] | None = None,
     ) -> None:
         self.config, self.search, self.display, self.cluster = config, search, display, cluster
-        self.counts = Counts(restarts=restarts)
+        self._failures = recorded(records)
+        self.counts = Counts(restarts=Counter({trial: len(mine) for trial, mine in self._failures.items()}))
         self._directory, self._journal, self._metrics, self._load_trial = directory, journal, metrics, load_trial
         self._on_message, self._revived = on_message, revived
         self._lock = threading.RLock()
@@ -259,12 +265,11 @@ class Run:
         # Tune looks at its stopping only when a handle returns.
         self.desk.finished.remote()
         if tune.ident is not None:
-            tune.join(10)
+            tune.join(TUNE_END_S)
         lost = isinstance(self._error, DeskLost)
         self._retention.close()
-        for group in self._groups.values():
-            # On a cluster of others its workers first give back what they hold. Without a desk they would try for ever.
-            group.end(within_s=0 if self.cluster.own or lost else 30)
+        # On a cluster of others its workers first give back what they hold. Without a desk they would try for ever.
+        end_groups(self._groups.values(), within_s=0 if self.cluster.own or lost else GROUPS_END_S)
         if not self.cluster.own:
             ray.kill(self.desk)
 
@@ -291,6 +296,10 @@ class Run:
                     self._booting.discard(message.group)
                     self._starts[message.group] += 1
                     self.counts.groups_started += 1
+                case "retired":
+                    self.counts.groups_retired += 1
+                    if self.config.resources.reuse_workers:
+                        self.display.retired(message.group, message.trial, message.error)
                 case "lost":
                     self.counts.groups_lost += 1
                     if self._starts[message.group] >= GROUP_STARTS_IN_VAIN:
@@ -350,18 +359,21 @@ class Run:
         if message.outcome == "invalid_hp":
             self.desk.finish.remote(trial, "invalid_hp")
             return
-        self.display.failure(trial, message.error)
         if message.fatal:
+            self.display.failure(trial, message.error)
             self._error = _config_error(message.error)
             return
-        self.counts.restarts[trial] += 1
-        again = self.counts.restarts[trial] <= self.config.max_restarts
-        self._journal.append(
-            {"event": "restarted" if again else "gave_up", "trial": trial, "error": message.error, "time": time.time()}
-        )
-        if not again:
+        failures = self._failures.setdefault(trial, [])
+        failures.append(message.failure or Failure(kind="died"))
+        why = why_given_up(failures, self.config.max_restarts)
+        self.display.failure(trial, message.error, why)
+        told = {"trial": trial, "error": message.error, **record(failures[-1]), "time": time.time()}
+        if why:
+            self._journal.append({"event": "gave_up", "why": why, **told})
             self.desk.finish.remote(trial, "errored")
             return
+        self._journal.append({"event": "restarted", **told})
+        self.counts.restarts[trial] += 1
         with self._lock:
             # Paused meanwhile, or paused and queued again, it goes on when its turn comes.
             runs = self.search.trials[trial].state == "RUNNING"

@@ -98,6 +98,7 @@ def _storage(raw: str | os.PathLike[str]) -> dict[str, Any]:
 _as_dict = PlainSerializer(lambda length: None if length is None else length.to_dict())
 MaxLength: TypeAlias = Annotated[Length, BeforeValidator(_length), _as_dict]
 Period: TypeAlias = Annotated[Length | None, BeforeValidator(_period), _as_dict]
+Seconds: TypeAlias = Annotated[float, Field(gt=0), AfterValidator(_whole_if_whole)]
 Directory: TypeAlias = Annotated[str, BeforeValidator(_as_text), Field(min_length=1)]
 Secret: TypeAlias = Annotated[SecretStr | None, Field(exclude=True)]
 
@@ -245,6 +246,11 @@ class Resources(_Section):
         default=None, description="what a slot is; found out from the cluster where it is not said", examples=["gpu"]
     )
     cpus_per_slot: int = Field(default=1, ge=1, description="CPUs that each worker gets", examples=[1])
+    reuse_workers: bool = Field(
+        default=True,
+        description="whether trials follow one another in the same processes; a new start takes seconds",
+        examples=["false"],
+    )
 
 
 class Optimizations(_Section):
@@ -372,7 +378,11 @@ class ExperimentConfig(_Section):
         data: Free for the user; the trial reads it with ``context.get_data_config()``.
         min_validation_period: A trial validates at least this often; None: only where the search or the end asks.
         min_checkpoint_period: A trial saves at least this often; None: by ``checkpoint_policy`` and at the end.
-        max_restarts: How often one trial may be started again after a failure.
+        max_restarts: How often one trial may be started again after a failure. It is given up before that when it runs
+            out of memory twice, or fails twice with the same error, in the same line, after the same number of batches.
+        hang_timeout_s: A trial that for so long trains and validates no batch and saves no checkpoint is ended, with
+            what its threads were doing in its log, and started again from its latest checkpoint. Its start counts, and
+            so does a wait for storage or for other ranks: choose it well above the longest of these. None: never.
     """
 
     name: str = Field(min_length=1, description="the experiment's name", examples=["digits-asha"])
@@ -407,6 +417,9 @@ class ExperimentConfig(_Section):
         examples=["{type: directory, container_path: /mnt/results}"],
     )
     max_restarts: int = Field(default=5, ge=0, description="restarts of one trial after failures", examples=[5])
+    hang_timeout_s: Seconds | None = Field(
+        default=None, description="how long a trial may make no progress before it is ended", examples=[600]
+    )
     reproducibility: Reproducibility = Field(
         default_factory=Reproducibility, description="the seed", examples=["{experiment_seed: 7}"]
     )

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -131,6 +131,8 @@ class RayHost:
         self.checkpoint_period = in_batches(experiment.checkpoint_period, records)
         self.metric: str | None = experiment.metric
         self.outcome: Ending = "completed"
+        self._progress: Callable[[], tuple[int, int]] = lambda: (0, -1)
+        self._commits = 0
         self._desk, self._lease, self._experiment = desk, lease, experiment
         self._store = lease.store
         self._in_flight: deque[Any] = deque()
@@ -159,6 +161,18 @@ class RayHost:
         self._time = now if self._time is None else max(self._time, now)
         return reached
 
+    def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
+        self._progress = progress
+
+    @property
+    def batches(self) -> int:
+        """Trained, so far as this rank knows."""
+        return self._progress()[0]
+
+    def pulse(self) -> tuple[int, ...]:
+        """Another value whenever the trial has made progress."""
+        return *self._progress(), self._commits
+
     def new_checkpoint(self, batches: int) -> Path:
         self._carried = self._unsaved.now()
         # Of a validation that was published before, at the same batch.
@@ -178,6 +192,7 @@ class RayHost:
         checkpoint = self._store.commit(staging, report.batches)
         self._unsaved.saved = report.batches
         self._desk.saved.remote(self.trial_id, checkpoint, report.batches, value)
+        self._commits += 1
         return checkpoint
 
     def open_checkpoint(self, checkpoint: str) -> Path:

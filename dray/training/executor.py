@@ -68,7 +68,7 @@ def run(plan: Plan, at: Progress, executor: Executor) -> Progress:
     """
     steps = drive(plan, at)
     seen: Seen | None = None
-    with executor.profiler or contextlib.nullcontext():
+    with _watched(executor), executor.profiler or contextlib.nullcontext():
         while True:
             try:
                 command = next(steps) if seen is None else steps.send(seen)
@@ -81,6 +81,18 @@ def run(plan: Plan, at: Progress, executor: Executor) -> Progress:
             except BaseException:
                 executor.abandon()
                 raise
+
+
+@contextlib.contextmanager
+def _watched(executor: Executor) -> Iterator[None]:
+    """Let the host see how far training is."""
+    executor.host.watch(executor.progress)
+    try:
+        yield
+    finally:
+        # The host outlives the executor, and is not to keep it, nor the processes that load its data.
+        last = executor.progress()
+        executor.host.watch(lambda: last)
 
 
 class Executor:
@@ -154,6 +166,7 @@ class Executor:
         self._epoch_starts = [_epoch_start(callback) for callback in callbacks.values()]
         self._saver = Saver(host)
         self._trained = cursor.initial_batch
+        self._evaluated = 0
         if self.is_chief and scalars.enabled and self._trained > 0:
             # A trial that is cut off goes back to its last checkpoint, and writes some batches again. The validation
             # at that checkpoint stays.
@@ -161,6 +174,10 @@ class Executor:
         self._training: dict[str, Any] | None = None
         self._validation: dict[str, Any] | None = None
         self._pending: BaseException | None = None
+
+    def progress(self) -> tuple[int, int]:
+        """What `Host.watch` takes."""
+        return self._trained, self._evaluated
 
     def perform(self, command: Command) -> Seen:
         """Do what the loop says."""
@@ -326,6 +343,7 @@ class Executor:
             if to_device is not None:
                 batch = to_device(batch)
             add(evaluate_batch(batch=batch, batch_idx=batch_idx))
+            self._evaluated = batch_idx
             if test_mode:
                 break
         rows = seen.take()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -81,6 +81,13 @@ class Host(Protocol):
 
         Raises:
             SearcherMetricError: the metric is not there, or it is no length.
+        """
+        ...
+
+    def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
+        """Take what tells how far this rank is, from any thread: batches trained, and the last batch validated.
+
+        Called on every rank.
         """
         ...
 

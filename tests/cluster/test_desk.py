@@ -10,6 +10,7 @@ import pytest
 
 from dray.cluster import desk as desk_module
 from dray.cluster.desk import Desk, Message, Result
+from dray.cluster.failure import Failure
 
 REPORT = {"rows": [], "step": 1, "value": 0.5, "final": False}
 FINAL = {"rows": [], "step": 4, "value": 0.25, "final": True}
@@ -448,5 +449,63 @@ def test_a_process_that_can_run_no_trial_says_why_and_waits_for_the_end_of_the_r
         assert not broken.done()
         await desk.close()
         await broken
+
+    scene(play)
+
+
+# ----------------------------------------------------------------------------------------------- processes are replaced
+def test_a_rank_whose_process_is_spoilt_has_its_group_replaced_and_nothing_counts_as_lost() -> None:
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3, size=2)
+        await desk.leave(lease, 1, "completed", stale="a thread runs on")
+        await desk.leave(lease, 0, "completed")
+        left, retired = await mail(desk)
+        assert (left.kind, left.outcome) == ("left", "completed")
+        assert (retired.kind, retired.group, retired.trial, retired.error) == ("retired", "g", 3, "a thread runs on")
+        # Its processes are told so, and the next trial is for those that take their place.
+        await desk.enqueue([4])
+        for rank in range(2):
+            assert await desk.next_lease("g", "a", rank, 2, lease) == {"retire": "a thread runs on"}
+        for rank in range(2):
+            task(desk.next_lease("g", "b", rank, 2, 0))
+        assert kinds(await mail(desk)) == [("joined", -1), ("granted", 4)]
+
+    scene(play)
+
+
+def test_what_the_first_word_on_a_failure_says_of_it_is_passed_on() -> None:
+    failure = Failure(kind="oom", where="MemoryError at model.py:3 in train_batch", batches=7)
+
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3)
+        await desk.leave(lease, 0, "errored", "no room", failure=failure, stale="out of memory")
+        left = (await mail(desk))[0]
+        assert (left.outcome, left.error, left.failure) == ("errored", "no room", failure)
+
+    scene(play)
+
+
+@pytest.mark.parametrize(
+    ("told", "kind"), [("", "died"), ("Task was killed due to the node running low on memory.", "oom")]
+)
+def test_a_process_that_died_is_told_from_one_that_ray_has_killed_for_its_memory(told: str, kind: str) -> None:
+    async def play(desk: Desk) -> None:
+        await lend(desk, 3)
+        if told:
+            await desk.died("g", told)
+        task(desk.next_lease("g", "b", 0, 1, 0))
+        lost, left = (await mail(desk))[:2]
+        assert (lost.kind, left.kind, left.failure) == ("lost", "left", Failure(kind=kind))  # type: ignore[arg-type]
+        assert left.error == f"a process of worker group g died{f': {told}' if told else ''}"
+
+    scene(play)
+
+
+def test_a_trial_that_hung_is_told_before_its_process_is_gone_and_only_once() -> None:
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3)
+        await desk.leave(lease, 0, "errored", "no batch", failure=Failure(kind="hung", batches=4))
+        task(desk.next_lease("g", "b", 0, 1, 0))
+        assert kinds(await mail(desk)) == [("left", 3), ("lost", -1), ("joined", -1)]
 
     scene(play)

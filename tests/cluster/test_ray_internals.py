@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from pathlib import Path
 
 import pytest
 
@@ -123,3 +124,12 @@ def test_print_is_pythons_own_again_after_train_has_put_its_own_in_place(monkeyp
     assert builtins.print is not before
     print_as_python_does()
     assert builtins.print is before
+
+
+def test_ray_still_says_of_a_worker_that_it_was_killed_for_its_memory() -> None:
+    import ray
+
+    from dray.cluster.failure import LOW_MEMORY
+
+    raylet = Path(ray.__file__).parent / "core" / "src" / "ray" / "raylet" / "raylet"
+    assert LOW_MEMORY.encode() in raylet.read_bytes(), f"{raylet} words it otherwise, see dray/cluster/failure.py"

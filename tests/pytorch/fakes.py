@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,9 @@ class FakeHost:
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
         return "nothing"
+
+    def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
+        self.progress = progress
 
     def new_checkpoint(self, batches: int) -> Path:
         return self._store.stage(batches)

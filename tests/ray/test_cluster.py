@@ -153,13 +153,14 @@ def faulty(address: str, tmp_path_factory: pytest.TempPathFactory) -> dray.Resul
     return dray.Experiment(config, model_dir=TRIALS, path=directory / "experiment", address=address).run()
 
 
-def test_trial_that_always_raises_is_restarted_as_often_as_allowed_then_errored(faulty: dray.Result) -> None:
+def test_trial_that_always_raises_in_the_same_place_has_one_more_try_and_is_errored(faulty: dray.Result) -> None:
     trial = faulty.trials.set_index("trial_id").loc[1]
-    assert (trial["state"], trial["restarts"]) == ("ERRORED", 2)
-    assert [attempt.batches for attempt in attempts(faulty.path.parent / "record")[1]] == [tuple(range(5))] * 3
+    assert (trial["state"], trial["restarts"]) == ("ERRORED", 1)
+    assert [attempt.batches for attempt in attempts(faulty.path.parent / "record")[1]] == [tuple(range(5))] * 2
     errors = [record for record in journal(faulty.path) if "error" in record]
-    assert [record["event"] for record in errors] == ["restarted", "restarted", "gave_up"]
+    assert [record["event"] for record in errors] == ["restarted", "gave_up"]
     assert all(record["error"].strip().endswith("ArithmeticError: it always ends so") for record in errors)
+    assert errors[1]["why"].startswith("the same error twice, after 5 batches: ArithmeticError at recorded.py:")
 
 
 def test_trial_with_invalid_hyperparameters_is_replaced_and_not_restarted(faulty: dray.Result) -> None:

@@ -1,0 +1,61 @@
+"""The child processes of this one."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Container
+from pathlib import Path
+
+END_S = 2.0
+"""How long a process that is told to end may take."""
+
+# Children that serve the whole process, and end with it.
+_SERVANTS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "compile_worker", "torch_shm_manager")
+
+
+def children() -> list[int]:
+    """Process ids of the living children."""
+    try:
+        # One system call tells that there is none; zombies stay for whoever waits for them.
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return []
+    found = []
+    for task in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended
+            found += [int(child) for child in task.read_text().split()]
+    return [child for child in found if lives(child)]
+
+
+def lives(process: int) -> bool:
+    """Whether it is there, and no zombie."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def _command(process: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
+
+
+def end_children(spare: Container[int] = ()) -> dict[int, str]:
+    """End the child processes of this one, but for `spare` and those that serve Python and torch; what they ran."""
+    found = {child: _command(child) for child in children() if child not in spare}
+    found = {child: command for child, command in found.items() if not any(one in command for one in _SERVANTS)}
+    left = set(found)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for child in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, number)
+        deadline = time.monotonic() + END_S
+        while left and time.monotonic() < deadline:
+            multiprocessing.active_children()  # reaps those that it knows
+            left = {child for child in left if lives(child)}
+            time.sleep(0.01 if left else 0)
+    return found

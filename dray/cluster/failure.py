@@ -1,0 +1,81 @@
+"""What kind of end a trial's failure is, and where: what restarts, and the reuse of processes, are decided by."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dray.imports import is_installed
+
+Kind = Literal["error", "oom", "device", "died", "hung"]
+"""An exception; no memory left, of the machine or of a GPU; an error of a GPU or of a collective, after which neither
+works again; a process that ended without a word; no progress for ``hang_timeout_s``."""
+
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "is killed by signal: killed")
+_OF_DEVICES = ("cuda error", "cudnn", "cublas", "cuda driver error", "nccl")
+LOW_MEMORY = "running low on memory"
+"""What Ray says of a process that it has ended to save the others of its node."""
+
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """How a trial failed.
+
+    Attributes:
+        kind: see ``Kind``.
+        where: the exception's type, and the innermost line of the user's code; "" where there was no exception.
+        batches: trained when it failed; -1 where nobody could tell.
+    """
+
+    kind: Kind
+    where: str = ""
+    batches: int = -1
+
+
+def failure_of(error: BaseException, batches: int) -> Failure:
+    """What this exception of a trial is."""
+    kinds = [_kind(each) for each in _chain(error)]
+    kind: Kind = "oom" if "oom" in kinds else "device" if "device" in kinds else "error"
+    return Failure(kind=kind, where=_where(error), batches=batches)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception, and those that led to it."""
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        yield each
+        seen.add(id(each))
+        each = each.__cause__ or each.__context__
+
+
+def _kind(error: BaseException) -> Kind:
+    # By name: torch has renamed them, and not every torch has all of them.
+    names = {kind.__name__ for kind in type(error).__mro__}
+    text = str(error).lower()
+    if names & {"MemoryError", "OutOfMemoryError"}:
+        return "oom"
+    if isinstance(error, (RuntimeError, OSError)) and any(words in text for words in _OUT_OF_MEMORY):
+        return "oom"
+    if names & {"AcceleratorError", "DistError", "DistBackendError"}:
+        return "device"
+    if isinstance(error, RuntimeError) and any(words in text for words in _OF_DEVICES):
+        return "device"
+    return "error"
+
+
+def _where(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [one for one in frames if not one.filename.startswith(("<", _PACKAGE)) and not is_installed(one.filename)]
+    kind = type(error).__qualname__
+    if not users:
+        # An exit code, say: its message is all that tells it from others.
+        return f"{kind}: {error}"
+    # Not the whole path: the code may lie elsewhere on another node.
+    return f"{kind} at {Path(users[-1].filename).name}:{users[-1].lineno} in {users[-1].name}"

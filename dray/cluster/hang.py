@@ -1,0 +1,73 @@
+"""Ends a process whose trial makes no progress, with the stacks of all its threads in the trial's log."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from dray.cluster.children import end_children
+
+LOOKS = 10
+"""How often, within its time, a trial is looked at."""
+SLACK = 1.5
+"""So many times its time is given to a process that can't even look at its trial, for whatever holds Python's lock."""
+FAREWELL_S = 5.0
+"""How long telling that a trial hangs may take."""
+
+
+@contextlib.contextmanager
+def ended_if_it_hangs(
+    within_s: float | None, *, pulse: Callable[[], object], log: int, tell: Callable[[str], None]
+) -> Iterator[None]:
+    """End this process if ``pulse`` stays the same for so long in the block.
+
+    Python's own watch (``faulthandler``) does it even where no thread of Python can run; then nobody is told.
+
+    Args:
+        within_s: seconds; None: never.
+        pulse: changes whenever there is progress.
+        log: a file descriptor that the stacks go to.
+        tell: called before the end, in another thread, with what happened.
+    """
+    if within_s is None:
+        yield
+        return
+    over = threading.Event()
+
+    def watch(within_s: float) -> None:
+        seen, at = pulse(), time.monotonic()
+        while True:
+            faulthandler.dump_traceback_later(SLACK * within_s, exit=True, file=log)
+            while not over.wait(within_s / LOOKS):
+                if (now := pulse()) != seen:
+                    seen, at = now, time.monotonic()
+                    break
+                if time.monotonic() - at >= within_s:
+                    _end(within_s, log, tell)
+            if over.is_set():
+                return
+
+    thread = threading.Thread(target=watch, args=(within_s,), name="dray-hang", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _end(within_s: float, log: int, tell: Callable[[str], None]) -> None:
+    told = f"no batch trained or validated, and no checkpoint saved, for {within_s:g} s (hang_timeout_s)"
+    os.write(log, f"dray: {told}; what all threads were doing:\n".encode())
+    faulthandler.dump_traceback(log, all_threads=True)
+    telling = threading.Thread(target=tell, args=(told,), name="dray-hang-told", daemon=True)
+    telling.start()
+    telling.join(FAREWELL_S)
+    end_children()
+    # Not by an exception: the trial does not listen.
+    os._exit(1)

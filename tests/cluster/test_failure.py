@@ -1,0 +1,81 @@
+"""What a trial's exception is: told by its type, its words, what led to it, and the user's line."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dray.cluster.failure import Failure, failure_of
+from dray.script import Script, ScriptFailed
+
+
+def caught(error: BaseException) -> Failure:
+    try:
+        raise error
+    except BaseException as raised:
+        return failure_of(raised, batches=3)
+
+
+KINDS = {
+    "MemoryError": (MemoryError(), "oom"),
+    "of a GPU": (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "oom"),
+    "of torch on the CPU": (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"), "oom"),
+    "of the system": (OSError(errno.ENOMEM, "Cannot allocate memory"), "oom"),
+    "of a data loader's worker": (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "oom"),
+    "illegal access": (RuntimeError("CUDA error: an illegal memory access was encountered"), "device"),
+    "cuBLAS": (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasSgemm"), "device"),
+    "a collective": (torch.distributed.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:1"), "device"),
+    "any other": (RuntimeError("shapes (2, 3) and (4, 5) do not match"), "error"),
+    "words alone": (ValueError("out of memory"), "error"),
+}
+
+
+@pytest.mark.parametrize("what", KINDS)
+def test_kind_of_an_exception(what: str) -> None:
+    error, kind = KINDS[what]
+    assert caught(error).kind == kind
+
+
+@pytest.mark.skipif(not hasattr(torch, "AcceleratorError"), reason="this torch raises a RuntimeError")
+def test_torchs_own_type_for_errors_of_devices() -> None:
+    assert caught(torch.AcceleratorError("unspecified launch failure")).kind == "device"
+
+
+def test_what_led_to_an_exception_counts() -> None:
+    with pytest.raises(ValueError) as told:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        except RuntimeError as cause:
+            raise ValueError("the batch is too large") from cause
+    assert failure_of(told.value, batches=0).kind == "oom"
+
+
+def test_real_errors_of_memory_are_known() -> None:
+    with pytest.raises((MemoryError, RuntimeError)) as told:
+        torch.empty(1 << 55, dtype=torch.uint8)
+    assert failure_of(told.value, 0).kind == "oom"
+
+
+def test_place_is_the_innermost_line_of_the_users_code() -> None:
+    def train_batch() -> None:
+        torch.ones(2, 3) @ torch.ones(4, 5)  # raised within torch
+
+    line = train_batch.__code__.co_firstlineno + 1
+    with pytest.raises(RuntimeError) as told:
+        train_batch()
+    assert failure_of(told.value, batches=3) == Failure(
+        kind="error", where=f"RuntimeError at test_failure.py:{line} in train_batch", batches=3
+    )
+
+
+def test_programs_that_exit_with_codes_differ_by_their_message(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit(3)")
+    with pytest.raises(ScriptFailed) as told:
+        Script(command="python3 train.py", file="train.py").run(tmp_path)
+    # Their own line is not in the traceback: only the code is known.
+    assert failure_of(told.value.with_traceback(None), 0).where == "ScriptFailed: python3 train.py exited with code 3"
+    assert str(tmp_path) not in sys.path

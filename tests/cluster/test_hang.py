@@ -1,0 +1,71 @@
+"""A process whose trial makes no progress ends, and its log tells what it was doing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from dray.cluster.hang import ended_if_it_hangs
+
+START = """
+import os, re, sys, time
+from dray.cluster.hang import ended_if_it_hangs
+
+beats = 0
+log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+
+def tell(told):
+    print(told, flush=True)
+
+def trains(batches):
+    global beats
+    for beats in range(batches):
+        time.sleep(0.02)
+
+def sleeps():
+    time.sleep(1000)
+
+def computes():
+    re.match("(a+)+$", "a" * 60 + "b")  # years, all of them with the interpreter's lock held
+
+with ended_if_it_hangs({within}, pulse=lambda: beats, log=log, tell=tell):
+    trains(30)
+    ({hangs})()
+print("over")
+"""
+
+
+def run(tmp_path: Path, hangs: str, within: float | None = 0.4) -> tuple[int, str, str]:
+    """Exit code, output and log of a process that first trains for .6 s."""
+    program = tmp_path / "program.py"
+    program.write_text(START.format(within=within, hangs=hangs))
+    done = subprocess.run([sys.executable, program, tmp_path / "log"], stdout=subprocess.PIPE, text=True, timeout=30)
+    return done.returncode, done.stdout, (tmp_path / "log").read_text()
+
+
+def test_process_that_waits_is_ended_after_it_has_told(tmp_path: Path) -> None:
+    code, output, log = run(tmp_path, "sleeps")
+    assert code == 1
+    assert output == "no batch trained or validated, and no checkpoint saved, for 0.4 s (hang_timeout_s)\n"
+    assert "hang_timeout_s" in log.splitlines()[0]
+    assert f'File "{tmp_path / "program.py"}", line 17 in sleeps' in log
+
+
+def test_process_that_keeps_pythons_lock_is_ended_too(tmp_path: Path) -> None:
+    code, output, log = run(tmp_path, "computes")
+    assert (code, output) == (1, ""), "nobody can be told"
+    assert f'File "{tmp_path / "program.py"}", line 20 in computes' in log
+
+
+def test_process_that_makes_progress_goes_on(tmp_path: Path) -> None:
+    assert run(tmp_path, "lambda: trains(30)") == (0, "over\n", "")
+
+
+def test_without_a_time_nothing_is_watched() -> None:
+    before = threading.active_count()
+    with ended_if_it_hangs(None, pulse=lambda: 0, log=1, tell=pytest.fail):
+        assert threading.active_count() == before

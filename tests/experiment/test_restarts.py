@@ -1,0 +1,68 @@
+"""When a failed trial is started again, and when it is given up."""
+
+from __future__ import annotations
+
+import pytest
+
+from dray.cluster.failure import Failure, Kind
+from dray.experiment.restarts import record, recorded, why_given_up
+
+
+def error(batches: int, where: str = "ValueError at model.py:3 in train_batch", kind: Kind = "error") -> Failure:
+    return Failure(kind=kind, where=where, batches=batches)
+
+
+DIED, HUNG, OOM = Failure(kind="died"), Failure(kind="hung", batches=7), error(4, "OutOfMemoryError", "oom")
+
+# The failures of a trial that may be started again five times; whether it is after the last one.
+CASES: dict[str, tuple[list[Failure], bool]] = {
+    "any first failure": ([error(4)], True),
+    "the same error at the same batch": ([error(4), error(4)], False),
+    "the same error before the first batch": ([error(0), error(0)], False),
+    "the same error later: it got further": ([error(4), error(9)], True),
+    "the same error earlier: another one": ([error(9), error(4)], True),
+    "another line": ([error(4), error(4, "ValueError at model.py:9 in loss")], True),
+    "another failure between": ([error(4), DIED, error(4)], True),
+    "the same error of a GPU": ([error(4, kind="device"), error(4, kind="device")], False),
+    "a first time out of memory": ([OOM], True),
+    "out of memory, then another error": ([OOM, error(4)], True),
+    "out of memory twice": ([OOM, OOM], False),
+    "out of memory twice, whatever came between": ([OOM, error(4), DIED, error(900, "MemoryError", "oom")], False),
+    "processes that die are not the trial's fault": ([DIED] * 5, True),
+    "nor is a hang the same each time": ([HUNG] * 5, True),
+    "but there is an end": ([DIED] * 6, False),
+    "ever other errors, until the end": ([error(n) for n in range(6)], False),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_trial_is_started_again(case: str) -> None:
+    failures, again = CASES[case]
+    assert (why_given_up(failures, max_restarts=5) == "") == again
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_trial_is_started_again_at_most_so_often(most: int) -> None:
+    answers = [why_given_up([DIED] * count, most) for count in range(1, 6)]
+    assert [answer == "" for answer in answers] == [count <= most for count in range(1, 6)]
+    assert answers[-1] == f"5 failures, max_restarts is {most}"
+
+
+def test_reason_is_told_with_the_place() -> None:
+    told = why_given_up([error(4), error(4)], 5)
+    assert told == "the same error twice, after 4 batches: ValueError at model.py:3 in train_batch"
+    assert why_given_up([OOM, OOM], 5) == "out of memory twice"
+
+
+def test_failures_are_those_of_the_journal_after_a_resume() -> None:
+    records = [
+        {"event": "restarted", "trial": 3, "error": "...", **record(error(4))},
+        {"event": "reported", "trial": 3},
+        {"event": "restarted", "trial": 1, "error": "...", **record(DIED)},
+        {"event": "restarted", "trial": 3, "error": "...", **record(OOM)},
+    ]
+    assert recorded(records) == {3: [error(4), OOM], 1: [DIED]}
+
+
+def test_journals_of_older_versions_are_read() -> None:
+    assert recorded([{"event": "restarted", "trial": 3, "error": "boom"}]) == {3: [DIED]}
