@@ -106,10 +106,10 @@ class LocalHost:
         self._carried = self._unsaved.now()
         return self._store.stage(batches)
 
-    def commit(self, staging: Path, report: Report) -> str:
+    def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
         rows = [*self._carried, _row(report)]
         (staging / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        path = Path(self._store.commit(staging, report.batches))
+        path = Path(self._store.commit(staging, report.batches, digests))
         self._unsaved.saved = report.batches
         log.info("saved %s", path)
         return f"{self.directory.name}/{path.name}"

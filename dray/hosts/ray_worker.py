@@ -114,7 +114,6 @@ class RayHost:
     """
 
     best_supported = True
-    is_remote = False
 
     def __init__(
         self, *, desk: Any, lease: Lease, experiment: Experiment, code_dir: Path | None, script: bool = False
@@ -135,6 +134,7 @@ class RayHost:
         self._commits = 0
         self._desk, self._lease, self._experiment = desk, lease, experiment
         self._store = lease.store
+        self.is_remote = lease.store.is_remote
         self._in_flight: deque[Any] = deque()
         self._kept: list[dict[str, Any]] = []
         self._sent = -math.inf
@@ -180,7 +180,7 @@ class RayHost:
         self._value = value if validated == batches else None
         return self._store.stage(batches)
 
-    def commit(self, staging: Path, report: Report) -> str:
+    def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
         message = self._message(report)
         carried = {**message, "rows": [*self._carried, *message["rows"]], "decides": report.decides}
         value = self._metric_of(report.validation) if report.validation is not None else self._value
@@ -189,7 +189,7 @@ class RayHost:
         # Also the fence: whoever lost the lease must not write beside the one who has it.
         if not ray.get(self._desk.may_commit.remote(self._lease.number)):
             raise LeaseLost(f"trial {self.trial_id} goes on elsewhere")
-        checkpoint = self._store.commit(staging, report.batches)
+        checkpoint = self._store.commit(staging, report.batches, digests)
         self._unsaved.saved = report.batches
         self._desk.saved.remote(self.trial_id, checkpoint, report.batches, value)
         self._commits += 1

@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,9 @@ class CheckpointStore:
         trial_dir: need not exist yet.
     """
 
+    #: Whether committing takes as long as a network does.
+    is_remote = False
+
     def __init__(self, trial_dir: Path) -> None:
         self.trial_dir = trial_dir
         self._patience_s = PATIENCE_S
@@ -74,15 +77,15 @@ class CheckpointStore:
         staging.mkdir(parents=True)
         return staging
 
-    def commit(self, staging: Path, batches: int) -> str:
+    def commit(self, staging: Path, batches: int, digests: Mapping[str, str] | None = None) -> str:
         """Turn a staged directory into the checkpoint at so many batches, all or nothing, and return its id.
 
-        A checkpoint already there is replaced.
+        A checkpoint already there is replaced. `digests` as of `write_manifest`.
 
         Raises:
             OSError: see `dray.storage.writing`. Of a remote store also `StorageError`, after minutes.
         """
-        return str(commit(staging, Path(self.id_of(batches))))
+        return str(commit(staging, Path(self.id_of(batches)), digests))
 
     def listed(self) -> list[tuple[int, str]]:
         """(batches, id) of everything named as a checkpoint, the latest first; not verified."""
@@ -184,6 +187,8 @@ class RemoteStore(CheckpointStore):
         patience_s: how long it is tried.
     """
 
+    is_remote = True
+
     def __init__(self, root: Location, scratch: Path, *, patience_s: float = PATIENCE_S) -> None:
         super().__init__(scratch)
         self.root = root
@@ -192,8 +197,8 @@ class RemoteStore(CheckpointStore):
     def id_of(self, batches: int) -> str:
         return self._at(batches).uri
 
-    def commit(self, staging: Path, batches: int) -> str:
-        write_manifest(staging)
+    def commit(self, staging: Path, batches: int, digests: Mapping[str, str] | None = None) -> str:
+        write_manifest(staging, digests)
         self._remote(self._at(batches)).upload(staging, last=MANIFEST)
         shutil.rmtree(staging, ignore_errors=True)
         return self.id_of(batches)
@@ -244,12 +249,12 @@ def stage(trial_dir: Path, batches: int) -> Path:
     return CheckpointStore(trial_dir).stage(batches)
 
 
-def commit(staging: Path, target: Path) -> Path:
+def commit(staging: Path, target: Path, digests: Mapping[str, str] | None = None) -> Path:
     """Turn a staged directory into the local checkpoint `target`, all or nothing, and return `target`.
 
-    A checkpoint already there is replaced.
+    A checkpoint already there is replaced. `digests` as of `write_manifest`.
     """
-    write_manifest(staging)
+    write_manifest(staging, digests)
     if target.exists():
         replaced = target.with_name(f"{_REPLACED}{target.name}-{uuid.uuid4().hex[:8]}")
         target.rename(replaced)

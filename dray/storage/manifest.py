@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,16 @@ class Listed:
     sha256: str
 
 
-def write_manifest(directory: Path) -> None:
-    """Complete a directory: what is in it now is the checkpoint."""
+def write_manifest(directory: Path, digests: Mapping[str, str] | None = None) -> None:
+    """Complete a directory: what is in it now is the checkpoint.
+
+    Args:
+        directory: of its files.
+        digests: the SHA-256 of files by their names, as far as it is known; the others are read.
+    """
+    known = digests or {}
     files = {
-        name: {"size": (directory / name).stat().st_size, "sha256": _sha256(directory / name)}
+        name: {"size": (directory / name).stat().st_size, "sha256": known.get(name) or _sha256(directory / name)}
         for name in sorted(_files(directory))
     }
     # Under another name first: a manifest is there whole or not at all, also where a rename of the directory is a copy.

@@ -13,6 +13,7 @@ can't run code. What would not load so is refused when it is saved. Determined's
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import pickle
@@ -37,6 +38,10 @@ PROGRESS = "progress.json"
 METADATA = "metadata.json"
 HPARAMS = "hparams.json"
 EXPERIMENT = "experiment.yaml"
+
+
+PIECE_BYTES = 1 << 20
+"""What is written and hashed in turn: still in the processor's cache."""
 
 
 class UnsavableState(TypeError):
@@ -112,13 +117,14 @@ def contents(
     return Contents(objects=objects, texts=texts, nbytes=nbytes)
 
 
-def write(directory: Path, contents: Contents) -> None:
-    """Fill a staged checkpoint directory.
+def write(directory: Path, contents: Contents) -> dict[str, str]:
+    """Fill a staged checkpoint directory; the SHA-256 of its files, by their names.
 
     Raises:
         OSError: a file can't be written.
     """
     made = {directory}
+    digests: dict[str, str] = {}
 
     def path_of(name: str) -> Path:
         path = directory / name
@@ -129,13 +135,16 @@ def write(directory: Path, contents: Contents) -> None:
 
     for name, content in contents.texts.items():
         path_of(name).write_bytes(content)
+        digests[name] = hashlib.sha256(content).hexdigest()
     for name, value in contents.objects.items():
         with _Output(path_of(name)) as file:
             torch.save(value, file)
+        digests[name] = file.digest.hexdigest()
+    return digests
 
 
 class _Output(io.FileIO):
-    """A file for `torch.save`: one that says why it can't be written.
+    """A file for `torch.save`: one that is hashed while it is written, and says why it can't be.
 
     torch raises an error of its own after that of the file, about what it finds at the end. So it is left to end as if
     nothing had happened. And nothing is held back in a buffer: a process that is forked meanwhile (a DataLoader's
@@ -144,6 +153,7 @@ class _Output(io.FileIO):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "wb")
+        self.digest = hashlib.sha256()
         self._error: OSError | None = None
 
     def __exit__(self, *_: object) -> None:
@@ -153,12 +163,16 @@ class _Output(io.FileIO):
 
     def write(self, data: Buffer) -> int:
         view = memoryview(data).cast("B")
-        try:
-            done = 0
-            while self._error is None and done < len(view):
-                done += super().write(view[done:])
-        except OSError as error:
-            self._error = error
+        done = 0
+        while self._error is None and done < len(view):
+            piece = view[done : done + PIECE_BYTES]
+            try:
+                written = super().write(piece)
+            except OSError as error:
+                self._error = error
+            else:
+                self.digest.update(piece[:written])
+                done += written
         return len(view)
 
 

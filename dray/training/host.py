@@ -95,8 +95,11 @@ class Host(Protocol):
         """An empty directory to write a checkpoint into, of what is trained and was published so far."""
         ...
 
-    def commit(self, staging: Path, report: Report) -> str:
-        """Make what is in `staging` the checkpoint at `report.batches`, all or nothing; return its id."""
+    def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
+        """Make what is in `staging` the checkpoint at `report.batches`, all or nothing; return its id.
+
+        `digests` are the SHA-256 of files there, by their names, as far as they are known.
+        """
         ...
 
     def open_checkpoint(self, checkpoint: str) -> Path:

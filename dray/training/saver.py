@@ -112,10 +112,11 @@ class Saver:
     ) -> str | None:
         try:
             with writing(staging):
-                checkpoint.write(staging, contents)
+                digests = checkpoint.write(staging, contents)
                 if written is not None:
                     written(staging)
-                saved = self._host.commit(staging, report)
+                    digests = {}  # it may have changed files
+                saved = self._host.commit(staging, report, digests)
         except OSError as error:
             self._no_room(error, report)
             return None

@@ -38,7 +38,7 @@ class Snapshots:
         A GPU copies in the order of the current stream: before whatever is computed there after this call.
 
         Raises:
-            NotCopied: it has tensors that are sparse, quantised, of the user's own classes, or on another device than these.
+            NotCopied: it has tensors that are sparse, quantised, of a class of one's own, or on a third kind of device.
         """
         # First what there is, so that memory which does not fit any more is given back before new is taken.
         pickled = io.BytesIO()

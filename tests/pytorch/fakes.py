@@ -64,9 +64,9 @@ class FakeHost:
     def new_checkpoint(self, batches: int) -> Path:
         return self._store.stage(batches)
 
-    def commit(self, staging: Path, report: Report) -> str:
+    def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
         self.committed.append(report)
-        return str(self._store.commit(staging, report.batches))
+        return self._store.commit(staging, report.batches, digests)
 
     def open_checkpoint(self, checkpoint: str) -> Path:
         return verify(Path(checkpoint))

@@ -1,0 +1,166 @@
+"""Copies of state: exact, apart from what is copied, and in memory that is kept."""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dray.training.snapshot import NotCopied, Snapshots
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.int64, torch.bool, torch.complex64]
+
+
+def saved(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def taken(value: Any, snapshots: Snapshots | None = None) -> Any:
+    copy, wait = (snapshots or Snapshots()).take(value)
+    wait()
+    return copy
+
+
+class Scene:
+    """Tensors over a few pieces of memory, which they share."""
+
+    def __init__(self) -> None:
+        self.bases = [torch.arange(24, dtype=torch.int32).to(dtype) for dtype in DTYPES]
+
+    def tensor(self, base: int, kind: str) -> torch.Tensor:
+        flat = self.bases[base]
+        match kind:
+            case "part":
+                return flat[3:9]
+            case "transposed":
+                return flat.view(4, 6).t()
+            case "strided":
+                return flat[::5]
+            case "scalar":
+                return flat[7]
+            case "empty":
+                return flat[:0]
+            case "conjugated":
+                return flat.conj()
+        return flat
+
+    def overwrite(self) -> None:
+        for base in self.bases:
+            base.copy_(torch.ones(24, dtype=base.dtype))
+
+
+LEAVES = st.one_of(
+    st.tuples(
+        st.integers(0, len(DTYPES) - 1),
+        st.sampled_from(["all", "part", "transposed", "strided", "scalar", "empty", "conjugated"]),
+    ),
+    st.integers(),
+    st.text(max_size=3),
+    st.none(),
+    st.just("array"),
+)
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def built(tree: Any, scene: Scene) -> Any:
+    match tree:
+        case tuple():
+            return scene.tensor(*tree)
+        case "array":
+            return np.arange(3.0)
+        case list():
+            return [built(item, scene) for item in tree]
+        case dict():
+            return OrderedDict((key, built(item, scene)) for key, item in tree.items())
+    return tree
+
+
+def spoil(value: Any) -> None:
+    """Change all that is not a tensor."""
+    match value:
+        case list():
+            for item in value:
+                spoil(item)
+            value.append("more")
+        case dict():
+            for item in value.values():
+                spoil(item)
+            value["more"] = 1
+        case np.ndarray():
+            value[:] = 7
+
+
+@settings(max_examples=60, deadline=None)
+@given(tree=TREES)
+def test_a_copy_is_saved_to_the_same_bytes_whatever_happens_to_what_was_copied(tree: Any) -> None:
+    scene = Scene()
+    value = [built(tree, scene)]
+    expected = saved(value)
+    copy = taken(value)
+    scene.overwrite()
+    spoil(value)
+    assert saved(copy) == expected
+
+
+def test_a_models_state_is_copied_with_all_that_belongs_to_it() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+    model[0].bias = model[1].bias  # tied
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    expected = saved(state)
+    copy = taken(state)
+    assert copy["model"]._metadata == state["model"]._metadata
+    assert copy["model"]["0.bias"].data_ptr() == copy["model"]["1.bias"].data_ptr()
+    optimizer.step()
+    assert saved(copy) == expected
+
+
+def test_what_is_seen_of_a_tensor_is_no_larger_in_a_copy() -> None:
+    base = torch.zeros(1000)
+    copy = taken({"all": base, "row": base[:10], "again": base[5:]})
+    assert {tensor.untyped_storage().data_ptr() for tensor in copy.values()} == {copy["all"].data_ptr()}
+    assert copy["row"].untyped_storage().nbytes() == 4000
+
+
+def test_memory_is_kept_from_one_copy_to_the_next() -> None:
+    snapshots = Snapshots()
+
+    def places(value: dict[str, torch.Tensor]) -> list[int]:
+        return [tensor.data_ptr() for tensor in taken(value, snapshots).values()]
+
+    state = {"a": torch.zeros(10_000), "b": torch.ones(10_000), "c": torch.ones(3)}
+    first = places(state)
+    assert len(set(first)) == 3
+    assert set(places(state)) == set(first)
+    # Another state is copied into what fits; what does not is let go.
+    assert places({"c": torch.zeros(3), "d": torch.zeros(20_000)})[0] == first[2]
+    kept = [buffer.nbytes() for buffers in snapshots._buffers.values() for buffer in buffers]
+    assert sorted(kept) == [12, 80_000]
+
+
+class Own(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.eye(2).to_sparse(), torch.zeros(2).as_subclass(Own)],
+    ids=["sparse", "subclass"],
+)
+def test_what_is_no_plain_memory_is_left_to_torch(tensor: torch.Tensor) -> None:
+    with pytest.raises(NotCopied):
+        Snapshots().take({"x": [torch.zeros(2), tensor]})
