@@ -3,7 +3,7 @@
 Nearly as good: an accuracy on the held-out digits within half a point of the best that random search found at any epoch
 of its 256 full trainings. Each validation is an epoch trained; they count in the order in which they ended.
 
-One validation in some 200 is as good as that, and which one is luck: one search tells nothing. So the searches are
+One validation in some 270 is as good as that, and which one is luck: one search tells nothing. So the searches are
 replayed for many seeds, on two workers in virtual time (`searchers.simulate`), over learning curves that were recorded:
 every trial that a search asks for is trained for real, once, by dray's Trainer in this process. A trial's curve depends
 on its hyperparameters and its seed alone, so all ways get the same trials, with the same curves, in the same order; but
