@@ -1,0 +1,223 @@
+"""Checkpoints are written one after another, while their caller goes on; what fails is heard of."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dray.storage import CheckpointStore, verify
+from dray.training import checkpoint, saver
+from dray.training.checkpoint import Contents, Description
+from dray.training.host import Report
+from dray.training.progress import Progress
+from dray.training.saver import Saver
+
+
+class SlowHost:
+    """The part of a host that a saver speaks to: it commits when it is let.
+
+    Args:
+        directory: of the checkpoints.
+        free: from the beginning.
+    """
+
+    is_remote = False
+
+    def __init__(self, directory: Path, *, free: bool = True) -> None:
+        self.store = CheckpointStore(directory)
+        self.gate = threading.Event()
+        self.begun = threading.Event()
+        self.committed: list[int] = []
+        self.threads: list[threading.Thread] = []
+        self.fault: BaseException | None = None
+        if free:
+            self.gate.set()
+
+    def new_checkpoint(self, batches: int) -> Path:
+        return self.store.stage(batches)
+
+    def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
+        self.threads.append(threading.current_thread())
+        self.begun.set()
+        assert self.gate.wait(30)
+        if self.fault is not None:
+            raise self.fault
+        self.committed.append(report.batches)
+        return self.store.commit(staging, report.batches, digests)
+
+
+@pytest.fixture(autouse=True)
+def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saver, "AT_ONCE_BYTES", 0)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[SlowHost]:
+    host = SlowHost(tmp_path / "slow", free=False)
+    yield host
+    host.gate.set()
+
+
+def of(state: dict[str, Any], batches: int = 1) -> Contents:
+    return checkpoint.contents(
+        state=state, progress=Progress(batches=batches), ranks=[], description=Description(metadata={})
+    )
+
+
+def save(saver: Saver, state: dict[str, Any], batches: int = 1, **kwargs: Any) -> str | None:
+    return saver.save(of(state, batches), Report(batches=batches), **{"at_once": False, **kwargs})
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*.*")}
+
+
+def test_what_is_saved_is_the_state_of_the_call_to_the_last_byte(host: SlowHost, tmp_path: Path) -> None:
+    weights = torch.randn(1000)
+    state = {"models_state_dict": [{"w": weights, "row": weights[3:7]}], "lr": {"epochs": [1, 2]}}
+    there = SlowHost(tmp_path / "at once")
+    at_once = save(Saver(there), state, at_once=True)
+    background = Saver(host)
+    assert save(background, state) is None
+    weights.zero_()
+    state["lr"]["epochs"].append(3)
+    host.gate.set()
+    background.finish()
+    [(_, path)] = host.store.listed()
+    assert at_once is not None
+    assert files(verify(Path(path))) == files(verify(Path(at_once)))
+
+
+def test_the_next_one_waits_for_the_last(host: SlowHost) -> None:
+    mine = Saver(host)
+    save(mine, {"x": torch.zeros(3)}, 1)
+    assert host.begun.wait(30)
+    threading.Timer(0.05, host.gate.set).start()
+    save(mine, {"x": torch.ones(3)}, 2)
+    assert host.committed[:1] == [1], "the first is there when the second begins"
+    mine.finish()
+    assert host.committed == [1, 2]
+    assert threading.main_thread() not in host.threads
+
+
+def test_callers_that_ask_for_it_wait(host: SlowHost) -> None:
+    """Small ones wait, too, unless the store is far away; and whoever looks at the files."""
+    host.gate.set()
+    seen: list[list[str]] = []
+    mine = Saver(host)
+    state = {"x": torch.zeros(3)}
+    assert save(mine, state, 1, at_once=True) == host.store.id_of(1)
+    assert save(mine, state, 2, written=lambda path: seen.append(sorted(p.name for p in path.iterdir()))) is not None
+    assert seen == [["metadata.json", "progress.json", "state-dict.pth"]]
+    saver.AT_ONCE_BYTES = 13  # put back by the fixture
+    assert save(mine, state, 3) == host.store.id_of(3)
+    host.is_remote = True
+    assert save(mine, state, 4) is None
+    mine.finish()
+    assert [thread is threading.main_thread() for thread in host.threads] == [True, True, True, False]
+
+
+def test_a_file_that_was_changed_before_the_commit_counts_as_it_is(host: SlowHost) -> None:
+    host.gate.set()
+    path = save(Saver(host), {}, written=lambda path: (path / "metadata.json").write_text("{}"))
+    assert path is not None
+    assert (verify(Path(path)) / "metadata.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("method", ["check", "wait", "finish", "save"])
+def test_an_error_is_raised_by_whatever_comes_next_and_once(host: SlowHost, method: str) -> None:
+    mine = Saver(host)
+    host.fault = LookupError("fenced")
+    host.gate.set()
+    save(mine, {"x": torch.zeros(3)})
+    assert mine._thread is not None
+    mine._thread.join()
+    with pytest.raises(LookupError, match="fenced"):
+        save(mine, {}, 2) if method == "save" else getattr(mine, method)()
+    assert host.store.listed() == []
+    assert list(host.store.trial_dir.iterdir()) == [], "what was written of it is gone"
+    host.fault = None
+    save(mine, {"x": torch.zeros(3)}, 3)
+    mine.finish()
+    assert host.committed == [3]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_full_disk_is_told_and_outlasted(
+    host: SlowHost, at_once: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel's own: the state's file is /dev/full for a while."""
+    host.gate.set()
+    mine = Saver(host)
+    state = {"x": torch.zeros(100_000)}
+    save(mine, state, 1, at_once=at_once)
+
+    def no_room(batches: int) -> Path:
+        staging = host.store.stage(batches)
+        (staging / "state-dict.pth").symlink_to("/dev/full")
+        return staging
+
+    with monkeypatch.context() as full:
+        full.setattr(host, "new_checkpoint", no_room)
+        assert save(mine, state, 2, at_once=at_once) is None
+        mine.wait()
+        with pytest.raises(OSError, match=r"no room for a checkpoint in .*slow: .*; free some, the last one stands"):
+            save(mine, state, 3, at_once=at_once)
+            mine.finish()
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [line.partition(":")[0] for line in told] == [
+        f"the checkpoint at batch {batches} was not saved, training goes on" for batches in (2, 3)
+    ]
+    assert [batches for batches, _ in host.store.listed()] == [1], "the old one stands"
+    assert len(list(host.store.trial_dir.iterdir())) == 1, "what was written of the others makes room"
+    # With room again all is well, and nothing is said of before.
+    save(mine, state, 4, at_once=at_once)
+    mine.finish()
+    assert [batches for batches, _ in host.store.listed()] == [4, 1]
+
+
+def test_a_disk_that_has_no_room_for_a_directory_is_full_too(host: SlowHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(batches: int) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(host, "new_checkpoint", no_room)
+    mine = Saver(host)
+    assert save(mine, {}) is None
+    mine.check()
+    with pytest.raises(OSError, match="No space left"):
+        mine.finish()
+
+
+def test_other_errors_of_files_are_not_taken_for_a_full_disk(host: SlowHost) -> None:
+    host.fault = OSError(errno.EIO, "input/output error")
+    host.gate.set()
+    with pytest.raises(OSError, match="input/output"):
+        save(Saver(host), {}, at_once=True)
+
+
+def test_after_another_error_what_is_being_written_is_completed(
+    host: SlowHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = Saver(host)
+    save(mine, {"x": torch.zeros(3)}, 1)
+    threading.Timer(0.05, host.gate.set).start()
+    mine.abandon()
+    assert host.committed == [1]
+    host.fault = LookupError("fenced")
+    save(mine, {"x": torch.zeros(3)}, 2)
+    mine.abandon()
+    assert "the last checkpoint was not saved: fenced" in caplog.text
+
+
+def test_what_can_not_be_copied_is_written_at_once(host: SlowHost) -> None:
+    host.gate.set()
+        path = save(Saver(host), {"x": torch.eye(3).to_sparse()})
+    assert path is not None
+    assert torch.equal(checkpoint.read_state(Path(path), [])["x"].to_dense(), torch.eye(3))
