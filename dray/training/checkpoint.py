@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ from dray.storage import determined_state
 from dray.training import legacy
 from dray.training.division import Division
 from dray.training.progress import Progress
+
+T = TypeVar("T")
 
 STATE = "state-dict.pth"
 PROGRESS = "progress.json"
@@ -214,17 +216,7 @@ def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_
     """
     old = determined_state(directory)
     path = directory / STATE if old is None else old
-    try:
-        state: Any = _load(path, **torch_load_kwargs)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{path} can't be loaded as data: {_reason(str(error))}; nothing in it was run. If you trust the file, "
-            "allow the type with torch.serialization.add_safe_globals([...]) first; or load it with torch.load("
-            "weights_only=False), make plain values of what is not, and save it in its place"
-        ) from error
-    if not isinstance(state, dict):
-        raise ValueError(f"{path} holds {type(state).__name__}, not the dict that a trainer writes")
-    found: dict[str, Any] = state
+    found: dict[str, Any] = _load_as(dict, path, **torch_load_kwargs)
     if old is not None:
         found = legacy.modern(found)
         legacy.without_ddp_prefix(found, models)
@@ -243,6 +235,9 @@ def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int) -
 
     Gradients are this rank's own if as many processes wrote them, else the mean over those that did:
     that is what averaging over ranks would have made of them.
+
+    Raises:
+        ValueError: a file holds what can't be loaded as data, or something else than it should.
     """
     if legacy.is_legacy(directory):
         # All its processes had the chief's numbers.
@@ -252,12 +247,12 @@ def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int) -
     files = sorted((directory / "gradients").glob("rank_*.pth"), key=lambda file: int(file.stem.removeprefix("rank_")))
     gradients = None
     if files and len(files) == size:
-        gradients = _load(files[rank])
+        gradients = _load_as(list, files[rank])
     elif files:
-        gradients = _mean_gradients([_load(file) for file in files])
+        gradients = _mean_gradients([_load_as(list, file) for file in files])
     if not path.exists() and gradients is None:
         return None
-    return RankState(rng=_load(path) if path.exists() else {}, gradients=gradients)
+    return RankState(rng=_load_as(dict, path) if path.exists() else {}, gradients=gradients)
 
 
 def read_json(path: Path) -> Any:
@@ -335,6 +330,25 @@ _NUMPY_GLOBALS: list[Any] = [
 def _load(file: Path | io.BytesIO, **kwargs: Any) -> Any:
     with torch.serialization.safe_globals(_NUMPY_GLOBALS):
         return torch.load(file, **{"map_location": "cpu", "weights_only": True, **kwargs})
+
+
+def _load_as(kind: type[T], path: Path, **kwargs: Any) -> T:
+    """A file of a checkpoint, without running code.
+
+    Raises:
+        ValueError: it holds what can't be loaded as data, or is of another type.
+    """
+    try:
+        found: Any = _load(path, **kwargs)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path} can't be loaded as data: {_reason(str(error))}; nothing in it was run. If you trust the file, "
+            "allow the type with torch.serialization.add_safe_globals([...]) first; or load it with torch.load("
+            "weights_only=False), make plain values of what is not, and save it in its place"
+        ) from error
+    if not isinstance(found, kind):
+        raise ValueError(f"{path} holds {type(found).__name__}, not the {kind.__name__} that a trainer writes")
+    return found
 
 
 def _mean_gradients(ranks: list[list[list[torch.Tensor | None]]]) -> list[list[torch.Tensor | None]]:

@@ -1,0 +1,188 @@
+"""Checkpoints that somebody else has had a hand on: damaged ones are refused, and nothing in any of them is run."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dray import pytorch
+from dray.hosts import use_host
+from dray.pytorch import Batch
+from dray.storage import CheckpointError, verify
+from dray.storage.manifest import DETERMINED_STATES, write_manifest
+from tests.pytorch.fakes import FakeHost, OneWeight
+
+
+class Malice:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return exec, (f"open({str(self.path)!r}, 'w').close()",)
+
+
+def fit(directory: Path, **fit: Any) -> FakeHost:
+    """A run that is cut in the middle of an aggregation, so that its checkpoint has gradients too."""
+    host = FakeHost(directory / "trial")
+    host.code_dir = directory / "model"
+    host.code_dir.mkdir(parents=True, exist_ok=True)
+    (host.code_dir / "model_def.py").write_text("x = 1\n")
+    init = {"aggregation_frequency": 2, "hparams": {"global_batch_size": 2}, "exp_conf": {"name": "x"}}
+    with use_host(host), pytorch.init(**init) as context:
+        pytorch.Trainer(OneWeight(context), context).fit(max_length=Batch(3), **fit)
+    return host
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(fit(tmp_path_factory.mktemp("saved")).checkpoints()[0])
+
+
+FILES = [
+    "code/model_def.py",
+    "experiment.yaml",
+    "gradients/rank_0.pth",
+    "hparams.json",
+    "manifest.json",
+    "metadata.json",
+    "progress.json",
+    "rng/rank_0.pth",
+    "state-dict.pth",
+]
+
+
+def test_these_are_the_files_of_a_checkpoint(saved: Path) -> None:
+    found = [path.relative_to(saved).as_posix() for path in saved.rglob("*") if path.is_file()]
+    assert sorted(found) == FILES
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: path.write_bytes(b""),
+        flip,
+        lambda path: path.unlink(),
+        lambda path: path.with_name(path.name + ".more").touch(),
+    ],
+    ids=["truncated", "emptied", "flipped", "deleted", "one too many"],
+)
+def test_a_damaged_checkpoint_is_loaded_by_nobody(
+    saved: Path, tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    copy = tmp_path / "checkpoint_3"
+    shutil.copytree(saved, copy)
+    verify(copy)
+    damage(copy / name)
+    with pytest.raises(CheckpointError):
+        pytorch.load_trial_from_checkpoint_path(copy, trial_class=OneWeight)
+    with pytest.raises(CheckpointError):
+        fit(tmp_path, latest_checkpoint=str(copy))
+
+
+def zipped(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def before_1_6(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer, _use_new_zipfile_serialization=False)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("form", [zipped, before_1_6, pickle.dumps], ids=["zip", "before 1.6", "pickle"])
+@pytest.mark.parametrize("name", ["state-dict.pth", "rng/rank_0.pth", "gradients/rank_0.pth"])
+def test_malice_in_a_checkpoint_of_ours_is_not_run(
+    saved: Path, tmp_path: Path, name: str, form: Callable[[Any], bytes]
+) -> None:
+    """Its manifest is right: whoever can write the one can write the other."""
+    mark, copy = tmp_path / "it has run", tmp_path / "checkpoint_3"
+    shutil.copytree(saved, copy)
+    (copy / name).write_bytes(form({"callbacks": Malice(mark)}))
+    (copy / "manifest.json").unlink()
+    write_manifest(copy)
+    refused = pytest.raises(ValueError, match=rf"{name} can't be loaded as data: .*nothing in it was run")
+    with refused:
+        fit(tmp_path, latest_checkpoint=str(copy))
+    if name == "state-dict.pth":
+        with refused:
+            pytorch.load_trial_from_checkpoint_path(copy, trial_class=OneWeight)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("form", [zipped, before_1_6, pickle.dumps], ids=["zip", "before 1.6", "pickle"])
+@pytest.mark.parametrize("name", DETERMINED_STATES)
+def test_malice_in_one_of_determineds_is_not_run(tmp_path: Path, name: str, form: Callable[[Any], bytes]) -> None:
+    mark, old = tmp_path / "it has run", tmp_path / "old"
+    (old / name).parent.mkdir(parents=True)
+    (old / name).write_bytes(form({"models_state_dict": [Malice(mark)]}))
+    refused = pytest.raises(ValueError, match=rf"{name} can't be loaded as data: .*nothing in it was run")
+    with refused:
+        fit(tmp_path, latest_checkpoint=str(old))
+    with refused:
+        pytorch.load_trial_from_checkpoint_path(old, trial_class=OneWeight)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["trial_state.pkl", "workload_sequencer.pkl"])
+def test_malice_in_a_position_of_determineds_is_not_run(saved: Path, tmp_path: Path, name: str) -> None:
+    mark, old = tmp_path / "it has run", tmp_path / "old"
+    old.mkdir()
+    shutil.copy(saved / "state-dict.pth", old / "state_dict.pth")
+    (old / name).write_bytes(pickle.dumps({"batches_trained": Malice(mark)}))
+    with pytest.raises(ValueError, match=rf"{name} can't be read as plain data: it names builtins.exec"):
+        fit(tmp_path, latest_checkpoint=str(old))
+    assert not mark.exists()
+
+
+def test_the_malice_works_where_it_is_let(tmp_path: Path) -> None:
+    """What the tests above refuse would have run."""
+    for form in (zipped, before_1_6, pickle.dumps):
+        mark = tmp_path / "it has run"
+        data = form({"callbacks": Malice(mark)})
+        if form is pickle.dumps:
+            pickle.loads(data)
+        else:
+            torch.load(io.BytesIO(data), weights_only=False)
+        assert mark.exists()
+        mark.unlink()
+
+
+def test_a_compiled_program_in_the_place_of_a_state_is_refused(saved: Path, tmp_path: Path) -> None:
+    """TorchScript, which `torch.load` would run."""
+    copy = tmp_path / "checkpoint_3"
+    shutil.copytree(saved, copy)
+    torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), copy / "state-dict.pth")
+    (copy / "manifest.json").unlink()
+    write_manifest(copy)
+    with pytest.raises(Exception, match=r"TorchScript"):
+        fit(tmp_path, latest_checkpoint=str(copy))
+
+
+@pytest.mark.parametrize(("name", "content"), [("rng/rank_0.pth", [1]), ("gradients/rank_0.pth", {"a": 1})])
+def test_a_part_of_another_type_is_told(saved: Path, tmp_path: Path, name: str, content: Any) -> None:
+    copy = tmp_path / "checkpoint_3"
+    shutil.copytree(saved, copy)
+    torch.save(content, copy / name)
+    (copy / "manifest.json").unlink()
+    write_manifest(copy)
+    with pytest.raises(ValueError, match=rf"{name} holds {type(content).__name__}, not the (list|dict)"):
+        fit(tmp_path, latest_checkpoint=str(copy))
