@@ -218,6 +218,6 @@ def test_after_another_error_what_is_being_written_is_completed(
 
 def test_what_can_not_be_copied_is_written_at_once(host: SlowHost) -> None:
     host.gate.set()
-        path = save(Saver(host), {"x": torch.eye(3).to_sparse()})
+    path = save(Saver(host), {"x": torch.eye(3).to_sparse()})
     assert path is not None
     assert torch.equal(checkpoint.read_state(Path(path), [])["x"].to_dense(), torch.eye(3))

@@ -1,0 +1,325 @@
+"""Training goes on while its checkpoint is written: what follows does not get into it, nor anything out of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dray import pytorch
+from dray.hosts import LocalHost, use_host
+from dray.pytorch import Batch
+from dray.storage import verify
+from dray.training import checkpoint, saver
+from dray.training.checkpoint import Contents
+from dray.training.host import Report
+from tests.pytorch import resuming
+from tests.pytorch.conftest import Fit
+from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
+from tests.pytorch.resuming import assert_equal
+
+BATCHES = 7  # of 5 an epoch
+
+
+class Held:
+    """Writing, which begins when training has done something more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._next = threading.Event()
+        self.writers: list[str] = []
+        write, contents = checkpoint.write, checkpoint.contents
+
+        def made(**kwargs: Any) -> Contents:
+            self._next.clear()
+            return contents(**kwargs)
+
+        def held(directory: Path, contents: Contents) -> dict[str, str]:
+            thread = threading.current_thread()
+            self.writers.append("main" if thread is threading.main_thread() else "other")
+            if thread is not threading.main_thread():
+                assert self._next.wait(30)
+            return write(directory, contents)
+
+        monkeypatch.setattr(checkpoint, "contents", made)
+        monkeypatch.setattr(checkpoint, "write", held)
+        monkeypatch.setattr(saver, "AT_ONCE_BYTES", 0)
+
+    def go_on(self) -> None:
+        """Training has."""
+        self._next.set()
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    return Held(monkeypatch)
+
+
+class Everything(resuming.Plain):
+    """Whatever has state: momentum, averages, a schedule, dropout, shuffled data, gradients, a callback's own lists."""
+
+    shuffle, dropout, momentum = True, 0.3, 0.9
+    held: Held | None = None
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=BATCHES)
+        context.wrap_lr_scheduler(schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH)
+
+    def layers(self) -> list[nn.Module]:
+        return [nn.BatchNorm1d(6), *super().layers()]
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return {"remembering": Remembering()}
+
+    def build_training_data_loader(self) -> Any:
+        size = self.context.get_per_slot_batch_size()
+        # Its workers are forked anew each epoch, while a checkpoint is being written.
+        return pytorch.DataLoader(resuming.Numbered(), size, shuffle=True, num_workers=1)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        found = super().train_batch(batch, epoch_idx, batch_idx)
+        if self.held is not None:
+            self.held.go_on()
+        return found
+
+
+class Remembering(pytorch.PyTorchCallback):
+    """Hands out what it goes on to change."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {"draws": [], "mean": torch.zeros(2)}
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        self.state["draws"].append(metrics["noise"])
+        self.state["mean"] += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.state = state_dict
+
+
+def trained(host: FakeHost, held: Held | None, **fit: Any) -> dict[str, Any]:
+    with use_host(host), pytorch.init(hparams={"global_batch_size": 8}, aggregation_frequency=2) as context:
+        trial = Everything(context)
+        trial.held = held
+        pytorch.Trainer(trial, context).fit(
+            max_length=Batch(BATCHES),
+            validation_period=Batch(1),
+            checkpoint_period=Batch(1),
+            checkpoint_policy="none",
+            **fit,
+        )
+    return {
+        "state": context._optimisation.state_dict(),
+        "reports": [(r.batches, r.training, r.validation) for r in host.reports],
+        "seen": trial.seen,
+    }
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    names = [path for path in directory.rglob("*") if path.is_file()]
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in names}
+
+
+def test_files_weights_and_metrics_are_those_of_a_run_that_waits(tmp_path: Path, held: Held) -> None:
+    """Each file to the last byte, though it was written when the next batch had been trained."""
+    behind = trained(FakeHost(tmp_path / "behind"), held)
+    assert held.writers == ["other"] * (BATCHES - 1) + ["main"]
+    held.writers.clear()
+    saver.AT_ONCE_BYTES = 1 << 30  # put back by the fixture
+    waiting = trained(FakeHost(tmp_path / "waiting"), None)
+    assert held.writers == ["main"] * BATCHES
+    assert_equal(behind, waiting)
+    for batches in range(1, BATCHES + 1):
+        mine, other = (verify(tmp_path / kind / f"checkpoint_{batches}") for kind in ("behind", "waiting"))
+        assert files(mine) == files(other)
+    # And from there it goes on as it was.
+    again = trained(FakeHost(tmp_path / "again"), None, latest_checkpoint=str(tmp_path / "behind" / "checkpoint_5"))
+    assert_equal(again["state"], waiting["state"])
+    assert again["seen"] == waiting["seen"][5:]
+
+
+class Watching(FakeHost):
+    """Writes down the order of things."""
+
+    def __init__(self, directory: Path, **kwargs: Any) -> None:
+        super().__init__(directory, **kwargs)
+        self.events: list[str] = []
+
+    def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
+        saved = super().commit(staging, report, digests)
+        self.events.append(f"committed {report.batches}")
+        return saved
+
+    def publish(self, report: Report) -> bool:
+        self.events.append(f"{'ended' if report.final else 'published'} {report.batches}")
+        return super().publish(report)
+
+
+class Going(OneWeight):
+    """Lets what is being written begin after each batch."""
+
+    held: Held
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        found = super().train_batch(batch, epoch_idx, batch_idx)
+        self.held.go_on()
+        return found
+
+
+def test_reports_go_out_before_the_commit_unless_a_search_decides_on_them(fit: Fit, held: Held, tmp_path: Path) -> None:
+    host = Watching(tmp_path / "w", rungs=[Batch(4)])
+    fit(Going, host, prepare=lambda t: setattr(t, "held", held), max_length=Batch(6), checkpoint_period=Batch(2))
+    assert host.events == [
+        *("published 2", "committed 2"),
+        *("committed 4", "published 4"),
+        *("committed 6", "ended 6"),
+    ]
+    assert [report.checkpoint is None for report in host.reports] == [True, False, False]
+    assert [batches for batches, _ in host._store.listed()] == [6, 4, 2]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [None, KeyError("broken"), pytorch.InvalidHP("no"), pytorch.ShouldExit(), pytorch.ShouldExit(True), SystemExit(3)],
+    ids=["end", "error", "invalid", "exit", "exit unsaved", "system exit"],
+)
+@pytest.mark.parametrize("hook", ["training", "validation"])
+def test_what_is_being_written_is_completed_however_the_run_ends(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: BaseException | None, hook: str
+) -> None:
+    """The run ends where the writer has just begun: at the batch that was saved, or at the one after it."""
+    monkeypatch.setattr(saver, "AT_ONCE_BYTES", 0)
+    host = Watching(tmp_path / "w", stop_at=3 if fault is None else None)
+    began, ended = threading.Event(), threading.Event()
+    write = checkpoint.write
+
+    def slow(directory: Path, contents: Contents) -> dict[str, str]:
+        began.set()
+        if threading.current_thread() is not threading.main_thread():
+            assert ended.wait(30)
+        return write(directory, contents)
+
+    monkeypatch.setattr(checkpoint, "write", slow)
+    # Whoever ends a run waits for the writer: it is then that it may go on.
+    join = threading.Thread.join
+    monkeypatch.setattr(threading.Thread, "join", lambda self, timeout=None: (ended.set(), join(self, timeout))[1])
+
+    class Ending(OneWeight):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if hook == "training" and batch_idx == 3 and fault is not None:
+                raise fault
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
+            if hook == "validation" and fault is not None:
+                raise fault
+            return super().evaluate_batch(batch, batch_idx)
+
+    raises = fault is not None and not isinstance(fault, pytorch.ShouldExit)
+    with pytest.raises(type(fault)) if raises else contextlib.nullcontext():
+        fit(
+            Ending,
+            host,
+            max_length=Batch(9),
+            checkpoint_period=Batch(3),
+            validation_period=Batch(5),
+            checkpoint_policy="none",
+        )
+    assert began.is_set()
+    assert not [thread for thread in threading.enumerate() if thread.name == "dray-saver"]
+    verify(tmp_path / "w" / "checkpoint_3")
+    assert host.events[:2] == ["published 3", "committed 3"], "before anything else is said"
+    if fault is None:
+        assert host.events[2:] == [], "nothing was trained since"
+
+
+@pytest.mark.parametrize("hook", ["on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end"])
+@pytest.mark.filterwarnings("ignore:callback .* on_checkpoint_end is deprecated:FutureWarning")
+def test_whoever_hears_of_checkpoints_hears_at_once(fit: Fit, held: Held, host: FakeHost, hook: str) -> None:
+    calls: list[Any] = []
+    hearing = type("Hearing", (pytorch.PyTorchCallback,), {hook: lambda self, *args, **kwargs: calls.append(args)})
+    fit(
+        OneWeight,
+        prepare=lambda trial: trial.callbacks.update(hearing=hearing()),
+        max_length=Batch(4),
+        checkpoint_period=Batch(2),
+    )
+    assert held.writers == ["main", "main"]
+    assert len(calls) == 2
+
+
+def test_an_error_of_the_writer_ends_the_run_at_the_next_report(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch, host: FakeHost
+) -> None:
+    monkeypatch.setattr(saver, "AT_ONCE_BYTES", 0)
+    failed = threading.Event()
+
+    def broken(staging: Path, report: Report, digests: Mapping[str, str]) -> str:
+        failed.set()
+        raise LookupError("the store is gone")
+
+    monkeypatch.setattr(host, "commit", broken)
+
+    class Waiting(OneWeight):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == 2:
+                assert failed.wait(30)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    with pytest.raises(LookupError, match="the store is gone"):
+        fit(Waiting, max_length=Batch(9), checkpoint_period=Batch(2))
+    # What failed while batch 3 was trained is known at batch 4, at the latest.
+    assert [report.batches for report in host.reports] == [2]
+
+
+def test_training_goes_on_while_the_disk_is_full_and_ends_with_an_error_if_it_still_is(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch, host: FakeHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(saver, "AT_ONCE_BYTES", 0)
+    stage = host.new_checkpoint
+
+    def full(batches: int) -> Path:
+        staging = stage(batches)
+        if batches > 2:
+            (staging / "state-dict.pth").symlink_to("/dev/full")
+        return staging
+
+    monkeypatch.setattr(host, "new_checkpoint", full)
+    trials: list[OneWeight] = []
+    with pytest.raises(OSError, match=r"no room for a checkpoint in .*; free some, the last one stands"):
+        fit(OneWeight, prepare=trials.append, max_length=Batch(8), checkpoint_period=Batch(2), checkpoint_policy="none")
+    assert trials[0].weight == one_weight(8)
+    assert [report.batches for report in host.reports] == [2, 4, 6], "the end was not reported"
+    assert [batches for batches, _ in host._store.listed()] == [2]
+    assert caplog.text.count("was not saved, training goes on") == 3
+
+
+def test_a_local_run_carries_what_was_reported_since_the_checkpoint_before(
+    fit: Fit, held: Held, tmp_path: Path
+) -> None:
+    """Also where a report is published before its checkpoint is committed."""
+    host = LocalHost(tmp_path / "run")
+    with use_host(host), pytorch.init() as context:
+        trial = Going(context)
+        trial.held = held
+        pytorch.Trainer(trial, context).fit(
+            max_length=Batch(5), checkpoint_period=Batch(2), reporting_period=Batch(1), checkpoint_policy="none"
+        )
+    carried = {
+        batches: [json.loads(line)["batches"] for line in path.read_text().splitlines()]
+        for batches in (2, 4, 5)
+        if (path := tmp_path / "run" / f"checkpoint_{batches}" / "metrics.jsonl")
+    }
+    assert carried == {2: [1, 2], 4: [3, 4], 5: [5]}
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["batches"] for line in lines] == [1, 2, 3, 4, 5]
