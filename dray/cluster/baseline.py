@@ -16,6 +16,7 @@ import gc
 import logging
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -28,6 +29,9 @@ from dray.imports import is_installed
 
 T = TypeVar("T")
 
+COLLECTS_EVERY = 100
+"""So many times as long as a collection took, it is left out."""
+
 
 class Baseline:
     """This process as it was when this object was made, which is before the first trial."""
@@ -36,6 +40,7 @@ class Baseline:
         # What is here now stays: later collections look only at what trials have made, in a millisecond and not 100.
         gc.collect()
         gc.freeze()
+        self._collects_at = 0.0
         self._settings = settings()
         self._values = [setting.get() for setting in self._settings]
         self._threads = torch.get_num_threads()
@@ -77,7 +82,7 @@ class Baseline:
         """Put everything back; why the process should run no other trial, empty if it can."""
         reasons = []
         # First: collected objects end their worker processes and threads, close their files, free their memory.
-        gc.collect()
+        self._collect()
         for setting, value in zip(self._settings, self._values, strict=True):
             try:
                 # What has not changed is not set again: some setters cost milliseconds.
@@ -100,6 +105,17 @@ class Baseline:
             except RuntimeError as error:  # after an error on the device nothing works any more
                 reasons.append(f"the GPU fails: {error}")
         return reasons + self._leftovers.found()
+
+    def _collect(self) -> None:
+        """Free what trials have left in cycles: at once where worker processes or a GPU's memory hang on it.
+
+        Else now and then, so that no more than a hundredth of the time goes into it: a trial may have imported much.
+        """
+        began = time.monotonic()
+        if began >= self._collects_at or gpu_in_use() or self._leftovers.has_children():
+            gc.collect()
+            now = time.monotonic()
+            self._collects_at = now + COLLECTS_EVERY * (now - began)
 
     def _restore_modules(self) -> None:
         """What the trial has taken out of ``sys.modules`` or replaced there; what it has imported stays."""

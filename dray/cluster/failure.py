@@ -7,16 +7,18 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from dray.imports import is_installed
 
-Kind = Literal["error", "oom", "device", "died", "hung"]
-"""An exception; no memory left, of the machine or of a GPU; an error of a GPU or of a collective, after which neither
-works again; a process that ended without a word; no progress for ``hang_timeout_s``."""
+Kind = Literal["error", "oom", "device", "collective", "died", "hung"]
+"""An exception; no memory left, of the machine or of a GPU; an error of a GPU, after which it works no more in this
+process; one of a collective, which another rank's end can be the cause of; a process that ended without a word; no
+progress for ``hang_timeout_s``."""
 
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "is killed by signal: killed")
-_OF_DEVICES = ("cuda error", "cudnn", "cublas", "cuda driver error", "nccl")
+_OF_DEVICES = ("cuda error", "cudnn", "cublas", "cuda driver error")
+_OF_COLLECTIVES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
 LOW_MEMORY = "running low on memory"
 """What Ray says of a process that it has ended to save the others of its node."""
 
@@ -41,8 +43,9 @@ class Failure:
 def failure_of(error: BaseException, batches: int) -> Failure:
     """What this exception of a trial is."""
     kinds = [_kind(each) for each in _chain(error)]
-    kind: Kind = "oom" if "oom" in kinds else "device" if "device" in kinds else "error"
-    return Failure(kind=kind, where=_where(error), batches=batches)
+    # What led to an error counts; "error" is what all the others are not.
+    kind = next((each for each in ("oom", "device", "collective") if each in kinds), "error")
+    return Failure(kind=cast(Kind, kind), where=_where(error), batches=batches)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -63,9 +66,11 @@ def _kind(error: BaseException) -> Kind:
         return "oom"
     if isinstance(error, (RuntimeError, OSError)) and any(words in text for words in _OUT_OF_MEMORY):
         return "oom"
-    if names & {"AcceleratorError", "DistError", "DistBackendError"}:
-        return "device"
-    if isinstance(error, RuntimeError) and any(words in text for words in _OF_DEVICES):
+    if names & {"DistError", "PeerFailed"} or (
+        isinstance(error, RuntimeError) and any(words in text for words in _OF_COLLECTIVES)
+    ):
+        return "collective"
+    if "AcceleratorError" in names or (isinstance(error, RuntimeError) and any(words in text for words in _OF_DEVICES)):
         return "device"
     return "error"
 

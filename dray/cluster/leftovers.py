@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import sys
 import threading
@@ -33,6 +34,10 @@ class Leftovers:
         self._children = set(children())
         self._memory: int | None = None
         self._gpu_memory: int | None = None
+
+    def has_children(self) -> bool:
+        """Whether child processes run that were not there before."""
+        return any(child not in self._children for child in children())
 
     def found(self) -> list[str]:
         """Why this process should run no other trial; empty if it can."""
@@ -113,7 +118,8 @@ MACHINE_MEMORY = _machine_memory()
 
 
 def _give_back() -> None:
-    """Have the C library give back to the system what it keeps for later."""
+    """Free what is kept by cycles alone, and give back to the system what the C library keeps for later."""
+    gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -104,6 +104,8 @@ def _of_torch() -> Iterator[Setting]:
     frozen, flag = torch.backends.disable_global_flags.__globals__, "__allow_nonbracketed_mutation_flag"
     yield Setting("torch's flags, frozen", lambda: frozen.get(flag), lambda value: frozen.update({flag: value}))
     yield Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype)
+    # It can be set but once; where a trial has done so, putting it back fails, which only a new process mends.
+    yield Setting("torch's inter-op threads", torch.get_num_interop_threads, torch.set_num_interop_threads)
     yield Setting(
         "determinism",
         lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),

@@ -99,7 +99,7 @@ def _serve(work: dict[str, Any], program: Program, code: Path | None, distribute
 
 
 # Kinds of failures after which a process is no longer what it was.
-_SPOILT = {"oom": "out of memory", "device": "an error of a GPU or of a collective"}
+_SPOILT = {"oom": "out of memory", "device": "an error of a GPU", "collective": "an error of a collective"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ def why_given_up(failures: Sequence[Failure], max_restarts: int) -> str:
     if len(failures) > max_restarts:
         return f"{len(failures)} failures, max_restarts is {max_restarts}"
     if last.kind == "oom" and sum(failure.kind == "oom" for failure in failures) > 1:
-        # It has had a second try, in new processes that held nothing else.
+        # It has had a second try, in other processes than those that may have kept something.
         return "out of memory twice"
     if last.kind in ("error", "device") and last == before:
         # Started again, it has come to the same batch, and failed there in the same way: so it will, once more.

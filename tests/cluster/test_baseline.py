@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import logging
 import multiprocessing
 import os
@@ -22,6 +23,7 @@ from typing import Any
 import pytest
 import torch
 
+from dray.cluster import baseline as baseline_module
 from dray.cluster import children as children_module
 from dray.cluster import leftovers
 from dray.cluster.baseline import Baseline
@@ -95,6 +97,19 @@ def test_flags_that_a_trial_has_frozen_are_undone() -> None:
 
     assert Baseline().run(trial) == (None, [])
     assert torch.backends.cudnn.benchmark == before
+
+
+def test_what_can_not_be_put_back_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(count: int) -> None:
+        raise RuntimeError("cannot set number of interop threads after parallel work has started")
+
+    counts = [2]
+    monkeypatch.setattr(torch, "get_num_interop_threads", lambda: counts[0])
+    monkeypatch.setattr(torch, "set_num_interop_threads", refuse)
+    baseline = Baseline()
+    assert baseline.run(lambda: None) == (None, [])
+    _, [reason] = baseline.run(lambda: counts.__setitem__(0, 3))
+    assert reason.startswith("torch's inter-op threads can't be put back: cannot set number")
 
 
 def test_a_warning_is_shown_to_each_trial() -> None:
@@ -240,6 +255,43 @@ def test_a_leak_of_memory_is_told_and_what_the_first_trial_keeps_is_none(monkeyp
     assert int(grown[1]) == pytest.approx(3 * 64, abs=25)
     kept.clear()
     assert baseline.run(lambda: None) == (None, [])
+
+
+def test_cycles_are_freed_at_the_latest_when_their_memory_would_count_as_a_leak(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size = 64 << 20
+    monkeypatch.setattr(leftovers, "MACHINE_MEMORY", 1.5 * size / leftovers.LEAK)
+    monkeypatch.setattr(baseline_module, "COLLECTS_EVERY", 1e9)
+
+    def cycle() -> None:
+        it: dict[str, Any] = {"much": torch.ones(size // 4)}
+        it["itself"] = it
+
+    baseline = Baseline()
+    gc.disable()
+    try:
+        assert [baseline.run(cycle)[1] for _ in range(6)] == [[]] * 6
+    finally:
+        gc.enable()
+
+
+@pytest.mark.gpu
+def test_memory_of_a_gpu_is_given_back_and_a_leak_of_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[torch.Tensor] = []
+    total = torch.cuda.get_device_properties(0).total_memory
+    monkeypatch.setattr(leftovers, "LEAK", (96 << 20) / total)
+    torch.ones(1, device="cuda")
+    baseline, before = Baseline(), torch.cuda.memory_reserved()
+
+    def cycle() -> None:
+        it: dict[str, Any] = {"much": torch.ones(256 << 18, device="cuda")}
+        it["itself"] = it
+
+    assert baseline.run(cycle) == (None, [])
+    assert torch.cuda.memory_reserved() == before
+    told = [baseline.run(lambda: kept.append(torch.ones(64 << 18, device="cuda")))[1] for _ in range(2)]
+    assert told == [[], ["128 MiB more of its GPU are in use than after its first trial"]]
 
 
 # ---------------------------------------------------------------------------------------------------------- handlers

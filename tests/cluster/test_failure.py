@@ -11,6 +11,7 @@ import torch
 
 from dray.cluster.failure import Failure, failure_of
 from dray.script import Script, ScriptFailed
+from dray.training.errors import PeerFailed
 
 
 def caught(error: BaseException) -> Failure:
@@ -28,7 +29,13 @@ KINDS = {
     "of a data loader's worker": (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "oom"),
     "illegal access": (RuntimeError("CUDA error: an illegal memory access was encountered"), "device"),
     "cuBLAS": (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasSgemm"), "device"),
-    "a collective": (torch.distributed.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:1"), "device"),
+    "NCCL": (
+        torch.distributed.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:1, unhandled cuda error"),
+        "collective",
+    ),
+    "the store": (torch.distributed.DistNetworkError("Failed to recv, got 0 bytes"), "collective"),
+    "what another rank has told": (PeerFailed("training failed on rank 1: ValueError()"), "collective"),
+    "gloo": (RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:9"), "collective"),
     "any other": (RuntimeError("shapes (2, 3) and (4, 5) do not match"), "error"),
     "words alone": (ValueError("out of memory"), "error"),
 }

@@ -29,6 +29,7 @@ CASES: dict[str, tuple[list[Failure], bool]] = {
     "out of memory twice": ([OOM, OOM], False),
     "out of memory twice, whatever came between": ([OOM, error(4), DIED, error(900, "MemoryError", "oom")], False),
     "processes that die are not the trial's fault": ([DIED] * 5, True),
+    "nor is another rank's": ([error(4, kind="collective")] * 5, True),
     "nor is a hang the same each time": ([HUNG] * 5, True),
     "but there is an end": ([DIED] * 6, False),
     "ever other errors, until the end": ([error(n) for n in range(6)], False),
