@@ -81,7 +81,7 @@ def create(
 
 
 @experiment.command()
-def resume(path: Annotated[Path, typer.Argument(help="The experiment's directory.")]) -> None:
+def resume(path: Annotated[str, typer.Argument(help="The experiment's directory, or s3://BUCKET/...")]) -> None:
     """Go on with an experiment that was stopped, or whose driver died."""
     with _told():
         dray.Experiment.resume(path).run()
@@ -89,7 +89,7 @@ def resume(path: Annotated[Path, typer.Argument(help="The experiment's directory
 
 @experiment.command()
 def extend(
-    path: Annotated[Path, typer.Argument(help="The experiment's directory.")],
+    path: Annotated[str, typer.Argument(help="The experiment's directory, or s3://BUCKET/...")],
     max_trials: Annotated[int | None, typer.Option(help="Trials in all, instead of those until now.", min=1)] = None,
     max_length: Annotated[
         int | None, typer.Option(help="Length of a trial, instead of that until now, in the same unit.", min=1)

@@ -84,15 +84,16 @@ def test_checkpoints_go_where_the_option_says(config: Path) -> None:
 
 def test_resume_goes_on_with_the_directory(tmp_path: Path) -> None:
     assert run("experiment", "resume", tmp_path).exit_code == 0
-    assert FakeExperiment.made == [("resume", tmp_path)]
+    assert run("experiment", "resume", "s3://bucket/results/digits-1").exit_code == 0
+    assert FakeExperiment.made == [("resume", str(tmp_path)), ("resume", "s3://bucket/results/digits-1")]
 
 
 def test_extend_goes_on_with_the_directory_and_a_larger_budget(tmp_path: Path) -> None:
     assert run("experiment", "extend", tmp_path, "--max-trials", 200).exit_code == 0
     assert run("e", "extend", tmp_path, "--max-length", 64).exit_code == 0
     assert FakeExperiment.made == [
-        ("resume", tmp_path, ("max_trials", 200), ("max_length", None)),
-        ("resume", tmp_path, ("max_trials", None), ("max_length", 64)),
+        ("resume", str(tmp_path), ("max_trials", 200), ("max_length", None)),
+        ("resume", str(tmp_path), ("max_trials", None), ("max_length", 64)),
     ]
 
 

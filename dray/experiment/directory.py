@@ -73,6 +73,12 @@ class ExperimentDirectory:
         """A trial's checkpoints."""
         return store_at(self.storage.child(f"trial_{trial_id}"), self.trial(trial_id))
 
+    def write_storage(self, where: Location) -> None:
+        """Note where checkpoints are that are not here."""
+        descriptor = os.open(self.storage_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump({"location": where.uri, "secrets": dict(where.secrets)}, file, indent=1)
+
     @classmethod
     def create(cls, path: Path, config: ExperimentConfig, code: Path | None) -> ExperimentDirectory:
         """Make the directory, with the config and a copy of the model's code.
@@ -96,7 +102,7 @@ class ExperimentDirectory:
             )
         where = config.checkpoint_storage.location
         if where is not None and not where.is_local:
-            _write_storage(directory.storage_file, where.child(path.name))
+            directory.write_storage(where.child(path.name))
         # Last: a directory with a config is complete.
         unnamed = directory.config_file.with_suffix(".tmp")
         unnamed.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
@@ -124,12 +130,14 @@ def new_path(config: ExperimentConfig) -> Path:
     """A directory for a new experiment: in the config's storage if that is a directory, else in ``DRAY_HOME``, else in
     ``~/dray_results``."""
     where = config.checkpoint_storage.location
-    if where is not None and where.is_local:
-        root = where.path
-    else:
-        root = Path(os.environ.get("DRAY_HOME", "~/dray_results")).expanduser()
+    root = where.path if where is not None and where.is_local else results()
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in config.name)
     return (root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}").resolve()
+
+
+def results() -> Path:
+    """Where experiments are that do not say where: ``DRAY_HOME``, else ``~/dray_results``."""
+    return Path(os.environ.get("DRAY_HOME", "~/dray_results")).expanduser()
 
 
 def check_storage(where: Location | None) -> None:
@@ -148,12 +156,6 @@ def check_storage(where: Location | None) -> None:
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
         )
         raise ConfigError([("checkpoint_storage", told)]) from None
-
-
-def _write_storage(file: Path, where: Location) -> None:
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as opened:
-        json.dump({"location": where.uri, "secrets": dict(where.secrets)}, opened, indent=1)
 
 
 def _check_size(code: Path) -> None:

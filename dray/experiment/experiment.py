@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import time
@@ -19,6 +20,7 @@ from dray.experiment.entrypoint import check_entrypoint
 from dray.experiment.errors import ConfigError, DeskLost, EntrypointError, ExperimentError
 from dray.experiment.faults import missing_field
 from dray.experiment.metrics_log import MetricsLog
+from dray.experiment.mirror import Mirror, brought
 from dray.experiment.own import Own
 from dray.experiment.result import Result
 from dray.experiment.search import as_extended, build_sampler, build_search
@@ -131,7 +133,7 @@ class Experiment:
         the best of those that were paused or completed go on from their checkpoints.
 
         Args:
-            path: its directory.
+            path: its directory; or where an object store has it, as ``s3://bucket/results/digits-1``.
             max_trials: trials in all, instead of those until now.
             max_length: length of a trial, instead of that until now; in the same unit.
             trial: the class, if the experiment was given one that only a script or a notebook has.
@@ -143,7 +145,7 @@ class Experiment:
             ConfigError: there is no experiment, or its class is needed.
         """
         self = cls.__new__(cls)
-        directory = ExperimentDirectory.open(Path(path).expanduser().resolve())
+        directory = ExperimentDirectory.open(brought(path))
         self._config = directory.config()
         self._trial, self._code, self._address, self._resumes = trial, None, address, True
         code = directory.code if directory.code.is_dir() else None
@@ -179,7 +181,8 @@ class Experiment:
             check_storage(self._config.checkpoint_storage.location)
             directory = ExperimentDirectory.create(self.path, self._config, self._code)
         self._resumes = True
-        with Journal(directory.journal) as journal:
+        # The mirror is closed last: when all has come to the disk.
+        with contextlib.closing(Mirror(directory)), Journal(directory.journal) as journal:
             records = Journal.read(directory.journal)
             search, config = self._opened(journal, records)
             display = Display(

@@ -1,0 +1,120 @@
+"""An experiment whose checkpoints are in an object store, there as a whole: so that it outlives its driver's machine.
+
+The config, the code, the metrics and the journal are copied there while it runs, every few seconds, and at its end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import threading
+from pathlib import Path
+
+from dray.experiment.directory import ExperimentDirectory, results
+from dray.experiment.errors import ConfigError
+from dray.storage import Location, RemoteDirectory, StorageError
+from searchers.journal import Journal
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 10.0
+"""So much of a search can be lost with its driver's machine: what ended meanwhile runs again, from its checkpoints."""
+FIRST_S = 1.0
+PATIENCE_S = 5.0
+_TRIAL = re.compile(r"trial_(\d+)/")
+
+
+class Mirror:
+    """Copies an experiment to where its checkpoints are, in a thread; does nothing where that is its own directory."""
+
+    def __init__(self, directory: ExperimentDirectory) -> None:
+        self._directory = directory
+        self._remote = RemoteDirectory(directory.storage, patience_s=PATIENCE_S)
+        self._copied: dict[str, tuple[int, int]] = {}
+        self._over = threading.Event()
+        self._failed = False
+        self._thread: threading.Thread | None = None
+        if not directory.storage.is_local:
+            self._thread = threading.Thread(target=self._run, name="dray-mirror", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Copy what is new, and end. Call it when the journal is closed."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        over, wait_s = False, FIRST_S
+        while not over:
+            over, wait_s = self._over.wait(wait_s), EVERY_S
+            try:
+                if self._directory.journal.exists():
+                    self._copy()
+            except StorageError as error:
+                if not self._failed:
+                    log.warning("the experiment's journal is not copied beside its checkpoints for now: %s", error)
+                self._failed = True
+
+    def _copy(self) -> None:
+        for path in self._files():
+            name = path.relative_to(self._directory.path).as_posix()
+            try:
+                found = path.stat()
+                state = (found.st_size, found.st_mtime_ns)
+                if self._copied.get(name) != state:
+                    self._remote.write(name, path.read_bytes())
+                    self._copied[name] = state
+            except FileNotFoundError:  # metrics that have been packed meanwhile
+                continue
+
+    def _files(self) -> list[Path]:
+        """The journal after the metrics, of which it must not know more than there is; the config last: it is a whole
+        when it has one."""
+        directory = self._directory
+        code = [path for path in sorted(directory.code.rglob("*")) if path.is_file()]
+        metrics = [path for path in sorted(directory.metrics.glob("*")) if not path.name.startswith(".")]
+        return [*code, *metrics, directory.journal, directory.config_file]
+
+
+def brought(where: str | os.PathLike[str]) -> Path:
+    """The directory of an experiment on this machine. Of one that an object store has: the one that is here already, or
+    else a copy.
+
+    Args:
+        where: a local directory, or the URI that its checkpoints are below, used with the environment's credentials.
+
+    Raises:
+        ConfigError: there is no experiment, or it can't be read.
+    """
+    try:
+        location = Location.of(where)
+        if location.is_local:
+            return location.path.resolve()
+        remote = RemoteDirectory(location, patience_s=PATIENCE_S)
+        path = results() / location.name
+        if ExperimentDirectory(path).config_file.exists():
+            return path
+        sizes = remote.sizes()
+        names = [name for name in sizes if not _TRIAL.match(name)]
+        if "experiment.yaml" not in names:
+            raise ConfigError([("path", f"no experiment in {location}: it has no experiment.yaml")])
+        partial = path.with_name(f".{path.name}-partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        remote.download(partial, names)
+        (partial / "code").mkdir(exist_ok=True)
+        directory = ExperimentDirectory(partial)
+        directory.write_storage(location)
+        # Trials that began after the last copy begin again, perhaps with other hyperparameters.
+        started = {record.get("trial") for record in Journal.read(directory.journal) if record["event"] == "started"}
+        trials = {int(match.group(1)) for name in sizes if (match := _TRIAL.match(name))}
+        for trial in trials - started:
+            RemoteDirectory(location.child(f"trial_{trial}"), patience_s=PATIENCE_S).delete()
+    except (StorageError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError([("path", str(error))]) from None
+    partial.rename(path)
+    return path
