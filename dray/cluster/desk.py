@@ -154,10 +154,18 @@ class Desk:
         self._finished = False
         self._best: float | None = None
         self._deaths: dict[str, str] = {}
+        self._kills: dict[tuple[str, str], int] = {}
 
     # ------------------------------------------------------------------ worker groups
-    async def arrived(self, group: str, placement: Any) -> None:
-        """A process of this group runs, on resources of this placement group; it has yet to import torch."""
+    async def arrived(self, group: str, placement: Any, oom_kills: tuple[str, int] = ("", 0)) -> None:
+        """A process of this group runs, on resources of this placement group; it has yet to import torch.
+
+        ``oom_kills``: its node, and how many processes the kernel has killed there for their memory.
+        """
+        node, kills = oom_kills
+        if kills > self._kills.setdefault((group, node), kills):
+            self._kills[group, node] = kills
+            self._deaths.setdefault(group, f"meanwhile the kernel has killed a process of {node}, {LOW_MEMORY}")
         self._post(Message(kind="arrived", group=group, placement=placement))
 
     async def died(self, group: str, told: str) -> None:
@@ -336,7 +344,7 @@ class Desk:
 
     def _lose(self, name: str, group: _Group) -> None:
         """The processes of ``group`` are gone."""
-        lease = group.lease
+        lease, told = group.lease, self._deaths.pop(name, "")
         group.retire = "others are in their place"
         if not group.replaced:
             self._post(Message(kind="lost", group=name))
@@ -344,7 +352,6 @@ class Desk:
             if not lease.begun:
                 self._queue.appendleft(lease.trial)
             elif not lease.told:
-                told = self._deaths.pop(name, "")
                 kind: Literal["oom", "died"] = "oom" if LOW_MEMORY in told else "died"
                 error = f"a process of worker group {name} died{f': {told}' if told else ''}"
                 self._tell(lease, "errored", error, False, Failure(kind=kind))

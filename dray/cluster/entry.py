@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from pathlib import Path
 from typing import Any
 
 from ray.util import get_current_placement_group
@@ -16,7 +19,16 @@ def serve_leases(work: dict[str, Any]) -> None:
             ``Script`` to run; its ``place()`` is the directory of the code, or None: where trials run), ``log_format``
             (of what trials log).
     """
-    work["desk"].arrived.remote(work["group"], get_current_placement_group())
+    work["desk"].arrived.remote(work["group"], get_current_placement_group(), (os.uname().nodename, _oom_kills()))
     from dray.cluster.worker import serve
 
     serve(work)
+
+
+def _oom_kills() -> int:
+    """How many processes the kernel has killed because memory ran out: of this container, or of the machine."""
+    for place in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
+        with contextlib.suppress(OSError, StopIteration, ValueError):
+            lines = (line.split() for line in Path(place).read_text().splitlines())
+            return next(int(value) for name, value in lines if name == "oom_kill")
+    return 0

@@ -130,7 +130,7 @@ class RayHost:
         self.checkpoint_period = in_batches(experiment.checkpoint_period, records)
         self.metric: str | None = experiment.metric
         self.outcome: Ending = "completed"
-        self._progress: Callable[[], tuple[int, int]] = lambda: (0, -1)
+        self._progress: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._commits = 0
         self._desk, self._lease, self._experiment = desk, lease, experiment
         self._store = lease.store

@@ -343,7 +343,7 @@ class Executor:
             if to_device is not None:
                 batch = to_device(batch)
             add(evaluate_batch(batch=batch, batch_idx=batch_idx))
-            self._evaluated = batch_idx
+            self._evaluated = batch_idx + 1
             if test_mode:
                 break
         rows = seen.take()

@@ -85,7 +85,7 @@ class Host(Protocol):
         ...
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
-        """Take what tells how far this rank is, from any thread: batches trained, and the last batch validated.
+        """Take what tells how far this rank is, from any thread: batches trained, and those of the latest validation.
 
         Called on every rank.
         """

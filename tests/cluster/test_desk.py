@@ -509,3 +509,22 @@ def test_a_trial_that_hung_is_told_before_its_process_is_gone_and_only_once() ->
         assert kinds(await mail(desk)) == [("left", 3), ("lost", -1), ("joined", -1)]
 
     scene(play)
+
+
+def test_a_process_that_died_when_the_kernel_killed_one_for_its_memory_was_out_of_memory() -> None:
+    async def play(desk: Desk, kills: list[tuple[str, int]]) -> Failure | None:
+        """A trial runs in a process that has come with the first of these; it dies, and another one comes."""
+        for before_and_after in kills[:-1]:
+            await desk.arrived("g", None, before_and_after)
+        await lend(desk, 3)
+        await desk.arrived("g", None, kills[-1])
+        task(desk.next_lease("g", "b", 0, 1, 0))
+        return next(message.failure for message in await mail(desk) if message.kind == "left")
+
+    for kills, kind in (
+        ([("n", 3), ("n", 4)], "oom"),
+        ([("n", 3), ("n", 3)], "died"),
+        ([("n", 3), ("m", 9)], "died"),  # on a node that it was not on
+        ([("n", 3), ("m", 0), ("m", 1)], "oom"),
+    ):
+        assert scene(lambda desk, kills=kills: play(desk, kills)) == Failure(kind=kind)  # type: ignore[misc, arg-type]
