@@ -7,12 +7,13 @@ trial may yet go on from it.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,23 +71,28 @@ class Policy:
         trials: dict[int, list[Saved]] = {}
         for each in saved:
             trials.setdefault(each.trial, []).append(each)
-        found = set(self._best((each for mine in trials.values() for each in mine), self.experiment_best))
-        for trial, mine in trials.items():
-            found.update(self._best(mine, self.trial_best))
-            latest = max(self.trial_latest, needs(trial))
-            found.update(sorted(mine, key=lambda each: -each.batches)[:latest])
-        return found
+        found = self.best(each for mine in trials.values() for each in mine)
+        return found.union(*(self.keeps_of(mine, needs(trial)) for trial, mine in trials.items()))
+
+    def keeps_of(self, saved: Collection[Saved], needs: int) -> set[Saved]:
+        """Those of all checkpoints of one trial that are kept for its own sake."""
+        latest = heapq.nlargest(max(self.trial_latest, needs), saved, key=lambda each: each.batches)
+        return {*self._best(saved, self.trial_best), *latest}
+
+    def best(self, saved: Iterable[Saved]) -> set[Saved]:
+        """Those of all checkpoints of an experiment that are kept for its sake."""
+        return set(self._best(saved, self.experiment_best))
 
     def _best(self, saved: Iterable[Saved], count: int) -> list[Saved]:
         if not count:
             return []
         sign = 1 if self.smaller_is_better else -1
-        ranked = [
+        ranked = (
             (sign * each.value, each.trial, each.batches, each)
             for each in saved
             if each.value is not None and math.isfinite(each.value)
-        ]
-        return [each for *_, each in sorted(ranked, key=lambda row: row[:3])[:count]]
+        )
+        return [each for *_, each in heapq.nsmallest(count, ranked, key=lambda row: row[:3])]
 
 
 class Retention:
@@ -111,7 +117,9 @@ class Retention:
         say: Callable[[str], None],
     ) -> None:
         self._policy, self._store_of, self._needs, self._note, self._say = policy, store_of, needs, note, say
-        self._there: dict[tuple[int, int], Saved] = {}
+        self._there: dict[int, dict[int, Saved]] = {}
+        self._best: set[Saved] = set()
+        self._changed: set[int] = set()
         self._damaged: set[str] = set()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._failed = False
@@ -143,9 +151,9 @@ class Retention:
         """A checkpoint was found to be damaged: it counts no more, and is left where it is. Told once."""
         self._work.put(lambda: self._forget(trial, checkpoint, why))
 
-    def look(self) -> None:
-        """The trials have changed: one that has ended needs less."""
-        self._work.put(lambda: None)
+    def look(self, trials: Iterable[int]) -> None:
+        """These trials have changed: one that has ended needs less."""
+        self._work.put(lambda: self._changed.update(trials))
 
     def close(self) -> None:
         """Remove what is left to remove, for a while."""
@@ -182,15 +190,17 @@ class Retention:
         trials: list[int],
         value_of: Callable[[CheckpointStore, int], float | None],
     ) -> None:
-        self._there.update({(each.trial, each.batches): each for each in saved_in(records)})
+        for each in saved_in(records):
+            self._there.setdefault(each.trial, {})[each.batches] = each
+        self._changed.update(self._there)
         self._damaged.update(str(record["checkpoint"]) for record in records if record.get("event") == "damaged")
         for trial in trials:
             store = self._store_of(trial)
-            found = dict(store.listed())
-            for key in [key for key in self._there if key[0] == trial and key[1] not in found]:
-                del self._there[key]
+            found, mine = dict(store.listed()), self._there.setdefault(trial, {})
+            for batches in mine.keys() - found.keys():
+                del mine[batches]
             for batches, checkpoint in found.items():
-                if (trial, batches) in self._there:
+                if batches in mine:
                     continue
                 if store.find(batches) is not None:
                     value = value_of(store, batches)
@@ -199,16 +209,17 @@ class Retention:
                     store.delete(batches)  # which was begun; of a trial that runs, it may be on its way
 
     def _add(self, saved: Saved) -> None:
-        key = (saved.trial, saved.batches)
         self._damaged.discard(saved.checkpoint)  # written anew
-        if self._there.get(key) != saved:
-            self._there[key] = saved
+        self._changed.add(saved.trial)
+        mine = self._there.setdefault(saved.trial, {})
+        if mine.get(saved.batches) != saved:
+            mine[saved.batches] = saved
             self._record("saved", saved, value=saved.value)
 
     def _forget(self, trial: int, checkpoint: str, why: str) -> None:
-        for key, each in list(self._there.items()):
-            if each.checkpoint == checkpoint:
-                del self._there[key]
+        mine = self._there.get(trial, {})
+        for batches in [batches for batches, each in mine.items() if each.checkpoint == checkpoint]:
+            del mine[batches]
         if checkpoint not in self._damaged:
             self._damaged.add(checkpoint)
             self._note(
@@ -217,12 +228,17 @@ class Retention:
             self._say(f"trial {trial} passes over a checkpoint: {why}")
 
     def _remove_the_rest(self) -> None:
-        kept = self._policy.keeps(self._there.values(), self._needs)
-        for key, each in list(self._there.items()):
-            if each not in kept:
-                self._store_of(each.trial).delete(each.batches)
-                del self._there[key]
+        best = self._policy.best(each for mine in self._there.values() for each in mine.values())
+        self._changed |= {each.trial for each in self._best - best}
+        self._best = best
+        for trial in sorted(self._changed):
+            mine = self._there.get(trial, {})
+            kept = self._policy.keeps_of(mine.values(), self._needs(trial)) | best
+            for each in [each for each in mine.values() if each not in kept]:
+                self._store_of(trial).delete(each.batches)
+                del mine[each.batches]
                 self._record("deleted", each)
+            self._changed.discard(trial)
 
     def _record(self, event: str, saved: Saved, **more: object) -> None:
         record = {"event": event, "trial": saved.trial, "batches": saved.batches, "checkpoint": saved.checkpoint}

@@ -391,7 +391,7 @@ class Run:
         if answer.creates:
             self.desk.enqueue.remote(list(answer.creates))
         if answer.decision != "continue" or answer.stops:
-            self._retention.look()
+            self._retention.look([answer.trial, *answer.stops])
         if answer.done:
             self.desk.finished.remote()
 

@@ -160,6 +160,13 @@ def test_a_trial_that_has_ended_gives_up_what_it_needed(experiment: Experiment) 
     assert experiment.end() == {0: []}
 
 
+def test_a_better_trial_takes_the_place_among_the_experiments_best(experiment: Experiment) -> None:
+    experiment.begin(Policy(experiment_best=1, trial_best=0, trial_latest=0))
+    for trial, value in ((0, 0.5), (1, 0.75), (2, 0.25), (3, 0.3)):
+        experiment.save(trial, 10, value)
+    assert experiment.end() == {0: [], 1: [], 2: [10], 3: []}
+
+
 def test_what_a_killed_run_left_over_is_removed_when_it_is_resumed(experiment: Experiment) -> None:
     """Nothing of it is in the journal, as of a driver that died before the records came to the disk."""
     for batches, value in ((10, 0.5), (20, 0.25), (30, 0.75), (40, 1.0)):
@@ -226,7 +233,7 @@ def test_a_store_that_fails_ends_nothing_and_is_tried_again(
         experiment.save(0, batches, None)
     for _ in range(3):
         assert experiment.retention is not None
-        experiment.retention.look()
+        experiment.retention.look([0])
     experiment.end()
     experiment.begin(Policy(trial_best=0), trials=[0])
     assert experiment.end() == {0: [30]}
