@@ -122,7 +122,12 @@ def _filesystem(scheme: str, bucket: str, query: str, secrets: tuple[tuple[str, 
     options: dict[str, Any] = {**dict(parse_qsl(query, keep_blank_values=True)), **dict(secrets)}
     match scheme:
         case "s3":
-            if "region" not in options and "endpoint_override" not in options and "AWS_ENDPOINT_URL" not in os.environ:
+            # As the AWS tools have it; pyarrow passes over it.
+            named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+            if named and "endpoint_override" not in options:
+                scheme, _, options["endpoint_override"] = named.rstrip("/").rpartition("://")
+                options.setdefault("scheme", scheme or "https")
+            if "region" not in options and "endpoint_override" not in options:
                 options["region"] = _region(bucket)
             return fs.S3FileSystem(
                 **options,

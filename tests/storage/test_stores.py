@@ -225,6 +225,9 @@ def test_any_checkpoint_is_opened_by_its_uri(s3: LocalS3, tmp_path: Path, monkey
         assert (directory / "state-dict.pth").read_bytes() == STATE
     assert not directory.exists()
     assert (CheckpointStore(tmp_path / "trial").open(checkpoint) / "progress.json").exists()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{s3.port}")
+    with opened(f"s3://{s3.bucket}/{tmp_path.name}/checkpoint_9") as directory:
+        assert (directory / "state-dict.pth").read_bytes() == STATE
 
 
 @pytest.mark.slow
