@@ -18,6 +18,7 @@ from dray.experiment.config import ConfigError, build_space, load_config
 from dray.experiment.local import run_local
 from dray.pytorch import load_trial_from_checkpoint_path
 from dray.script import ScriptFailed
+from dray.storage import Location, RemoteDirectory
 from dray.training.errors import SearcherMetricError
 
 # One weight, drawn towards 1 by gradient descent: w' = w + 2 lr (1 - w), the loss before it is (1 - w) ** 2.
@@ -99,14 +100,24 @@ def test_length_may_be_in_any_unit(model_dir: Path, length: Any, batches: list[i
 
 
 @pytest.mark.parametrize("field", ["source_checkpoint_uuid", "source_trial_id"])
-def test_every_trial_begins_with_the_state_of_the_source_at_its_own_first_batch(model_dir: Path, field: str) -> None:
+@pytest.mark.parametrize("remote", [False, True], ids=["directory", "object store"])
+def test_every_trial_begins_with_the_state_of_the_source_at_its_own_first_batch(
+    model_dir: Path, field: str, remote: bool
+) -> None:
     lr = build_space(load_config(CONFIG)).sample(Random("7:0"))["lr"]
     assert isinstance(lr, float)
     source = run_local(load_config(CONFIG), model_dir, path=model_dir / "source")
-    name = {"source_checkpoint_uuid": source / "checkpoint_8", "source_trial_id": source}[field]
+    name = {"source_checkpoint_uuid": f"{source}/checkpoint_8", "source_trial_id": str(source)}[field]
+    if remote:
+        place = Location.of(f"memory://results{source}")
+        RemoteDirectory(place.child("checkpoint_8")).upload(source / "checkpoint_8", last="manifest.json")
+        name = f"memory://results{name}"
     config = load_config({**CONFIG, "searcher": {**CONFIG["searcher"], field: name}})
     seen = validations(run_local(config, model_dir, path=model_dir / "run"))
     assert seen == pytest.approx({n: (1 - 2 * lr) ** (2 * (8 + n)) for n in (2, 4, 8)}, rel=1e-3)
+    if remote and field == "source_checkpoint_uuid":
+        trial: Any = load_trial_from_checkpoint_path(name)
+        assert 1 - trial.model.weight.item() == pytest.approx((1 - 2 * lr) ** 8, rel=1e-3)
 
 
 @pytest.mark.parametrize(
