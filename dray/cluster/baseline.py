@@ -119,12 +119,9 @@ class Baseline:
 
     def _restore_modules(self) -> None:
         """What the trial has taken out of ``sys.modules`` or replaced there; what it has imported stays."""
-        modules = sys.modules
-        for name, module in self._modules.items():
-            if modules.get(name) is not module:
-                modules[name] = module
-        if len(modules) > len(self._modules):
-            self._modules = dict(modules)
+        if sys.modules != self._modules:  # there are thousands, and mostly they are the same
+            sys.modules.update(self._modules)
+            self._modules = dict(sys.modules)
 
 
 class _Loggers:
@@ -152,7 +149,14 @@ class _Loggers:
                 place = getattr(module, "__file__", None)
                 kept = _of(logger) if place is not None and is_installed(place) else _UNTOUCHED
                 self._kept[logger] = kept
-            if _of(logger) != kept:
+            # Compared one by one: there are hundreds.
+            if (
+                logger.level != kept[0]
+                or logger.propagate != kept[1]
+                or logger.disabled != kept[2]
+                or logger.handlers != kept[3]
+                or logger.filters != kept[4]
+            ):
                 logger.setLevel(kept[0])
                 logger.propagate, logger.disabled = kept[1:3]
                 logger.handlers[:], logger.filters[:] = kept[3:]

@@ -93,6 +93,7 @@ def test_fields_have_determineds_defaults() -> None:
     assert (config.searcher.max_concurrent_trials, config.searcher.divisor) == (16, 4)
     assert (config.resources.slots_per_trial, config.resources.slot, config.resources.cpus_per_slot) == (1, None, 1)
     assert (config.max_restarts, config.checkpoint_policy, config.checkpoint_storage.location) == (5, "best", None)
+    assert (config.resources.reuse_workers, config.hang_timeout_s) == (True, None)
     assert config.min_validation_period is None
     assert config.min_checkpoint_period is None
     assert (config.hyperparameters, config.data, config.labels) == ({}, {}, [])
@@ -347,6 +348,9 @@ def test_space_has_the_configs_hyperparameters() -> None:
             "type gcs has no such field; remove it, or use type: shared_fs",
         ),
         ({"max_restarts": -1}, "max_restarts", "must be >= 0, got -1"),
+        ({"hang_timeout_s": 0}, "hang_timeout_s", "must be > 0, got 0"),
+        ({"hang_timeout_s": "10m"}, "hang_timeout_s", "must be a number, got '10m'"),
+        ({"resources__reuse_workers": "no"}, "resources.reuse_workers", "must be true or false, got 'no'"),
         ({"entrypoint": "bash train.sh"}, "entrypoint", "must be module:Class, or a program of Python"),
         ({"entrypoint": ["python3", "train.py", 1]}, "entrypoint", "must be words of text, got 1 as word 3"),
         ({"entrypoint": {"a": 1}}, "entrypoint", "must be text or a list of words"),
