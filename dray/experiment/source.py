@@ -34,29 +34,29 @@ def with_source(config: ExperimentConfig) -> ExperimentConfig:
     """
     searcher = config.searcher
     trial, checkpoint = searcher.source_trial_id, searcher.source_checkpoint_uuid
-    if trial is not None:
-        with tempfile.TemporaryDirectory(prefix="dray-source-") as scratch:
-            latest = store_at(_place(trial, "source_trial_id"), Path(scratch)).latest()
-        if latest is None:
-            told = f"no checkpoint in {trial}; give the directory of a trial that has one, as RESULTS/trial_7"
-            raise ConfigError([("searcher.source_trial_id", told)])
-        found = Location.of(latest)
-    elif checkpoint is not None:
-        try:
-            found = Location.of(checkpoint)
-            with opened(checkpoint):
+    try:
+        if trial is not None:
+            with tempfile.TemporaryDirectory(prefix="dray-source-") as scratch:
+                latest = store_at(_place(trial, config), Path(scratch)).latest()
+            if latest is None:
+                told = f"no checkpoint in {trial}; give the directory of a trial that has one, as RESULTS/trial_7"
+                raise ValueError(told)
+            found = Location.of(latest)
+        elif checkpoint is not None:
+            found = _place(checkpoint, config)
+            with opened(found):
                 pass
-        except (OSError, ValueError) as error:
-            raise ConfigError([("searcher.source_checkpoint_uuid", str(error))]) from None
-    else:
-        return config
+        else:
+            return config
+    except (OSError, ValueError) as error:
+        field = "source_trial_id" if trial is not None else "source_checkpoint_uuid"
+        raise ConfigError([(f"searcher.{field}", str(error))]) from None
     whole = str(found.path.resolve()) if found.is_local else found.uri
     source = {"source_trial_id": None, "source_checkpoint_uuid": whole}
     return config.model_copy(update={"searcher": searcher.model_copy(update=source)})
 
 
-def _place(where: str, field: str) -> Location:
-    try:
-        return Location.of(where)
-    except ValueError as error:
-        raise ConfigError([(f"searcher.{field}", str(error))]) from None
+def _place(where: str, config: ExperimentConfig) -> Location:
+    """With the config's credentials, if it is in the store that these are for."""
+    place, own = Location.of(where), config.checkpoint_storage.location
+    return place if own is None else place.like(own)

@@ -234,14 +234,15 @@ def store_at(location: Location, scratch: Path) -> CheckpointStore:
 
 
 @contextmanager
-def opened(checkpoint: str | os.PathLike[str]) -> Iterator[Path]:
-    """The local directory of any checkpoint by its path or URI, verified, for the time of the block.
+def opened(checkpoint: str | os.PathLike[str] | Location) -> Iterator[Path]:
+    """The local directory of any checkpoint by its path, URI or location, verified, for the time of the block.
 
     Raises:
         FileNotFoundError, CheckpointError, StorageError: as `CheckpointStore.open`.
     """
     with tempfile.TemporaryDirectory(prefix="dray-checkpoint-") as scratch:
-        yield CheckpointStore(Path(scratch)).open(os.fspath(checkpoint))
+        place = Location.of(checkpoint)
+        yield verify(place.path) if place.is_local else _brought(RemoteDirectory(place), Path(scratch))
 
 
 def stage(trial_dir: Path, batches: int) -> Path:
