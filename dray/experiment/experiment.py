@@ -273,7 +273,8 @@ class Experiment:
 
         metrics = MetricsLog(directory.metrics)
         try:
-            display.say(f"experiment {config.name}, stored in {directory.path}")
+            elsewhere = "" if directory.storage.is_local else f", its checkpoints in {directory.storage}"
+            display.say(f"experiment {config.name}, stored in {directory.path}{elsewhere}")
             with ThreadPoolExecutor(1) as pool:
                 # Ray's start is mostly waiting for its processes: time enough to import Train and Tune.
                 modules = pool.submit(importlib.import_module, "dray.experiment.run")

@@ -112,7 +112,10 @@ class Result:
         store = self._directory.store(trial_id)
         checkpoint = store.find(batches) or store.latest()
         if checkpoint is None:
-            raise ExperimentError(f"trial {trial_id} of {self.path} is the best, but it has no checkpoint")
+            raise ExperimentError(
+                f"trial {trial_id} of {self.path} is the best, but it has no checkpoint; checkpoint_policy says which are "
+                "made, and checkpoint_storage.save_trial_best how many are kept"
+            )
         return BestTrial(
             trial_id=trial_id,
             hparams=dict(self._search.trials[trial_id].hparams or {}),
