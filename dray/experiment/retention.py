@@ -144,8 +144,7 @@ class Retention:
 
     def saved(self, trial: int, batches: int, checkpoint: str, value: float | None) -> None:
         """A trial has committed a checkpoint, or has found this one to go on from."""
-        value = value if value is not None and math.isfinite(value) else None
-        self._work.put(lambda: self._add(Saved(trial=trial, batches=batches, checkpoint=checkpoint, value=value)))
+        self._work.put(lambda: self._add(trial, batches, checkpoint, value))
 
     def damaged(self, trial: int, checkpoint: str, why: str) -> None:
         """A checkpoint was found to be damaged: it counts no more, and is left where it is. Told once."""
@@ -203,12 +202,13 @@ class Retention:
                 if batches in mine:
                     continue
                 if store.find(batches) is not None:
-                    value = value_of(store, batches)
-                    self._add(Saved(trial=trial, batches=batches, checkpoint=checkpoint, value=value))
+                    self._add(trial, batches, checkpoint, value_of(store, batches))
                 elif not self._needs(trial) and not store.is_complete(batches):
                     store.delete(batches)  # which was begun; of a trial that runs, it may be on its way
 
-    def _add(self, saved: Saved) -> None:
+    def _add(self, trial: int, batches: int, checkpoint: str, value: float | None) -> None:
+        value = value if value is not None and math.isfinite(value) else None
+        saved = Saved(trial=trial, batches=batches, checkpoint=checkpoint, value=value)
         self._damaged.discard(saved.checkpoint)  # written anew
         self._changed.add(saved.trial)
         mine = self._there.setdefault(saved.trial, {})

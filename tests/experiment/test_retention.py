@@ -169,7 +169,7 @@ def test_a_better_trial_takes_the_place_among_the_experiments_best(experiment: E
 
 def test_what_a_killed_run_left_over_is_removed_when_it_is_resumed(experiment: Experiment) -> None:
     """Nothing of it is in the journal, as of a driver that died before the records came to the disk."""
-    for batches, value in ((10, 0.5), (20, 0.25), (30, 0.75), (40, 1.0)):
+    for batches, value in ((10, 0.5), (20, 0.25), (30, math.nan), (40, 1.0)):
         experiment.save(3, batches, value, tell=False)
     (experiment.path / "trial_3" / "checkpoint_50").mkdir()  # half deleted
     experiment.begin(Policy(), trials=[3])
