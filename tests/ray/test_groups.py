@@ -45,19 +45,19 @@ class Ran:
 @pytest.fixture(scope="module")
 def ray_is_up() -> Iterator[None]:
     assert not ray.is_initialized(), "another test left its connection to Ray"
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
 
-def search(directory: Path, *, trials: int, clean: bool, reuse: bool, **fields: Any) -> Ran:
+def search(directory: Path, *, trials: int, clean: bool, reuse: bool, slots: int = 1, **fields: Any) -> Ran:
     config = recorded(
         directory / "record",
         trials=trials,
         batches=10,
         entrypoint="python3 groups.py",
         searcher={"name": "random", "metric": "error", "max_trials": trials, "max_concurrent_trials": 1},
-        resources={"slot": "cpu", "reuse_workers": reuse},
+        resources={"slot": "cpu", "slots_per_trial": slots, "reuse_workers": reuse},
         **fields,
     )
     config["hyperparameters"] |= {"clean": clean, "elsewhere": str(directory)}
@@ -77,6 +77,13 @@ def shared(ray_is_up: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def alone(ray_is_up: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """The first two of them, each in processes of its own, and the first one does nothing to them."""
     return search(tmp_path_factory.mktemp("alone"), trials=2, clean=True, reuse=False)
+
+
+@pytest.fixture(scope="module")
+def pair(ray_is_up: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """One trial of two ranks."""
+    directory = tmp_path_factory.mktemp("pair")
+    return search(directory, trials=1, clean=False, reuse=True, slots=2, hang_timeout_s=10)
 
 
 def weights(ran: Ran, trial: int) -> dict[str, torch.Tensor]:
@@ -163,3 +170,13 @@ def test_stacks_of_a_trial_that_hung_are_in_its_log(shared: Ran) -> None:
     log = (shared.result.path / "trial_5" / "logs" / "rank_0.log").read_text()
     line = 1 + (TRIALS / "groups.py").read_text().splitlines().index("                time.sleep(1000)")
     assert f'groups.py", line {line} in train_batch' in log
+
+
+def test_rank_that_hangs_ends_with_those_that_wait_for_it(pair: Ran) -> None:
+    [trial] = pair.result.trials.to_dict("records")
+    assert (trial["state"], trial["restarts"], trial["batches"]) == ("COMPLETED", 1, 10)
+    assert len(set(pair.pids(0))) == 4
+    for rank, waits_in in enumerate(["backward", "train_batch"]):
+        log = (pair.result.path / "trial_0" / "logs" / f"rank_{rank}.log").read_text()
+        assert "for 10 s (hang_timeout_s)" in log
+        assert f" in {waits_in}\n" in log

@@ -1,6 +1,6 @@
 """A program of trials that share worker groups: what each does to its process is for its number to say.
 
-``python3 groups.py``. With the hyperparameter ``clean`` none does anything.
+``python3 groups.py``. With the hyperparameter ``clean`` none does anything; of two ranks one hangs.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class Model(pytorch.PyTorchTrial):
         self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), lr=context.get_hparam("lr")))
         self.trial, self.record = trial_id(), context.get_hparam("record")
         self.clean, self.first = context.get_hparam("clean"), context.get_initial_batch() == 0
+        ranks = context.distributed
+        self.hangs = self.trial == 5 if ranks.size == 1 else ranks.rank == 1
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
         points = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
@@ -47,7 +49,7 @@ class Model(pytorch.PyTorchTrial):
         if batch_idx == 7 and not self.clean:
             if self.trial == 4:
                 raise MemoryError("it never fits")
-            if self.trial == 5 and self.first:
+            if self.hangs and self.first:
                 time.sleep(1000)
         loss = ((self.model(batch[0]) - batch[1]) ** 2).mean()
         self.context.backward(loss)
@@ -77,7 +79,7 @@ def main() -> None:
             checkpoint_period=pytorch.Batch(5),
             latest_checkpoint=info.latest_checkpoint,
         )
-    if hparams["clean"]:
+    if hparams["clean"] or len(info.slot_ids) > 1:
         return
     if trial == 0:
         for _, change in CHANGES.values():
