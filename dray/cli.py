@@ -72,6 +72,9 @@ def create(
 
         checked = load_config(config)
         code = model_dir if model_dir is not None else config.parent
+        if local and storage_path is not None:
+            told = "has no use with --local, whose checkpoints lie beside its metrics; give --path"
+            raise ConfigError([("--storage-path", told)], "The command")
         if local:
             from dray.experiment.local import run_local
 

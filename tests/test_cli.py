@@ -80,6 +80,9 @@ def test_results_go_where_the_option_says(config: Path, tmp_path: Path, option: 
 def test_checkpoints_go_where_the_option_says(config: Path) -> None:
     assert run("e", "create", config, "--storage-path", "s3://bucket/results").exit_code == 0
     assert FakeExperiment.made == [("one", config.parent, "s3://bucket/results")]
+    result = run("e", "create", config, "--storage-path", "s3://bucket/results", "--local")
+    assert result.exit_code == 2
+    assert "--storage-path: has no use with --local" in result.output
 
 
 def test_resume_goes_on_with_the_directory(tmp_path: Path) -> None:
