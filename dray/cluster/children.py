@@ -17,18 +17,19 @@ END_S = 2.0
 _SERVANTS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "compile_worker", "torch_shm_manager")
 
 
-def children() -> list[int]:
-    """Process ids of the living children."""
+def children(spare: Container[int] = ()) -> dict[int, str]:
+    """The living children, and what they run: but for `spare`, and those that serve Python and torch."""
     try:
         # One system call tells that there is none; zombies stay for whoever waits for them.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        return []
-    found = []
+        return {}
+    found: list[int] = []
     for task in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):  # a thread that has ended
             found += [int(child) for child in task.read_text().split()]
-    return [child for child in found if lives(child)]
+    commands = {child: _command(child) for child in found if child not in spare and lives(child)}
+    return {child: command for child, command in commands.items() if not any(one in command for one in _SERVANTS)}
 
 
 def lives(process: int) -> bool:
@@ -45,9 +46,8 @@ def _command(process: int) -> str:
 
 
 def end_children(spare: Container[int] = ()) -> dict[int, str]:
-    """End the child processes of this one, but for `spare` and those that serve Python and torch; what they ran."""
-    found = {child: _command(child) for child in children() if child not in spare}
-    found = {child: command for child, command in found.items() if not any(one in command for one in _SERVANTS)}
+    """End the same; what they ran."""
+    found = children(spare)
     left = set(found)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for child in left:

@@ -40,7 +40,7 @@ def handlers_of_a_trial() -> Iterator[None]:
     handlers: dict[int, Any] = {}
     exits: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
 
-    def set_handler(signalnum: int, handler: Any, /) -> Any:
+    def set_handler(signalnum: int, handler: Any) -> Any:
         if threading.current_thread() is threading.main_thread():  # of a process that the trial has started, or Ray's
             return before[0](signalnum, handler)
         number = signal.Signals(signalnum)
@@ -59,7 +59,7 @@ def handlers_of_a_trial() -> Iterator[None]:
         handlers[number] = handler
         return previous
 
-    def get_handler(signalnum: int, /) -> Any:
+    def get_handler(signalnum: int) -> Any:
         return handlers[signalnum] if signalnum in handlers else before[1](signalnum)
 
     def register(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:

@@ -37,7 +37,7 @@ class Leftovers:
 
     def has_children(self) -> bool:
         """Whether child processes run that were not there before."""
-        return any(child not in self._children for child in children())
+        return bool(children(self._children))
 
     def found(self) -> list[str]:
         """Why this process should run no other trial; empty if it can."""

@@ -310,7 +310,7 @@ def test_handlers_of_signals_are_remembered_told_and_not_installed(
             return [
                 signal.signal(signal.SIGTERM, print),
                 signal.getsignal(signal.SIGTERM),
-                signal.signal(signal.SIGTERM, signal.SIG_IGN),
+                signal.signal(signalnum=signal.SIGTERM, handler=signal.SIG_IGN),
             ]
 
     assert in_a_thread(trial) == [real, print, print]
