@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -98,12 +98,12 @@ def child(name: str, directory: Path, trials: int) -> None:
     end_on_sigterm()
     case = CASES[name]
     config = _config(case, trials)
-    if case.quiet or case.busy:
-        _disturb_search(case, trials)
+    method = _disturbed(case, config) if case.quiet or case.busy else None
     import dray
 
     with _cluster(case) as (address, add_node):
-        experiment = dray.Experiment(config, model_dir=BENCH / "model", path=directory / "experiment", address=address)
+        where = {"model_dir": BENCH / "model", "path": directory / "experiment", "address": address}
+        experiment = dray.Experiment(config, method=method, **where)
         experiment.run(on_message=_Middle(case, trials, add_node))
         counts = experiment.last_run.counts
     stamp(
@@ -186,16 +186,14 @@ class _Middle:
             stamp("node_added")
 
 
-def _disturb_search(case: Case, trials: int) -> None:
-    """Let experiments of this process have a method that goes quiet or is busy in the middle."""
-    import dray.experiment.result
+def _disturbed(case: Case, config: dict[str, Any]) -> Method:
+    """The method of the config, which is then to be given beside it, made to go quiet or to be busy in the middle."""
+    from dray.experiment.config import build_method, load_config
 
-    build = dray.experiment.result.build_method
-    dray.experiment.result.build_method = (
-        (lambda config: Quiet(build(config), trials // 2))
-        if case.quiet
-        else (lambda config: Busy(build(config), trials))
-    )
+    method, trials = build_method(load_config(config)), config["searcher"]["max_trials"]
+    common = ("metric", "smaller_is_better", "max_length")
+    config["searcher"] = {"name": "custom", **{field: config["searcher"][field] for field in common}}
+    return Quiet(method, trials // 2) if case.quiet else Busy(method, trials)
 
 
 class Quiet:
@@ -220,6 +218,12 @@ class Quiet:
             self._over = True
             stamp("disturbed")
         return self._pass(actions)
+
+    def progress(self, trained: Mapping[int, float]) -> float:
+        return self._method.progress(trained)
+
+    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> NoReturn:
+        raise NotImplementedError("this one is for a benchmark, which does not extend")
 
     def dump(self) -> dict[str, object]:
         raise NotImplementedError("this one is for a benchmark, which does not resume")
@@ -250,11 +254,8 @@ class Busy(Quiet):
         self._ended += isinstance(event, Exited)
         if self._ended == self._third and not self._over:
             self._over = True
-            # The result's own replay of the journal must not wait again.
-            if not os.environ.get("DRAY_BENCH_WAS_BUSY"):
-                os.environ["DRAY_BENCH_WAS_BUSY"] = "1"
-                time.sleep(PAUSE_S)
-                stamp("disturbed")
+            time.sleep(PAUSE_S)
+            stamp("disturbed")
         return self._pass(self._method.on(event))
 
 
