@@ -16,11 +16,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import pickle
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,7 +60,7 @@ class RankState:
     gradients: list[list[torch.Tensor | None]] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Description:
     """What the trial is, the same in all its checkpoints.
 
@@ -74,6 +76,14 @@ class Description:
     experiment: Mapping[str, Any] | None = None
     code: Mapping[str, bytes] = field(default_factory=dict)
     division: Division | None = None
+
+    @cached_property
+    def texts(self) -> Mapping[str, bytes]:
+        """The files that are the same in each checkpoint, by name."""
+        # JSON is YAML, and writing it costs a twentieth.
+        documents = {HPARAMS: self.hparams, EXPERIMENT: self.experiment}
+        texts = {name: _json(found, indent=1) for name, found in documents.items() if found is not None}
+        return texts | {f"code/{name}": content for name, content in self.code.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +119,8 @@ def contents(
     texts = {
         PROGRESS: _json({**progress.as_dict(), "size": len(ranks), "division": division}),
         METADATA: _json({**description.metadata, "steps_completed": progress.batches}),
-        **{f"code/{name}": content for name, content in description.code.items()},
+        **description.texts,
     }
-    if description.hparams is not None:
-        texts[HPARAMS] = _json(description.hparams)
-    if description.experiment is not None:
-        # JSON is YAML, and writing it costs a twentieth.
-        texts[EXPERIMENT] = _json(description.experiment)
     return Contents(objects=objects, texts=texts, nbytes=nbytes)
 
 
@@ -125,23 +130,18 @@ def write(directory: Path, contents: Contents) -> dict[str, str]:
     Raises:
         OSError: a file can't be written.
     """
-    made = {directory}
     digests: dict[str, str] = {}
-
-    def path_of(name: str) -> Path:
-        path = directory / name
-        if path.parent not in made:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            made.add(path.parent)
-        return path
-
+    # Plain strings: paths of pathlib take as long as the files do.
+    for parent in {name.rpartition("/")[0] for name in (*contents.texts, *contents.objects)}:
+        os.makedirs(f"{directory}/{parent}", exist_ok=True)
     for name, content in contents.texts.items():
-        path_of(name).write_bytes(content)
+        with open(f"{directory}/{name}", "wb") as file:
+            file.write(content)
         digests[name] = hashlib.sha256(content).hexdigest()
     for name, value in contents.objects.items():
-        with _Output(path_of(name)) as file:
-            torch.save(value, file)
-        digests[name] = file.digest.hexdigest()
+        with _Output(f"{directory}/{name}") as output:
+            torch.save(value, output)
+        digests[name] = output.digest.hexdigest()
     return digests
 
 
@@ -149,22 +149,34 @@ class _Output(io.FileIO):
     """A file for `torch.save`: one that is hashed while it is written, and says why it can't be.
 
     torch raises an error of its own after that of the file, about what it finds at the end. So it is left to end as if
-    nothing had happened. And nothing is held back in a buffer: a process that is forked meanwhile (a DataLoader's
-    worker) would have a copy of it, to be written a second time.
+    nothing had happened. torch writes a small tensor in seven pieces, which are collected here, and not by Python's
+    buffered files: if a process is forked meanwhile (a DataLoader's worker), its copy of what they hold could be
+    written, too.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         super().__init__(path, "wb")
         self.digest = hashlib.sha256()
+        self._small = bytearray()
         self._error: OSError | None = None
 
     def __exit__(self, *_: object) -> None:
+        self._pass_on(memoryview(self._small))
         self.close()
         if self._error is not None:
             raise self._error
 
     def write(self, data: Buffer) -> int:
         view = memoryview(data).cast("B")
+        if len(self._small) + len(view) <= PIECE_BYTES:
+            self._small += view
+        else:
+            small, self._small = self._small, bytearray()
+            self._pass_on(memoryview(small))
+            self._pass_on(view)
+        return len(view)
+
+    def _pass_on(self, view: memoryview) -> None:
         done = 0
         while self._error is None and done < len(view):
             piece = view[done : done + PIECE_BYTES]
@@ -175,7 +187,6 @@ class _Output(io.FileIO):
             else:
                 self.digest.update(piece[:written])
                 done += written
-        return len(view)
 
 
 def read_progress(directory: Path) -> Progress:
@@ -359,8 +370,9 @@ def _mean_gradients(ranks: list[list[list[torch.Tensor | None]]]) -> list[list[t
     return [[mean(parts) for parts in zip(*models, strict=True)] for models in zip(*ranks, strict=True)]
 
 
-def _json(content: Any) -> bytes:
-    return json.dumps(content, indent=1, default=_jsonable).encode()
+def _json(content: Any, indent: int | None = None) -> bytes:
+    # Without an indent it is C that writes.
+    return json.dumps(content, indent=indent, default=_jsonable).encode()
 
 
 def _jsonable(value: Any) -> Any:
