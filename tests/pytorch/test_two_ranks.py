@@ -10,6 +10,7 @@ import torch
 
 from dray import pytorch
 from dray.pytorch import Batch
+from dray.storage import verify
 from tests.pytorch import two_ranks
 from tests.pytorch.fakes import FakeHost
 from tests.pytorch.processes import results_of_two
@@ -167,3 +168,27 @@ def test_metrics_and_ids_reach_the_callbacks_of_both(ranks: list[dict[str, Any]]
 def test_evaluate_full_dataset_runs_on_the_chief_over_everything(ranks: list[dict[str, Any]]) -> None:
     assert [rank["full_dataset"]["trial"] for rank in ranks] == [[20], []]
     assert ranks[0]["full_dataset"]["reports"][-1][2] == {"validation_loss": 2.0}
+
+
+def test_saving_behind_changes_nothing(ranks: list[dict[str, Any]], directory: Path) -> None:
+    for rank in ranks:
+        assert_equal(rank["saving_behind"]["weights"], rank["training"]["weights"])
+    waiting, behind = (ranks[0][name]["reports"] for name in ("training", "saving_behind"))
+    assert [report[:3] for report in behind] == [report[:3] for report in waiting]
+    saved = [batches for batches, *_, checkpoint in behind if checkpoint is not None]
+    assert saved == [7], "that of the end is there when it is reported"
+    for batches in (2, 4, 6, 7):
+        mine, other = (verify(directory / name / f"checkpoint_{batches}") for name in ("saving_behind", "training"))
+        for name in ("state-dict.pth", "rng/rank_0.pth", "rng/rank_1.pth"):
+            assert (mine / name).read_bytes() == (other / name).read_bytes()
+
+
+def test_a_failure_behind_the_chiefs_back_ends_both(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["failure_behind"]["error"] == "LookupError: the store is gone"
+    assert ranks[1]["failure_behind"]["error"].startswith("PeerFailed: rank 0 failed in ")
+
+
+def test_a_hook_of_any_rank_makes_all_wait_for_checkpoints(ranks: list[dict[str, Any]]) -> None:
+    reported = [checkpoint for *_, checkpoint in ranks[0]["hook_on_one_rank"]["reports"]]
+    assert None not in reported
+    assert ranks[1]["hook_on_one_rank"]["trial"] == reported

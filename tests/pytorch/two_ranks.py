@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from dray.core import DistributedContext
 from dray.core.distributed import TorchTransport
 from dray.hosts import use_host
 from dray.pytorch import Batch
+from dray.training import saver
+from dray.training.host import Report
 from tests.pytorch.fakes import FakeHost
 
 Init = dict[str, Any]
@@ -196,6 +199,46 @@ def failure_in_saving(directory: Path) -> dict[str, Any]:
     return two(Regression, directory, max_length=Batch(2), prepare=lambda trial: trial.callbacks.update(u=Unsavable()))
 
 
+@contextmanager
+def all_are_large() -> Iterator[None]:
+    """Checkpoints of any size are written while training goes on."""
+    before, saver.AT_ONCE_BYTES = saver.AT_ONCE_BYTES, 0
+    yield
+    saver.AT_ONCE_BYTES = before
+
+
+def saving_behind(directory: Path) -> dict[str, Any]:
+    with all_are_large():
+        return two(Regression, directory, max_length=Batch(7), reporting_period=Batch(3), checkpoint_period=Batch(2))
+
+
+def failure_behind(directory: Path) -> dict[str, Any]:
+    class Broken(FakeHost):
+        def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
+            raise LookupError("the store is gone")
+
+    peers = DistributedContext.from_torch_distributed()
+    with all_are_large():
+        return run(Regression, Broken(directory), distributed=peers, max_length=Batch(7), checkpoint_period=Batch(2))
+
+
+def hook_on_one_rank(directory: Path) -> dict[str, Any]:
+    class Hearing(pytorch.PyTorchCallback):
+        def __init__(self, seen: list[str]) -> None:
+            self.seen = seen
+
+        def on_checkpoint_upload_end(self, uuid: str) -> None:
+            self.seen.append(uuid)
+
+    def prepare(trial: Any) -> None:
+        trial.seen = []
+        if trial.context.distributed.rank == 1:
+            trial.callbacks.update(hearing=Hearing(trial.seen))
+
+    with all_are_large():
+        return two(Regression, directory, max_length=Batch(4), checkpoint_period=Batch(2), prepare=prepare)
+
+
 def custom_metrics(directory: Path) -> dict[str, Any]:
     class Custom(Regression):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
@@ -260,6 +303,9 @@ SCENARIOS = [
     invalid_on_one_rank,
     failure_in_validation_of_one_rank,
     failure_in_saving,
+    saving_behind,
+    failure_behind,
+    hook_on_one_rank,
     custom_metrics,
     full_dataset,
 ]
