@@ -38,7 +38,7 @@ class Baseline:
 
     def __init__(self) -> None:
         # What is here now stays: later collections look only at what trials have made, in a millisecond and not 100.
-        gc.collect()
+        # Not after a collection, which would take those 100 before the first batch, for little.
         gc.freeze()
         self._collects_at = 0.0
         self._settings = settings()
