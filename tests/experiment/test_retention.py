@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dray.experiment.config import load_config
 from dray.experiment.retention import Policy, Retention, Saved, saved_in
-from dray.storage import CheckpointStore, verify
+from dray.storage import CheckpointStore, Location, store_at, verify
 
 METRICS = {1: [None, None, 0.6, 0.5, 0.4], 2: [None, 0.2, 0.3, None, None]}
 """Of checkpoints 1 to 5 of the first trial, 6 to 10 of the second."""
@@ -88,17 +88,18 @@ def test_removing_early_changes_nothing_in_the_end(
 
 
 class Experiment:
-    """A registry over trials in a directory, and the journal that it writes."""
+    """A registry over the checkpoints of trials below a place, and the journal that it writes."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, place: str) -> None:
+        self.path, self.place = path, Location.of(place)
+        self.trials: set[int] = set()
         self.records: list[dict[str, Any]] = []
         self.said: list[str] = []
         self.needs: dict[int, int] = {}
         self.retention: Retention | None = None
 
     def store(self, trial: int) -> CheckpointStore:
-        return CheckpointStore(self.path / f"trial_{trial}")
+        return store_at(self.place.child(f"trial_{trial}"), self.path / f"trial_{trial}")
 
     def begin(self, policy: Policy, trials: list[int] | None = None) -> None:
         self.retention = Retention(
@@ -112,6 +113,7 @@ class Experiment:
 
     def save(self, trial: int, batches: int, value: float | None, *, tell: bool = True) -> None:
         store = self.store(trial)
+        self.trials.add(trial)
         staging = store.stage(batches)
         (staging / "v").write_text(str(value))
         checkpoint = store.commit(staging, batches)
@@ -124,15 +126,13 @@ class Experiment:
         if self.retention is not None:
             self.retention.close()
             self.retention = None
-        return {
-            int(path.name.removeprefix("trial_")): [batches for batches, _ in CheckpointStore(path).listed()]
-            for path in sorted(self.path.iterdir())
-        }
+        return {trial: [batches for batches, _ in self.store(trial).listed()] for trial in sorted(self.trials)}
 
 
-@pytest.fixture
-def experiment(tmp_path: Path) -> Iterator[Experiment]:
-    experiment = Experiment(tmp_path)
+@pytest.fixture(params=["directory", "object store"])
+def experiment(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Experiment]:
+    place = str(tmp_path) if request.param == "directory" else f"memory://results{tmp_path}"
+    experiment = Experiment(tmp_path, place)
     yield experiment
     experiment.end()
 
@@ -171,7 +171,9 @@ def test_what_a_killed_run_left_over_is_removed_when_it_is_resumed(experiment: E
     """Nothing of it is in the journal, as of a driver that died before the records came to the disk."""
     for batches, value in ((10, 0.5), (20, 0.25), (30, math.nan), (40, 1.0)):
         experiment.save(3, batches, value, tell=False)
-    (experiment.path / "trial_3" / "checkpoint_50").mkdir()  # half deleted
+    experiment.save(3, 50, 1.0, tell=False)
+    filesystem, path = experiment.store(3).filesystem_of(experiment.store(3).id_of(50))
+    filesystem.delete_file(f"{path}/manifest.json")  # half deleted
     experiment.begin(Policy(), trials=[3])
     assert experiment.end() == {3: [40, 20]}
     assert sorted(each.batches for each in saved_in(experiment.records)) == [20, 40]
@@ -220,14 +222,15 @@ def test_a_store_that_fails_ends_nothing_and_is_tried_again(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The removal fails the first time."""
-    real, failures = CheckpointStore.delete, iter([OSError("away")])
+    kind = type(experiment.store(0))
+    real, failures = kind.delete, iter([OSError("away")])
 
     def delete(store: CheckpointStore, batches: int) -> None:
         for failure in failures:
             raise failure
         real(store, batches)
 
-    monkeypatch.setattr(CheckpointStore, "delete", delete)
+    monkeypatch.setattr(kind, "delete", delete)
     experiment.begin(Policy(trial_best=0))
     for batches in (10, 20, 30):
         experiment.save(0, batches, None)
@@ -243,7 +246,7 @@ def test_a_store_that_fails_ends_nothing_and_is_tried_again(
 
 
 def test_a_half_deleted_checkpoint_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = Experiment(tmp_path)
+    experiment = Experiment(tmp_path, str(tmp_path))
     experiment.save(0, 10, 0.5, tell=False)
     experiment.save(0, 20, 0.5, tell=False)
     monkeypatch.setattr("shutil.rmtree", lambda *args, **kwargs: None)  # the process is killed here
