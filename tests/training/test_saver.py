@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -214,6 +216,24 @@ def test_after_another_error_what_is_being_written_is_completed(
     save(mine, {"x": torch.zeros(3)}, 2)
     mine.abandon()
     assert "the last checkpoint was not saved: fenced" in caplog.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have a niceness of their own on Linux alone")
+def test_the_writer_gives_way_to_those_that_train(host: SlowHost) -> None:
+    nice: dict[str, int] = {}
+    host.gate.set()
+    commit = host.commit
+
+    def noting(*args: Any) -> str:
+        nice["writer"] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        return commit(*args)
+
+    host.commit = noting  # type: ignore[method-assign]
+    mine, before = Saver(host), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    save(mine, {"x": torch.zeros(3)})
+    mine.finish()
+    assert nice == {"writer": min(19, before + saver.NICE)}
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
 def test_what_can_not_be_copied_is_written_at_once(host: SlowHost) -> None:

@@ -164,3 +164,24 @@ class Own(torch.Tensor):
 def test_what_is_no_plain_memory_is_left_to_torch(tensor: torch.Tensor) -> None:
     with pytest.raises(NotCopied):
         Snapshots().take({"x": [torch.zeros(2), tensor]})
+
+
+@pytest.mark.gpu
+def test_a_copy_of_what_is_on_a_gpu_is_made_before_what_it_computes_next() -> None:
+    """Though nobody waits for the copy: the GPU does things in their order. Into the same pinned memory again."""
+    weights = torch.ones(50_000_000, device="cuda")
+    snapshots = Snapshots()
+    places = set()
+    for expected in (1.0, 3.0):
+        state = {"on the GPU": weights, "row": weights[10:20], "steps": torch.tensor(7.0)}
+        copy, wait = snapshots.take(state)
+        weights.add_(2)
+        state["steps"].zero_()
+        wait()
+        assert bool((copy["on the GPU"] == expected).all())
+        assert copy["on the GPU"].device.type == "cpu"
+        assert copy["on the GPU"].is_pinned()
+        assert copy["row"].untyped_storage().data_ptr() == copy["on the GPU"].data_ptr()
+        assert copy["steps"] == 7
+        places.add(copy["on the GPU"].data_ptr())
+    assert len(places) == 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 import dray
 from dray import pytorch
+from dray.storage import CheckpointStore
 
 
 def note(path: str, **what: object) -> None:
@@ -98,3 +101,21 @@ class FailsLate(Recorded):
         if self.trial == 1 and batch_idx == 250:
             raise ArithmeticError("it always ends so")
         return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+class Large(Recorded):
+    """Has a state that is written while training goes on; the first time, the commit at batch 20 never comes."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.model.register_buffer("ballast", torch.zeros(5 << 20))
+        if '"held"' not in Path(self.record).read_text():
+            commit = CheckpointStore.commit
+
+            def held(store: CheckpointStore, staging: Path, batches: int, *args: Any) -> str:
+                if batches == 20:
+                    note(self.record, trial=self.trial, pid=os.getpid(), held=str(staging))
+                    threading.Event().wait()
+                return commit(store, staging, batches, *args)
+
+            CheckpointStore.commit = held  # type: ignore[method-assign]
