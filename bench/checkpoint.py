@@ -6,7 +6,7 @@ because of a checkpoint: its gap to the batch before, less the median gap of bat
 a run is that from its first batch to its end, with all five checkpoints written. The last one stalls nothing, for
 nothing comes after it: all ways wait for it at their end.
 
-    python bench/checkpoint.py [--rounds 5] [--batches 75] [--save]
+    python bench/checkpoint.py [--rounds 5] [--batches 100] [--save]
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def main() -> None:
         return child(way, int(batches), Path(directory))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="how often each way is run (default 5)")
-    parser.add_argument("--batches", type=int, default=75, help=f"in each run, a multiple of {SAVES} (default 75)")
+    parser.add_argument("--batches", type=int, default=100, help=f"in each run, a multiple of {SAVES} (default 100)")
     parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     options = parser.parse_args()
     if options.batches < 2 * SAVES or options.batches % SAVES:
