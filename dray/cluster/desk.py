@@ -37,6 +37,8 @@ PEERS_GRACE_S = 5.0
 PICK_UP_S = 10.0
 """How long the ranks of a free group may take to begin a lease before they are held to be dead."""
 OUT_OF_STEP = "its ranks are no longer in step"
+OTHERS = "others are in their place"
+TAKEN_AWAY = "a node of it is about to be taken away"
 
 HANDLE_START_S = 10.0
 """How long results may be held back while the process of a Tune handle starts."""
@@ -114,6 +116,10 @@ class _Lease:
     hearsay: str = ""
     failure: Failure | None = None
     stale: str = ""
+    leaves: bool = False
+    """A node of its group is about to be taken away."""
+    over: Signal = field(default_factory=Signal)
+    """It is to end, or has ended."""
     unrecorded: int = 0
     waiting: dict[int, asyncio.Future[Verdict]] = field(default_factory=dict)
 
@@ -136,6 +142,7 @@ class Desk:
 
     def __init__(self) -> None:
         self._groups: dict[str, _Group] = {}
+        self._replaced: set[str] = set()
         self._queue: deque[int] = deque()
         self._leases: dict[int, _Lease] = {}
         self._lease_of: dict[int, int] = {}
@@ -194,6 +201,9 @@ class Desk:
         Returns:
             What ``bind`` was given, or ``{"retire": why}``: these processes can't be used again, end them by an error.
         """
+        if incarnation in self._replaced:
+            # Workers outlive a raylet that was killed by seconds: they may still end a trial, and ask for another.
+            return {"retire": OTHERS}
         books = self._groups.get(group)
         if books is None or books.incarnation != incarnation:
             if books is not None:
@@ -209,7 +219,7 @@ class Desk:
             if books.retire:
                 return {"retire": books.retire}
             if self._groups.get(group) is not books:
-                return {"retire": "others are in their place"}
+                return {"retire": OTHERS}
             lease = books.lease
             if lease is not None and lease.number > after and lease.spec is not None:
                 books.idle.discard(rank)
@@ -251,6 +261,14 @@ class Desk:
         if self._closing:
             return "interrupt"
         return await verdict
+
+    async def stop_wanted(self, lease: int) -> bool:
+        """Waits until the lease is to end before its trial does (True), or has ended (False)."""
+        while (books := self._live(lease)) is not None:
+            if self._closing or books.leaves:
+                return True
+            await books.over.wait()
+        return False
 
     async def may_commit(self, lease: int) -> bool:
         """Whether rank 0 may commit a checkpoint; waits until the driver has recorded all it reported before.
@@ -315,6 +333,8 @@ class Desk:
             elif books.stale:
                 group.retire, group.replaced = books.stale, True
                 self._post(Message(kind="retired", group=books.group, trial=books.trial, error=books.stale))
+            if books.leaves and outcomes == {"interrupted"} and not self._closing:
+                self._queue.appendleft(books.trial)
             self._end(books)
         elif failed:
             asyncio.get_running_loop().call_later(PEERS_GRACE_S, self._retire_unless_left, books, group)
@@ -345,11 +365,12 @@ class Desk:
     def _lose(self, name: str, group: _Group) -> None:
         """The processes of ``group`` are gone."""
         lease, told = group.lease, self._deaths.pop(name, "")
-        group.retire = "others are in their place"
+        group.retire = OTHERS
+        self._replaced.add(group.incarnation)
         if not group.replaced:
             self._post(Message(kind="lost", group=name))
         if lease is not None:
-            if not lease.begun:
+            if not lease.begun or (lease.leaves and not lease.told):
                 self._queue.appendleft(lease.trial)
             elif not lease.told:
                 kind: Literal["oom", "died"] = "oom" if LOW_MEMORY in told else "died"
@@ -363,6 +384,7 @@ class Desk:
         if group is not None and group.lease is lease:
             group.lease = None
         self._leases.pop(lease.number, None)
+        lease.over.fire()
         if self._lease_of.get(lease.trial) == lease.number:
             del self._lease_of[lease.trial]
         for verdict in lease.waiting.values():
@@ -487,6 +509,20 @@ class Desk:
         if (books := self._leases.get(lease)) is not None:
             self._end(books)
 
+    async def leave_nodes(self, group: str) -> None:
+        """A node of this group is about to be taken away: its trial saves, and goes on in the next free one."""
+        books = self._groups.get(group)
+        if books is None or books.retire:
+            return
+        books.retire, books.replaced = TAKEN_AWAY, True
+        if (lease := books.lease) is not None:
+            lease.leaves = True
+            lease.over.fire()
+            if not lease.begun:
+                self._queue.appendleft(lease.trial)
+                self._end(lease)
+        books.changed.fire()
+
     async def dismiss(self, group: str) -> None:
         """This group is no more; what it was lent is given back."""
         if (books := self._groups.pop(group, None)) is not None:
@@ -548,6 +584,7 @@ class Desk:
         for lease in [lease for lease in self._leases.values() if not lease.begun]:
             self._end(lease)
         for lease in self._leases.values():
+            lease.over.fire()
             for verdict in lease.waiting.values():
                 if not verdict.done():
                     verdict.set_result("interrupt")

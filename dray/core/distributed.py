@@ -89,6 +89,7 @@ class DistributedContext:
         self._is_chief = self.rank == 0
         self._is_local_chief = self.local_rank == 0
         self._transport = transport or self._default_transport(port_offset)
+        self._side_store: Any = None
 
     def _default_transport(self, port_offset: int) -> Transport | None:
         if self.size == 1:
@@ -169,8 +170,26 @@ class DistributedContext:
         """The stuff of this machine's chief, on all its ranks."""
         return self.allgather_local(stuff)[0]
 
+    def side_store(self) -> Any:
+        """A `torch.distributed.TCPStore` of these ranks, for one thread beside the one that makes the other calls.
+
+        None if this is the only rank. The first call takes an exchange: every rank makes it.
+        """
+        if self._side_store is None and self.size > 1:
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+            wait = timedelta(seconds=TIMEOUT_S)
+            store, port = None, 0
+            if self._is_chief:  # the system chooses the port as it opens it
+                store = TCPStore(self.chief_ip, 0, is_master=True, wait_for_workers=False, timeout=wait)
+                port = store.port
+            port = self.broadcast(port)
+            self._side_store = store or TCPStore(self.chief_ip, port, is_master=False, timeout=wait)
+        return self._side_store
+
     def close(self) -> None:
         """Let go of connections. The process group of torch.distributed is left alone: it is its maker's."""
+        self._side_store = None
         if self._transport is not None:
             self._transport.close()
 

@@ -16,13 +16,13 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 import dray
 from dray.cluster.desk import Message
@@ -30,6 +30,7 @@ from dray.cluster.failure import Failure
 from dray.cluster.lending import Slots, WorkerGroup, end_groups, start_desk
 from dray.cluster.ray_cluster import Cluster, most_slots, slot_kind, slots_now, upload
 from dray.cluster.startup_hook import HOOK, StartupHookFailed
+from dray.cluster.watch import Watch
 from dray.experiment.code import ByValue, FromDirectory
 from dray.experiment.config import ExperimentConfig
 from dray.experiment.directory import ExperimentDirectory
@@ -114,6 +115,7 @@ class Run:
         self._groups_wanted = 0
         self._starts: Counter[str] = Counter()
         self._placements: dict[str, PlacementGroup] = {}
+        self._taken_away: set[Any] = set()
         self._ended_groups: list[tuple[str, BaseException | None]] = []
         self._recorded: Counter[int] = Counter()
         self._group_numbers = itertools.count()
@@ -214,6 +216,7 @@ class Run:
         with self._signals(), self.display:
             self._start_groups()
             tune = threading.Thread(target=self._tune.run, name="dray-tune", daemon=True)
+            watch = Watch(draining=None if self.cluster.own else self._draining, silent=self._head_is_silent)
             try:
                 self._serve(tune)
             except ray.exceptions.RayError as e:
@@ -222,6 +225,7 @@ class Run:
                     f"and saved is safe, go on with: dray experiment resume {self._directory.path}"
                 )
             finally:
+                watch.close()
                 self._close(tune)
         if isinstance(self._error, DeskLost) and self._stop_signals:
             raise KeyboardInterrupt
@@ -322,6 +326,8 @@ class Run:
                     self._retention.damaged(message.trial, message.checkpoint, message.error)
                 case "left":
                     self._starts[message.group] = 0
+                    if message.outcome != "errored":
+                        self._failed_groups = 0
                     self._left(message)
         if self._recorded:
             self.desk.recorded.remote(dict(self._recorded))
@@ -444,6 +450,21 @@ class Run:
                 directory=self._directory.ray,
                 on_end=lambda name, error: self._ended_groups.append((name, error)),
             )
+
+    def _draining(self, nodes: Collection[str]) -> None:
+        """These nodes are to be taken away: their groups' trials save, and go on elsewhere. In the watch's thread."""
+        for group, placement in list(self._placements.items()):
+            on = placement_group_table(placement).get("bundles_to_node_id", {}).values()
+            if placement.id not in self._taken_away and not set(on).isdisjoint(nodes):
+                self._taken_away.add(placement.id)
+                self.display.say(f"a node of worker group {group} is to be taken away: what it runs goes on elsewhere")
+                self.desk.leave_nodes.remote(group)
+
+    def _head_is_silent(self) -> None:
+        self.display.say(
+            f"the head of the Ray cluster does not answer; if it is gone, go on with: dray experiment resume "
+            f"{self._directory.path}"
+        )
 
     def _look_after_groups(self) -> None:
         while self._ended_groups:

@@ -34,7 +34,7 @@ class LocalHost:
     """A run without an experiment.
 
     Nothing is written before the first report. Used as a context manager it turns SIGTERM into a request to stop: the
-    run finishes the stretch it is in, saves, and ends.
+    run finishes the batch that it is in, saves, and ends.
 
     Args:
         directory: of this run; a fresh one below `<home>/local` if None.
@@ -127,6 +127,9 @@ class LocalHost:
             f"there is no checkpoint {checkpoint!r}: neither an id that on_checkpoint_upload_end() gave, nor a "
             f"directory; looked for {', '.join(str(path) for path in candidates)}"
         )
+
+    def asked_to_stop(self) -> bool:
+        return self._stopping
 
     def publish(self, report: Report) -> bool:
         if report.training is not None or report.validation is not None or report.checkpoint is not None:

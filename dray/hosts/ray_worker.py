@@ -141,6 +141,7 @@ class RayHost:
         self._unsaved = Unsaved()
         self._carried: list[dict[str, Any]] = []
         self._ended = False
+        self._asked: Any = None
         self._script = script
         self._reported = False
         self._last: dict[str, Any] | None = None
@@ -199,6 +200,16 @@ class RayHost:
         return self._store.open(checkpoint)
 
     # ------------------------------------------------------------------ reports
+    def asked_to_stop(self) -> bool:
+        # Of the chief only: one rank's request is that of all, and the others' hosts know of no reports.
+        if self._asked is None:
+            self._asked = self._desk.stop_wanted.remote(self._lease.number)
+        try:
+            ready, _ = ray.wait([self._asked], timeout=0)
+            return bool(ready) and bool(ray.get(self._asked))
+        except ray.exceptions.RayError:  # what is the matter, the next report finds
+            return False
+
     def publish(self, report: Report) -> bool:
         if self._ended or self._last is not None:
             raise RuntimeError(
@@ -211,7 +222,6 @@ class RayHost:
             self._validated = (report.batches, self._metric_of(report.validation))
         self._unsaved.add(message["rows"])
         if self.outcome != "completed":  # the last checkpoint of a trial that was told to end, and it still is
-            message["final"] = False
             self._obey(self._send(message, decides=False))
             return True
         if self._script and report.final:
@@ -307,6 +317,8 @@ class RayHost:
 
     def _message(self, report: Report) -> dict[str, Any]:
         now = time.time()
+        if report.interrupted and self.outcome == "completed":
+            self.outcome = "interrupted"
         rows = [
             {
                 "batches": report.batches,
@@ -324,8 +336,9 @@ class RayHost:
             "rows": rows,
             "step": self._step(report, report.validation) if report.validation is not None else None,
             "value": self._metric_of(report.validation) if report.validation is not None else None,
-            # A program that fails after fit() has not completed its trial: it is run again.
-            "final": report.final and not self._script,
+            # A program that fails after fit() has not completed its trial: it is run again. And a trial that was told
+            # to end, or to leave its workers, says nothing of its length.
+            "final": report.final and not self._script and self.outcome == "completed",
         }
 
     def _step(self, report: Report, validation: Mapping[str, object]) -> float:

@@ -31,6 +31,7 @@ from dray.training.progress import Progress
 from dray.training.reducers import Reducer, ReducerRegistry
 from dray.training.saver import Saver
 from dray.training.spread import SpreadModel, hang_up, is_hung_up
+from dray.training.stopping import StopLine
 from dray.training.trial import Callback, Scalars, Trial
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ def run(plan: Plan, at: Progress, executor: Executor) -> Progress:
     """
     steps = drive(plan, at)
     seen: Seen | None = None
-    with _watched(executor), executor.profiler or contextlib.nullcontext():
+    with executor.stop_line.watched(), _watched(executor), executor.profiler or contextlib.nullcontext():
         while True:
             try:
                 command = next(steps) if seen is None else steps.send(seen)
@@ -167,6 +168,7 @@ class Executor:
         self._saver = Saver(host)
         self._trained = cursor.initial_batch
         self._evaluated = 0
+        self.stop_line = StopLine(peers, host.asked_to_stop, lambda: self._trained)
         if self.is_chief and scalars.enabled and self._trained > 0:
             # A trial that is cut off goes back to its last checkpoint, and writes some batches again. The validation
             # at that checkpoint stays.
@@ -230,6 +232,9 @@ class Executor:
         if leave is not None:
             self._training = averages or None
             return Seen(batches=self._trained, leave=True, save_on_leave=leave.save)
+        if self._trained < command.until:
+            self._training = averages or None
+            return Seen(batches=self._trained, leave=True, interrupted=True)
         reduced = self.reducers.cross_slot([row[3] or [] for row in ranks], training=True)
         averages.update({name: metrics.to_numpy(value) for name, value in reduced.items()})
         self._training = averages
@@ -248,6 +253,9 @@ class Executor:
         train_batch, get_batch_length = self._train_batch, trial.get_batch_length
         epoch_length, aggregates = cursor.epoch_length, optimisation.aggregation_frequency > 1
         amp, schedulers = optimisation.amp, optimisation.lr_schedulers
+        stop_line = self.stop_line
+        if self._trained >= stop_line.limit and stop_line.reached(self._trained):
+            return self.reducers.per_slot(training=True)
         # The numbers first: no batch is drawn that is not trained.
         for batch_idx, batch in zip(range(self._trained, until), self.training_data, strict=False):
             get_batch_length(batch)
@@ -269,6 +277,9 @@ class Executor:
             if batch_in_epoch + 1 == epoch_length:
                 for callback in self.callbacks.values():
                     callback.on_training_epoch_end(epoch_idx)
+            # Before another batch is drawn: that may take random numbers, which then belong to the next run.
+            if batch_idx + 1 >= stop_line.limit and stop_line.reached(batch_idx + 1):
+                return self.reducers.per_slot(training=True)
         if self._trained < until:
             raise DataExhausted(
                 f"the training data ended after {self._trained} batches, {until} and more are to be trained: "
@@ -415,6 +426,7 @@ class Executor:
             validation=self._validation,
             decides=command.decides,
             final=command.final,
+            interrupted=command.interrupted,
         )
         self._training = self._validation = None
         leave: Leave | None = None

@@ -24,6 +24,7 @@ class Report:
         validation: metrics of a validation at `batches`; None if there was none.
         decides: the loop waits here for a search's decision (a rung, or the end).
         final: nothing comes after it.
+        interrupted: the run was asked to stop, and ends here to be gone on with.
         checkpoint: the id that `Host.commit` gave; None if nothing was saved, or it is yet to be committed.
     """
 
@@ -33,14 +34,16 @@ class Report:
     validation: Mapping[str, object] | None = None
     decides: bool = False
     final: bool = False
+    interrupted: bool = False
     checkpoint: str | None = field(default=None)
 
 
 class Host(Protocol):
     """A laptop, a group of torchrun processes, a Ray worker.
 
-    Methods are called on the chief only, but for `open_checkpoint`. `commit` may be called from another thread than the
-    others, one checkpoint after another; its report is then published meanwhile, and further ones too.
+    Methods are called on the chief only, but for `open_checkpoint` and `asked_to_stop`. `commit` may be called from
+    another thread than the others, one checkpoint after another; its report is then published meanwhile, and further
+    ones too.
 
     Attributes must be the same on every rank of a trial, but for the trial seed, of which the chief's counts.
     """
@@ -107,6 +110,13 @@ class Host(Protocol):
 
         Raises:
             FileNotFoundError, CheckpointError: there is none of this name, or it is damaged.
+        """
+        ...
+
+    def asked_to_stop(self) -> bool:
+        """Whether training is to stop soon, to be gone on with: at a batch that all ranks agree on, with a checkpoint.
+
+        Called again and again, on every rank, in a thread beside the training. One rank's request is that of all.
         """
         ...
 

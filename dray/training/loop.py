@@ -34,13 +34,15 @@ class Validate:
 class Publish:
     """Tell the host what was measured since the last time, together with a checkpoint if `save`.
 
-    `decides`: a search may answer with a stop. `final`: nothing comes after it.
+    `decides`: a search may answer with a stop. `final`: nothing comes after it. `interrupted`: for the run was asked to
+    stop here, and is to be gone on with.
     """
 
     at: Progress
     save: bool
     decides: bool = False
     final: bool = False
+    interrupted: bool = False
 
 
 Command = Train | Validate | Publish
@@ -56,6 +58,7 @@ class Seen:
     stop: after Publish: the search, the host or the trial asks to end here.
     leave: after Train or Validate: end at once, without another validation (ShouldExit, InvalidHP, no more data).
     save_on_leave: then save what is not yet saved.
+    interrupted: after Train: leaves because it was asked to stop.
     """
 
     batches: int = 0
@@ -65,6 +68,7 @@ class Seen:
     stop: bool = False
     leave: bool = False
     save_on_leave: bool = True
+    interrupted: bool = False
 
 
 def drive(plan: Plan, at: Progress) -> Generator[Command, Seen, Progress]:
@@ -88,7 +92,7 @@ def drive(plan: Plan, at: Progress) -> Generator[Command, Seen, Progress]:
         if seen.leave:
             save = seen.save_on_leave and not at.is_saved
             at = at.just_saved() if save else at
-            yield Publish(at=at, save=save, final=True)
+            yield Publish(at=at, save=save, final=True, interrupted=seen.interrupted)
             return at
         last = plan.ends(at) or seen.enough
         decides = plan.decides(at) or seen.decides or last

@@ -16,6 +16,7 @@ USED = {
     ),
     # module, attribute path: the parameters that are given (None: not called), and the file that gives them
     ("ray._private.state", "GlobalState.get_max_resources_from_cluster_config"): (set(), "dray/cluster/ray_cluster.py"),
+    ("ray._private.state", "GlobalState.get_draining_nodes"): (set(), "dray/cluster/watch.py"),
     ("ray._private.runtime_env.working_dir", "upload_working_dir_if_needed"): (
         {"runtime_env", "include_gitignore", "scratch_dir", "logger"},
         "dray/cluster/ray_cluster.py",

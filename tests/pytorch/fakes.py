@@ -43,6 +43,7 @@ class FakeHost:
         self.rungs = rungs
         self.best_supported = best_supported
         self.stop_at = stop_at
+        self.asked = False
         self.tensorboard_path = directory / "tensorboard"
         self.reports: list[Report] = []
         self.committed: list[Report] = []
@@ -70,6 +71,9 @@ class FakeHost:
 
     def open_checkpoint(self, checkpoint: str) -> Path:
         return verify(Path(checkpoint))
+
+    def asked_to_stop(self) -> bool:
+        return self.asked
 
     def publish(self, report: Report) -> bool:
         self.reports.append(report)

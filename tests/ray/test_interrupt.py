@@ -17,6 +17,7 @@ from tests.ray.harness import (
     descendants,
     ends,
     journal,
+    lines,
     recorded,
     saved_batches,
     wait_for,
@@ -84,3 +85,17 @@ def test_going_on_ends_every_trial_once(story: Story) -> None:
     assert story.result.trials["state"].tolist() == ["COMPLETED"] * TRIAL_COUNT
     assert ends(story.result.path) == dict.fromkeys(range(TRIAL_COUNT), 1)
     assert not [record for record in journal(story.result.path) if record["event"] == "restarted"]
+
+
+def test_a_trial_that_reports_once_in_a_thousand_batches_saves_as_soon(
+    drive: Callable[..., Driver], tmp_path: Path
+) -> None:
+    record, path = tmp_path / "record", tmp_path / "experiment"
+    config = recorded(record, trials=1, batches=1000, pause_s=0.2, min_validation_period=None)
+    driver = drive("create", write_config(tmp_path, config), TRIALS, "--path", path)
+    driver.wait_for(lambda: len(lines(record)) > 5, "batches")
+    driver.interrupt()
+    # Its next report is minutes away.
+    assert driver.wait(60) == 130
+    [attempt] = attempts(record)[0]
+    assert saved_batches(path, 0) == len(attempt.batches) < 1000

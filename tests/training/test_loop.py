@@ -206,6 +206,15 @@ def test_leaving_in_the_middle_of_a_stretch_saves_unless_told_not_to() -> None:
     assert shown(commands(Plan(length=9, validate=Schedule(period=4)), answer=leave)[0]) == "T4 P."
 
 
+def test_a_run_that_is_asked_to_stop_says_so_with_its_checkpoint() -> None:
+    leave = lambda command: Seen(batches=2, leave=True, interrupted=True)  # noqa: E731
+    log, at = commands(Plan(length=9), answer=leave)
+    assert log[1:] == [Publish(at=at, save=True, final=True, interrupted=True)]
+    # Asked again before its next batch, it has nothing more to save.
+    log, _ = commands(Plan(length=9), at, answer=leave)
+    assert log[1:] == [Publish(at=at, save=False, final=True, interrupted=True)]
+
+
 def test_leaving_before_anything_is_trained_saves_nothing() -> None:
     leave = lambda command: Seen(batches=0, leave=True)  # noqa: E731
     assert shown(commands(Plan(length=9), answer=leave)[0]) == "T9 P."

@@ -21,7 +21,7 @@ from dray.storage import CheckpointStore
 def note(path: str, **what: object) -> None:
     """Append one line; whole, whoever else appends, and whatever kills this process next."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.write(file, json.dumps(what).encode() + b"\n")
+    os.write(file, json.dumps({"time": time.time(), **what}).encode() + b"\n")
     os.close(file)
 
 

@@ -40,3 +40,15 @@ class RecordedDigits(model_def.DigitsTrial):
         note(self.record, trial=self.trial, pid=os.getpid(), batch=batch_idx)
         time.sleep(self.pause_s)
         return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+class WithDropout(RecordedDigits):
+    """Its result depends on the order of the data and on random numbers of both kinds."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.dropout = torch.nn.Dropout(0.25)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
+        images, labels = batch
+        return super().train_batch((self.dropout(images), labels), epoch_idx, batch_idx)

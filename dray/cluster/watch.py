@@ -1,0 +1,66 @@
+"""Looks after the cluster that a run is on: a head that does not answer, nodes that are about to be taken away."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Collection
+
+import ray
+
+EVERY_S = 1.0
+SILENT_S = 5.0
+"""A head that does not answer for so long is told of. Ray itself ends the driver's process after a minute of it, at
+once and without a word; a head that is back before that is found again."""
+
+
+class Watch:
+    """A thread that watches until `close()`.
+
+    Args:
+        draining: called with the ids of the nodes that are being drained, every second while there are any; None if
+            nobody takes nodes of this cluster away.
+        silent: called when the head does not answer.
+    """
+
+    def __init__(self, *, draining: Callable[[Collection[str]], None] | None, silent: Callable[[], None]) -> None:
+        self._draining, self._silent = draining, silent
+        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        self._address = (host.strip("[]"), int(port))
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dray-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, unless it waits for a head that does not answer any more."""
+        self._closed.set()
+        self._thread.join(SILENT_S)
+
+    def _run(self) -> None:
+        silent_s = 0.0
+        while not self._closed.wait(EVERY_S):
+            # First: what is asked of Ray while its head is gone does not return.
+            if not self._answers():
+                silent_s += EVERY_S
+                if silent_s == SILENT_S:
+                    self._silent()
+                continue
+            silent_s = 0.0
+            if self._draining is not None and (nodes := draining_nodes()):
+                self._draining(nodes)
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(self._address, timeout=EVERY_S).close()
+        except OSError:
+            return False
+        return True
+
+
+def draining_nodes() -> set[str]:
+    """Ids of the nodes that are to be taken away, such as spot instances shortly before their end.
+
+    What `ray.train.get_preemption_info()` tells the ranks is this, but that is a barrier, which all ranks have to call
+    equally often: of no use for a thread beside the training. Ray has no public way to ask.
+    """
+    return set(ray._private.state.state.get_draining_nodes())

@@ -1,0 +1,99 @@
+"""A request to stop that any rank may get at any moment, and the batch after which all ranks then do.
+
+Ranks run at their own speed, and whoever waits for another's gradients can't be told anything. So a thread of each rank
+listens and agrees, beside the training. Once a rank has been asked, each rank's thread tells the others the number of
+batches that its training may have begun by now, and holds it there. All stop with the greatest of these numbers:
+none has passed it, and what another waits for within a batch is still trained. Until there is a request the training
+compares two integers a batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dray.core.distributed import DistributedContext
+
+log = logging.getLogger(__name__)
+
+LISTEN_S = 0.25
+"""How often a thread asks whether somebody wants a stop."""
+AGREE_S = 0.01
+"""How often it asks for the others' numbers, when somebody does."""
+NEVER = 1 << 62
+
+
+class StopLine:
+    """Where training stops.
+
+    Attributes:
+        limit: with so many batches trained, or more, `reached` has to be asked.
+
+    Args:
+        peers: the ranks.
+        asked: whether this rank has been asked to stop; called in a thread.
+        trained: how many batches this rank has trained; read in a thread.
+    """
+
+    def __init__(self, peers: DistributedContext, asked: Callable[[], bool], trained: Callable[[], int]) -> None:
+        self.limit = NEVER
+        self._peers, self._asked, self._trained = peers, asked, trained
+        self._agreed, self._over = threading.Event(), threading.Event()
+
+    def reached(self, trained: int) -> bool:
+        """Whether training stops with so many batches. Waits for the other ranks' threads, not for their training."""
+        self._agreed.wait()
+        return trained >= self.limit
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Listen while the block runs. On every rank, which all come here before any of them trains."""
+        store = self._peers.side_store()
+        prefix = "" if store is None else self._peers.broadcast(uuid.uuid4().hex)
+        thread = threading.Thread(target=self._watch, args=(store, prefix), name="dray-stop-line", daemon=True)
+        thread.start()
+        try:
+            yield
+        except BaseException:
+            if store is not None:  # nobody waits for a rank that trains no more
+                store.set(f"{prefix}/{self._peers.rank}", b"0")
+            raise
+        finally:
+            self._over.set()
+            thread.join()
+
+    def _watch(self, store: Any, prefix: str) -> None:
+        try:
+            while not self._over.wait(LISTEN_S):
+                asked = self._asked()
+                if store is not None:
+                    if asked:
+                        store.set(f"{prefix}/asked", b"1")
+                    asked = asked or store.check([f"{prefix}/asked"])
+                if asked:
+                    self._agree(store, prefix)
+                    return
+        except Exception as error:
+            # Without the others there is nothing to agree on; and what has come over them, training finds by itself.
+            log.warning("requests to stop are not listened to any more: %r", error)
+            self.limit = NEVER
+        finally:
+            self._agreed.set()
+
+    def _agree(self, store: Any, prefix: str) -> None:
+        # From here on training asks before each batch; only then is the number read. So it has begun one more at most.
+        self.limit = 0
+        mine = self._trained() + 1
+        if store is None:
+            self.limit = mine
+            return
+        store.set(f"{prefix}/{self._peers.rank}", str(mine).encode())
+        keys = [f"{prefix}/{rank}" for rank in range(self._peers.size)]
+        while not store.check(keys):
+            if self._over.wait(AGREE_S):  # this rank's training has ended, by itself or by an error
+                return
+        self.limit = max(int(store.get(key)) for key in keys)

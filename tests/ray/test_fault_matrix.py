@@ -1,0 +1,35 @@
+"""Each case of the fault matrix, once. `make soak` plays each ten times."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.ray.faults import ON_A_CLUSTER, ON_THIS_MACHINE, Play, faults_of, weights
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, torch.Tensor]]:
+    """The weights that each trial ends with where nothing happens."""
+    with Play(tmp_path_factory.mktemp("matrix") / "undisturbed", trials=len(ON_THIS_MACHINE)) as play:
+        return weights(play.run())
+
+
+@pytest.mark.parametrize(
+    ("cases", "on_a_cluster"), [(ON_THIS_MACHINE, False), (ON_A_CLUSTER, True)], ids=["own", "of others"]
+)
+def test_whatever_dies_every_trial_ends_once_with_the_weights_of_an_undisturbed_run(
+    cases: Sequence[str], on_a_cluster: bool, expected: dict[int, dict[str, torch.Tensor]], tmp_path: Path
+) -> None:
+    with Play(tmp_path / "play", trials=len(cases), on_a_cluster=on_a_cluster) as play:
+        result = play.run(cases, random.Random())
+        print(*play.deaths, sep="\n")
+    assert faults_of(result, expected) == []
+    assert [death.case for death in play.deaths] == list(cases)
+    assert play.left == []
