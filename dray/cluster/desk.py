@@ -160,6 +160,7 @@ class Desk:
         self._closing = False
         self._finished = False
         self._best: float | None = None
+        self._best_of = (-1, -1)  # the trial, and the lease
         self._deaths: dict[str, str] = {}
         self._kills: dict[tuple[str, str], int] = {}
 
@@ -288,10 +289,19 @@ class Desk:
         self._post(Message(kind="damaged", trial=trial, checkpoint=checkpoint, error=why))
 
     async def improves(self, lease: int, score: float) -> bool:
-        """Whether ``score`` (smaller is better) is the best of the experiment so far, which it then is."""
-        if self._live(lease) is None or (self._best is not None and score >= self._best):
+        """Whether ``score`` (smaller is better) is the best of the experiment so far, which it then is.
+
+        So is the best itself, if its trial comes with it in a later lease: in the one that it was found in there was no
+        time to save it, or the trial would have gone on from there.
+        """
+        books = self._live(lease)
+        if books is None:
             return False
-        self._best = score
+        trial, found_in = self._best_of
+        again = score == self._best and trial == books.trial and found_in != lease
+        if self._best is not None and score >= self._best and not again:
+            return False
+        self._best, self._best_of = score, (books.trial, lease)
         return True
 
     async def leave(

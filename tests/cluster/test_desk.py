@@ -362,6 +362,20 @@ def test_only_a_strictly_better_score_is_the_best_of_the_experiment() -> None:
     assert scene(play) == [False, True, False, True]
 
 
+def test_the_best_score_is_the_best_again_when_its_trial_was_killed_before_it_could_be_saved() -> None:
+    async def play(desk: Desk) -> list[bool]:
+        first = await lend(desk, 3)
+        found = [await desk.improves(first, 0.4), await desk.improves(first, 0.4)]
+        await desk.leave(first, 0, "errored", "killed")
+        other = await lend(desk, 4)
+        found.append(await desk.improves(other, 0.4))
+        await desk.leave(other, 0, "errored", "killed")
+        again = await lend(desk, 3)
+        return [*found, await desk.improves(again, 0.4), await desk.improves(again, 0.4)]
+
+    assert scene(play) == [True, False, False, True, False]
+
+
 def test_closing_interrupts_those_who_wait_and_lends_no_more() -> None:
     async def play(desk: Desk) -> None:
         lease = await lend(desk, 3)
