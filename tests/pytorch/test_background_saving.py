@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import logging
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,11 +80,6 @@ class Everything(resuming.Plain):
 
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
         return {"remembering": Remembering()}
-
-    def build_training_data_loader(self) -> Any:
-        size = self.context.get_per_slot_batch_size()
-        # Its workers are forked anew each epoch, while a checkpoint is being written.
-        return pytorch.DataLoader(resuming.Numbered(), size, shuffle=True, num_workers=1)
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         found = super().train_batch(batch, epoch_idx, batch_idx)
@@ -323,3 +321,49 @@ def test_a_local_run_carries_what_was_reported_since_the_checkpoint_before(
     assert carried == {2: [1, 2], 4: [3, 4], 5: [5]}
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["batches"] for line in lines] == [1, 2, 3, 4, 5]
+
+
+class Pids(torch.utils.data.Dataset[int]):
+    """Each record is the process that reads it; it computes and hashes as the writer does."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        hashlib.sha256(torch.ones(1000).numpy().tobytes()).hexdigest()
+        logging.getLogger(__name__).info("read")
+        return os.getpid()
+
+
+@pytest.mark.slow
+def test_workers_that_are_forked_while_a_checkpoint_is_written_do_not_hang(
+    fit: Fit, host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is written at the time of the fork is written once."""
+    monkeypatch.setattr(saver, "AT_ONCE_BYTES", 0)
+    pids: set[int] = set()
+
+    class Forking(OneWeight):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.model.register_buffer("ballast", torch.randn(1 << 20))
+
+        def build_validation_data_loader(self) -> pytorch.DataLoader:
+            return pytorch.DataLoader(Pids(), batch_size=1, num_workers=2, multiprocessing_context="fork")
+
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+            pids.add(int(batch))
+            return {"validation_loss": 0.0}
+
+    fit(
+        Forking,
+        max_length=Batch(20),
+        checkpoint_period=Batch(1),
+        validation_period=Batch(1),
+        checkpoint_policy="none",
+    )
+    assert len(pids) > 20, "they are forked for each validation"
+    for batches, path in host._store.listed():
+        state = torch.load(verify(Path(path)) / "state-dict.pth", weights_only=True)
+        assert state["models_state_dict"][0]["weight"].item() == pytest.approx(one_weight(batches))
+    assert len(host._store.listed()) == 20
