@@ -66,8 +66,15 @@ class Saver:
             return self._save(staging, contents, report, written)
         try:
             objects, complete = self._snapshots.take(contents.objects)
-        except NotCopied as reason:
-            log.info("training waits until the checkpoint is written: it holds %s", reason)
+        except Exception as reason:
+            # Also for want of memory: that there is no copy is no reason to end the training.
+            expected = isinstance(reason, NotCopied)
+            log.log(
+                logging.INFO if expected else logging.WARNING,
+                "training waits until the checkpoint at batch %d is written: its state is not copied (%r)",
+                report.batches,
+                reason,
+            )
             return self._save(staging, contents, report)
         copied = Contents(objects=objects, texts=contents.texts, nbytes=contents.nbytes)
         # No daemon: a program that ends meanwhile waits for it.

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dray.storage import CheckpointStore, verify
-from dray.training import checkpoint, saver
+from dray.training import checkpoint, saver, snapshot
 from dray.training.checkpoint import Contents, Description
 from dray.training.host import Report
 from dray.training.progress import Progress
@@ -241,3 +241,15 @@ def test_what_can_not_be_copied_is_written_at_once(host: SlowHost) -> None:
     path = save(Saver(host), {"x": torch.eye(3).to_sparse()})
     assert path is not None
     assert torch.equal(checkpoint.read_state(Path(path), [])["x"].to_dense(), torch.eye(3))
+
+
+def test_a_copy_that_there_is_no_memory_for_is_done_without(
+    host: SlowHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_memory(nbytes: int, pinned: bool) -> torch.UntypedStorage:
+        raise RuntimeError("can't allocate memory")
+
+    host.gate.set()
+    monkeypatch.setattr(snapshot, "_buffer", no_memory)
+    assert save(Saver(host), {"x": torch.zeros(3)}) == host.store.id_of(1)
+    assert 'its state is not copied (RuntimeError("can\'t allocate memory"))' in caplog.text
