@@ -13,8 +13,9 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -210,7 +211,26 @@ def _lines(path: Path) -> Iterator[str]:
 def arguments(doc: str) -> argparse.ArgumentParser:
     """What every benchmark understands."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=64, help="of each search (default 64)")
     parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     parser.add_argument("--keep", type=Path, help="keep the files of all runs in this directory")
     return parser
+
+
+def perform(
+    measure: Callable[[argparse.Namespace, Path, Paper], None], options: argparse.Namespace, *, name: str, title: str
+) -> None:
+    """Measure, say how long that took, and save the figures as ``bench/results/<name>.md``, if ``options`` say so.
+
+    Args:
+        measure: given the options, a directory for its files, and the paper for its figures.
+        options: of `arguments`, and more.
+    """
+    end_on_sigterm()
+    paper, began = Paper(), time.monotonic()
+    with tempfile.TemporaryDirectory() as unkept:
+        directory = options.keep or Path(unkept)
+        directory.mkdir(parents=True, exist_ok=True)
+        measure(options, directory.resolve(), paper)
+    paper.say(f"\n{time.monotonic() - began:.0f} s in all")
+    if options.save:
+        paper.save(name, title)

@@ -27,14 +27,13 @@ import multiprocessing
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
-from _measure import BENCH, DIGITS, Paper, Ran, arguments, end_on_sigterm, machine, of_kind, quantile, run
+from _measure import BENCH, DIGITS, Paper, Ran, arguments, end_on_sigterm, machine, of_kind, perform, quantile, run
 from sweep import plan_of
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -368,7 +367,7 @@ def main(words: Sequence[str] = sys.argv[1:]) -> None:
         way, directory, plan = words[1:]
         return child(way, Path(directory), json.loads(Path(plan).read_text()))
     parser = arguments(__doc__ or "")
-    parser.set_defaults(trials=256)
+    parser.add_argument("--trials", type=int, default=256, help="of each search (default 256)")
     parser.add_argument("--seeds", type=int, default=12, help="how many searches of each way (default 12)")
     parser.add_argument("--first-seed", type=int, default=7, help="the first one's experiment_seed (default 7)")
     parser.add_argument("--orders", type=int, default=30, help="further orders of each seed's trials (default 30)")
@@ -376,15 +375,12 @@ def main(words: Sequence[str] = sys.argv[1:]) -> None:
     parser.add_argument("--ways", nargs="+", choices=list(WAYS)[1:], default=list(WAYS)[1:], help="beside random")
     options = parser.parse_args(words)
     options.ways = ["random", *options.ways]
-    end_on_sigterm()
-    paper, began = Paper(), time.monotonic()
-    with tempfile.TemporaryDirectory() as unkept:
-        directory = options.keep or Path(unkept)
-        directory.mkdir(parents=True, exist_ok=True)
-        measure(options, directory.resolve(), paper)
-    paper.say(f"\n{time.monotonic() - began:.0f} s in all")
-    if options.save:
-        paper.save("digits_search", "A search of the digits trial, until it is nearly as good as 256 full trainings")
+    perform(
+        measure,
+        options,
+        name="digits_search",
+        title="A search of the digits trial, until it is nearly as good as 256 full trainings",
+    )
 
 
 if __name__ == "__main__":

@@ -23,13 +23,26 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
-from _measure import BENCH, Paper, Ran, end_on_sigterm, machine, of_kind, quantile, run, spread, stamp, verdict
+from _measure import (
+    BENCH,
+    Paper,
+    Ran,
+    arguments,
+    end_on_sigterm,
+    machine,
+    of_kind,
+    perform,
+    quantile,
+    run,
+    spread,
+    stamp,
+    verdict,
+)
 
 sys.path.insert(0, str(BENCH / "model"))
 
@@ -309,25 +322,15 @@ def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         way, directory, epochs = sys.argv[2:]
         return child(way, Path(directory), int(epochs))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=5, help="how often each way is run (default 5)")
     parser.add_argument("--epochs", type=int, default=20, help="turns in each process (default 20)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="which ways (default: all)")
     parser.add_argument("--quick", action="store_true", help="one round of 5 turns")
-    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
-    parser.add_argument("--keep", type=Path, help="keep the files of all runs in this directory")
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.epochs = 1, 5
-    end_on_sigterm()
-    paper, began = Paper(), time.monotonic()
-    with tempfile.TemporaryDirectory() as unkept:
-        directory = options.keep or Path(unkept)
-        directory.mkdir(parents=True, exist_ok=True)
-        measure(options, directory.resolve(), paper)
-    print(f"\n{time.monotonic() - began:.0f} s in all")
-    if options.save:
-        paper.save("loop", "The training loop: dray, and a loop written by hand")
+    perform(measure, options, name="loop", title="The training loop: dray, and a loop written by hand")
 
 
 if __name__ == "__main__":

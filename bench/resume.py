@@ -15,12 +15,11 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from _measure import Paper, end_on_sigterm, machine, of_kind, quantile, run, spread, stamp, verdict
+from _measure import Paper, arguments, machine, of_kind, perform, quantile, run, spread, stamp, verdict
 
 TARGET_S = 0.05
 RECORDS = 1_000_000
@@ -175,17 +174,11 @@ def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         order, place, directory = sys.argv[2:]
         return child(order, int(place), Path(directory))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=5, help="how often each is run (default 5)")
     parser.add_argument("--orders", nargs="+", choices=list(ORDERS), default=list(ORDERS), help="which (default: all)")
-    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     options = parser.parse_args()
-    end_on_sigterm()
-    paper = Paper()
-    with tempfile.TemporaryDirectory() as directory:
-        measure(options, Path(directory).resolve(), paper)
-    if options.save:
-        paper.save("resume", "Resuming: from fit's skip to the first batch")
+    perform(measure, options, name="resume", title="Resuming: from fit's skip to the first batch")
 
 
 if __name__ == "__main__":

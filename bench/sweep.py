@@ -19,8 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +36,7 @@ from _measure import (
     end_on_sigterm,
     machine,
     of_kind,
+    perform,
     quantile,
     run,
     spread,
@@ -321,6 +320,7 @@ def main() -> None:
         way, directory, plan = sys.argv[2:]
         return child(way, Path(directory), json.loads(Path(plan).read_text()))
     parser = arguments(__doc__ or "")
+    parser.add_argument("--trials", type=int, default=64, help="of each search (default 64)")
     parser.add_argument("--rounds", type=int, default=3, help="how often each way is run (default 3)")
     parser.add_argument("--documented-trials", type=int, default=8, help="trials of way b (default 8)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="which ways (default: all)")
@@ -328,15 +328,7 @@ def main() -> None:
     if {"c-same", "c-bare"} & set(options.ways) and "a" not in options.ways:
         parser.error("c-same and c-bare take their lengths from a: name it too")
     options.ways = [way for way in WAYS if way in options.ways]
-    end_on_sigterm()
-    paper, began = Paper(), time.monotonic()
-    with tempfile.TemporaryDirectory() as unkept:
-        directory = options.keep or Path(unkept)
-        directory.mkdir(parents=True, exist_ok=True)
-        measure(options, directory.resolve(), paper)
-    print(f"\n{time.monotonic() - began:.0f} s in all")
-    if options.save:
-        paper.save("sweep", "One sweep: dray, and Ray's own ways")
+    perform(measure, options, name="sweep", title="One sweep: dray, and Ray's own ways")
 
 
 if __name__ == "__main__":

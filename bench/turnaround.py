@@ -14,7 +14,6 @@ import contextlib
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from _measure import (
     end_on_sigterm,
     machine,
     of_kind,
+    perform,
     quantile,
     run,
     stamp,
@@ -398,17 +398,11 @@ def main() -> None:
         name, directory, trials = sys.argv[2:]
         return child(name, Path(directory), int(trials))
     parser = arguments(__doc__ or "")
+    parser.add_argument("--trials", type=int, default=64, help="of each search (default 64)")
     parser.add_argument("--rounds", type=int, default=1, help="how often each case is run (default 1)")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="which (default: all)")
     options = parser.parse_args()
-    end_on_sigterm()
-    paper = Paper()
-    with tempfile.TemporaryDirectory() as unkept:
-        directory = options.keep or Path(unkept)
-        directory.mkdir(parents=True, exist_ok=True)
-        measure(options, directory.resolve(), paper)
-    if options.save:
-        paper.save("turnaround", "Turn-around: from one trial to the next")
+    perform(measure, options, name="turnaround", title="Turn-around: from one trial to the next")
 
 
 if __name__ == "__main__":
