@@ -20,7 +20,10 @@ class Unsaved:
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
         """What was reported."""
-        self._rows.extend(rows)
+        for row in rows:
+            if row["batches"] < self.saved:  # another run, from the beginning again
+                self.saved = -1
+            self._rows.append(row)
         self._forget()
 
     def now(self) -> list[dict[str, Any]]:
