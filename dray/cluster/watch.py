@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Collection
@@ -9,23 +10,28 @@ from collections.abc import Callable, Collection
 import ray
 
 EVERY_S = 1.0
-SILENT_S = 5.0
-"""A head that does not answer for so long is told of. Ray itself ends the driver's process after a minute of it, at
-once and without a word; a head that is back before that is found again."""
+SILENT_FOR = 5
+"""A head that does not answer so often in a row is told of. Ray itself ends the driver's process after a minute of it,
+at once and without a word; a head that is back before that is found again."""
+END_S = 5.0
+"""How long the end of the thread is waited for."""
 
 
 class Watch:
     """A thread that watches until `close()`.
 
     Args:
+        address: of the cluster's head, `host:port`.
         draining: called with the ids of the nodes that are being drained, every second while there are any; None if
             nobody takes nodes of this cluster away.
         silent: called when the head does not answer.
     """
 
-    def __init__(self, *, draining: Callable[[Collection[str]], None] | None, silent: Callable[[], None]) -> None:
+    def __init__(
+        self, address: str, *, draining: Callable[[Collection[str]], None] | None, silent: Callable[[], None]
+    ) -> None:
         self._draining, self._silent = draining, silent
-        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        host, _, port = address.rpartition(":")
         self._address = (host.strip("[]"), int(port))
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dray-watch", daemon=True)
@@ -34,20 +40,21 @@ class Watch:
     def close(self) -> None:
         """End the thread, unless it waits for a head that does not answer any more."""
         self._closed.set()
-        self._thread.join(SILENT_S)
+        self._thread.join(END_S)
 
     def _run(self) -> None:
-        silent_s = 0.0
+        silent = 0
         while not self._closed.wait(EVERY_S):
             # First: what is asked of Ray while its head is gone does not return.
             if not self._answers():
-                silent_s += EVERY_S
-                if silent_s == SILENT_S:
+                silent += 1
+                if silent == SILENT_FOR:
                     self._silent()
                 continue
-            silent_s = 0.0
-            if self._draining is not None and (nodes := draining_nodes()):
-                self._draining(nodes)
+            silent = 0
+            with contextlib.suppress(Exception):  # the head may be gone by now: asked again in a second
+                if self._draining is not None and (nodes := draining_nodes()):
+                    self._draining(nodes)
 
     def _answers(self) -> bool:
         try:

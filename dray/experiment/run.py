@@ -216,7 +216,11 @@ class Run:
         with self._signals(), self.display:
             self._start_groups()
             tune = threading.Thread(target=self._tune.run, name="dray-tune", daemon=True)
-            watch = Watch(draining=None if self.cluster.own else self._draining, silent=self._head_is_silent)
+            watch = Watch(
+                ray.get_runtime_context().gcs_address,
+                draining=None if self.cluster.own else self._draining,
+                silent=self._head_is_silent,
+            )
             try:
                 self._serve(tune)
             except ray.exceptions.RayError as e:

@@ -201,7 +201,7 @@ class RayHost:
 
     # ------------------------------------------------------------------ reports
     def asked_to_stop(self) -> bool:
-        # Of the chief only: one rank's request is that of all, and the others' hosts know of no reports.
+        # Asked for the first time when a trial has run for a moment: short ones are spared the message.
         if self._asked is None:
             self._asked = self._desk.stop_wanted.remote(self._lease.number)
         try:

@@ -16,6 +16,7 @@ from dray import pytorch
 from dray.hosts import LocalHost, current_host, use_host
 from dray.pytorch import Batch
 from dray.storage import CheckpointError
+from dray.training import stopping
 from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
 
 
@@ -99,6 +100,26 @@ def test_sigterm_asks_for_a_stop_that_saves(home: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) is before
     assert trial.weight == one_weight(4)
     assert [path.name for path in (home / "local").glob("*/checkpoint_*")] == ["checkpoint_4"]
+
+
+def test_sigterm_far_from_the_next_report_ends_the_run_with_what_it_has_trained(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "LISTEN_S", 0.001)
+
+    class Terminated(OneWeight):
+        begun = 0
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            self.begun = batch_idx + 1
+            if batch_idx == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    far = 1_000_000
+    trial = fit(Terminated, max_length=Batch(far), reporting_period=Batch(far))
+    assert 2 < trial.begun < far
+    assert [path.name for path in (home / "local").glob("*/checkpoint_*")] == [f"checkpoint_{trial.begun}"]
 
 
 def test_a_run_in_another_thread_leaves_signals_alone(home: Path) -> None:

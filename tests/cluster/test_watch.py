@@ -1,0 +1,55 @@
+"""The thread that looks after the cluster, without one: its head is a socket here."""
+
+from __future__ import annotations
+
+import queue
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from dray.cluster import watch as watch_module
+from dray.cluster.watch import Watch
+
+
+@pytest.fixture
+def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    monkeypatch.setattr(watch_module, "EVERY_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def address(head: socket.socket) -> str:
+    return f"127.0.0.1:{head.getsockname()[1]}"
+
+
+def test_nodes_that_are_drained_are_told_as_long_as_there_are_any(
+    head: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drained = iter([set(), {"a"}, {"a", "b"}])
+    monkeypatch.setattr(watch_module, "draining_nodes", lambda: next(drained, set()))
+    told: queue.Queue[object] = queue.Queue()
+    watch = Watch(address(head), draining=told.put, silent=lambda: told.put("silent"))
+    try:
+        assert [told.get(timeout=5), told.get(timeout=5)] == [{"a"}, {"a", "b"}]
+    finally:
+        watch.close()
+    assert told.empty()
+
+
+def test_a_head_that_does_not_answer_is_told_once_and_asked_nothing(
+    head: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(watch_module, "draining_nodes", lambda: asked.append(1) or set())
+    told: queue.Queue[str] = queue.Queue()
+    where = address(head)
+    head.close()
+    watch = Watch(where, draining=lambda nodes: None, silent=lambda: told.put("silent"))
+    try:
+        assert told.get(timeout=5) == "silent"
+        with pytest.raises(queue.Empty):
+            told.get(timeout=0.1)
+    finally:
+        watch.close()
+    assert not asked
