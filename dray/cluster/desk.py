@@ -173,7 +173,9 @@ class Desk:
         node, kills = oom_kills
         if kills > self._kills.setdefault((group, node), kills):
             self._kills[group, node] = kills
-            self._deaths.setdefault(group, f"meanwhile the kernel has killed a process of {node}, {LOW_MEMORY}")
+            self._deaths.setdefault(
+                group, f"meanwhile the kernel has killed a process of {node}, which was {LOW_MEMORY}"
+            )
         self._post(Message(kind="arrived", group=group, placement=placement))
 
     async def died(self, group: str, told: str) -> None:

@@ -56,9 +56,9 @@ class _Deaths(UserCallback):  # type: ignore[misc]  # Ray's classes are untyped 
         self._desk, self._group = desk, group
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        told = next((str(error) for error in worker_exceptions.values() if LOW_MEMORY in str(error)), "")
-        if told:
-            self._desk.died.remote(self._group, told)
+        if any(LOW_MEMORY in str(error) for error in worker_exceptions.values()):
+            # Not in Ray's words, which are many.
+            self._desk.died.remote(self._group, f"Ray has killed it, as its node was {LOW_MEMORY}")
 
 
 class WorkerGroup:
