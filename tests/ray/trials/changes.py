@@ -103,10 +103,21 @@ def cut_files(tmp: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
 
 
+FINDER: Any = types.SimpleNamespace(find_spec=lambda *_: None)
 matmul, attention = torch.backends.cuda.matmul, torch.backends.cuda
 sparse = torch.sparse.check_sparse_tensor_invariants
 
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Path], Any]]] = {
+    # First, for they import torch's compiler.
+    "determinism": (torch.get_deterministic_debug_mode, lambda tmp: torch.use_deterministic_algorithms(True)),
+    "determinism, warned of": (
+        torch.get_deterministic_debug_mode,
+        lambda tmp: torch.use_deterministic_algorithms(True, warn_only=True),
+    ),
+    "determinism of compiled code": (
+        lambda: getattr(sys.modules.get("torch._inductor.config"), "deterministic", False),
+        lambda tmp: torch.use_deterministic_algorithms(True),
+    ),
     "environment": (
         lambda: [os.environ.get("M"), os.environ["PATH"]],
         lambda tmp: os.environ.update(MY="1", PATH="/"),
@@ -116,12 +127,13 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Path], Any]]] = {
     "sys.path": (lambda: list(sys.path), lambda tmp: sys.path.insert(0, "src")),
     "sys.path replaced": (lambda: "src" in sys.path, lambda tmp: setattr(sys, "path", [*sys.path, "src"])),
     "sys.argv": (lambda: sys.argv[1:], lambda tmp: sys.argv.append("--mine")),
+    # Modules that nobody imports a second time.
     "sys.modules: replaced": (
-        lambda: hasattr(sys.modules.get("random"), "seed"),
-        lambda tmp: sys.modules.update(random=types.ModuleType("random")),
+        lambda: hasattr(sys.modules.get("torch.quasirandom"), "SobolEngine"),
+        lambda tmp: sys.modules.update({"torch.quasirandom": types.ModuleType("quasirandom")}),
     ),
-    "sys.modules: removed": (lambda: "json" in sys.modules, lambda tmp: sys.modules.pop("json")),
-    "import hooks": (lambda: print in sys.meta_path, lambda tmp: sys.meta_path.append(print)),  # type: ignore[arg-type]
+    "sys.modules: removed": (lambda: "torch._lowrank" in sys.modules, lambda tmp: sys.modules.pop("torch._lowrank")),
+    "import hooks": (lambda: FINDER in sys.meta_path, lambda tmp: sys.meta_path.append(FINDER)),
     "excepthook": (lambda: sys.excepthook is print, lambda tmp: setattr(sys, "excepthook", print)),
     "excepthook of threads": (
         lambda: threading.excepthook is print,
@@ -175,15 +187,6 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Path], Any]]] = {
     "device": (lambda: str(torch.ones(1).device), lambda tmp: torch.set_default_device("meta")),
     "device of a block": (lambda: str(torch.ones(1).device), lambda tmp: enter(torch.device("meta"))),
     "threads": (torch.get_num_threads, lambda tmp: torch.set_num_threads(torch.get_num_threads() + 1)),
-    "determinism": (torch.get_deterministic_debug_mode, lambda tmp: torch.use_deterministic_algorithms(True)),
-    "determinism, warned of": (
-        torch.get_deterministic_debug_mode,
-        lambda tmp: torch.use_deterministic_algorithms(True, warn_only=True),
-    ),
-    "determinism of compiled code": (
-        lambda: getattr(sys.modules.get("torch._inductor.config"), "deterministic", False),
-        lambda tmp: torch.use_deterministic_algorithms(True),
-    ),
     "uninitialised memory": flip(torch.utils.deterministic, "fill_uninitialized_memory"),
     "precision": (precision, lambda tmp: torch.set_float32_matmul_precision("medium")),
     "TF32 of convolutions": flip(torch.backends.cudnn, "allow_tf32"),
