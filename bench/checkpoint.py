@@ -17,12 +17,11 @@ import os
 import resource
 import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from _measure import Paper, Ran, end_on_sigterm, machine, of_kind, quantile, run, spread, stamp, verdict
+from _measure import Paper, Ran, arguments, machine, of_kind, perform, quantile, run, spread, stamp, verdict
 
 SAVES = 5
 WIDTH, LAYERS, RECORDS = 2048, 12, 16
@@ -226,19 +225,13 @@ def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         way, batches, directory = sys.argv[2:]
         return child(way, int(batches), Path(directory))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=5, help="how often each way is run (default 5)")
     parser.add_argument("--batches", type=int, default=100, help=f"in each run, a multiple of {SAVES} (default 100)")
-    parser.add_argument("--save", action="store_true", help="write the figures to bench/results/")
     options = parser.parse_args()
     if options.batches < 2 * SAVES or options.batches % SAVES:
         parser.error(f"--batches {options.batches}: must be a multiple of {SAVES}, at least {2 * SAVES}")
-    end_on_sigterm()
-    paper = Paper()
-    with tempfile.TemporaryDirectory() as directory:
-        measure(options, Path(directory).resolve(), paper)
-    if options.save:
-        paper.save("checkpoint", "Saving: the stall, the run's time, memory")
+    perform(measure, options, name="checkpoint", title="Saving: the stall, the run's time, memory")
 
 
 if __name__ == "__main__":
