@@ -113,8 +113,8 @@ class Result:
         checkpoint = store.find(batches) or store.latest()
         if checkpoint is None:
             raise ExperimentError(
-                f"trial {trial_id} of {self.path} is the best, but it has no checkpoint; checkpoint_policy says which are "
-                "made, and checkpoint_storage.save_trial_best how many are kept"
+                f"trial {trial_id} of {self.path} is the best, but it has no checkpoint; checkpoint_policy says which "
+                "are made, and checkpoint_storage.save_trial_best how many are kept"
             )
         return BestTrial(
             trial_id=trial_id,
