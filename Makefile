@@ -2,6 +2,7 @@
 # make check   ruff, mypy --strict, import-linter, the fast tests: under a minute
 # make test    check, then the slow tests and those on a real Ray
 # make bench   the benchmarks (see bench/)
+# make soak    kill -9, again and again: a sweep of 1,000 trials, then the fault matrix; half an hour
 #
 # Each makes .venv on first use, from constraints.txt, and again only when pyproject.toml or constraints.txt change.
 
@@ -21,7 +22,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python3.1
 # Ray asks about usage statistics at its first start; a build must not wait for, or send, an answer.
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo check lint types floors test-fast test bench clean
+.PHONY: help demo check lint types floors test-fast test bench soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -59,7 +60,11 @@ test: check
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m "ray or cluster"
 
 bench: $(INSTALLED)
-	@for script in bench/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	@for script in $(filter-out bench/soak.py,$(wildcard bench/[a-z]*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
+
+soak: $(INSTALLED)
+	@$(BIN)/python bench/soak.py
+	@$(BIN)/python bench/soak.py --matrix
 
 clean:
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

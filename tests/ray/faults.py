@@ -91,8 +91,8 @@ class Play:
         self._model.mkdir(parents=True)
         for file in (DIGITS / "model_def.py", TRIALS / "recorded.py", TRIALS / "recorded_digits.py"):
             shutil.copy(file, self._model)
-        # Processes of a node that lost its raylet live on for some seconds: their trial should not end in these.
-        self._config = write_config(directory, config(self.record, trials, pause_s=0.2 if on_a_cluster else 0.02))
+        # Processes of a node that lost its raylet live on for about ten seconds: their trial should not end in these.
+        self._config = write_config(directory, config(self.record, trials, pause_s=0.3 if on_a_cluster else 0.02))
         self.trials = trials
         self.deaths: list[Death] = []
         self.left: list[str] = []
@@ -113,7 +113,7 @@ class Play:
         rng = rng or random.Random(0)
         self._start()
         for trial, case in enumerate(cases):
-            self._kill(case, trial, rng.randrange(1, BATCHES - 5))
+            self._kill(case, trial, rng.randrange(1, BATCHES // 4 if case == "raylet alone" else BATCHES - 5))
         assert self._driver is not None
         code = self._driver.wait()
         assert code == 0, f"exit code {code}:\n{self.log.read_text()[-4000:]}"
