@@ -14,15 +14,14 @@ settings.load_profile("dray")
 # Models in tests are tiny: one thread trains them faster than several that fight for a small machine's cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-RAY_TEST_LIMIT_S = 300.0  # starting Ray on a loaded two-core machine alone can take 20 s
+SLOW_TEST_LIMIT_S = 300.0  # two processes that train, or starting Ray, take minutes on a loaded two-core machine
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("timeout") is None and (
-            item.get_closest_marker("ray") or item.get_closest_marker("cluster")
-        ):
-            item.add_marker(pytest.mark.timeout(RAY_TEST_LIMIT_S))
+        slow = any(item.get_closest_marker(name) for name in ("slow", "ray", "cluster"))
+        if slow and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SLOW_TEST_LIMIT_S))
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skipif(not _has_gpu(), reason="needs a CUDA device"))
 

@@ -16,7 +16,7 @@ from tests.pytorch.test_tensorboard import scalars
 from tests.pytorch.two_ranks import run
 
 # Two processes, each of which starts torch's compiler: half a minute where others work beside.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

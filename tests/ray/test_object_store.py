@@ -27,7 +27,7 @@ from tests.ray.harness import (
 )
 from tests.storage.s3 import LocalS3
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 TRIAL_COUNT, BATCHES = 3, 90
 PERIOD = 30
