@@ -1,6 +1,7 @@
 # make demo    the ASHA search of examples/digits on Ray, on this machine
 # make check   ruff, mypy --strict, import-linter, the fast tests: under a minute
-# make test    check, then the slow tests and those on a real Ray
+# make test    check, then the slow tests and those on a real Ray; a quarter of an hour
+# make test-all  the same, and the long ones: the fault matrix, a store in S3, disk use; half an hour more
 # make bench   the benchmarks (see bench/)
 # make soak    kill -9, again and again: a sweep of 1,000 trials, then the fault matrix; half an hour
 #
@@ -22,7 +23,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python3.1
 # Ray asks about usage statistics at its first start; a build must not wait for, or send, an answer.
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo check lint types floors test-fast test bench soak clean
+.PHONY: help demo check lint types floors test-fast test test-all bench soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -57,7 +58,10 @@ test-fast: $(INSTALLED)
 # Ray's tests in a process of their own; a crash of either, also at its exit, shows where.
 test: check
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m "(slow or gpu) and not ray and not cluster"
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m "ray or cluster"
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m "(ray or cluster) and not long"
+
+test-all: test
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m long
 
 bench: $(INSTALLED)
 	@for script in $(filter-out bench/soak.py,$(wildcard bench/[a-z]*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done

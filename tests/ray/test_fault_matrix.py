@@ -1,4 +1,4 @@
-"""Each case of the fault matrix, once. `make soak` plays each ten times."""
+"""Each case of the fault matrix, once, in `make test-all`. `make soak` plays each ten times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from tests.ray.faults import ON_A_CLUSTER, ON_THIS_MACHINE, Play, faults_of, weights
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

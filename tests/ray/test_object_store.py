@@ -27,7 +27,7 @@ from tests.ray.harness import (
 )
 from tests.storage.s3 import LocalS3
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
 
 TRIAL_COUNT, BATCHES = 3, 90
 PERIOD = 30
