@@ -57,7 +57,7 @@ test-fast: $(INSTALLED)
 
 # Ray's tests in a process of their own; a crash of either, also at its exit, shows where.
 test: check
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m "(slow or gpu) and not ray and not cluster"
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "(slow or gpu) and not ray and not cluster"
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m "(ray or cluster) and not long"
 
 test-all: test
