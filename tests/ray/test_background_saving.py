@@ -15,7 +15,7 @@ from dray.experiment.metrics_log import read_metrics
 from dray.storage import CheckpointStore
 from tests.ray.harness import TRIALS, Meanwhile, ends, journal, lines, recorded, saved_batches, wait_for
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
 
 BATCHES = 40
 

@@ -172,6 +172,7 @@ def test_stacks_of_a_trial_that_hung_are_in_its_log(shared: Ran) -> None:
     assert f'groups.py", line {line} in train_batch' in log
 
 
+@pytest.mark.long
 def test_rank_that_hangs_ends_with_those_that_wait_for_it(pair: Ran) -> None:
     [trial] = pair.result.trials.to_dict("records")
     assert (trial["state"], trial["restarts"], trial["batches"]) == ("COMPLETED", 1, 10)
