@@ -18,7 +18,7 @@ from dray.cluster.desk import Message
 from dray.storage import latest_checkpoint
 from tests.ray.harness import TRIALS, Attempt, Meanwhile, attempts, journal, lines, recorded, wait_for
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
 
 BATCHES, DEADLINE_S = 200, 20
 
