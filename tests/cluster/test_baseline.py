@@ -152,6 +152,7 @@ def test_error_of_a_trial_is_raised_once_all_is_undone() -> None:
     assert "LEFT" not in os.environ
 
 
+@pytest.mark.slow
 def test_trials_of_ever_other_shapes_are_all_compiled() -> None:
     calls = 0
 
@@ -239,6 +240,7 @@ def test_workers_of_a_loader_that_a_trial_leaves_in_a_cycle_end() -> None:
     assert not any(lives(worker) for worker in workers)
 
 
+@pytest.mark.slow
 def test_a_leak_of_memory_is_told_and_what_the_first_trial_keeps_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
     size = 64 << 20

@@ -11,6 +11,8 @@ import pytest
 
 from dray.cluster.hang import ended_if_it_hangs
 
+pytestmark = pytest.mark.slow
+
 START = """
 import os, re, sys, time
 from dray.cluster.hang import ended_if_it_hangs

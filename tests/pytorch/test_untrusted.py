@@ -19,6 +19,8 @@ from dray.storage import CheckpointError, verify
 from dray.storage.manifest import DETERMINED_STATES, write_manifest
 from tests.pytorch.fakes import FakeHost, OneWeight
 
+pytestmark = pytest.mark.slow
+
 
 class Malice:
     """Leaves a file behind when it is unpickled."""

@@ -281,6 +281,7 @@ def test_asking_changes_nothing() -> None:
     assert one.ask(30) == other.ask(30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reason", ["errored", "invalid_hp"])
 def test_what_failed_is_not_proposed_again(reason: str) -> None:
     """Of four values one fails; after the first failure it never comes again."""
@@ -297,6 +298,7 @@ def test_what_failed_is_not_proposed_again(reason: str) -> None:
     assert drawn.count(2) <= 1
 
 
+@pytest.mark.slow
 def test_the_constraint_holds_for_every_proposal() -> None:
     space = parse_space(
         {"x": {"type": "double", "minval": 0, "maxval": 1}},
@@ -322,6 +324,7 @@ def method() -> ASHA:
     return ASHA(max_trials=40, max_length=16, num_rungs=3, max_concurrent_trials=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tpe", "cmaes", "NSGAIISampler", "QMCSampler"])
 def test_a_replayed_search_asks_and_gets_the_same(name: str) -> None:
     """Cut at many places, then driven on with the same events: the records are the same, hyperparameters included.
