@@ -3,7 +3,7 @@
 # make test    check, then the slow tests and those on a real Ray; a quarter of an hour
 # make test-all  the same, and the long ones: the fault matrix, a store in S3, disk use; a quarter of an hour more
 # make bench   the benchmarks (see bench/)
-# make soak    kill -9, again and again: a sweep of 1,000 trials, then the fault matrix; half an hour
+# make soak    kill -9, again and again: a sweep of 1,000 trials, then the fault matrix ten times; hours on two cores
 #
 # Each makes .venv on first use, from constraints.txt, and again only when pyproject.toml or constraints.txt change.
 
