@@ -41,7 +41,7 @@ from tests.ray.harness import DIGITS, Driver, descendants, ends, write_config  #
 
 VICTIMS = {"ray::RayTrainWo": "worker", "ray::TrainContr": "controller", "ray::ResourceTr": "handle",
            "ray::Desk": "desk"}  # fmt: skip
-RAYS_OWN = ("ray::IDLE", "ray::Autoscalin", "ray::DashboardA", "ray::RuntimeEnv", "raylet", "gcs_server", "log_monitor")
+RAYS_OWN = ("ray::IDLE", "ray::DashboardA", "ray::RuntimeEnv", "raylet", "gcs_server", "log_monitor")
 SAMPLE_S = 2.0
 LEFT_AFTER_S = 60.0
 """How long Ray may take to clean up behind the search."""

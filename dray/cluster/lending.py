@@ -66,9 +66,10 @@ class WorkerGroup:
 
     Args:
         name: unique within the experiment.
+        run: unique on the cluster, of this run of the experiment.
         desk: the desk's actor handle.
         slots: size and resources.
-        grows: the cluster may have an autoscaler.
+        own_cluster: the cluster is there for this experiment alone.
         work: what every worker gets, see ``dray.cluster.entry.serve_leases``.
         directory: where Ray Train keeps its own books.
         on_end: called in the group's thread with the error that ended the run, or None.
@@ -78,9 +79,10 @@ class WorkerGroup:
         self,
         *,
         name: str,
+        run: str,
         desk: Any,
         slots: Slots,
-        grows: bool,
+        own_cluster: bool,
         work: Mapping[str, Any],
         directory: Path,
         on_end: Callable[[str, BaseException | None], None],
@@ -88,7 +90,7 @@ class WorkerGroup:
         self.name = name
         self._trainer = TrainRun(
             serve_leases,
-            grows=grows,
+            own_cluster=own_cluster,
             config={**work, "desk": desk, "group": name},
             scaling_config=ray.train.ScalingConfig(
                 num_workers=slots.per_trial,
@@ -97,7 +99,7 @@ class WorkerGroup:
                 placement_strategy="PACK",
             ),
             run_config=ray.train.RunConfig(
-                name=name,
+                name=f"{run}-{name}",
                 storage_path=str(directory),
                 # Restarts are counted for each trial, by the driver; a group may lose its workers any number of times.
                 failure_config=ray.train.FailureConfig(max_failures=-1, controller_failure_limit=-1),
@@ -124,8 +126,12 @@ class WorkerGroup:
         return not self._thread.is_alive()
 
     def abandon(self) -> None:
-        """End the run at once, with its workers."""
+        """End the run at once, with its workers; when it has ended, `free` what it held."""
         self._trainer.abandon()
+
+    def free(self) -> None:
+        """Free what the run holds that did not end by itself."""
+        self._trainer.free()
 
 
 def end_groups(groups: Collection[WorkerGroup], within_s: float) -> None:
@@ -139,4 +145,5 @@ def end_groups(groups: Collection[WorkerGroup], within_s: float) -> None:
         group.abandon()
     deadline = time.monotonic() + END_S
     for group in left:
-        group.ended(deadline)
+        if group.ended(deadline):
+            group.free()

@@ -2,9 +2,10 @@
 
 Ray Train starts, beside a run's controller and its workers, five actors, each of which imports Ray Train anew: about a
 second of CPU, most of it in the way of the first batch. Of no use here are `DatasetManager` (Ray datasets; trials bring
-data loaders of their own), and on a cluster of our own `AutoscalingCoordinator` (it cannot grow) and
-`PlacementGroupCleaner` (the driver frees what a dead controller held, and ends with its cluster). And the controller
-imports torch only to have the workers join a process group, which they do by themselves
+data loaders of their own); `AutoscalingCoordinator`, which outlives the search (what asks the autoscaler for nodes is
+the pending placement group, which does not); and `PlacementGroupCleaner`, a detached actor a run, that frees what a
+dead controller held if that had a whole group by then (the driver frees it at any moment, by its name). And the
+controller imports torch only to have the workers join a process group, which they do by themselves
 (`dray.cluster.process_group`); hence no `TorchTrainer`.
 
 Ray offers no public switch for these. All that is used of Ray Train's inside is in this file.
@@ -13,7 +14,9 @@ Ray offers no public switch for these. All that is used of Ray Train's inside is
 from __future__ import annotations
 
 import builtins
+import contextlib
 import os
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -21,10 +24,18 @@ import ray
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
-from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution import controller
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
+from ray.train.v2._internal.execution.worker_group import WorkerGroup
+from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
 from ray.train.v2._internal.logging.patch_print import _original_print
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.util.placement_group import (
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
@@ -45,7 +56,7 @@ class _Workers(BackendConfig):  # type: ignore[misc]
 
 
 class _FixedSize(FixedScalingPolicy):  # type: ignore[misc]
-    """As many workers as were asked for, on a cluster without an autoscaler to ask for them."""
+    """As many workers as were asked for. Their placement group asks the autoscaler for nodes, and nothing else does."""
 
     def after_controller_start(self, train_run_context: Any) -> None:
         """Asks nobody."""
@@ -54,20 +65,40 @@ class _FixedSize(FixedScalingPolicy):  # type: ignore[misc]
         """Asks nobody."""
 
 
+class _NamedWorkers(WorkerGroup):  # type: ignore[misc]
+    """Their placement group has a name by which the driver finds it, whatever becomes of the controller."""
+
+    def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> Any:
+        workers = worker_group_context
+        return DefaultPlacementGroupHandle(
+            placement_group(
+                [workers.resources_per_worker] * workers.num_workers,
+                strategy=workers.placement_strategy,
+                # One that is being removed keeps its name for a while.
+                name=f"{self._train_run_context.run_config.name}/{uuid.uuid4().hex[:8]}",
+            )
+        )
+
+
+class TrainController(controller.TrainController):  # type: ignore[misc]
+    worker_group_cls = _NamedWorkers
+
+
 class TrainRun(DataParallelTrainer):  # type: ignore[misc]
     """Runs a function on each worker of a group.
 
     Args:
         function: called on each worker with ``config``.
-        grows: the cluster may have an autoscaler, which the run then tells what it needs.
-        config, scaling_config, run_config: as `ray.train.torch.TorchTrainer` has them.
+        own_cluster: the cluster is there for this experiment alone, with its settings.
+        config, scaling_config, run_config: as `ray.train.torch.TorchTrainer` has them; the run's name is unique on the
+            cluster.
     """
 
     def __init__(
-        self, function: Callable[[dict[str, Any]], None], *, grows: bool, config: dict[str, Any], **options: Any
+        self, function: Callable[[dict[str, Any]], None], *, own_cluster: bool, config: dict[str, Any], **options: Any
     ) -> None:
         super().__init__(function, train_loop_config=config, backend_config=_Workers(), **options)
-        self._grows = grows
+        self._name, self._own_cluster = options["run_config"].name, own_cluster
         self._controller: Any = None
         self._abandoned = False
 
@@ -77,21 +108,27 @@ class TrainRun(DataParallelTrainer):  # type: ignore[misc]
         if self._controller is not None:
             ray.kill(self._controller)
 
+    def free(self) -> None:
+        """Free what the controller held, if it is dead: it did not come to that."""
+        for group in placement_group_table().values():
+            if group["name"].startswith(f"{self._name}/") and group["state"] != "REMOVED":
+                with contextlib.suppress(ValueError):  # meanwhile it is gone
+                    remove_placement_group(get_placement_group(group["name"]))
+
     def _create_default_callbacks(self) -> list[Any]:
-        useless = (DatasetsCallback,) if self._grows else (DatasetsCallback, PlacementGroupCleanerCallback)
+        useless = (DatasetsCallback, PlacementGroupCleanerCallback)
         return [one for one in super()._create_default_callbacks() if not isinstance(one, useless)]
 
     def _initialize_and_run_controller(self, **options: Any) -> Any:
+        # Ray Train gives its controller a runtime environment, and so all that the controller starts: none of these
+        # could then run in a process that Ray has ready. On a cluster of our own, Ray itself has it.
         where: dict[str, Any] = {}
-        if self._grows:
+        if not self._own_cluster:
             # Beside the driver, with its settings of Ray Train, as Train itself does.
             settings = {name: value for name, value in os.environ.items() if name.startswith("RAY_TRAIN_")}
             node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
             where = {"runtime_env": {"env_vars": settings}, "scheduling_strategy": node}
-        else:
-            # Ray Train gives its controller a runtime environment, and so all that the controller starts: none of
-            # these could then run in a process that Ray has ready. On a cluster of our own, Ray itself has it.
-            options["scaling_policy"] = _FixedSize(self.scaling_config)
+        options["scaling_policy"] = _FixedSize(self.scaling_config)
         self._controller = ray.remote(num_cpus=0, **where)(TrainController).remote(**options)
         if self._abandoned:
             ray.kill(self._controller)

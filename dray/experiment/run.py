@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group_table
 
 import dray
 from dray.cluster.desk import Message
@@ -442,9 +442,10 @@ class Run:
             self._booting.add(name)
             self._groups[name] = WorkerGroup(
                 name=name,
+                run=self._name,
                 desk=self.desk,
                 slots=self._slots,
-                grows=not self.cluster.own,
+                own_cluster=self.cluster.own,
                 work={
                     "experiment": self._experiment,
                     "load_trial": self._load_trial,
@@ -476,11 +477,11 @@ class Run:
             if self.search.done is not None:
                 continue
             # Its Train run has ended, though only we may end it: Ray's controller of it died. Another takes its place.
-            self._groups.pop(name, None)
+            if (group := self._groups.pop(name, None)) is not None:
+                group.free()
+            self._placements.pop(name, None)
             self._booting.discard(name)
             self.desk.dismiss.remote(name)
-            if name in self._placements:
-                remove_placement_group(self._placements.pop(name))
             self._failed_groups += 1
             self.display.say(
                 f"worker group {name} ended: {str(error).strip().splitlines()[-1] if error else 'no error'}"

@@ -46,6 +46,18 @@ USED = {
     ),
     ("ray.train.v2._internal.execution.controller", "TrainController.run"): (set(), "dray/cluster/train_run.py"),
     ("ray.train.v2._internal.execution.controller", "TrainController.get_result"): (set(), "dray/cluster/train_run.py"),
+    ("ray.train.v2._internal.execution.controller", "TrainController.worker_group_cls"): (
+        None,
+        "dray/cluster/train_run.py",
+    ),
+    ("ray.train.v2._internal.execution.worker_group", "WorkerGroup._create_placement_group"): (
+        {"scaling_config", "worker_group_context"},
+        "dray/cluster/train_run.py",
+    ),
+    ("ray.train.v2._internal.execution.worker_group.placement_group_handle", "DefaultPlacementGroupHandle"): (
+        set(),
+        "dray/cluster/train_run.py",
+    ),
     ("ray.train.v2._internal.execution.scaling_policy", "FixedScalingPolicy.after_controller_start"): (
         {"train_run_context"},
         "dray/cluster/train_run.py",
@@ -101,15 +113,12 @@ def test_helper_actors_that_dray_leaves_out_are_still_train_callbacks() -> None:
 
     from dray.cluster.train_run import TrainRun
 
-    def callbacks(grows: bool) -> tuple[set[type], set[type]]:
-        run = TrainRun(print, grows=grows, config={}, scaling_config=ScalingConfig(), run_config=RunConfig())
-        rays = DataParallelTrainer._create_default_callbacks(run)
-        return {type(one) for one in rays}, {type(one) for one in run._create_default_callbacks()}
-
-    rays, ours = callbacks(grows=False)
-    assert rays - ours == {DatasetsCallback, PlacementGroupCleanerCallback}
-    rays, ours = callbacks(grows=True)
-    assert rays - ours == {DatasetsCallback}
+    run = TrainRun(print, own_cluster=True, config={}, scaling_config=ScalingConfig(), run_config=RunConfig(name="run"))
+    rays = {type(one) for one in DataParallelTrainer._create_default_callbacks(run)}
+    assert rays - {type(one) for one in run._create_default_callbacks()} == {
+        DatasetsCallback,
+        PlacementGroupCleanerCallback,
+    }
 
 
 def test_print_is_pythons_own_again_after_train_has_put_its_own_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
