@@ -1,30 +1,48 @@
 """The metrics of an experiment: appended while it runs, read as one table.
 
-Rows go to `tail.jsonl`, and from there, in large pieces, to Parquet. A row that comes twice (a trial that went on from
-a checkpoint measures some batches again) counts once, the last one.
+Rows go to `_tail.jsonl` at once, and from there, every few seconds, to Parquet: the newest part is written anew with
+them until it is large. So `metrics/*.parquet` is at any time, for any tool, the experiment as it was some seconds ago,
+and `read_metrics` knows the rest as well. A row that comes twice (a trial that went on from a checkpoint measures some
+batches again) counts once, the last one; in the parts, too, it is only once.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-COLUMNS = {
-    "trial_id": "int64",
-    "batches": "int64",
-    "epochs": "float64",
-    "kind": "str",
-    "name": "str",
-    "value": "float64",
-    "time": "float64",
-}
-KEY = ["trial_id", "batches", "kind", "name"]
+SCHEMA = pa.schema(
+    {
+        "trial_id": pa.int64(),
+        "batches": pa.int64(),
+        "epochs": pa.float64(),
+        "kind": pa.string(),
+        "name": pa.string(),
+        "value": pa.float64(),
+        "time": pa.float64(),
+    }
+)
+NAMES = ("kind", "name")
+SYSTEM = "system"
+"""The kind of a row that is no metric of the trial's: what it took of its machine, and of time."""
+TAIL = "_tail.jsonl"
+"""Tools that are given the directory as one table pass over names that begin so. Sorted, it is before the parts: so
+`dray.experiment.mirror` copies a row that moves meanwhile twice, not never."""
 ROWS_PER_PART = 50_000
+PACK_EVERY_S = 5.0
+PACK_SHARE = 0.01
+"""Of the driver's time, at most, goes into writing parts: where that takes long, it is done less often."""
 
 
 class MetricsLog:
@@ -32,25 +50,46 @@ class MetricsLog:
 
     Args:
         directory: made if it is not there.
+        clock: seconds.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._directory, self._clock = directory, clock
         directory.mkdir(parents=True, exist_ok=True)
-        self._tail = directory / "tail.jsonl"
+        self._tail = directory / TAIL
         _cut_torn_line(self._tail)
-        self._rows = len(_tail_rows(self._tail))
+        #: The last batch of each trial in the full parts, and from where on a trial was measured again since.
+        self._last: dict[int, int] = {}
+        self._again: dict[int, int] = {}
+        self._full, self._open = 0, SCHEMA.empty_table()
+        parts = _parts(directory)
+        for path in parts:
+            part = _read_part(path)
+            if path == parts[-1] and part.num_rows < ROWS_PER_PART:
+                self._open = part
+            else:
+                self._filled(part)
+        self._rows = _tail_rows(self._tail)
+        for row in self._rows:
+            self._look(row["trial_id"], row["batches"])
+        self._due = clock()
         self._file = self._tail.open("ab")
 
     def append(self, trial_id: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows of one trial; they survive this process's death when the call returns."""
-        lines = [json.dumps({"trial_id": trial_id, **row}).encode() + b"\n" for row in rows]
-        if not lines:
-            return
-        self._file.write(b"".join(lines))
-        self._file.flush()
-        self._rows += len(lines)
-        if self._rows >= ROWS_PER_PART:
+        added = [{"trial_id": trial_id, **row} for row in rows]
+        if added:
+            self._file.write("".join([json.dumps(row) + "\n" for row in added]).encode())
+            self._file.flush()
+            self._rows += added
+            for row in added:
+                self._look(trial_id, row["batches"])
+        if len(self._rows) >= ROWS_PER_PART:
+            self._pack()
+
+    def pack(self) -> None:
+        """Write what is due to Parquet. To be called every now and then, also while nothing is appended."""
+        if self._rows and self._clock() >= self._due:
             self._pack()
 
     def close(self) -> None:
@@ -59,15 +98,53 @@ class MetricsLog:
             self._pack()
             self._file.close()
 
+    def _look(self, trial_id: int, batches: int) -> None:
+        if batches <= self._last.get(trial_id, -1):
+            self._again[trial_id] = min(batches, self._again.get(trial_id, batches))
+
+    def _filled(self, part: pa.Table) -> None:
+        self._full += 1
+        last = part.select(["trial_id", "batches"]).group_by("trial_id").aggregate([("batches", "max")])
+        for trial_id, batches in zip(*(column.to_pylist() for column in last.columns), strict=True):
+            self._last[trial_id] = max(batches, self._last.get(trial_id, -1))
+
     def _pack(self) -> None:
-        """Move the tail into a new Parquet part. Killed in between, some rows are in both, and are read once."""
+        """Move the tail into the newest part. Killed in between, some rows are in both, and are read once."""
+        began = self._clock()
         if self._rows:
-            number = 1 + max((int(path.stem.split("-")[1]) for path in _parts(self._directory)), default=0)
-            unnamed = self._directory / f".part-{number:05}.tmp"
-            _frame(_tail_rows(self._tail)).to_parquet(unnamed, index=False)
-            os.replace(unnamed, self._directory / f"part-{number:05}.parquet")
+            packed = _once(pa.concat_tables([self._open, _table(self._rows)]))
+            self._take_out_of_full_parts(packed)
+            self._write(self._full + 1, packed)
+            self._open = packed
+            if packed.num_rows >= ROWS_PER_PART:
+                self._filled(packed)
+                self._open = SCHEMA.empty_table()
         self._file.truncate(0)
-        self._rows = 0
+        self._rows = []
+        now = self._clock()
+        self._due = now + max(PACK_EVERY_S, (now - began) / PACK_SHARE)
+
+    def _take_out_of_full_parts(self, packed: pa.Table) -> None:
+        """What was measured again is where it is now, and no longer where it was."""
+        if not self._again:
+            return
+        for number in range(1, self._full + 1):
+            part = _read_part(self._path(number))
+            trials = part["trial_id"].to_numpy()
+            since = np.array([self._again.get(trial, np.iinfo(np.int64).max) for trial in trials.tolist()], np.int64)
+            if (part["batches"].to_numpy() >= since).any():
+                kept = _once(pa.concat_tables([part, packed]), among=part.num_rows)
+                if kept.num_rows < part.num_rows:
+                    self._write(number, kept)
+        self._again.clear()
+
+    def _path(self, number: int) -> Path:
+        return self._directory / f"part-{number:05}.parquet"
+
+    def _write(self, number: int, table: pa.Table) -> None:
+        unnamed = self._directory / f".part-{number:05}.tmp"
+        pq.write_table(table, unnamed)
+        os.replace(unnamed, self._path(number))
 
 
 def read_metrics(directory: Path) -> pd.DataFrame:
@@ -75,16 +152,59 @@ def read_metrics(directory: Path) -> pd.DataFrame:
 
     Works while another process appends.
     """
+    return _read(directory, lambda kind: pc.not_equal(kind, SYSTEM))
+
+
+def read_system(directory: Path) -> pd.DataFrame:
+    """The rows of kind "system", which `read_metrics` leaves out."""
+    return _read(directory, lambda kind: pc.equal(kind, SYSTEM))
+
+
+def _read(directory: Path, wanted: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> pd.DataFrame:
     # The tail first: rows that move to a part meanwhile are then seen twice, not never.
-    tail = _frame(_tail_rows(directory / "tail.jsonl"))
-    frames = [pd.read_parquet(path) for path in _parts(directory)]
-    table = pd.concat([*frames, tail], ignore_index=True) if frames else tail
-    table = table.drop_duplicates(KEY, keep="last").sort_values(KEY, kind="stable", ignore_index=True)
-    return table.astype({"time": "float64"})
+    tail = _table(_tail_rows(directory / TAIL))
+    table = pa.concat_tables([*(_read_part(path) for path in _parts(directory)), tail])
+    order = _latest(table)
+    found: pd.DataFrame = table.take(order[wanted(table["kind"]).to_numpy()[order]]).to_pandas()
+    return found
+
+
+def _once(table: pa.Table, among: int | None = None) -> pa.Table:
+    """The rows that do not come again later, in their order.
+
+    Args:
+        among: only so many of the first rows are of interest.
+    """
+    kept = np.sort(_latest(table))
+    return table.take(kept[kept < (table.num_rows if among is None else among)])
+
+
+def _latest(table: pa.Table) -> np.ndarray[Any, Any]:
+    """Where the rows are in order of trial, batches, kind, name; of those with the same ones, the last of the table."""
+    columns = [table["trial_id"].to_numpy(), table["batches"].to_numpy()]
+    for name in NAMES:
+        column = table[name].combine_chunks().dictionary_encode()
+        rank = np.argsort(np.argsort(np.array(column.dictionary.to_pylist(), object)))
+        columns.append(rank.astype(np.int64)[column.indices.to_numpy()])
+    # One number for all four, where they fit: that is sorted three times as fast.
+    sizes = [1 + int(column.max(initial=0)) for column in columns]
+    if math.prod(sizes) < 2**62 and all(int(column.min(initial=0)) >= 0 for column in columns):
+        key = columns[0]
+        for column, size in zip(columns[1:], sizes[1:], strict=True):
+            key = key * size + column
+        columns = [key]
+    order = np.lexsort(columns[::-1]) if len(columns) > 1 else np.argsort(columns[0], kind="stable")
+    last = np.ones(len(order), bool)
+    last[:-1] = np.logical_or.reduce([np.diff(column[order]) != 0 for column in columns])
+    return order[last]
 
 
 def _parts(directory: Path) -> list[Path]:
     return sorted(directory.glob("part-*.parquet"))
+
+
+def _read_part(path: Path) -> pa.Table:
+    return pq.read_table(path, columns=SCHEMA.names).cast(SCHEMA)
 
 
 def _tail_rows(path: Path) -> list[dict[str, Any]]:
@@ -99,5 +219,8 @@ def _cut_torn_line(path: Path) -> None:
         os.truncate(path, data.rfind(b"\n") + 1)
 
 
-def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+def _table(rows: list[dict[str, Any]]) -> pa.Table:
+    columns = {name: [row.get(name) for row in rows] for name in SCHEMA.names}
+    for name in ("epochs", "value", "time"):  # Arrow takes no bool for a number
+        columns[name] = [None if value is None else float(value) for value in columns[name]]
+    return pa.table(columns, SCHEMA)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dray.experiment.code import FromDirectory
+from dray.experiment.config import ExperimentConfig
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.errors import ExperimentError
-from dray.experiment.metrics_log import read_metrics
+from dray.experiment.metrics_log import read_metrics, read_system
 from dray.experiment.search import recorded_search
 from dray.script import Script
 from dray.storage import CheckpointStore
@@ -65,36 +67,45 @@ class Result:
         return read_metrics(self._directory.metrics)
 
     @cached_property
+    def system_metrics(self) -> pd.DataFrame:
+        """What trials took of their machines and of time: trial_id, batches, name, value, time (Unix, s).
+
+        One row a figure, at the end of each trial and every few seconds before; ``docs/report.md`` has the names.
+        """
+        return read_system(self._directory.metrics).drop(columns=["epochs", "kind"])
+
+    @cached_property
     def trials(self) -> pd.DataFrame:
         """A row a trial: trial_id, state, hparams.*, batches, metric (last), best_metric, restarts, started, ended."""
-        records, search = self._records, self._search
-        times: dict[str, dict[int, float]] = {"started": {}, "exited": {}}
-        restarts: Counter[int] = Counter()
-        for record in records:
-            event, trial = record.get("event"), record.get("trial")
-            if event == "restarted" and isinstance(trial, int):
-                restarts[trial] += 1
-            elif isinstance(event, str) and event in times and isinstance(trial, int):
-                times[event].setdefault(trial, float(str(record["time"])))
-        batches = self.metrics.groupby("trial_id")["batches"].max()
-        mine = self._validations
-        last = mine.groupby("trial_id")["value"].last()
-        best = self._best_rows.set_index("trial_id")["value"]
-        rows = [
-            {
-                "trial_id": view.id,
-                "state": view.state,
-                **{f"hparams.{name}": value for name, value in _flat(view.hparams or {})},
-                "batches": int(batches.get(view.id, 0)),
-                "metric": last.get(view.id),
-                "best_metric": best.get(view.id),
-                "restarts": restarts[view.id],
-                "started": pd.Timestamp(times["started"][view.id], unit="s") if view.id in times["started"] else None,
-                "ended": pd.Timestamp(times["exited"][view.id], unit="s") if view.id in times["exited"] else None,
-            }
-            for view in search.trials.values()
-        ]
-        return pd.DataFrame(rows).astype({"metric": "float64", "best_metric": "float64"})
+        started, ended, restarts = self._times("started"), self._times("exited"), Counter(self._trials_of("restarted"))
+        views = self._search.trials.values()
+        hparams = [dict(_flat(view.hparams or {})) for view in views]
+        table = pd.DataFrame({"trial_id": [view.id for view in views], "state": [view.state for view in views]})
+        for name in dict.fromkeys(name for drawn in hparams for name in drawn):
+            table[f"hparams.{name}"] = pd.Series([drawn.get(name) for drawn in hparams])
+        ids = table["trial_id"]
+        table["batches"] = ids.map(self.metrics.groupby("trial_id")["batches"].max()).fillna(0).astype("int64")
+        table["metric"] = ids.map(self._validations.groupby("trial_id")["value"].last()).astype("float64")
+        table["best_metric"] = ids.map(self._best_rows.set_index("trial_id")["value"]).astype("float64")
+        table["restarts"] = [restarts[view.id] for view in views]
+        for name, times in (("started", started), ("ended", ended)):
+            table[name] = pd.to_datetime([times.get(view.id, math.nan) for view in views], unit="s")
+        return table
+
+    def _trials_of(self, event: str) -> list[int]:
+        """The trial of each record of this event."""
+        found = (record.get("trial") for record in self._records if record.get("event") == event)
+        return [trial for trial in found if isinstance(trial, int)]
+
+    def _times(self, event: str) -> dict[int, float]:
+        """When it happened first to each trial: Unix, s."""
+        times: dict[int, float] = {}
+        for record in self._records:
+            if record.get("event") == event:
+                trial, time = record.get("trial"), record.get("time")
+                if isinstance(trial, int) and isinstance(time, int | float):
+                    times.setdefault(trial, float(time))
+        return times
 
     @cached_property
     def best_trial(self) -> BestTrial:
@@ -132,7 +143,7 @@ class Result:
         """
         from dray.pytorch import load_trial_from_checkpoint_path
 
-        entrypoint = self._directory.config().entrypoint
+        entrypoint = self.config.entrypoint
         trial = self._trial
         if trial is None:
             assert entrypoint is not None, "an experiment without an entrypoint was given its class"
@@ -147,20 +158,25 @@ class Result:
         return self._best_rows.set_index("trial_id")["batches"]
 
     @cached_property
+    def config(self) -> ExperimentConfig:
+        """What it was created with."""
+        return self._directory.config()
+
+    @cached_property
     def _records(self) -> list[dict[str, object]]:
         return Journal.read(self._directory.journal)
 
     @cached_property
     def _search(self) -> Search:
-        return recorded_search(self._directory.config(), self._records)
+        return recorded_search(self.config, self._records)
 
     @property
     def _sign(self) -> int:
-        return 1 if self._directory.config().searcher.smaller_is_better else -1
+        return 1 if self.config.searcher.smaller_is_better else -1
 
     @cached_property
     def _validations(self) -> pd.DataFrame:
-        rows, metric = self.metrics, self._directory.config().searcher.metric
+        rows, metric = self.metrics, self.config.searcher.metric
         return rows[(rows["kind"] == "validation") & (rows["name"] == metric)]
 
     @cached_property

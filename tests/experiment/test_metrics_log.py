@@ -7,11 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pandas as pd
 import pytest
 
 from dray.experiment import metrics_log
-from dray.experiment.metrics_log import MetricsLog, read_metrics
+from dray.experiment.metrics_log import TAIL, MetricsLog, read_metrics
 
 
 def row(batches: int, name: str = "loss", value: float | None = 0.5, kind: str = "training") -> dict[str, Any]:
@@ -73,7 +74,7 @@ def test_a_row_that_comes_again_counts_once_the_last_one(tmp_path: Path, small_p
     assert values(tmp_path) == [(0, 1, 0.1), (0, 2, 0.7), (0, 3, 0.9)]
 
 
-def test_many_rows_become_parquet_parts_that_any_tool_reads(tmp_path: Path, small_parts: None) -> None:
+def test_many_rows_become_parquet_parts(tmp_path: Path, small_parts: None) -> None:
     log = MetricsLog(tmp_path)
     for batches in range(1, 8):
         log.append(0, [row(batches)])
@@ -82,22 +83,63 @@ def test_many_rows_become_parquet_parts_that_any_tool_reads(tmp_path: Path, smal
     assert pd.read_parquet(tmp_path / parts[0])["batches"].tolist() == [1, 2, 3]
     assert [found[1] for found in values(tmp_path)] == list(range(1, 8))
     log.close()
-    assert (tmp_path / "tail.jsonl").stat().st_size == 0
+    assert (tmp_path / TAIL).stat().st_size == 0
     assert [found[1] for found in values(tmp_path)] == list(range(1, 8))
 
 
-def test_a_later_process_adds_parts_and_keeps_those_that_are_there(tmp_path: Path) -> None:
-    for batches in (1, 2, 3):
+def test_later_process_fills_the_part_that_is_not_full(tmp_path: Path, small_parts: None) -> None:
+    for batches in (1, 2, 3, 4):
         log = MetricsLog(tmp_path)
         log.append(0, [row(batches)])
         log.close()
-    assert len(list(tmp_path.glob("*.parquet"))) == 3
-    assert [found[1] for found in values(tmp_path)] == [1, 2, 3]
+    assert [pd.read_parquet(path)["batches"].tolist() for path in sorted(tmp_path.glob("*.parquet"))] == [
+        [1, 2, 3],
+        [4],
+    ]
+    assert [found[1] for found in values(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_what_is_due_is_written_without_another_row(tmp_path: Path) -> None:
+    now = [0.0]
+    log = MetricsLog(tmp_path, clock=lambda: now[0])
+    log.append(0, [row(1)])
+    log.pack()
+    assert plain(tmp_path) == [(1, 0.5)], "the first at once"
+    log.append(0, [row(2)])
+    log.pack()
+    assert plain(tmp_path) == [(1, 0.5)]
+    now[0] += metrics_log.PACK_EVERY_S
+    log.pack()
+    assert plain(tmp_path) == [(1, 0.5), (2, 0.5)]
+    assert (tmp_path / TAIL).stat().st_size == 0
+
+
+def plain(directory: Path) -> list[tuple[int, float]]:
+    """What a tool sees that knows nothing of us."""
+    table = duckdb.sql(f"SELECT batches, value FROM read_parquet('{directory}/*.parquet') ORDER BY ALL").fetchall()
+    assert sorted(pd.read_parquet(directory)["value"].tolist()) == sorted(value for _, value in table)
+    return table
+
+
+def test_other_tools_count_no_row_twice_wherever_it_comes_again(tmp_path: Path, small_parts: None) -> None:
+    log = MetricsLog(tmp_path)
+    for batches in range(1, 9):
+        log.append(0, [row(batches, value=0.0)])
+    log.append(1, [row(1, value=0.0)])
+    # It goes on from batch 4, and so does the experiment, in a process that has yet to learn what there is.
+    log.append(0, [row(5, value=0.5), row(6, value=0.6)])
+    log.close()
+    again = MetricsLog(tmp_path)
+    again.append(0, [row(7, value=0.7), row(8, value=0.8)])
+    again.close()
+    told = [(1, 0.0), (1, 0.0), (2, 0.0), (3, 0.0), (4, 0.0), (5, 0.5), (6, 0.6), (7, 0.7), (8, 0.8)]
+    assert plain(tmp_path) == told
+    assert sorted((batches, value) for _, batches, value in values(tmp_path)) == told
 
 
 def test_a_torn_last_line_is_passed_over_and_cut_off(tmp_path: Path) -> None:
     MetricsLog(tmp_path).append(0, [row(1), row(2)])
-    with (tmp_path / "tail.jsonl").open("ab") as file:
+    with (tmp_path / TAIL).open("ab") as file:
         file.write(json.dumps({"trial_id": 0, **row(3)}).encode()[:30])
     assert [found[1] for found in values(tmp_path)] == [1, 2]
     log = MetricsLog(tmp_path)
@@ -105,7 +147,7 @@ def test_a_torn_last_line_is_passed_over_and_cut_off(tmp_path: Path) -> None:
     assert [found[1] for found in values(tmp_path)] == [1, 2, 4]
 
 
-@pytest.mark.parametrize("killed_in", ["to_parquet", "replace", "truncate"])
+@pytest.mark.parametrize("killed_in", ["write", "replace", "truncate"])
 def test_a_process_killed_while_it_packs_loses_no_row_and_doubles_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_in: str
 ) -> None:
@@ -116,8 +158,8 @@ def test_a_process_killed_while_it_packs_loses_no_row_and_doubles_none(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        if killed_in == "to_parquet":
-            patch.setattr(pd.DataFrame, "to_parquet", killed)
+        if killed_in == "write":
+            patch.setattr(metrics_log.pq, "write_table", killed)
         elif killed_in == "replace":
             patch.setattr(os, "replace", killed)
         else:
@@ -161,4 +203,18 @@ def test_no_rows_write_nothing(tmp_path: Path) -> None:
     log.append(0, [])
     log.close()
     log.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["tail.jsonl"]
+    assert [path.name for path in tmp_path.iterdir()] == [TAIL]
+
+
+def test_what_a_trial_took_of_its_machine_is_apart(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path)
+    log.append(0, [row(1), row(1, "cpu_cores", 0.9, metrics_log.SYSTEM)])
+    assert read_metrics(tmp_path)["name"].tolist() == ["loss"]
+    assert metrics_log.read_system(tmp_path)["name"].tolist() == ["cpu_cores"]
+
+
+def test_batches_too_many_for_a_key_of_64_bits_are_in_order_all_the_same(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path)
+    log.append(2**40, [row(2**40), row(3), row(3, value=0.7)])
+    log.append(0, [row(2**40)])
+    assert values(tmp_path) == [(0, 2**40, 0.5), (2**40, 3, 0.7), (2**40, 2**40, 0.5)]

@@ -28,7 +28,7 @@ def experiment(tmp_path: Path) -> ExperimentDirectory:
     config = load_config({**RAW, "checkpoint_storage": f"memory://results/{tmp_path.name}"})
     directory = ExperimentDirectory.create(tmp_path / "first" / "digits-1", config, code)
     directory.metrics.mkdir()
-    (directory.metrics / "tail.jsonl").write_text("{}\n")
+    (directory.metrics / "_tail.jsonl").write_text("{}\n")
     with Journal(directory.journal) as journal:
         journal.append({"event": "started", "trial": 0})
     save(directory, 0)
@@ -59,7 +59,7 @@ def test_it_is_brought_as_it_was(experiment: ExperimentDirectory, elsewhere: Pat
     path = brought(copied(experiment).storage.uri)
     assert path == elsewhere / "digits-1"
     here = ExperimentDirectory.open(path)
-    for name in ("experiment.yaml", "journal.jsonl", "metrics/tail.jsonl", "code/lib/m.py"):
+    for name in ("experiment.yaml", "journal.jsonl", "metrics/_tail.jsonl", "code/lib/m.py"):
         assert (path / name).read_bytes() == (experiment.path / name).read_bytes()
     assert here.config() == experiment.config()
     assert here.store(0).latest() == experiment.store(0).latest() is not None
@@ -96,7 +96,7 @@ def test_only_what_has_changed_is_copied_again(
     monkeypatch.setattr(mirror, "FIRST_S", 100)
     of_it = Mirror(experiment)
     of_it._copy()
-    assert written == ["code/lib/m.py", "metrics/tail.jsonl", "journal.jsonl", "experiment.yaml"]
+    assert written == ["code/lib/m.py", "metrics/_tail.jsonl", "journal.jsonl", "experiment.yaml"]
     with Journal(experiment.journal) as journal:
         journal.append({"event": "reported", "trial": 0})
     of_it.close()
