@@ -191,7 +191,7 @@ class OptunaSampler:
             self._forget(below)
 
     def _begun(self, trial: int, hparams: Mapping[str, object]) -> _Trial:
-        params = _encoded(self.space.root, hparams, self._distributions)
+        params = encoded(self.space.root, hparams, self._distributions)
         if not self._has_notes:
             return _Trial(params=params)
         # What the sampler noted when it proposed this point belongs to the trial. In a replay it proposes it again.
@@ -455,8 +455,16 @@ def _suggested(domain: object, name: str, draw: Callable[[str], Any]) -> object:
     return copy.deepcopy(domain)  # a plain category
 
 
-def _encoded(root: Nested, point: Mapping[str, object], distributions: Mapping[str, BaseDistribution]) -> _Params:
-    """The inverse of `_suggested`. What is not of the space is left out, as in a point that a user changed."""
+def encoded(root: Nested, point: Mapping[str, object], distributions: Mapping[str, BaseDistribution]) -> _Params:
+    """The parameters of a point, by their names in `to_optuna`: numbers, and categories by their numbers.
+
+    What is not of the space is left out, as in a point that a user changed.
+
+    Args:
+        root: of the space.
+        point: hyperparameters of it.
+        distributions: `to_optuna` of the space.
+    """
     params: _Params = {}
     _encode(root, "", point, params)
     for name, value in params.items():
