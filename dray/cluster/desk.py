@@ -38,7 +38,7 @@ PICK_UP_S = 10.0
 """How long the ranks of a free group may take to begin a lease before they are held to be dead."""
 OUT_OF_STEP = "its ranks are no longer in step"
 OTHERS = "others are in their place"
-TAKEN_AWAY = "a node of it is about to be taken away"
+VACATED = "what it ran goes on elsewhere"
 
 HANDLE_START_S = 10.0
 """How long results may be held back while the process of a Tune handle starts."""
@@ -61,7 +61,18 @@ class Message:
     """What the driver learns of, in order."""
 
     kind: Literal[
-        "arrived", "broken", "joined", "retired", "lost", "granted", "rows", "saved", "damaged", "left", "handle"
+        "arrived",
+        "broken",
+        "joined",
+        "retired",
+        "lost",
+        "granted",
+        "rows",
+        "saved",
+        "damaged",
+        "left",
+        "handle",
+        "vacated",
     ]
     group: str = ""
     trial: int = -1
@@ -396,6 +407,8 @@ class Desk:
         if group is not None and group.lease is lease:
             group.lease = None
         self._leases.pop(lease.number, None)
+        if lease.leaves:
+            self._post(Message(kind="vacated", group=lease.group))
         lease.over.fire()
         if self._lease_of.get(lease.trial) == lease.number:
             del self._lease_of[lease.trial]
@@ -521,13 +534,19 @@ class Desk:
         if (books := self._leases.get(lease)) is not None:
             self._end(books)
 
-    async def leave_nodes(self, group: str) -> None:
-        """A node of this group is about to be taken away: its trial saves, and goes on in the next free one."""
+    async def vacate(self, group: str) -> None:
+        """This group's trial saves, and goes on in the next free one; the processes are used no more.
+
+        For a node of it is about to be taken away, or a group of another size is to take its place. The driver is told
+        when it is "vacated".
+        """
         books = self._groups.get(group)
         if books is None or books.retire:
             return
-        books.retire, books.replaced = TAKEN_AWAY, True
-        if (lease := books.lease) is not None:
+        books.retire, books.replaced = VACATED, True
+        if (lease := books.lease) is None:
+            self._post(Message(kind="vacated", group=group))
+        else:
             lease.leaves = True
             lease.over.fire()
             if not lease.begun:

@@ -129,6 +129,10 @@ class WorkerGroup:
         """End the run at once, with its workers; when it has ended, `free` what it held."""
         self._trainer.abandon()
 
+    def complete(self) -> bool:
+        """Whether there are resources for all its workers."""
+        return self._trainer.complete()
+
     def free(self) -> None:
         """Free what the run holds that did not end by itself."""
         self._trainer.free()

@@ -110,10 +110,17 @@ class TrainRun(DataParallelTrainer):  # type: ignore[misc]
 
     def free(self) -> None:
         """Free what the controller held, if it is dead: it did not come to that."""
-        for group in placement_group_table().values():
-            if group["name"].startswith(f"{self._name}/") and group["state"] != "REMOVED":
+        for group in self._placement_groups():
+            if group["state"] != "REMOVED":
                 with contextlib.suppress(ValueError):  # meanwhile it is gone
                     remove_placement_group(get_placement_group(group["name"]))
+
+    def complete(self) -> bool:
+        """Whether there are resources for all workers."""
+        return any(group["state"] == "CREATED" for group in self._placement_groups())
+
+    def _placement_groups(self) -> list[dict[str, Any]]:
+        return [group for group in placement_group_table().values() if group["name"].startswith(f"{self._name}/")]
 
     def _create_default_callbacks(self) -> list[Any]:
         useless = (DatasetsCallback, PlacementGroupCleanerCallback)

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from dray.experiment.errors import Fault
-from dray.experiment.schema import SECRETS, SECTIONS
+from dray.experiment.schema import SECRETS, SECTIONS, SLOT_FORMS
 
 # Fields of Determined's configs that describe its cluster and its web pages, or features that dray does not have.
 _DETERMINED_ONLY = frozenset(
@@ -69,7 +69,7 @@ def missing_field(location: tuple[str, ...], name: str) -> Fault:
 
 
 def _fault(details: ErrorDetails) -> Fault:
-    *location, name = (str(part) for part in details["loc"])
+    *location, name = (str(part) for part in details["loc"] if part not in SLOT_FORMS)
     place = tuple(location)
     if details["type"] == "extra_forbidden":
         return unknown_field(place, name)

@@ -12,7 +12,16 @@ from dray.experiment import schema
 from dray.experiment.command import is_class, parse_entrypoint
 from dray.experiment.errors import Fault
 from dray.experiment.faults import missing_field
-from dray.experiment.schema import SEARCHER_FIELDS, Resources, Searcher, searcher_fields, variant_of
+from dray.experiment.schema import (
+    SEARCHER_FIELDS,
+    Resources,
+    Searcher,
+    SlotRange,
+    constant,
+    even_sizes,
+    searcher_fields,
+    variant_of,
+)
 from dray.experiment.search import check_sampler, first_points
 from dray.script import Script
 from searchers.errors import FieldError, SpaceError
@@ -37,6 +46,7 @@ def broken_rules(raw: Mapping[str, Any]) -> Iterator[Fault]:
     if isinstance(hyperparameters, Mapping):
         yield from _space(hyperparameters, raw.get("searcher"))
         yield from _batch_size(hyperparameters, raw)
+        yield from _slot_range(hyperparameters, raw)
 
 
 def _searcher(raw: object) -> Iterator[Fault]:
@@ -143,10 +153,8 @@ def _batch_size(hyperparameters: Mapping[str, Any], raw: Mapping[str, Any]) -> I
         if any(isinstance(unit, Mapping) and "records" in unit for unit in units):
             yield Fault(path, "required, got nothing; a length in records is counted in batches of this size")
         return
-    try:
-        slots = Resources.model_validate(raw.get("resources", {})).slots_per_trial
-    except ValidationError:
-        slots = 1  # told elsewhere
+    asked = _slots(raw)
+    slots = asked if isinstance(asked, int) else 1
     for value in _extremes(hyperparameters["global_batch_size"]):
         if isinstance(value, bool) or not isinstance(value, int):
             yield Fault(path, f"must be a whole number of records, got {value!r}; for example global_batch_size: 64")
@@ -158,6 +166,39 @@ def _batch_size(hyperparameters: Mapping[str, Any], raw: Mapping[str, Any]) -> I
                 "raise it, or ask for fewer slots",
             )
             return
+
+
+def _slots(raw: Mapping[str, Any]) -> int | SlotRange | None:
+    """``resources.slots_per_trial``, None if that is told elsewhere."""
+    try:
+        return Resources.model_validate(raw.get("resources", {})).slots_per_trial
+    except ValidationError:
+        return None
+
+
+def _slot_range(hyperparameters: Mapping[str, Any], raw: Mapping[str, Any]) -> Iterator[Fault]:
+    """A trial takes all slots that there are, up to the range's end, and divides its global batch among them."""
+    asked, searcher = _slots(raw), raw.get("searcher")
+    if not isinstance(asked, SlotRange):
+        return
+    path, batch_path = "resources.slots_per_trial", "hyperparameters.global_batch_size"
+    if asked.min > asked.max:
+        yield Fault(path, f"min must be at most max, got {asked.min} and {asked.max}; swap them")
+        return
+    if isinstance(searcher, Mapping):
+        name, at_once = searcher.get("name"), searcher.get("max_concurrent_trials")
+        if name != "single" and at_once != 1:
+            takes = isinstance(name, str) and "max_concurrent_trials" in SEARCHER_FIELDS.get(name, ())
+            instead = "set searcher.max_concurrent_trials: 1" if takes else "use searcher.name: single"
+            yield Fault(path, f"a range is for one trial at a time; {instead}, or give one number, such as {asked.min}")
+    spec = hyperparameters.get("global_batch_size")
+    if isinstance(spec, Mapping) and spec.get("type") != "const":
+        yield Fault(batch_path, f"must be one number with a range of slots ({path}), got {spec!r:.60}; set it")
+    elif spec is None:
+        yield Fault(batch_path, f"required with a range of slots ({path}), got nothing; for example 64")
+    elif isinstance(size := constant(spec), int) and size >= 1 and not even_sizes(asked, size):
+        told = f"no number of slots from {asked.min} to {asked.max} ({path}) divides it, got {size}"
+        yield Fault(batch_path, f"{told}; set it to a multiple of {asked.max}")
 
 
 def _extremes(spec: object) -> list[object]:

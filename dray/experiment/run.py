@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
@@ -26,6 +26,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 
 import dray
 from dray.cluster.desk import Message
+from dray.cluster.elastic import Elastic
 from dray.cluster.failure import Failure
 from dray.cluster.lending import Slots, WorkerGroup, end_groups, start_desk
 from dray.cluster.ray_cluster import Cluster, most_slots, slot_kind, slots_now, upload
@@ -53,6 +54,8 @@ POLL_S = 0.25
 """How often the driver looks at signals and the display when nothing happens."""
 CLUSTER_CHECK_S = 5.0
 """How often the driver looks whether the cluster has grown."""
+SIZE_CHECK_S = 1.0
+"""How often the driver looks whether an elastic group should have another size."""
 GROUP_STARTS_IN_VAIN = 5
 """A group that starts so often without finishing one lease ends the experiment."""
 IN_TURN_S = 30.0
@@ -138,6 +141,12 @@ class Run:
         self._experiment = self._for_trials()
         # Of this run of the experiment; one that resumes it is another.
         self._name = f"{directory.path.name}-{secrets.token_hex(4)}"
+        sizes = config.slots_per_trial
+        if cluster.own:  # it does not grow
+            sizes = tuple(size for size in sizes if size <= self._slots_free())
+        self._elastic = Elastic(self._slots, sizes, name=self._name) if len(config.slots_per_trial) > 1 else None
+        self._size_looked_at = 0.0
+        self._given_up: set[str] = set()
         name = f"dray-desk-{self._name}"
         self.desk = start_desk(name)
         self._tune = TuneDriver(
@@ -157,10 +166,11 @@ class Run:
         asked = self.config.resources
         kind = slot_kind(asked.slot)
         most = most_slots(kind, asked.cpus_per_slot)
-        if most < asked.slots_per_trial:
+        least = self.config.slots_per_trial[0]
+        if most < least:
             other = "cpu" if kind == "gpu" else "gpu"
             told = (
-                f"{asked.slots_per_trial} slots asked, but {self.cluster.told} has, or can grow to, {most} {kind} "
+                f"{least} slots asked, but {self.cluster.told} has, or can grow to, {most} {kind} "
                 f"slots (with {asked.cpus_per_slot} CPUs each); ask for fewer, or for resources.slot: {other}"
             )
             raise ConfigError([("resources.slots_per_trial", told)])
@@ -170,7 +180,7 @@ class Run:
             environment = {"working_dir": upload(self._directory.code)}
             self._load_trial = FromDirectory(entrypoint=load.entrypoint, directory=None)
         return Slots(
-            per_trial=asked.slots_per_trial,
+            per_trial=least,
             gpu=kind == "gpu",
             cpus_per_slot=asked.cpus_per_slot,
             runtime_env=environment,
@@ -276,6 +286,9 @@ class Run:
             tune.join(TUNE_END_S)
         lost = isinstance(self._error, DeskLost)
         self._retention.close()
+        if self._elastic is not None:
+            with contextlib.suppress(ray.exceptions.RayError):  # as above
+                self._elastic.close()
         # On a cluster of others its workers first give back what they hold. Without a desk they would try for ever.
         end_groups(self._groups.values(), within_s=0 if self.cluster.own or lost else GROUPS_END_S)
         if not self.cluster.own:
@@ -298,12 +311,19 @@ class Run:
                 case "arrived":
                     self._tune_may_start = True
                     self._placements[message.group] = message.placement
+                    if self._elastic is not None:
+                        self._elastic.arrived()
                 case "broken":
                     self._error = _told_by_worker(message.cause)
                 case "joined":
                     self._booting.discard(message.group)
                     self._starts[message.group] += 1
                     self.counts.groups_started += 1
+                    if self._elastic is not None:
+                        self._elastic.joined()
+                case "vacated":
+                    if self._elastic is not None:
+                        self._give_up(message.group)
                 case "retired":
                     self.counts.groups_retired += 1
                     if self.config.resources.reuse_workers:
@@ -435,16 +455,17 @@ class Run:
         """Start as many groups as the cluster has room and the search has trials for."""
         with self._lock:
             runnable = len(self._runnable())
-        room = max(1, self._slots_free() // self._slots.per_trial)
+        room = 1 if self._elastic else max(1, self._slots_free() // self._slots.per_trial)
         self._groups_wanted = wanted = min(room, max(runnable, len(self._groups)))
         while len(self._groups) < wanted and len(self._booting) < _groups_at_once():
             name = f"group-{next(self._group_numbers)}"
             self._booting.add(name)
+            slots = replace(self._slots, per_trial=self._elastic.start()) if self._elastic else self._slots
             self._groups[name] = WorkerGroup(
                 name=name,
                 run=self._name,
                 desk=self.desk,
-                slots=self._slots,
+                slots=slots,
                 own_cluster=self.cluster.own,
                 work={
                     "experiment": self._experiment,
@@ -459,11 +480,34 @@ class Run:
     def _draining(self, nodes: Collection[str]) -> None:
         """These nodes are to be taken away: their groups' trials save, and go on elsewhere. In the watch's thread."""
         for group, placement in list(self._placements.items()):
+            if group in self._booting:  # told in a second again, when there is something to save
+                continue
             on = placement_group_table(placement).get("bundles_to_node_id", {}).values()
             if placement.id not in self._taken_away and not set(on).isdisjoint(nodes):
                 self._taken_away.add(placement.id)
                 self.display.say(f"a node of worker group {group} is to be taken away: what it runs goes on elsewhere")
-                self.desk.leave_nodes.remote(group)
+                self.desk.vacate.remote(group)
+
+    def _look_at_size(self) -> None:
+        """Let go of an elastic group that another size would serve better; one of that size takes its place."""
+        if self._elastic is None or self.cluster.own or time.monotonic() < self._size_looked_at + SIZE_CHECK_S:
+            return
+        self._size_looked_at = time.monotonic()
+        for name, group in self._groups.items():
+            if name in self._given_up:
+                continue
+            if self._elastic.must_shrink(group.complete()):
+                self.display.say(f"worker group {name} has lost a part of it: what it runs goes on with fewer slots")
+                self._give_up(name)
+            elif name not in self._booting and (size := self._elastic.may_grow()):
+                self.display.say(f"there are more slots than worker group {name} has: what it runs goes on with {size}")
+                self.desk.vacate.remote(name)
+
+    def _give_up(self, name: str) -> None:
+        """End a group of ours, on purpose."""
+        if name in self._groups and name not in self._given_up:
+            self._given_up.add(name)
+            self._groups[name].abandon()
 
     def _head_is_silent(self) -> None:
         self.display.say(
@@ -472,16 +516,19 @@ class Run:
         )
 
     def _look_after_groups(self) -> None:
+        self._look_at_size()
         while self._ended_groups:
             name, error = self._ended_groups.pop()
             if self.search.done is not None:
                 continue
-            # Its Train run has ended, though only we may end it: Ray's controller of it died. Another takes its place.
+            # Its Train run has ended: Ray's controller of it died, unless we gave it up. Another takes its place.
             if (group := self._groups.pop(name, None)) is not None:
                 group.free()
             self._placements.pop(name, None)
             self._booting.discard(name)
             self.desk.dismiss.remote(name)
+            if name in self._given_up:
+                continue
             self._failed_groups += 1
             self.display.say(
                 f"worker group {name} ended: {str(error).strip().splitlines()[-1] if error else 'no error'}"

@@ -8,10 +8,21 @@ from __future__ import annotations
 import difflib
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    Tag,
+)
 
 from dray.experiment.command import is_class, parse_entrypoint
 from dray.experiment.length import Length, LengthUnit, parse_length
@@ -238,10 +249,34 @@ def searcher_fields(name: str) -> frozenset[str]:
     return _OWN if is_class(name) else SEARCHER_FIELDS[name]
 
 
+class SlotRange(_Section):
+    """As many slots as there are just now, within bounds; where one trial runs at a time."""
+
+    min: int = Field(ge=1, description="the fewest workers that a trial waits for", examples=[1])
+    max: int = Field(ge=1, description="the most workers that train a trial", examples=[4])
+
+
+def _slots_form(raw: object) -> str:
+    return SLOT_FORMS[isinstance(raw, Mapping | SlotRange)]
+
+
+#: The two ways to say how many slots, as pydantic's locations of errors name them.
+SLOT_FORMS = ("as a number", "as a range")
+SlotsPerTrial: TypeAlias = Annotated[
+    Annotated[int, Field(ge=1), Tag(SLOT_FORMS[0])] | Annotated[SlotRange, Tag(SLOT_FORMS[1])],
+    Discriminator(_slots_form),
+]
+
+
 class Resources(_Section):
     """What one trial runs on."""
 
-    slots_per_trial: int = Field(default=1, ge=1, description="how many workers train one trial", examples=[1])
+    slots_per_trial: SlotsPerTrial = Field(
+        default=1,
+        description="how many workers train one trial; {min: 1, max: 4} for as many of these as the cluster has room "
+        "for, where one trial runs at a time",
+        examples=[1],
+    )
     slot: Literal["gpu", "cpu"] | None = Field(
         default=None, description="what a slot is; found out from the cluster where it is not said", examples=["gpu"]
     )
@@ -424,6 +459,17 @@ class ExperimentConfig(_Section):
         default_factory=Reproducibility, description="the seed", examples=["{experiment_seed: 7}"]
     )
 
+    @property
+    def slots_per_trial(self) -> tuple[int, ...]:
+        """The numbers of workers that a trial may have, in order: more than one only if ``resources`` give a range.
+
+        Those in the range among which ``global_batch_size`` can be divided evenly.
+        """
+        asked = self.resources.slots_per_trial
+        if isinstance(asked, int):
+            return (asked,)
+        return even_sizes(asked, constant(self.hyperparameters["global_batch_size"]))
+
     def to_dict(self) -> dict[str, Any]:
         """The config as plain lists, mappings and scalars, with every default filled in.
 
@@ -439,11 +485,22 @@ class ExperimentConfig(_Section):
         return plain
 
 
+def constant(spec: Any) -> Any:
+    """The value of a hyperparameter that is constant."""
+    return spec.get("val") if isinstance(spec, Mapping) else spec
+
+
+def even_sizes(asked: SlotRange, batch_size: int) -> tuple[int, ...]:
+    """The numbers of workers in a range among which a batch can be divided evenly."""
+    return tuple(size for size in range(asked.min, min(asked.max, batch_size) + 1) if batch_size % size == 0)
+
+
 SECTIONS: dict[tuple[str, ...], type[_Section]] = {
     (): ExperimentConfig,
     ("searcher",): Searcher,
     ("searcher", "sampler"): SamplerChoice,
     ("resources",): Resources,
+    ("resources", "slots_per_trial"): SlotRange,
     ("optimizations",): Optimizations,
     ("checkpoint_storage",): CheckpointStorage,
     ("reproducibility",): Reproducibility,

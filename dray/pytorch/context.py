@@ -136,6 +136,12 @@ class PyTorchTrialContext:
             raise ValueError("there is no experiment config: give it to pytorch.init(exp_conf=...)")
         return self._exp_conf
 
+    @property
+    def _elastic(self) -> bool:
+        """Whether the number of slots may change while the trial runs."""
+        resources = (self._exp_conf or {}).get("resources") or {}
+        return isinstance(resources.get("slots_per_trial"), dict)
+
     def get_data_config(self) -> dict[str, Any]:
         """The experiment config's section `data`, {} if it has none."""
         return self.get_experiment_config().get("data", {})  # type: ignore[no-any-return]

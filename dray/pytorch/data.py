@@ -38,6 +38,12 @@ class DataLoader:
     augmentation is the same again in a resumed trial, however many workers there are. A generator that the dataset
     keeps for itself is not.
 
+    When the number of processes changes (`resources.slots_per_trial: {min, max}`, or a checkpoint that is gone on from
+    with more or fewer of them), each step still trains on the records that it would have had: every record once an
+    epoch, in the same global batches. Which process has which of them changes, and with it what is drawn for each:
+    dropout, and augmentation, go on with numbers of the trial's seed, but not the same ones. With a `batch_sampler`
+    the batches are its own affair: each process takes every size-th of them, so that a step has more or fewer.
+
     Args:
         dataset: map-style, with `__len__` and `__getitem__`.
         batch_size: records a batch on this slot: `context.get_per_slot_batch_size()`.

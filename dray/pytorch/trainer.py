@@ -299,6 +299,9 @@ class Trainer:
         peers = self._context.distributed
         now = Division(replicas=peers.size, batch_size=loader.batch_size)
         before = None if directory is None else checkpoint.read_division(directory)
+        if before is None and self._context._elastic and loader.batch_size is not None:
+            # Of however many processes it happens to begin with, it has the batches of a single one.
+            before = Division(replicas=1, batch_size=peers.size * loader.batch_size)
         if before is not None and before != now:
             if before.like(now):
                 anew = loader._divided_anew(before, skip=skip, num_replicas=peers.size, rank=peers.rank)

@@ -26,7 +26,7 @@ def test_trial_of_a_group_whose_node_is_taken_away_goes_on_in_another_as_the_fir
         await settle()
         assert not wanted.done()
         await desk.enqueue([4])
-        await desk.leave_nodes("g")
+        await desk.vacate("g")
         assert await wanted
         await desk.leave(lease, 0, "interrupted")
         assert "retire" in (await desk.next_lease("g", "a", 0, 1, lease) or {})
@@ -34,6 +34,7 @@ def test_trial_of_a_group_whose_node_is_taken_away_goes_on_in_another_as_the_fir
         heard = await mail(desk)
         assert [message.trial for message in heard if message.kind == "granted"] == [3]
         assert not [message for message in heard if message.outcome == "errored"]
+        assert [message.group for message in heard if message.kind == "vacated"] == ["g"]
         other.cancel()
 
     scene(play)
@@ -42,13 +43,41 @@ def test_trial_of_a_group_whose_node_is_taken_away_goes_on_in_another_as_the_fir
 def test_node_that_goes_before_its_trial_has_left_costs_no_restart() -> None:
     async def play(desk: Desk) -> None:
         lease = await lend(desk, 3)
-        await desk.leave_nodes("g")
+        await desk.vacate("g")
         successor = task(desk.next_lease("g", "b", 0, 1, 0))
         heard = await mail(desk)
         assert [message.trial for message in heard if message.kind == "granted"] == [3]
         assert not [message for message in heard if message.kind in ("left", "lost")]
+        assert [message.group for message in heard if message.kind == "vacated"] == ["g"]
         assert await desk.report(lease, REPORT, False) == "fenced"
         successor.cancel()
+
+    scene(play)
+
+
+def test_a_group_without_a_trial_is_vacated_at_once_and_one_that_is_not_there_is_not() -> None:
+    async def play(desk: Desk) -> None:
+        idle = task(desk.next_lease("g", "a", 0, 1, 0))
+        await mail(desk)
+        for _ in range(2):
+            await desk.vacate("g")
+        await desk.vacate("another")
+        assert [(message.kind, message.group) for message in await mail(desk)] == [("vacated", "g")]
+        assert "retire" in (await idle or {})
+        await desk.enqueue([3])
+        assert await mail(desk) == [], "nothing is lent to it any more"
+
+    scene(play)
+
+
+def test_a_group_is_vacated_when_its_last_rank_has_left() -> None:
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3, size=2)
+        await desk.vacate("g")
+        await desk.leave(lease, 0, "interrupted")
+        assert "vacated" not in [message.kind for message in await mail(desk)]
+        await desk.leave(lease, 1, "interrupted")
+        assert "vacated" in [message.kind for message in await mail(desk)]
 
     scene(play)
 

@@ -422,6 +422,66 @@ def test_each_possible_batch_gives_every_slot_a_record(batch_size: Any, fits: bo
         assert set(faults(config)) == {"hyperparameters.global_batch_size"}
 
 
+def elastic(**changes: Any) -> dict[str, Any]:
+    """A config of one trial on 1 to 6 slots."""
+    return {
+        "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 2}},
+        "hyperparameters": {"global_batch_size": 12},
+        "resources": {"slots_per_trial": {"min": 1, "max": 6}},
+        **changes,
+    }
+
+
+RANDOM = {"name": "random", "metric": "loss", "max_length": {"batches": 2}, "max_trials": 3}
+
+
+def test_a_trial_has_as_many_slots_of_a_range_as_divide_its_batch() -> None:
+    config = load_config(elastic())
+    assert config.slots_per_trial == (1, 2, 3, 4, 6)
+    assert load_config(config.to_dict()) == config
+    assert config.to_dict()["resources"]["slots_per_trial"] == {"min": 1, "max": 6}
+    const = load_config(elastic(hyperparameters={"global_batch_size": {"type": "const", "val": 9}}))
+    assert const.slots_per_trial == (1, 3)
+    assert load_config(elastic(searcher={**RANDOM, "max_concurrent_trials": 1})).slots_per_trial == (1, 2, 3, 4, 6)
+    assert load_config(elastic(resources={"slots_per_trial": 5})).slots_per_trial == (5,)
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "what"),
+    [
+        ({"searcher": RANDOM}, "resources.slots_per_trial", "set searcher.max_concurrent_trials: 1, or give one"),
+        (
+            {"searcher": {"name": "a:B", "metric": "loss", "max_length": {"batches": 2}}},
+            "resources.slots_per_trial",
+            "use searcher.name: single, or give one number, such as 1",
+        ),
+        ({"resources": {"slots_per_trial": {"min": 4, "max": 2}}}, "resources.slots_per_trial", "got 4 and 2"),
+        ({"resources": {"slots_per_trial": {"min": 0, "max": 2}}}, "resources.slots_per_trial.min", "must be >= 1"),
+        ({"resources": {"slots_per_trial": {"min": 1}}}, "resources.slots_per_trial.max", "required, got nothing"),
+        (
+            {"resources": {"slots_per_trial": {"min": 1, "max": 2, "mx": 3}}},
+            "resources.slots_per_trial.mx",
+            "did you mean max?",
+        ),
+        ({"hyperparameters": {}}, "hyperparameters.global_batch_size", "required with a range of slots"),
+        (
+            {"hyperparameters": {"global_batch_size": {"type": "int", "minval": 8, "maxval": 16}}},
+            "hyperparameters.global_batch_size",
+            "must be one number with a range of slots",
+        ),
+        (
+            {"resources": {"slots_per_trial": {"min": 7, "max": 11}}},
+            "hyperparameters.global_batch_size",
+            "no number of slots from 7 to 11 (resources.slots_per_trial) divides it, got 12",
+        ),
+    ],
+)
+def test_a_range_of_slots_that_can_not_be_is_told(change: dict[str, Any], path: str, what: str) -> None:
+    [(found, told)] = faults(elastic(**change)).items()
+    assert found == path
+    assert what in told
+
+
 def test_length_in_records_needs_a_batch_size() -> None:
     config = changed(searcher__max_length={"records": 6400}, hyperparameters__global_batch_size=...)
     assert "required" in faults(config)["hyperparameters.global_batch_size"]

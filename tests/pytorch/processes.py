@@ -1,4 +1,4 @@
-"""Two processes as torchrun would start them, for what only real ones show."""
+"""Processes as torchrun would start them, for what only real ones show."""
 
 from __future__ import annotations
 
@@ -18,8 +18,14 @@ ROOT = Path(__file__).parents[2]
 @contextmanager
 def two_processes(script: str, *arguments: object) -> Iterator[list[subprocess.Popen[str]]]:
     """`python <script> <arguments>` on two ranks; what still runs at the end of the block is killed."""
+    with _processes(2, script, *arguments) as processes:
+        yield processes
+
+
+@contextmanager
+def _processes(size: int, script: str, *arguments: object) -> Iterator[list[subprocess.Popen[str]]]:
     processes = []
-    for rank in range(2):
+    for rank in range(size):
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -27,8 +33,8 @@ def two_processes(script: str, *arguments: object) -> Iterator[list[subprocess.P
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "GROUP_RANK": "0",
-            "WORLD_SIZE": "2",
-            "LOCAL_WORLD_SIZE": "2",
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(size),
             "GROUP_WORLD_SIZE": "1",
         }
         command = [sys.executable, script, *map(str, arguments)]
@@ -42,8 +48,13 @@ def two_processes(script: str, *arguments: object) -> Iterator[list[subprocess.P
 
 def results_of_two(script: str, directory: Path, limit_s: float) -> list[dict[str, Any]]:
     """What each rank has put into `directory`, after both have ended well within `limit_s` seconds."""
-    with two_processes(script, directory) as processes:
+    return results_of(2, script, directory, limit_s)
+
+
+def results_of(size: int, script: str, directory: Path, limit_s: float) -> list[dict[Any, Any]]:
+    """The same of so many ranks."""
+    with _processes(size, script, directory) as processes:
         for process in processes:
             _, errors = process.communicate(timeout=limit_s)
             assert process.returncode == 0, errors
-    return [torch.load(directory / f"rank_{rank}.pt", weights_only=False) for rank in range(2)]
+    return [torch.load(directory / f"rank_{rank}.pt", weights_only=False) for rank in range(size)]

@@ -1,0 +1,155 @@
+"""How large the worker group of an elastic trial is: as large as the cluster has room for, between bounds.
+
+Ray Train has elastic groups of its own. There a change is a failure: the trial goes on from its latest checkpoint,
+however long ago that was. Here the trial saves and leaves, as from a node that is about to be taken away, and a group
+of another size takes it up. Only a node that dies without notice costs what was trained since the latest checkpoint.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from itertools import pairwise
+
+import ray
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+from dray.cluster.lending import Slots
+from dray.cluster.ray_cluster import slots_of
+from dray.cluster.watch import draining_nodes
+
+SETTLE_S = 5.0
+"""How long a start waits for the resources of nodes that have enough of them: a group that has just ended gives its own
+back within a second; what others use is not to be had."""
+LOOK_S = 0.05
+INCOMPLETE_S = 60.0
+"""How long a group may lack resources that the cluster's nodes have. It takes seconds to ask for them; after a minute
+others must have them."""
+
+
+class Room:
+    """Slots that are kept free for a group that is to start, or to grow.
+
+    A placement group of ours for each step from one size to the next. While it is pending, an autoscaler sees what is
+    wanted; once it is there, nobody else takes what it holds; and it dies with the driver.
+
+    Args:
+        slots: what a slot is made of.
+        sizes: that the group may have, in order; the first is what it has, or 0.
+        name: what the placement groups' names begin with.
+    """
+
+    def __init__(self, slots: Slots, sizes: Sequence[int], *, name: str) -> None:
+        self._slots, self._sizes = slots, sizes
+        self._steps = [
+            placement_group([slots.resources] * (more - less), name=f"{name}/{uuid.uuid4().hex[:8]}")
+            for less, more in pairwise(sizes)
+        ]
+
+    def size(self) -> int:
+        """The largest size that there is room for now."""
+        there = (step for step in self._steps if placement_group_table(step)["state"] == "CREATED")
+        return _largest(self._sizes, self._sizes[0] + sum(step.bundle_count for step in there))
+
+    def settled(self) -> int:
+        """As above, after giving Ray the time to find it."""
+        deadline = time.monotonic() + SETTLE_S
+        hoped = _largest(self._sizes, slots_that_stay(self._slots))
+        while (size := self.size()) < hoped and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+        return size
+
+    def release(self) -> None:
+        """Give it back."""
+        for step in self._steps:
+            remove_placement_group(step)
+        self._steps = []
+
+
+class Elastic:
+    """The size of an elastic group, and when it is time for another.
+
+    Args:
+        slots: what a slot is made of.
+        sizes: that the group may have, in order.
+        name: of the run.
+    """
+
+    def __init__(self, slots: Slots, sizes: Sequence[int], *, name: str) -> None:
+        self._slots, self._sizes, self._name = slots, sizes, f"{name}-room"
+        self._room: Room | None = None
+        self._size = 0
+        self._began = 0.0
+        self._waits = False
+        self._up: float | None = None
+        self._incomplete: float | None = None
+
+    def start(self) -> int:
+        """The size of a group that starts now: the largest that there is room for; or the smallest, which waits."""
+        self.close()
+        room = Room(self._slots, (0, *self._sizes), name=self._name)
+        found = room.settled()
+        room.release()
+        self._waits, self._size = not found, found or self._sizes[0]
+        self._began, self._up, self._incomplete = time.monotonic(), None, None
+        return self._size
+
+    def arrived(self) -> None:
+        """A process of the group runs."""
+        if self._waits:  # for a machine to boot, perhaps: that is nothing that a start takes
+            self._began, self._waits = time.monotonic(), False
+
+    def joined(self) -> None:
+        """All its processes can train."""
+        self._up = self._up or time.monotonic()
+
+    def may_grow(self) -> int:
+        """The larger size that it is time for, or 0. There is room for it until the next `start`.
+
+        A change takes as long as a start. Whether it pays, the rest of the trial tells, whose length in seconds nobody
+        knows: so it comes when the group has trained for as long as its start took (ski rental: at most twice as long
+        as the better of now and never; Karlin et al. 1988). Machines that join within that time make one change.
+        """
+        if self._up is None or self._size == self._sizes[-1]:
+            return 0
+        if self._room is None:
+            self._room = Room(self._slots, [size for size in self._sizes if size >= self._size], name=self._name)
+        if time.monotonic() - self._up < self._up - self._began:
+            return 0
+        size = self._room.size()
+        if size == self._size:
+            return 0
+        self._up = None  # told once, unless its processes come up again
+        return size
+
+    def must_shrink(self, complete: bool) -> bool:
+        """Whether the group waits in vain for resources that a smaller one would not need.
+
+        Args:
+            complete: it has all its resources.
+        """
+        now = time.monotonic()
+        self._incomplete = None if complete else self._incomplete or now
+        if self._incomplete is None or self._size == self._sizes[0]:
+            return False
+        return slots_that_stay(self._slots) < self._size or now - self._incomplete > INCOMPLETE_S
+
+    def close(self) -> None:
+        """Give back what is held."""
+        if self._room is not None:
+            self._room.release()
+            self._room = None
+
+
+def _largest(sizes: Sequence[int], slots: int) -> int:
+    """The largest of these sizes for which there are so many slots; the first in any case."""
+    return max((size for size in sizes if size <= slots), default=sizes[0])
+
+
+def slots_that_stay(slots: Slots) -> int:
+    """How many slots the nodes have, whoever uses them, without those that are about to be taken away."""
+    leaving = draining_nodes()
+    stay = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in leaving]
+    kind = "gpu" if slots.gpu else "cpu"
+    return sum(slots_of(resources, kind, slots.cpus_per_slot) for resources in stay)

@@ -1,0 +1,86 @@
+"""Trials on a number of processes that changes: each step has the records that it would have in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.pytorch import elastic_ranks
+from tests.pytorch.elastic_ranks import BATCH_SIZE, BATCHES, KINDS, RECORDS, STORIES
+from tests.pytorch.processes import results_of
+
+pytestmark = pytest.mark.slow
+
+STORY = pytest.mark.parametrize("story", STORIES)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str, int], dict[str, Any]]]:
+    """What each rank has seen of each part of a story that it was there for."""
+    return results_of(4, elastic_ranks.__file__, tmp_path_factory.mktemp("elastic_ranks"), limit_s=200)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The same trials in one process from their beginning to their end."""
+    directory = tmp_path_factory.mktemp("alone")
+    return {kind: elastic_ranks.run(kind, directory / kind, BATCHES, None) for kind in KINDS}
+
+
+def steps(ranks: list[Any], story: str, kind: str) -> list[list[int]]:
+    """The records of each step, over all processes."""
+    found: dict[int, list[int]] = {}
+    for rank in ranks:
+        for key in ((story, kind, part) for part in range(len(STORIES[story]))):
+            for batch, records, _ in rank[key]["seen"] if key in rank else ():
+                found.setdefault(batch, []).extend(records)
+    return [sorted(found[batch]) for batch in range(BATCHES)]
+
+
+@STORY
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_step_has_the_records_that_it_has_in_one_process(
+    ranks: list[Any], alone: dict[str, dict[str, Any]], story: str, kind: str
+) -> None:
+    assert steps(ranks, story, kind) == [sorted(records) for _, records, _ in alone[kind]["seen"]]
+
+
+@STORY
+def test_every_record_comes_once_an_epoch(ranks: list[Any], story: str) -> None:
+    found = steps(ranks, story, "partial batches")
+    per_epoch = -(-RECORDS // BATCH_SIZE)
+    assert {len(step) for step in found} == {BATCH_SIZE, RECORDS % BATCH_SIZE}
+    for first in range(0, BATCHES - per_epoch + 1, per_epoch):
+        epoch = [record for step in found[first : first + per_epoch] for record in step]
+        assert sorted(epoch) == list(range(RECORDS))
+
+
+@STORY
+def test_every_process_has_an_equal_share_of_a_whole_batch(ranks: list[Any], story: str) -> None:
+    for part, (size, _) in enumerate(STORIES[story]):
+        shares = [rank[story, "whole batches", part]["seen"] for rank in ranks[:size]]
+        assert {len(records) for share in shares for _, records, _ in share} == {BATCH_SIZE // size}
+
+
+@STORY
+@pytest.mark.parametrize("kind", ["whole batches", "two batches a step"])
+def test_weights_and_momenta_are_those_of_one_process(
+    ranks: list[Any], alone: dict[str, dict[str, Any]], story: str, kind: str
+) -> None:
+    found, expected = ranks[0][story, kind, 2]["state"], alone[kind]["state"]
+    torch.testing.assert_close(found["models_state_dict"], expected["models_state_dict"])
+    torch.testing.assert_close(found["optimizers_state_dict"], expected["optimizers_state_dict"])
+
+
+@STORY
+def test_processes_that_had_no_random_numbers_get_some_of_their_own(ranks: list[Any], story: str) -> None:
+    [(before, _), (size, _), _] = STORIES[story]
+    # Those that were there from the beginning have the trial's seed, all of them.
+    drawn = [
+        {draw for _, _, draw in rank[story, "whole batches", 1]["seen"]} for rank in (ranks[0], *ranks[before:size])
+    ]
+    assert len(set.union(*drawn)) == sum(map(len, drawn))
+    first = {draw for _, _, draw in ranks[0][story, "whole batches", 0]["seen"]}
+    assert first.isdisjoint(set.union(*drawn)), "nobody begins again with the first batch's"
