@@ -86,12 +86,14 @@ def test_checkpoints_go_where_the_option_says(config: Path) -> None:
 
 
 def test_resume_goes_on_with_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "experiment.yaml").touch()
     assert run("experiment", "resume", tmp_path).exit_code == 0
     assert run("experiment", "resume", "s3://bucket/results/digits-1").exit_code == 0
     assert FakeExperiment.made == [("resume", str(tmp_path)), ("resume", "s3://bucket/results/digits-1")]
 
 
 def test_extend_goes_on_with_the_directory_and_a_larger_budget(tmp_path: Path) -> None:
+    (tmp_path / "experiment.yaml").touch()
     assert run("experiment", "extend", tmp_path, "--max-trials", 200).exit_code == 0
     assert run("e", "extend", tmp_path, "--max-length", 64).exit_code == 0
     assert FakeExperiment.made == [
@@ -157,6 +159,7 @@ def test_exit_code_says_how_the_search_ended(
     config: Path, experiment: type[FakeExperiment], outcome: BaseException, code: int, says: str
 ) -> None:
     experiment.outcome = outcome
+    (config.parent / "experiment.yaml").touch()
     for arguments in (("e", "create", config), ("e", "resume", config.parent)):
         result = run(*arguments)
         assert result.exit_code == code

@@ -52,6 +52,10 @@ class ImportRaisedError(EntrypointError):
     """The module of ``entrypoint`` is there, but raises when it is imported."""
 
 
+class NoExperiment(LookupError):
+    """There is no such experiment, trial or checkpoint, or there are several; its message is one line."""
+
+
 class ExperimentError(RuntimeError):
     """A search that began and could not end well; its message is for the user, without a traceback."""
 

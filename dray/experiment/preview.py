@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +13,7 @@ from dray.experiment.errors import ConfigError
 from dray.experiment.own import Own
 from dray.experiment.schema import ExperimentConfig
 from dray.experiment.search import build_method
+from searchers.method import Method
 from searchers.preview import Preview, is_simulated, preview
 
 
@@ -34,10 +36,7 @@ def show_preview(
         ConfigError: The user's own method can't be had, or breaks the rules of one.
     """
     method = build_method(config, Own(directory=model_dir))
-    try:
-        seen = preview(method)
-    except RuntimeError as error:
-        raise ConfigError([("searcher.name", str(error))]) from error
+    seen = _previewed(method)
     console.print(_table(config, seen))
     for line in _totals(config, seen, trials_per_hour):
         console.print(Text(line), soft_wrap=True)
@@ -45,9 +44,38 @@ def show_preview(
         console.print(Text("a method of your own, simulated once with random values"), soft_wrap=True)
 
 
+def preview_as_dict(config: ExperimentConfig, *, model_dir: Path | None = None) -> dict[str, Any]:
+    """The same as plain data: ``trials``, ``total`` and the rungs' ``length`` in ``unit``, ``brackets`` of rungs.
+
+    Raises:
+        ConfigError: as ``show_preview``.
+    """
+    seen = _previewed(build_method(config, Own(directory=model_dir)))
+    brackets = [
+        [{"length": rung.length, "trials": rung.trials, "last": rung.last} for rung in bracket.rungs]
+        for bracket in seen.brackets
+    ]
+    return {"trials": seen.trials, "total": seen.total, "unit": unit_of(config), "brackets": brackets}
+
+
+def unit_of(config: ExperimentConfig) -> str:
+    """What the search counts in: batches, epochs, records, or a metric's name."""
+    searcher = config.searcher
+    if searcher.max_time is not None:
+        return str(searcher.time_metric)
+    return "batches" if searcher.max_length is None else searcher.max_length.unit
+
+
+def _previewed(method: Method) -> Preview:
+    try:
+        return preview(method)
+    except RuntimeError as error:
+        raise ConfigError([("searcher.name", str(error))]) from error
+
+
 def _table(config: ExperimentConfig, seen: Preview) -> Table:
     table = Table(title=f"{config.name}: {_method(config)}", title_justify="left")
-    unit = _unit(config)
+    unit = unit_of(config)
     for heading in ("bracket", "rung", f"trained to, {unit}", "trials that come", "go no further", f"total, {unit}"):
         table.add_column(heading, justify="right")
     for number, bracket in enumerate(seen.brackets):
@@ -62,7 +90,7 @@ def _table(config: ExperimentConfig, seen: Preview) -> Table:
 
 
 def _totals(config: ExperimentConfig, seen: Preview, trials_per_hour: float | None) -> list[str]:
-    length, unit = config.searcher.length, _unit(config)
+    length, unit = config.searcher.length, unit_of(config)
     lines, full = [f"{seen.trials:,} trials"], float(seen.trials)
     if seen.total is not None and length is not None:
         full = seen.total / length
@@ -84,13 +112,6 @@ def _method(config: ExperimentConfig) -> str:
     if searcher.name not in ("single", "grid"):
         words.append(f"sampler {searcher.sampler.name}")
     return ", ".join(words)
-
-
-def _unit(config: ExperimentConfig) -> str:
-    searcher = config.searcher
-    if searcher.max_time is not None:
-        return str(searcher.time_metric)
-    return "batches" if searcher.max_length is None else searcher.max_length.unit
 
 
 def _hours(hours: float) -> str:

@@ -27,8 +27,8 @@ from dray.script import Script
 from searchers.errors import FieldError, SpaceError
 from searchers.space import parse
 
-# The schema itself demands what every method needs; these depend on the method.
-_REQUIRED = {
+#: What a method needs beside what the schema itself demands of every one.
+REQUIRED = {
     "random": ("max_trials",),
     "asha": ("max_trials", "num_rungs"),
     "async_halving": ("max_trials", "num_rungs"),
@@ -53,7 +53,7 @@ def _searcher(raw: object) -> Iterator[Fault]:
     name = raw.get("name") if isinstance(raw, Mapping) else None
     if not isinstance(raw, Mapping) or not isinstance(name, str) or not (is_class(name) or name in SEARCHER_FIELDS):
         return
-    for field in _REQUIRED.get(name, ()):
+    for field in REQUIRED.get(name, ()):
         if raw.get(field) is None:
             yield missing_field(("searcher",), field)
     for field in sorted((Searcher.model_fields.keys() - searcher_fields(name)) & raw.keys()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import math
 import os
@@ -265,3 +266,17 @@ def test_it_costs_no_write_of_its_own(tmp_path: Path, monkeypatch: pytest.Monkey
         for n in range(9):
             journal.append({"n": n}, wait=n == 8)
         assert len(synced) == 1
+
+
+def test_who_writes_it_can_be_asked_and_asking_hinders_no_one(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    assert Journal.writer(path) is None, "there is none yet"
+    with Journal(path):
+        assert Journal.writer(path) == os.getpid()
+    assert Journal.writer(path) is None
+    # An asker holds the lock for a moment, here for longer than any does: whoever opens the journal waits it out.
+    asker = os.open(tmp_path / "j.lock", os.O_RDONLY)
+    fcntl.flock(asker, fcntl.LOCK_SH)
+    threading.Timer(0.05, os.close, [asker]).start()
+    with Journal(path):
+        assert Journal.writer(path) == os.getpid()

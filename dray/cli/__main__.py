@@ -1,0 +1,5 @@
+"""``python -m dray.cli``."""
+
+from dray.cli import main
+
+main()

@@ -1,0 +1,91 @@
+"""The arguments that several commands have, and what a shell completes them with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+
+def _experiments(incomplete: str) -> list[str]:
+    from dray.experiment.directory import results
+    from dray.experiment.found import LATEST, experiments_below, newest_first
+
+    names = [LATEST, *(path.name for path in newest_first(experiments_below(results())))]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _trials(ctx: typer.Context, incomplete: str) -> list[str]:
+    from dray.experiment.errors import NoExperiment
+    from dray.experiment.found import whereabouts
+
+    try:
+        path = Path(whereabouts(str(ctx.params.get("experiment"))))
+    except NoExperiment:
+        return []
+    numbers = sorted(int(number) for each in path.glob("trial_*") if (number := each.name[len("trial_") :]).isdigit())
+    return [name for name in ("best", *map(str, numbers)) if name.startswith(incomplete)]
+
+
+Experiment: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="EXPERIMENT",
+        help="A name, the beginning of one, latest, a path, or s3://BUCKET/...",
+        autocompletion=_experiments,
+        show_default=False,
+    ),
+]
+Trial: TypeAlias = Annotated[
+    str, typer.Argument(metavar="TRIAL", help="A trial's number, or best.", autocompletion=_trials, show_default=False)
+]
+TrialOrBest: TypeAlias = Annotated[
+    str, typer.Argument(metavar="[TRIAL]", help="A trial's number, or best.", autocompletion=_trials)
+]
+Checkpoint: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="EXPERIMENT|CHECKPOINT",
+        help="An experiment; or a checkpoint's own directory, or its URI.",
+        autocompletion=_experiments,
+        show_default=False,
+    ),
+]
+Batches: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--batches",
+        "-b",
+        help="The checkpoint after so many batches; that of the trial's best validation by default.",
+        show_default=False,
+    ),
+]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON value, and nothing else.")]
+Follow: TypeAlias = Annotated[bool, typer.Option("--follow", "-f", help="Go on as long as more may come.")]
+Tail: TypeAlias = Annotated[int | None, typer.Option("--tail", "-n", help="The last lines only.", min=0)]
+Config: TypeAlias = Annotated[Path, typer.Argument(help="The experiment's YAML file.", show_default=False)]
+ModelDir: TypeAlias = Annotated[
+    Path | None,
+    typer.Argument(help="The directory of the model's code; that of CONFIG by default.", show_default=False),
+]
+
+
+def target(output: Path | None, name: str) -> Path:
+    """The directory to write to, which must not be there, or be empty.
+
+    Raises:
+        BadUse: it is there already.
+    """
+    from dray.cli.errors import BadUse
+
+    path = output if output is not None else Path(name)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise BadUse(f"{path} is there already; give another directory with --output")
+    return path
+
+
+Output: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="The directory to make; one in this directory by default.", show_default=False),
+]

@@ -1,0 +1,216 @@
+"""``dray checkpoint``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dray.cli import show
+from dray.cli.arguments import Batches, Checkpoint, Experiment, Json, Output, TrialOrBest, target
+from dray.cli.errors import FAILED, BadUse, told
+from dray.cli.reading import Reading, reading
+from dray.experiment.errors import NoExperiment
+from dray.storage import CheckpointError, Location
+
+app = typer.Typer(help="List checkpoints, verify them, bring them here, export weights.", no_args_is_help=True)
+
+
+@app.command(name="list")
+def list_(
+    experiment: Experiment,
+    trial: Annotated[
+        str | None, typer.Argument(metavar="[TRIAL]", help="Of this trial, a number or best; of all by default.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the checkpoints of an experiment. They are not verified: dray checkpoint verify.
+
+    \b
+    dray checkpoint list latest best
+    """
+    with told(), reading(experiment) as read:
+        from dray.experiment.checkpoints import checkpoints
+
+        number = None if trial is None else read.trial(trial)
+        values = _validations(read)
+        there = [each for each in checkpoints(read.it.directory) if each.is_complete and number in (None, each.trial)]
+        if json:
+            show.as_json(
+                [
+                    {
+                        "trial": each.trial,
+                        "batches": each.batches,
+                        "metric": values.get((each.trial, each.batches)),
+                        "is_best": read.best_batches.get(each.trial) == each.batches,
+                        "size": each.size,
+                        "path": each.location.uri,
+                    }
+                    for each in there
+                ]
+            )
+            return
+        rows = [
+            (
+                each.trial,
+                each.batches,
+                values.get((each.trial, each.batches)),
+                "best" if read.best_batches.get(each.trial) == each.batches else "",
+                show.size(each.size),
+                each.location.uri.partition("?")[0],
+            )
+            for each in there
+        ]
+        headings = ["trial", "batches", read.config.searcher.metric, "of its trial", "size", "path"]
+        show.table(headings, rows, left=["of its trial", "path"])
+
+
+@app.command()
+def verify(
+    experiment: Checkpoint,
+    trial: Annotated[
+        str | None, typer.Argument(metavar="[TRIAL]", help="Of this trial, a number or best; of all by default.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Read checkpoints as a whole, and compare them with what was written. Exit code 1 if one is damaged.
+
+    \b
+    dray checkpoint verify latest
+    """
+    with told():
+        from dray.experiment.checkpoints import checkpoints, damage
+        from dray.experiment.found import found
+
+        one = _one(experiment)
+        if one is not None:
+            places = [one]
+        else:
+            with found(experiment) as it:
+                number = None if trial is None else _number(experiment, trial)
+                # What has no manifest is being written or deleted while a driver has the experiment.
+                runs = it.overview().state in ("RUNNING", "UNKNOWN")
+                places = [
+                    each.location
+                    for each in checkpoints(it.directory)
+                    if number in (None, each.trial) and (each.is_complete or not runs)
+                ]
+        found_bad: list[tuple[Location, str | None]] = []
+        for place in places:
+            try:
+                found_bad.append((place, damage(place)))
+            except FileNotFoundError as error:  # deleted since it was listed
+                if one is not None:
+                    raise NoExperiment(str(error)) from None
+        if json:
+            show.as_json([{"path": place.uri, "is_whole": why is None, "why": why} for place, why in found_bad])
+        else:
+            for place, why in found_bad:
+                if why is not None:
+                    typer.echo(why if str(place) in why else f"{place}: {why}")
+            bad = sum(why is not None for _, why in found_bad)
+            typer.echo(f"{len(found_bad)} checkpoints verified, {bad} damaged")
+        if any(why is not None for _, why in found_bad):
+            raise typer.Exit(FAILED)
+
+
+@app.command()
+def download(
+    experiment: Checkpoint, trial: TrialOrBest = "best", batches: Batches = None, output: Output = None
+) -> None:
+    """Copy a checkpoint, verified, to a directory: by default the best one of the experiment.
+
+    dray.pytorch.load_trial_from_checkpoint_path takes the directory, and so does searcher.source_checkpoint_uuid.
+
+    \b
+    dray checkpoint download latest
+    dray c download s3://bucket/results/digits-1 7 -o trial-7
+    """
+    with told():
+        from dray.experiment.checkpoints import download
+
+        with _chosen(experiment, trial, batches) as (place, name):
+            path = target(output, name)
+            download(place, path)
+        typer.echo(path)
+
+
+@app.command()
+def export(experiment: Checkpoint, trial: TrialOrBest = "best", batches: Batches = None, output: Output = None) -> None:
+    """Write a checkpoint's weights and hyperparameters so that they serve without dray.
+
+    model.pt is the model's state_dict: model.load_state_dict(torch.load("model.pt", weights_only=True)). hparams.json
+    has what the model was made with.
+
+    \b
+    dray checkpoint export latest -o model
+    """
+    with told():
+        from dray.experiment.checkpoints import export
+
+        with _chosen(experiment, trial, batches) as (place, name):
+            path = target(output, f"{name}-weights")
+            try:
+                files = export(place, path)
+            except ValueError as error:
+                raise BadUse(" ".join(str(error).split())) from None
+        for file in files:
+            typer.echo(file)
+
+
+@contextmanager
+def _chosen(experiment: str, trial: str, batches: int | None) -> Iterator[tuple[Location, str]]:
+    """One checkpoint, and what to call a directory of it.
+
+    Raises:
+        NoExperiment: there is none.
+        BadUse: it is damaged.
+    """
+    try:
+        if (one := _one(experiment)) is not None:
+            yield one, one.name
+            return
+        with reading(experiment) as read:
+            number = read.trial(trial)
+            store = read.it.directory.store(number)
+            if batches is None:
+                path = read.checkpoint(number)
+            else:
+                path = store.id_of(batches) if store.is_complete(batches) else None
+            if path is None:
+                there = ", ".join(str(each) for each, _ in store.listed())
+                wanted = "no checkpoint" if batches is None else f"no checkpoint after {batches} batches"
+                more = f"; there are some after {there}" if there else ""
+                raise NoExperiment(f"trial {number} of {read.it.name} has {wanted}{more}")
+            place = Location.of(path).like(read.it.directory.storage)
+            yield place, f"{read.it.name}-trial_{number}-{place.name}"
+    except FileNotFoundError as error:
+        raise NoExperiment(str(error)) from None
+    except CheckpointError as error:
+        raise BadUse(str(error)) from None
+
+
+def _one(where: str) -> Location | None:
+    """The checkpoint that a path or a URI is, None if it is none."""
+    location = Location.of(where)
+    if not location.name.startswith("checkpoint_"):
+        return None
+    return None if location.is_local and not Path(where).is_dir() else location
+
+
+def _number(experiment: str, trial: str) -> int:
+    with reading(experiment) as read:
+        return read.trial(trial)
+
+
+def _validations(read: Reading) -> dict[tuple[int, int], float]:
+    """The searcher's metric by trial and batches."""
+    rows = read.result.metrics
+    rows = rows[(rows["kind"] == "validation") & (rows["name"] == read.config.searcher.metric)]
+    return {
+        (int(trial), int(batches)): float(value)
+        for trial, batches, value in zip(rows["trial_id"], rows["batches"], rows["value"], strict=True)
+    }

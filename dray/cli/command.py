@@ -1,0 +1,62 @@
+"""The groups of commands as one, and its help."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import dray
+from dray.cli import checkpoint, cluster, config, experiment, search, trial
+from dray.cli.errors import run
+
+EXAMPLES = """Train PyTorch models and search their hyperparameters on Ray.
+
+\b
+dray experiment create asha.yaml .   run a search
+dray experiment list                 what there is, and how far it is
+dray experiment describe latest      the best trials, and what failed
+dray trial logs latest 7 -f          what trial 7 prints
+dray checkpoint export latest        the best model's weights, for anywhere
+
+An EXPERIMENT is a name below ~/dray_results (or DRAY_HOME), the beginning of one, the word latest, a path, or s3://...
+Short: dray e create, dray t logs, dray c list. Shell completion: dray --install-completion.
+"""
+
+app = typer.Typer(help=EXAMPLES, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+for name, short, commands in (
+    ("experiment", "e", experiment.app),
+    ("trial", "t", trial.app),
+    ("checkpoint", "c", checkpoint.app),
+):
+    app.add_typer(commands, name=name)
+    app.add_typer(commands, name=short, hidden=True)
+app.add_typer(config.app, name="config")
+app.add_typer(cluster.app, name="cluster")
+app.command()(search.preview)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dray {dray.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    logging.basicConfig(level=logging.INFO, format=dray.LOG_FORMAT)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script; ends with ``SystemExit``.
+
+    Args:
+        arguments: those after ``dray``; of the command line by default.
+    """
+    run(app, arguments)

@@ -1,0 +1,30 @@
+"""``dray config``."""
+
+from __future__ import annotations
+
+import typer
+
+from dray.cli import show
+from dray.cli.errors import told
+
+app = typer.Typer(help="What an experiment's config may say.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """A group also with one command."""
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of an experiment's config file, by which editors complete and check it.
+
+    \b
+    dray config schema > dray.schema.json
+
+    Then, as the file's first line: # yaml-language-server: $schema=dray.schema.json
+    """
+    with told():
+        from dray.experiment.json_schema import json_schema
+
+        show.as_json(json_schema())

@@ -1,0 +1,373 @@
+"""``dray experiment``."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import dray
+from dray.cli import show
+from dray.cli.arguments import Config, Experiment, Follow, Json, ModelDir, Output, Tail, target
+from dray.cli.errors import FAILED, BadUse, told
+from dray.cli.reading import Reading, flat, journal, reading
+from dray.experiment.errors import ConfigError
+
+app = typer.Typer(help="Run experiments, see how they do, go on with them.", no_args_is_help=True)
+
+
+@app.command()
+def create(
+    config: Config,
+    model_dir: ModelDir = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="Run one trial in this process, without Ray: for debugging.")
+    ] = False,
+    path: Annotated[
+        Path | None,
+        typer.Option("--path", "--storage", help="Keep the experiment in this directory.", show_default=False),
+    ] = None,
+    storage_path: Annotated[
+        str | None,
+        typer.Option(help="Keep checkpoints below this directory, or in s3://BUCKET/PREFIX.", show_default=False),
+    ] = None,
+) -> None:
+    """Run the experiment of a config file to its end.
+
+    \b
+    dray experiment create asha.yaml .           with the model's code in this directory
+    dray experiment create asha.yaml . --local   one trial of it, in a debugger
+    """
+    with told():
+        from dray.experiment.config import load_config
+
+        checked = load_config(config)
+        code = model_dir if model_dir is not None else config.parent
+        if local and storage_path is not None:
+            what = "has no use with --local, whose checkpoints lie beside its metrics; give --path"
+            raise ConfigError([("--storage-path", what)], "The command")
+        if local:
+            from dray.experiment.local import run_local
+
+            typer.echo(f"results: {run_local(checked, code, path=path)}")
+        else:
+            dray.Experiment(checked, model_dir=code, path=path, storage_path=storage_path).run()
+
+
+@app.command(name="list")
+def list_(
+    where: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[WHERE]",
+            help="A directory, or s3://BUCKET/PREFIX; ~/dray_results (or DRAY_HOME) by default.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the experiments, the newest last: their states, how far they are, and their best metric.
+
+    RUNNING has a driver. STOPPED has not, and can be resumed. COMPLETED and ERROR have ended.
+
+    \b
+    dray experiment list
+    dray e list s3://bucket/results --json | jq -r '.[] | select(.state == "STOPPED") | .name'
+    """
+    with told():
+        from dray.experiment.found import listed
+
+        there = listed(where)
+        if json:
+            show.as_json([_overview(each) for each in there])
+            return
+        rows = [
+            (
+                each.name,
+                each.state,
+                f"{each.ended}/{each.max_trials or each.trials}",
+                each.best,
+                show.clock(each.began),
+            )
+            for each in there
+        ]
+        show.table(["name", "state", "trials", "best", "began"], rows, left=["name", "state"])
+        for each in there:
+            if each.why:
+                typer.echo(f"{each.name} can't be read: {each.why}", err=True)
+        if not there:
+            from dray.experiment.directory import results
+
+            typer.echo(f"no experiments in {where or results()} yet", err=True)
+
+
+@app.command()
+def describe(experiment: Experiment, json: Json = False) -> None:
+    """Show how an experiment does, or did: its trials by state, the best of them, and what failed.
+
+    \b
+    dray experiment describe latest
+    dray e describe digits --json | jq .best.hparams
+    """
+    with told(), reading(experiment) as read:
+        overview, counts = read.it.overview(), Counter(str(state) for state in read.trials["state"])
+        best = _best(read)
+        failures = _failures(read.records)
+        if json:
+            show.as_json(
+                {
+                    **_overview(overview),
+                    "smaller_is_better": read.sign == 1,
+                    "states": counts,
+                    "best": best,
+                    "restarts": sum(failure["again"] for failure in failures),
+                    "failures": failures,
+                    "config": read.config.to_dict(),
+                }
+            )
+            return
+        from dray.experiment.display import best_trials
+
+        searcher = read.config.searcher
+        order = "the smaller the better" if read.sign == 1 else "the larger the better"
+        of_all = f"{overview.ended} of {overview.max_trials or overview.trials} ended"
+        states = ", ".join(
+            f"{count} {state.lower().replace('_hp', ' hyperparameters')}" for state, count in counts.items()
+        )
+        show.fields(
+            [
+                ("experiment", f"{overview.name}  {overview.state}"),
+                ("description", read.config.description),
+                ("labels", ", ".join(read.config.labels)),
+                ("stored in", overview.path),
+                ("checkpoints in", "" if read.it.directory.storage.is_local else str(read.it.directory.storage)),
+                ("search", f"{searcher.name} on {searcher.metric}, {order}"),
+                ("began", f"{show.clock(overview.began, exact=True)}, ran for {show.duration(overview.ran_s)}"),
+                ("trials", f"{of_all}: {states}" if counts else of_all),
+                ("best", "" if best is None else _best_line(best, searcher.metric)),
+                ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
+                ("failures", "\n".join(_failure_lines(failures))),
+                ("go on with", f"dray experiment resume {read.it.name}" if overview.state == "STOPPED" else ""),
+            ]
+        )
+        if read.ranked:
+            typer.echo()
+            show.out(best_trials(read.result, searcher.metric, read.sign))
+
+
+@app.command()
+def logs(experiment: Experiment, follow: Follow = False, tail: Tail = None, json: Json = False) -> None:
+    """Print what has happened in an experiment, by its journal. What a trial prints: dray trial logs.
+
+    \b
+    dray experiment logs latest -f
+    """
+    with told():
+        from dray.experiment.found import found
+        from dray.experiment.logs import event_line
+        from dray.experiment.preview import unit_of
+
+        if json and follow:
+            raise BadUse("--json is one value, which has no end with --follow; give one of them")
+        with found(experiment) as it:
+            records = journal(it)
+            if json:
+                show.as_json(records[-tail:] if tail else records if tail is None else [])
+                return
+            config = it.directory.config()
+            metric, unit = config.searcher.metric, unit_of(config)
+            lines = [line for record in records if (line := event_line(record, metric=metric, unit=unit))]
+            show.lines(lines, tail)
+            if follow and not it.is_copy:
+                _follow(it.directory.journal, len(records), metric, unit)
+
+
+@app.command()
+def resume(experiment: Experiment) -> None:
+    """Go on with an experiment that was stopped, or whose driver died.
+
+    \b
+    dray experiment resume latest
+    """
+    with told():
+        from dray.experiment.found import whereabouts
+
+        dray.Experiment.resume(whereabouts(experiment)).run()
+
+
+@app.command()
+def extend(
+    experiment: Experiment,
+    max_trials: Annotated[
+        int | None, typer.Option(help="Trials in all, instead of those until now.", min=1, show_default=False)
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(help="Length of a trial, instead of that until now, in the same unit.", min=1, show_default=False),
+    ] = None,
+) -> None:
+    """Go on with an experiment, also a finished one, with more trials or longer ones.
+
+    \b
+    dray experiment extend latest --max-trials 128
+    """
+    with told():
+        from dray.experiment.found import whereabouts
+
+        if max_trials is None and max_length is None:
+            raise ConfigError([("extend", "give --max-trials N or --max-length N, or both")], "The command")
+        where = whereabouts(experiment)
+        dray.Experiment.resume(where, max_trials=max_trials, max_length=max_length).run()
+
+
+@app.command()
+def download(experiment: Experiment, output: Output = None) -> None:
+    """Copy an experiment with its checkpoints from an object store to a directory, and verify them.
+
+    What is there then is the whole experiment: other commands, dray.Result and resume take its path.
+
+    \b
+    dray experiment download s3://bucket/results/digits-1 -o digits-1
+    """
+    with told():
+        from dray.experiment import copies
+        from dray.experiment.found import found
+
+        with found(experiment) as it:
+            path = target(output, it.name)
+            damages = copies.download(it, path)
+        typer.echo(path)
+        for damage in damages:
+            typer.echo(f"dray: {damage}", err=True)
+        if damages:
+            raise typer.Exit(FAILED)
+
+
+@app.command()
+def delete(
+    experiment: Experiment,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete an experiment with its checkpoints, here and in its object store. Asks before; refuses a running one.
+
+    \b
+    dray experiment delete digits-asha-20261121-175912-ab9a
+    """
+    with told():
+        from dray.experiment import copies
+        from dray.experiment.checkpoints import checkpoints
+        from dray.experiment.found import found
+        from searchers.journal import Journal
+
+        with found(experiment) as it:
+            if not it.is_copy and (driver := Journal.writer(it.directory.journal)) is not None:
+                raise BadUse(f"{it.where} is running, in process {driver}; stop it first, with Ctrl-C or kill {driver}")
+            if not yes:
+                there = checkpoints(it.directory)
+                what = f"{len(there)} checkpoints, {show.size(sum(each.size for each in there))}"
+                places = [it.where] if it.is_copy or it.directory.storage.is_local else [it.where, it.directory.storage]
+                afar = "; it may be running on another machine" if not it.directory.storage.is_local else ""
+                _ask(f"Delete {' and '.join(map(str, places))} ({what}{afar})?")
+            copies.delete(it)
+            typer.echo(f"deleted {it.where}", err=True)
+
+
+def _ask(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise BadUse(f"{question} Give --yes: there is no terminal to ask on")
+    if not typer.confirm(question):
+        raise typer.Exit(FAILED)
+
+
+def _follow(path: Path, known: int, metric: str, unit: str) -> None:
+    from dray.experiment.logs import Tail as Lines
+    from dray.experiment.logs import event_line, followed
+    from searchers.journal import Journal
+
+    lines, seen = Lines(path), 0
+
+    def new(_: bool) -> list[str]:
+        nonlocal seen
+        texts = lines.lines()
+        begin, seen = seen, seen + len(texts)
+        records = Journal.parse("\n".join([*texts, ""]).encode(), where=str(path))
+        fresh = records[max(0, known - begin) :]
+        return [line for record in fresh if (line := event_line(record, metric=metric, unit=unit))]
+
+    for line in followed(new, lambda: Journal.writer(path) is not None):
+        typer.echo(line)
+
+
+def _overview(each: Any) -> dict[str, Any]:
+    return {
+        "name": each.name,
+        "path": each.path,
+        "title": each.title,
+        "state": each.state,
+        "why": each.why or None,
+        "trials": each.trials,
+        "ended": each.ended,
+        "max_trials": each.max_trials,
+        "metric": each.metric or None,
+        "best_metric": each.best,
+        "best_trial": each.best_trial,
+        "began": show.iso(each.began),
+        "last": show.iso(each.last),
+        "ran_s": each.ran_s,
+    }
+
+
+def _best(read: Reading) -> dict[str, Any] | None:
+    if not read.ranked:
+        return None
+    trial = read.ranked[0]
+    batches = read.best_batches[trial]
+    return {
+        "trial": trial,
+        "metric": float(read.trials.loc[trial, "best_metric"]),  # type: ignore[arg-type]
+        "batches": batches,
+        "hparams": read.hparams[trial],
+        "checkpoint": read.checkpoint(trial),
+    }
+
+
+def _best_line(best: Mapping[str, Any], metric: str) -> str:
+    what = f"trial {best['trial']}: {metric} {show.shown(best['metric'])} after {best['batches']} batches"
+    return f"{what}\n{show.shown(flat(best['hparams']))}"
+
+
+def _failures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "trial": record["trial"],
+            "again": record["event"] == "restarted",
+            "why": record.get("why"),
+            "where": record.get("where") or None,
+            "batches": record.get("batches"),
+            "error": record.get("error"),
+            "time": show.iso(record.get("time")),
+        }
+        for record in records
+        if record.get("event") in ("restarted", "gave_up")
+    ]
+
+
+def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Equal ones in one line."""
+    from dray.experiment.logs import last_line
+
+    trials: dict[str, list[int]] = {}
+    for failure in failures:
+        where = f" ({failure['where']})" if failure["where"] else ""
+        trials.setdefault(f"{last_line(failure['error'])}{where}", []).append(failure["trial"])
+    lines = []
+    for what, whose in sorted(trials.items(), key=lambda item: -len(item[1])):
+        times = Counter(whose)
+        some = ", ".join(f"{trial}" + (f" {count}x" if count > 1 else "") for trial, count in times.most_common(5))
+        more = f" and {len(times) - 5} more" if len(times) > 5 else ""
+        lines.append(f"trial {some}{more}: {what}")
+    return lines

@@ -1,0 +1,42 @@
+"""``dray preview``."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import typer
+
+from dray.cli import show
+from dray.cli.arguments import Config, Json, ModelDir
+from dray.cli.errors import told
+from dray.experiment.errors import ConfigError
+
+
+def preview(
+    config: Config,
+    model_dir: ModelDir = None,
+    trials_per_hour: Annotated[
+        float | None, typer.Option(help="Trials of full length that the cluster trains in an hour: tells the time.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show what a search will do before it runs: brackets, rungs, trials at each, and the total.
+
+    \b
+    dray preview asha.yaml --trials-per-hour 12
+    """
+    with told():
+        from rich.console import Console
+
+        from dray.experiment.config import load_config
+        from dray.experiment.preview import preview_as_dict, show_preview
+
+        if trials_per_hour is not None and not 0 < trials_per_hour < math.inf:
+            what = f"must be a number > 0, got {trials_per_hour:g}"
+            raise ConfigError([("--trials-per-hour", what)], "The command")
+        checked, code = load_config(config), model_dir if model_dir is not None else config.parent
+        if json:
+            show.as_json(preview_as_dict(checked, model_dir=code))
+        else:
+            show_preview(checked, model_dir=code, trials_per_hour=trials_per_hour, console=Console())

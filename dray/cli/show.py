@@ -1,0 +1,119 @@
+"""What is read, on standard output: a table for a person, one JSON value for a program."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import typer
+
+WIDE = 10_000
+"""The width of what is no terminal: a program, which wants each row whole in one line."""
+
+
+def as_json(value: Any) -> None:
+    """Print strict JSON: what is no finite number is null."""
+    typer.echo(json.dumps(_plain(value), indent=2, allow_nan=False))
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Sequence[str] = ()) -> None:
+    """Print aligned columns; those of ``left`` to the left, the others as numbers are."""
+    from rich.table import Table
+
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        # What is long in a row, the last column has: it is folded there, and nothing is ever cut off.
+        justify, last = "left" if heading in left else "right", heading == headings[-1]
+        drawn.add_column(heading, justify=justify, no_wrap=not last, overflow="fold")  # type: ignore[arg-type]
+    for row in rows:
+        drawn.add_row(*(shown(cell) for cell in row))
+    out(drawn)
+
+
+def out(renderable: Any) -> None:
+    """Print what rich draws, on standard output."""
+    from rich.console import Console
+
+    console = Console(soft_wrap=False)
+    if not sys.stdout.isatty():
+        console = Console(width=WIDE, file=sys.stdout)
+    # rich fills lines with spaces up to the width.
+    with console.capture() as capture:
+        console.print(renderable)
+    typer.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def fields(pairs: Iterable[tuple[str, object]]) -> None:
+    """Print names and values, a line each; those whose value is empty are left out."""
+    kept = [(name, shown(value)) for name, value in pairs if value not in (None, "", {}, [])]
+    width = max((len(name) for name, _ in kept), default=0)
+    for name, value in kept:
+        typer.echo(f"{name:{width}}  " + value.replace("\n", f"\n{'':{width}}  "))
+
+
+def lines(all_of_them: Sequence[str], tail: int | None) -> None:
+    """Print lines; the last so many of them, if that is said."""
+    for line in all_of_them if tail is None else all_of_them[max(0, len(all_of_them) - tail) :]:
+        typer.echo(line)
+
+
+def shown(value: object) -> str:
+    """A cell."""
+    match value:
+        case None:
+            return "-"
+        case float():
+            return "-" if math.isnan(value) else f"{value:.5g}"
+        case Mapping():
+            return " ".join(f"{name}={shown(item)}" for name, item in value.items())
+        case _:
+            return str(value)
+
+
+def clock(seconds: float | None, *, exact: bool = False) -> str:
+    """A time of day, as a person says it here."""
+    if seconds is None or math.isnan(seconds):
+        return "-"
+    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S" if exact else "%b %d %H:%M")
+
+
+def iso(seconds: float | None) -> str | None:
+    """A time as JSON has it: ISO 8601, in UTC."""
+    if seconds is None or math.isnan(seconds):
+        return None
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def duration(seconds: float) -> str:
+    """A length of time, as 1:02:03 or 0:31."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def size(count: int) -> str:
+    """Bytes, for a person."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case None | bool() | str() | int():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {str(name): _plain(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+    # numpy's scalars, without importing numpy
+    return _plain(value.item()) if hasattr(value, "item") else str(value)

@@ -1,0 +1,259 @@
+"""``dray trial``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from dray.cli import show
+from dray.cli.arguments import Experiment, Follow, Json, Tail, Trial
+from dray.cli.errors import BadUse, told
+from dray.cli.reading import Reading, flat, reading
+
+app = typer.Typer(help="See how trials do: their hyperparameters, metrics, and what they print.", no_args_is_help=True)
+
+
+@app.command(name="list")
+def list_(
+    experiment: Experiment,
+    best: Annotated[
+        bool, typer.Option("--best", help="The best first; without those that have not validated.")
+    ] = False,
+    state: Annotated[
+        str | None,
+        typer.Option(help="Those in this state: RUNNING, COMPLETED, ERRORED, ...", show_default=False),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the trials of an experiment, with the hyperparameters in which they differ.
+
+    \b
+    dray trial list latest --best
+    dray t list digits --state ERRORED --json | jq '.[].trial'
+    """
+    with told(), reading(experiment) as read:
+        numbers = read.ranked if best else [int(each) for each in read.trials.index]
+        if state is not None:
+            states = set(read.trials["state"])
+            if state.upper() not in states:
+                raise BadUse(f"no trial of {read.it.name} is {state}; there are {', '.join(sorted(states)) or 'none'}")
+            numbers = [each for each in numbers if read.trials.loc[each, "state"] == state.upper()]
+        if json:
+            show.as_json([_trial(read, each) for each in numbers])
+            return
+        names = _differing(read.hparams.values())
+        rows = []
+        for number in numbers:
+            row = read.trials.loc[number]
+            drawn = {name: value for name, value in flat(read.hparams.get(number, {})).items() if name in names}
+            rows.append(
+                (number, row["state"], row["batches"], row["metric"], row["best_metric"], row["restarts"], drawn)
+            )
+        headings = ["trial", "state", "batches", "last", "best", "restarts", "hyperparameters"]
+        show.table(headings, rows, left=["state", "hyperparameters"])
+
+
+@app.command()
+def describe(experiment: Experiment, trial: Trial, json: Json = False) -> None:
+    """Show one trial: its hyperparameters, metrics, checkpoints, and failures.
+
+    \b
+    dray trial describe latest best
+    """
+    with told(), reading(experiment) as read:
+        from dray.experiment.checkpoints import checkpoints
+
+        number = read.trial(trial)
+        about = _trial(read, number)
+        directory = read.it.directory
+        there = [each for each in checkpoints(directory) if each.trial == number and each.is_complete]
+        failures = [
+            record
+            for record in read.records
+            if record.get("event") in ("restarted", "gave_up") and record.get("trial") == number
+        ]
+        metrics = _last_metrics(read, number)
+        logs = directory.trial(number) / "logs"
+        if json:
+            show.as_json(
+                {
+                    **about,
+                    "metrics": metrics,
+                    "checkpoints": [{"batches": each.batches, "path": each.location.uri} for each in there],
+                    "errors": [record.get("error") for record in failures],
+                    "logs": None if read.it.is_copy else str(logs),
+                }
+            )
+            return
+        name = read.config.searcher.metric
+        at = "" if about["best_batches"] is None else f" after {about['best_batches']} batches"
+        show.fields(
+            [
+                ("trial", f"{number} of {read.it.name}  {about['state']}"),
+                ("hyperparameters", "\n".join(f"{key} = {show.shown(v)}" for key, v in flat(about["hparams"]).items())),
+                ("trained for", f"{about['batches']} batches"),
+                (f"best {name}", "" if about["best_metric"] is None else f"{show.shown(about['best_metric'])}{at}"),
+                ("last metrics", "\n".join(f"{key} = {show.shown(value)}" for key, value in metrics.items())),
+                ("started", about["started"] and show.clock(_seconds(read, number, "started"), exact=True)),
+                ("ended", about["ended"] and show.clock(_seconds(read, number, "ended"), exact=True)),
+                ("checkpoints", "\n".join(each.location.uri for each in there)),
+                ("logs", "" if read.it.is_copy else str(logs)),
+            ]
+        )
+        for record in failures:
+            again = "started again" if record["event"] == "restarted" else "given up"
+            typer.echo(f"\nfailed at {show.clock(record.get('time'), exact=True)}, {again}:\n{record.get('error')}")
+
+
+@app.command()
+def logs(
+    experiment: Experiment,
+    trial: Trial,
+    follow: Follow = False,
+    tail: Tail = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Of this worker alone; of all by default.", show_default=False, min=0)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Print what a trial prints, and its errors.
+
+    \b
+    dray trial logs latest 7 -f
+    dray t logs digits best -n 20
+    """
+    with told(), reading(experiment) as read:
+        from dray.experiment.logs import followed, trial_lines
+        from searchers.journal import Journal
+
+        if json and follow:
+            raise BadUse("--json is one value, which has no end with --follow; give one of them")
+        number = read.trial(trial)
+        directory = read.it.directory
+        if read.it.is_copy:
+            raise BadUse(f"{read.it.where} has no logs: what its trials print is on the machines that run them")
+        new = trial_lines(directory.trial(number) / "logs", rank=rank)
+        lines = new(not follow)
+        if json:
+            show.as_json(lines if tail is None else lines[max(0, len(lines) - tail) :])
+            return
+        show.lines(lines, tail)
+        if follow:
+
+            def goes_on() -> bool:
+                return Journal.writer(directory.journal) is not None and not _has_ended(directory.journal, number)
+
+            for line in followed(new, goes_on):
+                typer.echo(line)
+        elif not lines:
+            typer.echo(f"trial {number} has printed nothing" + ("" if rank is None else f" on rank {rank}"), err=True)
+
+
+@app.command()
+def metrics(
+    experiment: Experiment,
+    trial: Trial,
+    kind: Annotated[
+        str | None, typer.Option(help="training or validation; both by default.", show_default=False)
+    ] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(help="Of this metric; can be given several times.", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Print a trial's metrics: a line for each point of training where some were reported.
+
+    \b
+    dray trial metrics latest best --kind validation
+    dray t metrics digits 7 --json | jq -r '.[] | [.batches, .name, .value] | @csv'
+    """
+    with told(), reading(experiment) as read:
+        number = read.trial(trial)
+        rows = read.result.metrics
+        rows = rows[rows["trial_id"] == number]
+        for column, wanted in (("kind", [kind] if kind else []), ("name", name or [])):
+            there = sorted(set(rows[column]))
+            for each in wanted:
+                if each not in there:
+                    raise BadUse(
+                        f"trial {number} has no metric of {column} {each!r}; there is {', '.join(there) or 'none'}"
+                    )
+            rows = rows[rows[column].isin(wanted)] if wanted else rows
+        if json:
+            columns = ["batches", "epochs", "kind", "name", "value", "time"]
+            show.as_json([dict(zip(columns, row, strict=True)) for row in rows[columns].itertuples(index=False)])
+            return
+        if rows.empty:
+            typer.echo(f"trial {number} has reported nothing yet", err=True)
+            return
+        both = rows["kind"].nunique() > 1
+        heading = rows["kind"].str.cat(rows["name"], sep=" ") if both else rows["name"]
+        wide = rows.assign(heading=heading).pivot_table(
+            index=["batches", "epochs"], columns="heading", values="value", aggfunc="last", dropna=False, observed=True
+        )
+        wide = wide.dropna(how="all")
+        show.table(
+            ["batches", "epochs", *map(str, wide.columns)],
+            [(*index, *values) for index, values in zip(wide.index, wide.to_numpy().tolist(), strict=True)],
+        )
+
+
+def _trial(read: Reading, number: int) -> dict[str, Any]:
+    row: Any = read.trials.loc[number]
+    return {
+        "trial": number,
+        "state": str(row["state"]),
+        "hparams": read.hparams.get(number, {}),
+        "batches": int(row["batches"]),
+        "metric": _number(row["metric"]),
+        "best_metric": _number(row["best_metric"]),
+        "best_batches": read.best_batches.get(number),
+        "restarts": int(row["restarts"]),
+        "started": show.iso(_seconds(read, number, "started")),
+        "ended": show.iso(_seconds(read, number, "ended")),
+    }
+
+
+def _number(value: Any) -> float | None:
+    return None if value != value else float(value)
+
+
+def _seconds(read: Reading, number: int, column: str) -> float | None:
+    """Of one of the times in the table, which are in UTC."""
+    import pandas as pd
+
+    value: Any = read.trials.loc[number, column]
+    return None if pd.isna(value) else float(pd.Timestamp(value).tz_localize("UTC").timestamp())
+
+
+def _last_metrics(read: Reading, number: int) -> dict[str, float]:
+    rows = read.result.metrics
+    rows = rows[(rows["trial_id"] == number) & (rows["kind"].isin(["training", "validation"]))]
+    last = rows.drop_duplicates(["kind", "name"], keep="last")
+    return {
+        f"{kind} {name}": float(value)
+        for kind, name, value in zip(last["kind"], last["name"], last["value"], strict=True)
+    }
+
+
+def _differing(hparams: Any) -> set[str]:
+    """The names of hyperparameters that are not the same in all trials."""
+    seen: dict[str, set[str]] = {}
+    count = 0
+    for values in hparams:
+        count += 1
+        for name, value in flat(values).items():
+            seen.setdefault(name, set()).add(str(value))
+    return {name for name, values in seen.items() if len(values) > 1} if count > 1 else set(seen)
+
+
+def _has_ended(journal: Any, number: int) -> bool:
+    from searchers.journal import Journal
+
+    return any(_is_end(record, number) for record in Journal.read(journal))
+
+
+def _is_end(record: Mapping[str, Any], number: int) -> bool:
+    return record.get("event") == "exited" and record.get("trial") == number

@@ -1,0 +1,68 @@
+"""What a Ray cluster has, for a person who asks."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import ray
+
+TIMEOUT_S = 10
+"""How long a cluster that does not answer is waited for."""
+
+
+def status(address: str | None) -> dict[str, Any]:
+    """The nodes of a cluster, and what of them is free.
+
+    Args:
+        address: of the cluster; by default that of ``RAY_ADDRESS``, as for an experiment.
+
+    Returns:
+        ``address``, None where no cluster is named: an experiment starts one of its own on this machine then.
+        ``nodes``: of each ``address``, ``is_alive``, ``cpus``, ``gpus``, ``memory`` (bytes). ``cpus``, ``gpus``: of all
+        that are alive. ``cpus_free``, ``gpus_free``: of these, what nobody has.
+
+    Raises:
+        ConnectionError: there is no cluster at the address.
+    """
+    address = address or os.environ.get("RAY_ADDRESS")
+    if not address or address == "local":
+        return {
+            "address": None,
+            "nodes": [],
+            "cpus": os.cpu_count(),
+            "gpus": None,
+            "cpus_free": None,
+            "gpus_free": None,
+        }
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(TIMEOUT_S))
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        told = " ".join(str(error).split())
+        raise ConnectionError(f"no Ray cluster answers at {address}: {told}") from None
+    try:
+        nodes = [
+            {
+                "address": node["NodeManagerAddress"],
+                "is_alive": bool(node["Alive"]),
+                **_counts(node["Resources"]),
+                "memory": int(node["Resources"].get("memory", 0)),
+            }
+            for node in ray.nodes()
+        ]
+        free = _counts(ray.available_resources())
+        return {
+            "address": ray.get_runtime_context().gcs_address,
+            "nodes": nodes,
+            **_counts(ray.cluster_resources()),
+            "cpus_free": free["cpus"],
+            "gpus_free": free["gpus"],
+        }
+    finally:
+        ray.shutdown()
+
+
+def _counts(resources: dict[str, float]) -> dict[str, int]:
+    return {"cpus": int(resources.get("CPU", 0)), "gpus": int(resources.get("GPU", 0))}

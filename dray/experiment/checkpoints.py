@@ -1,0 +1,154 @@
+"""The checkpoints of an experiment, or one by itself: listed, verified, downloaded, and exported for use elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dray.experiment.directory import ExperimentDirectory
+from dray.storage import CheckpointError, Location, RemoteDirectory, opened
+
+_FILE = re.compile(r"trial_(\d+)/checkpoint_(\d+)/(.+)")
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A checkpoint of an experiment.
+
+    Attributes:
+        trial, batches: whose, and after how many batches.
+        location: where it is.
+        size: of its files, in bytes.
+        is_complete: whether it has a manifest: else it is being written or deleted, or that was cut short.
+    """
+
+    trial: int
+    batches: int
+    location: Location
+    size: int
+    is_complete: bool
+
+
+def checkpoints(directory: ExperimentDirectory) -> list[Listed]:
+    """All checkpoints of an experiment by trial and batches; they are not verified.
+
+    Raises:
+        StorageError: the object store can't be used.
+    """
+    storage = directory.storage
+    sizes: dict[tuple[int, int], int] = {}
+    whole = set()
+    for name, size in _files(storage):
+        if match := _FILE.fullmatch(name):
+            key = int(match.group(1)), int(match.group(2))
+            sizes[key] = sizes.get(key, 0) + size
+            if match.group(3) == _MANIFEST:
+                whole.add(key)
+    return [
+        Listed(
+            trial=trial,
+            batches=batches,
+            location=storage.child(f"trial_{trial}", f"checkpoint_{batches}"),
+            size=size,
+            is_complete=(trial, batches) in whole,
+        )
+        for (trial, batches), size in sorted(sizes.items())
+    ]
+
+
+def damage(checkpoint: Location) -> str | None:
+    """Why a checkpoint can't be used; None if it is whole. It is read as a whole, and brought here if it is remote.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StorageError: the object store can't be used.
+    """
+    try:
+        with opened(checkpoint):
+            return None
+    except CheckpointError as error:
+        return str(error)
+
+
+def download(checkpoint: Location, target: Path) -> None:
+    """Copy a checkpoint, verified, into a new directory.
+
+    Raises:
+        FileNotFoundError, CheckpointError, StorageError: see ``dray.storage.opened``.
+    """
+    with opened(checkpoint) as found, made(target) as partial:
+        shutil.copytree(found, partial, dirs_exist_ok=True)
+
+
+def export(checkpoint: Location, target: Path) -> list[Path]:
+    """Write what serves without dray into a new directory, and return the files.
+
+    ``model.pt`` is the model's ``state_dict``, which ``torch.load(weights_only=True)`` reads; of a trial with several
+    models ``model_0.pt``, ``model_1.pt``, as they were wrapped. ``hparams.json`` has the hyperparameters,
+    ``checkpoint.json`` where it comes from.
+
+    Raises:
+        FileNotFoundError, CheckpointError, StorageError: see ``dray.storage.opened``.
+        ValueError: it holds what can't be loaded as data.
+    """
+    import torch
+
+    from dray.training import checkpoint as contents
+
+    with opened(checkpoint) as found, made(target) as partial:
+        models = contents.read_state(found, [])["models_state_dict"]
+        about = contents.describe(found)
+        names = ["model.pt"] if len(models) == 1 else [f"model_{number}.pt" for number in range(len(models))]
+        for name, model in zip(names, models, strict=True):
+            torch.save(model, partial / name)
+        _write_json(partial / "hparams.json", about["hparams"] or {})
+        origin = {
+            "checkpoint": str(checkpoint),
+            "batches": contents.read_progress(found).batches,
+            "trial_class": about["trial_cls_spec"],
+            "models": names,
+        }
+        _write_json(partial / "checkpoint.json", origin)
+    return [target / name for name in (*names, "hparams.json", "checkpoint.json")]
+
+
+@contextmanager
+def made(target: Path) -> Iterator[Path]:
+    """A new directory to fill, which becomes ``target`` at the end of the block, or is removed if that raises."""
+    target = target.absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}-{uuid.uuid4().hex[:8]}")
+    partial.mkdir()
+    try:
+        yield partial
+        if target.is_dir():
+            target.rmdir()  # an empty one
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _files(storage: Location) -> Iterator[tuple[str, int]]:
+    if not storage.is_local:
+        yield from RemoteDirectory(storage).sizes().items()
+        return
+    for trial in storage.path.glob("trial_*"):
+        for path in trial.glob("checkpoint_*/**/*"):
+            try:
+                if path.is_file():
+                    yield path.relative_to(storage.path).as_posix(), path.stat().st_size
+            except FileNotFoundError:  # deleted meanwhile
+                continue
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,321 @@
+"""Experiments by name: below the default storage, in a directory, or in an object store; and what each is, at a glance.
+
+A name is that of a directory below ``DRAY_HOME`` (else ``~/dray_results``), or the beginning of one, or ``latest``.
+What looks at an experiment in an object store gets a copy of its small files for as long as it looks, and changes
+nothing there: it may be running on another machine.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from dray.experiment.directory import ExperimentDirectory, results
+from dray.experiment.errors import NoExperiment
+from dray.storage import Location, RemoteDirectory
+from searchers.journal import Journal
+
+State = Literal["RUNNING", "COMPLETED", "STOPPED", "ERROR", "UNKNOWN", "DAMAGED"]
+
+LATEST = "latest"
+PATIENCE_S = 5.0
+"""How long an object store is tried: somebody waits for the answer."""
+AT_ONCE = 8
+_TRIAL = re.compile(r"trial_\d+/")
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """An experiment at a glance, by its config and its journal alone.
+
+    Attributes:
+        name: of its directory.
+        path: its directory, or where an object store has it.
+        title: the config's ``name``.
+        state: RUNNING: a driver has it. COMPLETED, ERROR: it has ended, well or because no trial did. STOPPED: it has
+            not, and no driver has it; it can be resumed. UNKNOWN: it has not, and is in an object store, where a driver
+            elsewhere can't be seen. DAMAGED: its files can't be read; ``why`` says why.
+        trials, ended: how many there are so far, and how many of these have ended.
+        max_trials: how many there will be, None where that is not said beforehand.
+        metric: that the search compares.
+        best, best_trial: the best value that the journal has (of a rung, an end, or a checkpoint), and whose; None if
+            there is none.
+        began, last: when it was created, and when something happened last; Unix time in s. None before it began.
+        ran_s: for how many seconds a driver has had it.
+    """
+
+    name: str
+    path: str
+    title: str = ""
+    state: State = "DAMAGED"
+    trials: int = 0
+    ended: int = 0
+    max_trials: int | None = None
+    metric: str = ""
+    best: float | None = None
+    best_trial: int | None = None
+    began: float | None = None
+    last: float | None = None
+    ran_s: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """An experiment that was found.
+
+    Attributes:
+        directory: its directory; of one in an object store, that of a copy.
+        where: the path, or the URI, that it is known by.
+        is_copy: whether ``directory`` is a copy.
+    """
+
+    directory: ExperimentDirectory
+    where: str
+    is_copy: bool
+
+    @property
+    def name(self) -> str:
+        """Its directory's."""
+        return Location.of(self.where).name
+
+    def overview(self) -> Overview:
+        """It at a glance.
+
+        Raises:
+            JournalError: its journal is damaged.
+        """
+        directory = self.directory
+        # Asked before the journal is read: a driver that ends in between has then written its last word.
+        is_run = None if self.is_copy else Journal.writer(directory.journal) is not None
+        records = Journal.read(directory.journal) if directory.journal.exists() else []
+        return _overview(self.where, directory.config_file.read_bytes(), records, is_run)
+
+
+def whereabouts(experiment: str) -> str:
+    """Where an experiment is: the path of its directory, or a URI as it was given.
+
+    Args:
+        experiment: a path, ``s3://...``, a name below the default storage, the beginning of one, or ``latest``.
+
+    Raises:
+        NoExperiment: there is none, or there are several of that name.
+    """
+    location = _location(experiment)
+    if not location.is_local:
+        own = results() / location.name  # as it is gone on with, see `mirror.brought`
+        has = ExperimentDirectory(own) if ExperimentDirectory(own).config_file.exists() else None
+        return str(own) if has is not None and _same(has.storage, location) else experiment
+    path, root = location.path, results()
+    if ExperimentDirectory(path).config_file.exists():
+        return str(path.resolve())
+    if os.sep in experiment or experiment.startswith((".", "~")):
+        raise NoExperiment(_no_experiment(path))
+    names = [each.name for each in newest_first(experiments_below(root))]
+    if experiment == LATEST and names:
+        return str(root / names[0])
+    matches = [name for name in names if name.startswith(experiment)]
+    if len(matches) > 1:
+        raise NoExperiment(
+            f"{experiment!r} is {len(matches)} experiments in {root}: {_some(matches)}; write more of it"
+        )
+    if not matches:
+        raise NoExperiment(_unknown(experiment, names, root, path))
+    return str(root / matches[0])
+
+
+@contextmanager
+def found(experiment: str) -> Iterator[Found]:
+    """The experiment, for the time of the block; see `whereabouts`.
+
+    Raises:
+        NoExperiment: as there.
+        StorageError: the object store can't be used.
+    """
+    where = whereabouts(experiment)
+    location = Location.of(where)
+    if location.is_local:
+        yield Found(directory=ExperimentDirectory.open(location.path), where=where, is_copy=False)
+        return
+    with tempfile.TemporaryDirectory(prefix="dray-look-") as scratch:
+        directory = ExperimentDirectory(Path(scratch) / location.name)
+        remote = RemoteDirectory(location, patience_s=PATIENCE_S)
+        names = [name for name in remote.sizes() if not _TRIAL.match(name)]
+        if directory.config_file.name not in names:
+            raise NoExperiment(f"no experiment in {location}: it has no {directory.config_file.name}")
+        remote.download(directory.path, names)
+        directory.write_storage(location)
+        yield Found(directory=directory, where=location.uri, is_copy=True)
+
+
+def listed(root: str | None = None) -> list[Overview]:
+    """All experiments below a directory or a place in an object store; the default storage if None. The newest last.
+
+    Raises:
+        NoExperiment: there is no such directory.
+        StorageError: the object store can't be used.
+    """
+    location = Location.of(results()) if root is None else _location(root)
+    if not location.is_local:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            there = [each for each in pool.map(_glance_afar, _children(location)) if each is not None]
+    else:
+        if root is not None and not location.path.is_dir():
+            raise NoExperiment(f"no such directory: {location}")
+        there = [_glance(path) for path in experiments_below(location.path)]
+    return sorted(there, key=lambda each: (each.began or 0, each.name))
+
+
+def experiments_below(root: Path) -> list[Path]:
+    """The directories of the experiments in a directory, by name."""
+    if not root.is_dir():
+        return []
+    # Hidden ones are copies that are not complete.
+    found = [path for path in root.iterdir() if not path.name.startswith(".") and (path / "experiment.yaml").is_file()]
+    return sorted(found)
+
+
+def newest_first(experiments: Sequence[Path]) -> list[Path]:
+    """By when they were created."""
+    return sorted(experiments, key=lambda path: ((path / "experiment.yaml").stat().st_mtime, path.name), reverse=True)
+
+
+def _glance(path: Path) -> Overview:
+    where = Found(directory=ExperimentDirectory(path), where=str(path), is_copy=False)
+    try:
+        return where.overview()
+    except (OSError, ValueError) as error:
+        return Overview(name=path.name, path=str(path), why=str(error))
+
+
+def _glance_afar(location: Location) -> Overview | None:
+    remote = RemoteDirectory(location, patience_s=PATIENCE_S)
+    try:
+        config = remote.read("experiment.yaml")
+    except FileNotFoundError:
+        return None
+    try:
+        records = Journal.parse(remote.read("journal.jsonl"), where=str(location.child("journal.jsonl")))
+        return _overview(location.uri, config, records, None)
+    except (FileNotFoundError, ValueError) as error:
+        return Overview(name=location.name, path=location.uri, why=str(error))
+
+
+def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], is_run: bool | None) -> Overview:
+    # Not `load_config`, which checks it, and so imports what it names, such as Optuna.
+    import yaml
+
+    try:
+        raw = yaml.load(config, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        searcher = raw["searcher"]
+        title, metric, max_trials = str(raw["name"]), str(searcher["metric"]), searcher.get("max_trials")
+        sign = 1 if searcher.get("smaller_is_better", True) else -1
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"its experiment.yaml can't be read: {' '.join(str(error).split())}") from None
+    ended: set[int] = set()
+    best: dict[int, float] = {}
+    done, trials = "", 0
+    ran_s, begin, time = 0.0, 0.0, 0.0
+    for record in records:
+        if record.get("event") == "opened":
+            ran_s, begin = ran_s + time - begin, record.get("time", time)
+        time = record.get("time", time)
+        event, trial = record.get("event"), cast("int", record.get("trial"))
+        if event in ("reported", "saved"):
+            value = record.get("value")
+            if isinstance(value, int | float) and sign * value < sign * best.get(trial, sign * float("inf")):
+                best[trial] = value
+        elif event == "exited":
+            ended.add(trial)
+            if record.get("reason") == "invalid_hp":
+                best.pop(trial, None)
+        elif event == "extended":
+            done, max_trials = "", record.get("max_trials") or max_trials
+        for action in record.get("actions", ()):
+            match action["action"]:
+                case "create":
+                    trials += 1
+                case "resume":
+                    ended.discard(action["trial"])
+                case "done":
+                    done = action["reason"]
+    leader = min(best, key=lambda trial: sign * best[trial], default=None)
+    times = [record["time"] for record in records if "time" in record]
+    return Overview(
+        name=Location.of(where).name,
+        path=where,
+        title=title,
+        state=_state(done, is_run),
+        trials=trials,
+        ended=len(ended),
+        max_trials=max_trials,
+        metric=metric,
+        best=None if leader is None else best[leader],
+        best_trial=leader,
+        began=min(times, default=None),
+        last=max(times, default=None),
+        ran_s=ran_s + time - begin,
+    )
+
+
+def _state(done: str, is_run: bool | None) -> State:
+    if is_run:
+        return "RUNNING"
+    if done:
+        return "COMPLETED" if done == "completed" else "ERROR"
+    return "UNKNOWN" if is_run is None else "STOPPED"
+
+
+def _location(where: str) -> Location:
+    try:
+        return Location.of(where)
+    except ValueError as error:
+        raise NoExperiment(str(error)) from None
+
+
+def _children(location: Location) -> list[Location]:
+    from pyarrow.fs import FileSelector, FileType
+
+    filesystem, path = location.filesystem()
+    try:
+        infos = filesystem.get_file_info(FileSelector(path, allow_not_found=True))
+    except OSError as error:
+        raise NoExperiment(f"can't list {location}: {' '.join(str(error).split())}") from None
+    return [location.child(info.base_name) for info in infos if info.type == FileType.Directory]
+
+
+def _same(one: Location, other: Location) -> bool:
+    # Without their options, which one of them may have from the environment.
+    return one.uri.partition("?")[0] == other.uri.partition("?")[0]
+
+
+def _no_experiment(path: Path) -> str:
+    if not path.exists():
+        return f"no such directory: {path}"
+    parent = next((each for each in path.resolve().parents if ExperimentDirectory(each).config_file.exists()), None)
+    hint = "" if parent is None else f"; it is inside of one, {parent}"
+    return f"no experiment in {path}: it has no experiment.yaml{hint}"
+
+
+def _unknown(experiment: str, names: Sequence[str], root: Path, path: Path) -> str:
+    if path.is_dir():
+        return _no_experiment(path)
+    if not names:
+        return f"no experiment {experiment!r}: there is none in {root} yet; give a path, or s3://..., or set DRAY_HOME"
+    near = difflib.get_close_matches(experiment, names, n=1, cutoff=0.5)
+    told = f"did you mean {near[0]}?" if near else f"there are {_some(names)}"
+    return f"no experiment {experiment!r} in {root}; {told}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,177 @@
+"""The JSON Schema of an experiment's config file, for editors: what ``schema.py`` says of each field, with the short
+forms that are read beside it, and which fields go with which search method and kind of storage.
+
+It refuses nothing that ``load_config`` takes. What takes more than that to judge (``rules.py``: a batch that slots can
+share, the bounds of a space, a program that says its length itself) it leaves to it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from dray.experiment.length import UNITS
+from dray.experiment.rules import REQUIRED
+from dray.experiment.schema import SEARCHER_FIELDS, STORAGE_FIELDS, ExperimentConfig, searcher_fields
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_CLASS = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+_NULL = {"type": "null"}
+_SECTIONS = ("Searcher", "Resources", "Optimizations", "CheckpointStorage", "Reproducibility")
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema, as plain data; a new one."""
+    found = ExperimentConfig.model_json_schema()
+    definitions = found["$defs"]
+    for section in (found, *definitions.values()):
+        section["description"] = " ".join(section["description"].partition("\n\n")[0].split())
+    for node in _nodes(found):
+        node.pop("title", None)
+        if "examples" in node:
+            node["examples"] = [each for text in node["examples"] if (each := _example(text)) is not None]
+    del definitions["Length"]
+    definitions["Hyperparameters"], definitions["Hyperparameter"] = _hyperparameters()
+    root, searcher = found["properties"], definitions["Searcher"]["properties"]
+    _replace(searcher, "name", {"anyOf": [{"enum": list(SEARCHER_FIELDS)}, {"type": "string", "pattern": _CLASS}]})
+    _replace(searcher, "max_length", _length(1))
+    _replace(searcher, "sampler", {"anyOf": [{"type": "string", "minLength": 1}, {"$ref": "#/$defs/SamplerChoice"}]})
+    for period in ("min_validation_period", "min_checkpoint_period"):
+        _replace(root, period, _length(0))
+    _replace(root, "hyperparameters", {"$ref": "#/$defs/Hyperparameters"})
+    places = [{"type": "string", "minLength": 1}, {"$ref": "#/$defs/CheckpointStorage"}]
+    _replace(root, "checkpoint_storage", {"anyOf": places})
+    definitions["Searcher"]["allOf"] = list(_methods())
+    definitions["CheckpointStorage"]["allOf"] = list(_kinds_of_storage())
+    found["required"] = ["searcher"]  # a name it has from its file
+    for section in (found, *(definitions[name] for name in _SECTIONS)):
+        for name, field in section["properties"].items():
+            if name not in section.get("required", ()):
+                _allow_null(field)
+    return {"$schema": DIALECT, "title": "An experiment of dray's", **found}
+
+
+def _nodes(node: Any) -> Iterator[dict[str, Any]]:
+    """All mappings that are schemas; those that map names to schemas are passed through."""
+    if isinstance(node, dict):
+        yield node
+        for key, value in node.items():
+            if key in ("properties", "$defs"):
+                yield from _nodes(list(value.values()))
+            elif key not in ("default", "examples"):
+                yield from _nodes(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _nodes(value)
+
+
+def _example(text: Any) -> Any:
+    """As YAML reads it: they are written so for messages."""
+    if not isinstance(text, str):
+        return text
+    return text if text.endswith("...") else yaml.safe_load(text)
+
+
+def _replace(fields: dict[str, Any], name: str, form: Mapping[str, Any]) -> None:
+    """Another form of a field, with what is told of it."""
+    kept = {key: value for key, value in fields[name].items() if key in ("description", "examples", "default")}
+    fields[name] = {**kept, **form}
+
+
+def _allow_null(field: dict[str, Any]) -> None:
+    """A field that is null has its default."""
+    if field.get("default", 0) is None:
+        del field["default"]
+    alternatives = field.get("anyOf")
+    if alternatives is not None:
+        if _NULL not in alternatives:
+            alternatives.append(dict(_NULL))
+        return
+    form = {key: field.pop(key) for key in list(field) if key not in ("description", "examples", "default")}
+    field["anyOf"] = [form, dict(_NULL)]
+
+
+def _length(minimum: int) -> dict[str, Any]:
+    number = {"type": "integer", "minimum": minimum}
+    units = {"type": "object", "properties": {unit: dict(number) for unit in UNITS}, "additionalProperties": False}
+    return {
+        "anyOf": [
+            {**units, "minProperties": 1, "maxProperties": 1},
+            {**number, "description": "in batches"},
+        ]
+    }
+
+
+def _hyperparameters() -> tuple[dict[str, Any], dict[str, Any]]:
+    """A mapping of names to constants, spaces, and such mappings."""
+    number, whole = {"type": "number"}, {"type": "integer"}
+    count = {"type": ["integer", "null"], "minimum": 1, "description": "how many points a grid has of it"}
+
+    def step(form: Mapping[str, Any]) -> dict[str, Any]:
+        return {"type": [form["type"], "null"], "exclusiveMinimum": 0}
+
+    kinds: dict[str, dict[str, Any]] = {
+        "const": {"val": {}},
+        "categorical": {"vals": {"type": "array", "minItems": 1}},
+        "int": {"minval": whole, "maxval": whole, "count": count, "step": step(whole), "log": {"type": "boolean"}},
+        "double": {"minval": number, "maxval": number, "count": count, "step": step(number)},
+        "log": {
+            "base": {**number, "exclusiveMinimum": 0},
+            "minval": {**number, "description": "an exponent of base"},
+            "maxval": {**number, "description": "an exponent of base"},
+            "count": count,
+            "step": step(number),
+        },
+    }
+    spaces = [
+        {
+            "if": {"properties": {"type": {"const": kind}}},
+            "then": {
+                "properties": {"type": True} | copy.deepcopy(fields),
+                "required": [name for name in fields if name not in ("count", "step", "log")],
+                "additionalProperties": False,
+            },
+        }
+        for kind, fields in kinds.items()
+    ]
+    one = {
+        "description": "A constant; a space, which has a type; or names of further ones.",
+        "examples": [64, {"type": "log", "base": 10, "minval": -4, "maxval": -1}],
+        "if": {"type": "object"},
+        "then": {
+            "if": {"required": ["type"]},
+            "then": {"properties": {"type": {"enum": list(kinds)}}, "allOf": spaces},
+            "else": {"$ref": "#/$defs/Hyperparameters"},
+        },
+    }
+    return {"type": "object", "additionalProperties": {"$ref": "#/$defs/Hyperparameter"}}, one
+
+
+def _methods() -> Iterator[dict[str, Any]]:
+    """Which fields of ``searcher`` each method has, and needs."""
+    every = frozenset().union(*SEARCHER_FIELDS.values(), searcher_fields("a:B"))
+    forms: dict[str, dict[str, Any]] = {name: {"const": name} for name in SEARCHER_FIELDS}
+    for name, form in [*forms.items(), ("a:B", {"type": "string", "pattern": _CLASS})]:
+        others = sorted(every - searcher_fields(name))
+        then: dict[str, Any] = {"properties": {field: dict(_NULL) for field in others}}
+        if name in REQUIRED:
+            then["required"] = list(REQUIRED[name])
+            then["properties"] |= {field: {"not": dict(_NULL)} for field in REQUIRED[name]}
+        yield {"if": {"properties": {"name": form}, "required": ["name"]}, "then": then}
+
+
+def _kinds_of_storage() -> Iterator[dict[str, Any]]:
+    every = frozenset().union(*STORAGE_FIELDS.values())
+    for kind, fields in STORAGE_FIELDS.items():
+        then: dict[str, Any] = {"properties": {name: dict(_NULL) for name in sorted(every - set(fields))}}
+        said: dict[str, Any]
+        if kind is None:
+            said = {"properties": {"type": dict(_NULL)}}
+        else:
+            said = {"properties": {"type": {"const": kind}}, "required": ["type"]}
+            if kind != "directory":  # which has two names for its only path
+                then["required"] = [fields[0]]
+        yield {"if": said, "then": then}

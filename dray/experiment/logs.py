@@ -1,0 +1,154 @@
+"""What happened in an experiment, and what its trials print, as lines; also while it goes on."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+POLL_S = 0.3
+"""How often a file that grows is looked at."""
+_RANK = re.compile(r"rank_(\d+)\.log")
+
+
+class Tail:
+    """The lines of a file that another process appends to.
+
+    Args:
+        path: it need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read = path, 0
+        self._torn = b""
+
+    def lines(self, *, all_of_it: bool = False) -> list[str]:
+        """Those that are new since the last call; with ``all_of_it`` also a last one without its end."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        self._read += len(data)
+        *whole, self._torn = (self._torn + data).split(b"\n")
+        if all_of_it and self._torn:
+            whole.append(self._torn)
+            self._torn = b""
+        return [line.decode(errors="replace") for line in whole]
+
+
+def trial_lines(logs: Path, *, rank: int | None = None) -> Callable[[bool], list[str]]:
+    """What the ranks of a trial print; with several, each line begins with its rank's number.
+
+    Args:
+        logs: the trial's directory of them.
+        rank: of this one alone.
+
+    Returns:
+        A function that gives the lines that are new since its last call; its argument as of ``Tail.lines``.
+    """
+    tails: dict[int, Tail] = {}
+
+    def new(all_of_it: bool) -> list[str]:
+        for path in sorted(logs.glob("rank_*.log")):
+            match = _RANK.fullmatch(path.name)
+            if match and rank in (None, int(match.group(1))):
+                tails.setdefault(int(match.group(1)), Tail(path))
+        many = len(tails) > 1
+        return [
+            f"rank {number} | {line}" if many else line
+            for number, tail in sorted(tails.items())
+            for line in tail.lines(all_of_it=all_of_it)
+        ]
+
+    return new
+
+
+def followed(new: Callable[[bool], list[str]], goes_on: Callable[[], bool]) -> Iterator[str]:
+    """Lines as they come, until nothing more will.
+
+    Args:
+        new: gives those since its last call.
+        goes_on: whether more may come.
+    """
+    while goes_on():
+        yield from new(False)
+        time.sleep(POLL_S)
+    # What came between the last look and the end.
+    yield from new(True)
+
+
+def event_line(record: Mapping[str, Any], *, metric: str, unit: str) -> str | None:
+    """A record of the journal for a person; None for what only the driver needs.
+
+    Args:
+        record: of the journal.
+        metric: that the search compares.
+        unit: that it counts in.
+    """
+    told = _told(record, metric, unit)
+    if told is None:
+        return None
+    stamp = datetime.datetime.fromtimestamp(record["time"]).strftime("%Y-%m-%d %H:%M:%S") if "time" in record else ""
+    return f"{stamp}  {told}".strip()
+
+
+def last_line(error: object) -> str:
+    """What a traceback says in the end."""
+    lines = str(error or "").strip().splitlines()
+    return lines[-1].strip() if lines else "no reason given"
+
+
+def _told(record: Mapping[str, Any], metric: str, unit: str) -> str | None:
+    trial = f"trial {record.get('trial')}"
+    match record.get("event"):
+        case "opened":
+            return f"a driver begins, dray {record.get('version')}"
+        case "started":
+            drawn = " ".join(f"{name}={_short(value)}" for name, value in (record.get("hparams") or {}).items())
+            return f"{trial} starts: {drawn}"
+        case "reported":
+            return f"{trial} at {_short(record['step'])} {unit}: {metric} {_short(record['value'])}{_decided(record)}"
+        case "exited":
+            return f"{trial} {_ENDED.get(record['reason'], record['reason'])}{_decided(record)}"
+        case "restarted":
+            return f"{trial} failed, and starts again: {last_line(record.get('error'))}"
+        case "gave_up":
+            return (
+                f"{trial} failed for good ({record.get('why', 'no more restarts')}): {last_line(record.get('error'))}"
+            )
+        case "damaged":
+            return f"{trial} passes over a checkpoint: {record.get('error')}"
+        case "extended":
+            wanted = [f"{name} {record[name]}" for name in ("max_trials", "max_length") if record.get(name) is not None]
+            return f"the search is extended: {', '.join(wanted)}"
+    return None
+
+
+_ENDED = {
+    "completed": "has completed",
+    "stopped": "has stopped",
+    "errored": "has ended in an error",
+    "invalid_hp": "has invalid hyperparameters",
+    "canceled": "was canceled",
+}
+
+
+def _decided(record: Mapping[str, Any]) -> str:
+    """What the search did about it; that trials are created, which wait, is no news."""
+    decided = [action for action in record.get("actions", ()) if action["action"] != "create"]
+    words = [
+        f"the search is done ({action['reason']})"
+        if action["action"] == "done"
+        else f"{action['action']} trial {action['trial']}"
+        for action in decided
+    ]
+    return f" -> {', '.join(words)}" if words else ""
+
+
+def _short(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
