@@ -21,6 +21,7 @@ from dray.experiment.errors import ConfigError, DeskLost, EntrypointError, Exper
 from dray.experiment.faults import missing_field
 from dray.experiment.metrics_log import MetricsLog
 from dray.experiment.mirror import Mirror, brought
+from dray.experiment.observers import Make, Observer, Observers
 from dray.experiment.own import Own
 from dray.experiment.result import Result
 from dray.experiment.search import as_extended, build_sampler, build_search
@@ -30,7 +31,7 @@ from searchers.events import Exited
 from searchers.journal import Journal
 from searchers.method import Method
 from searchers.samplers import Sampler
-from searchers.search import Search
+from searchers.search import Record, Search
 from searchers.space import Constraint
 
 if TYPE_CHECKING:
@@ -182,9 +183,13 @@ class Experiment:
             directory = ExperimentDirectory.create(self.path, self._config, self._code)
         self._resumes = True
         # The mirror is closed last: when all has come to the disk.
-        with contextlib.closing(Mirror(directory)), Journal(directory.journal) as journal:
+        with (
+            contextlib.closing(Mirror(directory)),
+            Journal(directory.journal) as journal,
+            contextlib.closing(Observers(directory, _observers(directory, self._config))) as observers,
+        ):
             records = Journal.read(directory.journal)
-            search, config = self._opened(journal, records)
+            search, config = self._opened(journal, observers, records)
             display = Display(
                 name=config.name,
                 path=directory.path,
@@ -192,10 +197,11 @@ class Experiment:
                 smaller_is_better=config.searcher.smaller_is_better,
                 max_trials=config.searcher.max_trials,
             )
+            observers.begin(records, search.trials, display.say)
             losses = 0
             while search.done is None:
                 try:
-                    self._run(config, directory, journal, search, display, records, on_message)
+                    self._run(config, directory, journal, observers, search, display, records, on_message)
                 except DeskLost as lost:
                     known, records = len(records), Journal.read(directory.journal)
                     reported = any(record["event"] == "reported" for record in records[known:])
@@ -203,7 +209,8 @@ class Experiment:
                     if losses == DESK_LOSSES_IN_VAIN:
                         raise
                     display.say(f"{str(lost).partition(';')[0]}; starting over from the journal")
-                    search, config = self._opened(journal, records)
+                    search, config = self._opened(journal, observers, records)
+            observers.close(done=True)
         result = Result(directory.path, trial=self._trial)
         display.result(result)
         if search.done.reason == "errored":
@@ -217,15 +224,18 @@ class Experiment:
             )
         return result
 
-    def _opened(self, journal: Journal, records: list[dict[str, object]]) -> tuple[Search, ExperimentConfig]:
+    def _opened(
+        self, journal: Journal, observers: Observers, records: list[dict[str, object]]
+    ) -> tuple[Search, ExperimentConfig]:
         """The search as the journal's records tell it, ready to go on, and the config as it was extended."""
         self._check_given(records)
-        search = build_search(
-            self._config,
-            lambda record: journal.append({**record, "time": time.time()}),
-            records=records,
-            own=self._own,
-        )
+
+        def log(record: Record) -> None:
+            stamped = {**record, "time": time.time()}
+            journal.append(stamped)
+            observers.happened(stamped, search.trials)
+
+        search = build_search(self._config, log, records=records, own=self._own)
         opened = {"event": "opened", "version": dray.__version__, **self._own.names(), "time": time.time()}
         journal.append(opened)
         if not search.started:
@@ -263,6 +273,7 @@ class Experiment:
         config: ExperimentConfig,
         directory: ExperimentDirectory,
         journal: Journal,
+        observers: Observers,
         search: Search,
         display: Display,
         records: list[dict[str, object]],
@@ -287,6 +298,7 @@ class Experiment:
                     config=config,
                     directory=directory,
                     journal=journal,
+                    observers=observers,
                     search=search,
                     metrics=metrics,
                     load_trial=FromDirectory(entrypoint=entrypoint, directory=str(directory.code))
@@ -306,6 +318,18 @@ class Experiment:
             raise
         finally:
             metrics.close()
+
+
+def _observers(directory: ExperimentDirectory, config: ExperimentConfig) -> dict[str, Make]:
+    """By name, what follows the experiment: made only when something is to be written."""
+
+    def study() -> Observer:
+        # Here, not above: Optuna's storage takes half a second to make.
+        from dray.experiment.optuna_study import FILE, OptunaStudy
+
+        return OptunaStudy(directory.path / FILE, config)
+
+    return {"the study for Optuna": study}
 
 
 def _end_stopped(search: Search) -> None:

@@ -154,7 +154,9 @@ class Observers:
         self._wanted.set()
 
     def close(self, done: bool = False) -> None:
-        """Write what is left, and end. `done`: as for `Observer.close`."""
+        """Write what is left, and end. `done`: as for `Observer.close`. Idempotent."""
+        if self._over.is_set():
+            return
         self._done = done
         self._over.set()
         self._wanted.set()

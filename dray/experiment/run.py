@@ -38,6 +38,7 @@ from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.display import Display
 from dray.experiment.errors import ConfigError, DeskLost, ExperimentError
 from dray.experiment.metrics_log import MetricsLog
+from dray.experiment.observers import Observers
 from dray.experiment.restarts import record, recorded, why_given_up
 from dray.experiment.retention import Policy, Retention
 from dray.hosts.ray_worker import REPORT, Lease
@@ -81,8 +82,8 @@ class Counts:
 
 class Run:
     """Args:
-    config, directory, journal, search, metrics: of the experiment; the search has been started, and the config says
-        what it was extended to.
+    config, directory, journal, observers, search, metrics: of the experiment; the search has been started, and the
+        config says what it was extended to.
     revived: trials that had ended, and go on as the search was extended.
     load_trial: brings the trial's class to the workers.
     cluster: where to run.
@@ -96,6 +97,7 @@ class Run:
         config: ExperimentConfig,
         directory: ExperimentDirectory,
         journal: Journal,
+        observers: Observers,
         search: Search,
         metrics: MetricsLog,
         load_trial: FromDirectory | ByValue,
@@ -109,7 +111,7 @@ class Run:
         self._failures = recorded(records)
         self.counts = Counts(restarts=Counter({trial: len(mine) for trial, mine in self._failures.items()}))
         self._directory, self._journal, self._metrics, self._load_trial = directory, journal, metrics, load_trial
-        self._on_message, self._revived = on_message, revived
+        self._on_message, self._revived, self._observers = on_message, revived, observers
         self._lock = threading.RLock()
         self._error: BaseException | None = None
         self._stop_signals = 0
@@ -343,6 +345,7 @@ class Run:
                 case "rows":
                     assert message.report is not None
                     self._metrics.append(message.trial, message.report["rows"])
+                    self._observers.rows(message.trial, message.report["rows"])
                     self._recorded[message.lease] += 1
                 case "saved":
                     self._retention.saved(message.trial, message.batches, message.checkpoint, message.value)

@@ -23,7 +23,7 @@ class Experiment(dray.Experiment):
     per_run: int
     runs = 0
 
-    def _run(self, config: Any, directory: Any, journal: Any, search: Search, *_: Any) -> None:
+    def _run(self, config: Any, directory: Any, journal: Any, observers: Any, search: Search, *_: Any) -> None:
         self.runs += 1
         for trial in [view.id for view in search.trials.values() if not view.ended][: self.per_run]:
             search.on(Started(trial=trial))
