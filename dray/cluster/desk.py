@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -96,6 +97,8 @@ class Message:
     batches: int = -1
     value: float | None = None
     """Of "saved": the search's metric there."""
+    time: float = field(default_factory=time.time)
+    """When it happened, in seconds since the epoch."""
 
 
 class Signal:

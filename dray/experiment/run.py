@@ -41,6 +41,7 @@ from dray.experiment.metrics_log import MetricsLog
 from dray.experiment.observers import Observers
 from dray.experiment.restarts import record, recorded, why_given_up
 from dray.experiment.retention import Policy, Retention
+from dray.experiment.timeline import Timeline
 from dray.hosts.ray_worker import REPORT, Lease
 from dray.hosts.ray_worker import Experiment as TrialsExperiment
 from dray.storage import CheckpointStore
@@ -112,6 +113,7 @@ class Run:
         self.counts = Counts(restarts=Counter({trial: len(mine) for trial, mine in self._failures.items()}))
         self._directory, self._journal, self._metrics, self._load_trial = directory, journal, metrics, load_trial
         self._on_message, self._revived, self._observers = on_message, revived, observers
+        self._timeline = Timeline(directory.metrics)
         self._lock = threading.RLock()
         self._error: BaseException | None = None
         self._stop_signals = 0
@@ -263,6 +265,7 @@ class Run:
             elif not tune.is_alive() and self.search.done is not None:
                 break
             self._look_after_groups()
+            self._metrics.pack()
             if time.monotonic() - looked > (CLUSTER_CHECK_S if self._groups_may_start() else IN_TURN_S):
                 looked = time.monotonic()
                 self._start_groups()
@@ -295,6 +298,7 @@ class Run:
         end_groups(self._groups.values(), within_s=0 if self.cluster.own or lost else GROUPS_END_S)
         if not self.cluster.own:
             ray.kill(self.desk)
+        self._timeline.close()
 
     def _let_trials_save(self) -> None:
         self.desk.close.remote()
@@ -308,6 +312,7 @@ class Run:
         for message in messages:
             if self._on_message is not None:
                 self._on_message(message)
+            self._timeline.hear(message)
             self._first.setdefault(message.kind, time.monotonic())
             match message.kind:
                 case "arrived":
@@ -464,6 +469,7 @@ class Run:
             name = f"group-{next(self._group_numbers)}"
             self._booting.add(name)
             slots = replace(self._slots, per_trial=self._elastic.start()) if self._elastic else self._slots
+            self._timeline.starts(name, slots.per_trial)
             self._groups[name] = WorkerGroup(
                 name=name,
                 run=self._name,
@@ -527,6 +533,7 @@ class Run:
             # Its Train run has ended: Ray's controller of it died, unless we gave it up. Another takes its place.
             if (group := self._groups.pop(name, None)) is not None:
                 group.free()
+            self._timeline.ends(name)
             self._placements.pop(name, None)
             self._booting.discard(name)
             self.desk.dismiss.remote(name)
