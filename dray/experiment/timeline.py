@@ -1,0 +1,161 @@
+"""What each worker group did when: noted by the driver while it runs, read as one table.
+
+The driver notes when a group starts, is up, is lent a trial, and is free again; what a trial did meanwhile its workers
+tell, with their reports, in seconds (`dray.training.usage`). Both together are a line of phases for each group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from bisect import bisect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from dray.cluster.desk import Message
+
+FILE = "_timeline.jsonl"
+PHASES = ("starting", "training", "data", "validating", "checkpointing", "waiting", "ending", "idle", "booting")
+"""Of a trial: before its first batch; waiting for data; waiting for the search's decisions and for other ranks; from
+its last report to its end. Of a group: up, and without a trial; its processes start."""
+COLUMNS = ("group", "slots", "trial_id", "phase", "start", "end")
+
+_HEARD = {"joined": "joined", "granted": "granted", "left": "left", "lost": "lost", "retired": "lost"}
+
+
+class Timeline:
+    """Notes what happens to groups, below `directory`, for the experiment's driver alone."""
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / FILE
+        if path.exists():
+            data = path.read_bytes()
+            os.truncate(path, data.rfind(b"\n") + 1)
+        self._file = path.open("ab")
+        self._note("opened")
+
+    def starts(self, group: str, slots: int) -> None:
+        """The processes of a group are started, on so many slots."""
+        self._note("starts", group=group, slots=slots)
+
+    def ends(self, group: str) -> None:
+        """A group is no more."""
+        self._note("ends", group=group)
+
+    def hear(self, message: Message) -> None:
+        """What the desk has told."""
+        event = _HEARD.get(message.kind)
+        if event is not None:
+            trial = {"trial": message.trial} if message.trial >= 0 else {}
+            self._note(event, time=message.time, group=message.group, **trial)
+
+    def close(self) -> None:
+        """The run has ended. Idempotent."""
+        if not self._file.closed:
+            self._note("closed")
+            self._file.close()
+
+    def _note(self, event: str, **fields: Any) -> None:
+        self._file.write(json.dumps({"event": event, "time": time.time(), **fields}).encode() + b"\n")
+        self._file.flush()
+
+
+def read_timeline(directory: Path, system: pd.DataFrame) -> pd.DataFrame:
+    """One row a phase: group, slots, trial_id (-1 without one), phase (of `PHASES`), start, end (Unix, s).
+
+    Args:
+        directory: of the metrics.
+        system: what `dray.experiment.metrics_log.read_system` gives. What a trial reports at once, of five seconds at
+            most, is here one piece of each phase, in their order.
+    """
+    path = directory / FILE
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    told, times = _Told.by_trial(system), sorted(system["time"].unique())
+    rows = [row for stretch in _stretches([json.loads(line) for line in lines], times) for row in told.split(stretch)]
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"slots": "int64", "trial_id": "int64"})
+
+
+_Row = tuple[str, int, int, str, float, float]
+
+
+def _stretches(events: list[dict[str, Any]], told: list[float]) -> Iterator[_Row]:
+    """What each group was in: booting, idle, or lent to a trial (phase ""). `told`: when trials told of themselves."""
+    groups: dict[str, tuple[int, int, str, float]] = {}  # slots, trial, phase, since
+    now = 0.0
+
+    def end(group: str) -> Iterator[_Row]:
+        slots, trial, phase, since = groups.pop(group)
+        if now > since:
+            yield group, slots, trial, phase, since, now
+
+    for event in events:
+        if event["event"] == "opened":
+            # The run before was killed, or these have ended. The last that is known of it may be what a trial told.
+            now = max([now, *told[: bisect(told, event["time"])][-1:]])
+            for one in list(groups):
+                yield from end(one)
+            continue
+        # The desk's clock and the driver's are those of two machines, perhaps.
+        now, group = max(now, event["time"]), event.get("group", "")
+        slots, trial, *_ = groups.get(group, (event.get("slots", 1), -1))
+        match event["event"]:
+            case "closed":
+                for one in list(groups):
+                    yield from end(one)
+                continue
+            case "left" if trial != event.get("trial"):
+                continue
+        if group in groups:
+            yield from end(group)
+        match event["event"]:
+            case "starts" | "lost":
+                groups[group] = (slots, -1, "booting", now)
+            case "joined" | "left":
+                groups[group] = (slots, -1, "idle", now)
+            case "granted":
+                groups[group] = (slots, event["trial"], "", now)
+    now = max([now, *told[-1:]])
+    for one in list(groups):
+        yield from end(one)
+
+
+class _Told:
+    """What trials told of their time, in order: when, and the seconds by phase until then."""
+
+    def __init__(self, by_trial: dict[int, list[tuple[float, dict[str, float]]]]) -> None:
+        self._by_trial = by_trial
+
+    @classmethod
+    def by_trial(cls, system: pd.DataFrame) -> _Told:
+        found: dict[int, dict[float, dict[str, float]]] = {}
+        rows = system[system["name"].isin([f"{phase}_s" for phase in PHASES])]
+        for trial, at, name, value in zip(rows["trial_id"], rows["time"], rows["name"], rows["value"], strict=True):
+            found.setdefault(trial, {}).setdefault(at, {})[name.removesuffix("_s")] = value
+        return cls({trial: sorted(samples.items(), key=lambda item: item[0]) for trial, samples in found.items()})
+
+    def split(self, stretch: _Row) -> Iterator[_Row]:
+        """A stretch of a trial by its phases."""
+        group, slots, trial, phase, since, end = stretch
+        if phase:
+            yield stretch
+            return
+        samples = [sample for sample in self._by_trial.get(trial, []) if since < sample[0] <= end]
+        cursor, first = since, True
+        for at, seconds in samples:
+            told = sum(seconds.values())
+            begin = max(cursor, at - told)
+            if begin > cursor:
+                yield group, slots, trial, "starting" if first else "waiting", cursor, begin
+            cursor, first = begin, False
+            for phase in PHASES:
+                if share := seconds.get(phase, 0.0):
+                    until = min(at, cursor + share * (at - begin) / told)
+                    yield group, slots, trial, phase, cursor, until
+                    cursor = until
+        if end > cursor:
+            yield group, slots, trial, "starting" if first else "ending", cursor, end
