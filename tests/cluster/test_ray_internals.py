@@ -32,6 +32,9 @@ USED = {
     ("ray.tune.schedulers", "FIFOScheduler.choose_trial_to_run"): ({"tune_controller"}, "searchers/ray_tune.py"),
     ("ray.tune.search", "Searcher.suggest"): ({"trial_id"}, "searchers/ray_tune.py"),
     ("ray.tune.callback", "Callback.on_trial_recover"): ({"trial"}, "searchers/ray_tune.py"),
+    ("ray.tune.callback", "Callback.on_trial_complete"): ({"trial"}, "searchers/ray_tune.py"),
+    ("ray.tune.experiment", "Trial.metric_analysis"): (None, "searchers/ray_tune.py"),
+    ("ray.tune.experiment", "Trial.metric_n_steps"): (None, "searchers/ray_tune.py"),
     ("ray.train.v2.api.data_parallel_trainer", "DataParallelTrainer._create_default_callbacks"): (
         set(),
         "dray/cluster/train_run.py",
