@@ -18,6 +18,7 @@ from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.errors import ExperimentError
 from dray.experiment.metrics_log import read_metrics, read_system
 from dray.experiment.search import recorded_search
+from dray.experiment.timeline import read_timeline
 from dray.script import Script
 from dray.storage import CheckpointStore
 from searchers.journal import Journal
@@ -73,6 +74,14 @@ class Result:
         One row a figure, at the end of each trial and every few seconds before; ``docs/report.md`` has the names.
         """
         return read_system(self._directory.metrics).drop(columns=["epochs", "kind"])
+
+    @cached_property
+    def timeline(self) -> pd.DataFrame:
+        """What each worker group did when, a row a phase: group, slots, trial_id, phase, start, end (Unix, s).
+
+        ``docs/report.md`` has the phases.
+        """
+        return read_timeline(self._directory.metrics, self.system_metrics)
 
     @cached_property
     def trials(self) -> pd.DataFrame:

@@ -146,7 +146,7 @@ class LocalHost:
 
 
 def _row(report: Report) -> dict[str, Any]:
-    row = {name: getattr(report, name) for name in Report.__slots__}
+    row = {name: getattr(report, name) for name in Report.__slots__ if name != "system"}
     return {name: value for name, value in row.items() if value is not None and value is not False}
 
 

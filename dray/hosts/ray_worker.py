@@ -148,6 +148,7 @@ class RayHost:
         self._time = lease.last_step
         self._validated: tuple[int, float | None] = (-1, None)
         self._value: float | None = None
+        self._began: float | None = time.monotonic()
 
     # ------------------------------------------------------------------ checkpoints
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
@@ -315,6 +316,14 @@ class RayHost:
             case _:
                 raise LeaseLost(f"trial {self.trial_id} goes on elsewhere")
 
+    def _system(self, report: Report) -> Mapping[str, float] | None:
+        """With the first figures, what came before all that they tell of."""
+        if report.system is None or self._began is None:
+            return report.system
+        trained_s = sum(value for name, value in report.system.items() if name.endswith("_s"))
+        starting_s, self._began = time.monotonic() - self._began - trained_s, None
+        return {"starting_s": max(starting_s, 0.0), **report.system}
+
     def _message(self, report: Report) -> dict[str, Any]:
         now = time.time()
         if report.interrupted and self.outcome == "completed":
@@ -328,7 +337,11 @@ class RayHost:
                 "value": value,
                 "time": now,
             }
-            for kind, metrics in (("training", report.training), ("validation", report.validation))
+            for kind, metrics in (
+                ("training", report.training),
+                ("validation", report.validation),
+                ("system", self._system(report)),
+            )
             for name, value in (metrics or {}).items()
             if isinstance(value, (int, float)) and name not in ("batches", "epochs")
         ]

@@ -33,6 +33,7 @@ from dray.training.saver import Saver
 from dray.training.spread import SpreadModel, hang_up, is_hung_up
 from dray.training.stopping import StopLine
 from dray.training.trial import Callback, Scalars, Trial
+from dray.training.usage import Usage
 
 log = logging.getLogger(__name__)
 
@@ -173,6 +174,7 @@ class Executor:
             # A trial that is cut off goes back to its last checkpoint, and writes some batches again. The validation
             # at that checkpoint stays.
             scalars.restart(self._trained + 1)
+        self._usage = Usage(device)
         self._training: dict[str, Any] | None = None
         self._validation: dict[str, Any] | None = None
         self._pending: BaseException | None = None
@@ -183,14 +185,18 @@ class Executor:
 
     def perform(self, command: Command) -> Seen:
         """Do what the loop says."""
+        began, before = time.perf_counter(), self._trained
         match command:
             case Train():
-                return self.train(command)
+                seen, phase = self.train(command), "training"
             case Validate():
-                return self.validate(command)
+                seen, phase = self.validate(command), "validating"
             case Publish():
-                return self.publish(command)
-        assert_never(command)
+                seen, phase = self.publish(command), "waiting"
+            case _:
+                assert_never(command)
+        self._usage.spent(phase, time.perf_counter() - began, self._trained - before)
+        return seen
 
     def finish(self) -> None:
         """Wait until the work is saved, and raise what made training leave."""
@@ -221,7 +227,9 @@ class Executor:
             hang_up(self.optimisation.models)
         values = self._metrics.take_values()
         scalars = values if self._scalars.enabled else None
-        ranks = self.peers.allgather((self._trained, leave, metrics.sums_of(values), slot, scalars))
+        own = (self._trained, leave, metrics.sums_of(values), slot, scalars, self._usage.machine())
+        ranks = self.peers.allgather(own)
+        self._usage.hear([row[5] for row in ranks])
         if self._metrics.keep_times:
             self._write_batches(first, [row[4] for row in ranks if row[4] is not None])
         if any(row[1] for row in ranks):
@@ -253,11 +261,13 @@ class Executor:
         train_batch, get_batch_length = self._train_batch, trial.get_batch_length
         epoch_length, aggregates = cursor.epoch_length, optimisation.aggregation_frequency > 1
         amp, schedulers = optimisation.amp, optimisation.lr_schedulers
-        stop_line = self.stop_line
+        stop_line, usage, clock = self.stop_line, self._usage, time.perf_counter
         if self._trained >= stop_line.limit and stop_line.reached(self._trained):
             return self.reducers.per_slot(training=True)
         # The numbers first: no batch is drawn that is not trained.
+        since = clock()
         for batch_idx, batch in zip(range(self._trained, until), self.training_data, strict=False):
+            usage.data_s += clock() - since
             get_batch_length(batch)
             if to_device is not None:
                 batch = to_device(batch)
@@ -280,6 +290,7 @@ class Executor:
             # Before another batch is drawn: that may take random numbers, which then belong to the next run.
             if batch_idx + 1 >= stop_line.limit and stop_line.reached(batch_idx + 1):
                 return self.reducers.per_slot(training=True)
+            since = clock()
         if self._trained < until:
             raise DataExhausted(
                 f"the training data ended after {self._trained} batches, {until} and more are to be trained: "
@@ -431,12 +442,17 @@ class Executor:
         self._training = self._validation = None
         leave: Leave | None = None
         if command.save:
+            began = time.perf_counter()
             state = checkpoint.RankState(rng=rng.capture(self.device), gradients=self.optimisation.pending_gradients())
             parts = self.peers.gather((state, self.hears_of_checkpoints)) or []
             uuid, _ = self._on_chief("saving a checkpoint", lambda: self._save(command, report, parts))
             if uuid is not None:
                 report = replace(report, checkpoint=uuid)
                 _, leave = self._attempt(lambda: self._uploaded(uuid))
+            self._usage.saved(time.perf_counter() - began)
+        if self.is_chief:
+            # Not in what a checkpoint carries: of two runs that do the same, checkpoints are the same.
+            report = replace(report, system=self._usage.take(at_once=command.decides or command.final))
         # Published before anybody leaves: what the host does on a stop may end this process.
         mine = (self.cursor.stop_requested, leave)
         stop, ranks = self._on_chief("publishing", lambda: self._publish(command, report), mine)

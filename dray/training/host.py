@@ -26,6 +26,7 @@ class Report:
         final: nothing comes after it.
         interrupted: the run was asked to stop, and ends here to be gone on with.
         checkpoint: the id that `Host.commit` gave; None if nothing was saved, or it is yet to be committed.
+        system: what was taken of time and of the machine, as `dray.training.usage` has it, now and then.
     """
 
     batches: int
@@ -36,6 +37,7 @@ class Report:
     final: bool = False
     interrupted: bool = False
     checkpoint: str | None = field(default=None)
+    system: Mapping[str, float] | None = None
 
 
 class Host(Protocol):

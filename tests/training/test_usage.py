@@ -1,0 +1,150 @@
+"""What a trial takes of time and of its machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dray import pytorch
+from dray.hosts import use_host
+from dray.training import usage
+from dray.training.usage import Machine, Usage
+from tests.pytorch.fakes import FakeHost, Ones, OneWeight
+
+
+class Clock:
+    """Of everything that is measured; it stands unless it is moved."""
+
+    def __init__(self) -> None:
+        self.now = self.cpu_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def process_time(self) -> float:
+        return self.cpu_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(usage, "time", clock)
+    return clock
+
+
+CPU = torch.device("cpu")
+
+
+def test_time_is_told_by_phase_and_batches_by_second(clock: Clock) -> None:
+    books = Usage(CPU)
+    books.data_s = 1.0
+    books.spent("training", 4.0, batches=20)
+    books.spent("validating", 2.0)
+    books.spent("waiting", 0.25)
+    books.saved(0.5)
+    told = {
+        "training_s": 3.0,
+        "data_s": 1.0,
+        "validating_s": 2.0,
+        "checkpointing_s": 0.5,
+        "waiting_s": 0.25,
+        "batches_per_second": 5.0,
+    }
+    assert books.take(at_once=True) == told
+    assert books.take(at_once=True) is None, "told, and from then on anew"
+    books.spent("waiting", 0.75)
+    books.spent("training", 1.0, batches=3)
+    assert books.take(at_once=True) == {"training_s": 1.0, "waiting_s": 0.25, "batches_per_second": 3.0}
+
+
+def test_figures_are_told_every_few_seconds_only(clock: Clock) -> None:
+    books = Usage(CPU)
+    for _ in range(3):
+        clock.now += usage.EVERY_S - 1
+        books.spent("training", usage.EVERY_S - 1, batches=1)
+        told = books.take(at_once=False)
+        if told is not None:
+            break
+    assert told == {"training_s": 8.0, "batches_per_second": 0.25}, "with the second report"
+
+
+def test_a_machine_is_looked_at_once_a_second_at_most(clock: Clock) -> None:
+    books = Usage(CPU)
+    clock.now, clock.cpu_s = 102.0, 103.0
+    first = books.machine()
+    assert first is not None
+    assert first.cpu_cores == 1.5
+    assert 0.01 < first.memory_gb < 100
+    assert first.gpu_memory_gb is None
+    clock.now, clock.cpu_s = 102.5, 1000.0
+    assert books.machine() is first
+    clock.now, clock.cpu_s = 104.0, 105.0
+    second = books.machine()
+    assert second is not None
+    assert second.cpu_cores == 1.0
+
+
+def test_ranks_are_added_up(clock: Clock) -> None:
+    books = Usage(CPU)
+    books.hear([Machine(1.0, 2.0, 3.0, 50.0), None, Machine(0.5, 1.0, 4.0, 100.0), Machine(0.5, 1.0)])
+    told = {"cpu_cores": 2.0, "memory_gb": 4.0, "gpu_percent": 75.0, "gpu_memory_gb": 4.0}
+    assert books.take(at_once=True) == told
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_processes_that_load_data_count(clock: Clock) -> None:
+    books = Usage(CPU)
+    # Ended by its standard input, when it has spent half a second of CPU time.
+    work = "import time\nwhile time.process_time() < 0.5: pass\nprint('done', flush=True)\ninput()"
+    found: list[Machine | None] = []
+
+    def train() -> None:
+        with subprocess.Popen([sys.executable, "-c", work], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            assert child.stdin is not None
+            child.stdout.readline()
+            clock.now += 2
+            found.append(books.machine())
+            child.stdin.write(b"\n")
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    [machine] = found
+    assert machine is not None
+    assert 0.2 <= machine.cpu_cores < 1, "0.5 s of two, but for the kernel's clock, and what starting it took"
+
+
+class SlowData(Ones):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        threading.Event().wait(0.002)
+        return super().__getitem__(index)
+
+
+class Slow(OneWeight):
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(SlowData(10), batch_size=2)
+
+
+def test_a_trial_tells_with_its_last_report_where_its_time_went(tmp_path: Path) -> None:
+    host = FakeHost(tmp_path)
+    began = usage.time.monotonic()
+    with use_host(host), pytorch.init(hparams={}, enable_tensorboard_logging=False) as context:
+        pytorch.Trainer(Slow(context), context).fit(
+            max_length=pytorch.Batch(20), validation_period=pytorch.Batch(5), checkpoint_policy="all"
+        )
+    elapsed = usage.time.monotonic() - began
+    told: list[Any] = [report.system for report in host.reports]
+    assert told[:-1] == [None] * (len(told) - 1)
+    seconds = {name: value for name, value in told[-1].items() if name.endswith("_s")}
+    assert set(seconds) == {"training_s", "data_s", "validating_s", "checkpointing_s", "waiting_s"}
+    assert seconds["data_s"] >= 20 * 2 * 0.002
+    assert sum(seconds.values()) <= elapsed
+    assert told[-1]["batches_per_second"] == pytest.approx(20 / (seconds["training_s"] + seconds["data_s"]))
+    assert all(report.system is None for report in host.committed), "of two equal runs, checkpoints are equal"
