@@ -60,12 +60,16 @@ def list_(
                 values.get((each.trial, each.batches)),
                 "best" if read.best_batches.get(each.trial) == each.batches else "",
                 show.size(each.size),
-                each.location.uri.partition("?")[0],
+                f"trial_{each.trial}/{each.location.name}",
             )
             for each in there
         ]
-        headings = ["trial", "batches", read.config.searcher.metric, "of its trial", "size", "path"]
-        show.table(headings, rows, left=["of its trial", "path"])
+        if not rows:
+            typer.echo("no checkpoints yet", err=True)
+            return
+        headings = ["trial", "batches", read.config.searcher.metric, "", "size", "name"]
+        show.table(headings, rows, left=["", "name"])
+        typer.echo(f"below {read.it.directory.storage}")
 
 
 @app.command()

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from dray.cli.arguments import Config, Experiment, Follow, Json, ModelDir, Outpu
 from dray.cli.errors import FAILED, BadUse, told
 from dray.cli.reading import Reading, flat, journal, reading
 from dray.experiment.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dray.experiment.schema import ExperimentConfig
 
 app = typer.Typer(help="Run experiments, see how they do, go on with them.", no_args_is_help=True)
 
@@ -95,7 +98,8 @@ def list_(
             )
             for each in there
         ]
-        show.table(["name", "state", "trials", "best", "began"], rows, left=["name", "state"])
+        if rows:
+            show.table(["name", "state", "trials", "best", "began"], rows, left=["name", "state"])
         for each in there:
             if each.why:
                 typer.echo(f"{each.name} can't be read: {each.why}", err=True)
@@ -168,8 +172,7 @@ def logs(experiment: Experiment, follow: Follow = False, tail: Tail = None, json
     """
     with told():
         from dray.experiment.found import found
-        from dray.experiment.logs import event_line
-        from dray.experiment.preview import unit_of
+        from dray.experiment.logs import event_lines
 
         if json and follow:
             raise BadUse("--json is one value, which has no end with --follow; give one of them")
@@ -179,11 +182,9 @@ def logs(experiment: Experiment, follow: Follow = False, tail: Tail = None, json
                 show.as_json(records[-tail:] if tail else records if tail is None else [])
                 return
             config = it.directory.config()
-            metric, unit = config.searcher.metric, unit_of(config)
-            lines = [line for record in records if (line := event_line(record, metric=metric, unit=unit))]
-            show.lines(lines, tail)
+            show.lines(list(event_lines(config, records)), tail)
             if follow and not it.is_copy:
-                _follow(it.directory.journal, len(records), metric, unit)
+                _follow(it.directory.journal, len(records), config)
 
 
 @app.command()
@@ -283,9 +284,10 @@ def _ask(question: str) -> None:
         raise typer.Exit(FAILED)
 
 
-def _follow(path: Path, known: int, metric: str, unit: str) -> None:
+def _follow(path: Path, known: int, config: ExperimentConfig) -> None:
+    """Print what comes to a journal after so many records."""
     from dray.experiment.logs import Tail as Lines
-    from dray.experiment.logs import event_line, followed
+    from dray.experiment.logs import event_lines, followed
     from searchers.journal import Journal
 
     lines, seen = Lines(path), 0
@@ -295,8 +297,7 @@ def _follow(path: Path, known: int, metric: str, unit: str) -> None:
         texts = lines.lines()
         begin, seen = seen, seen + len(texts)
         records = Journal.parse("\n".join([*texts, ""]).encode(), where=str(path))
-        fresh = records[max(0, known - begin) :]
-        return [line for record in fresh if (line := event_line(record, metric=metric, unit=unit))]
+        return list(event_lines(config, records[max(0, known - begin) :]))
 
     for line in followed(new, lambda: Journal.writer(path) is not None):
         typer.echo(line)

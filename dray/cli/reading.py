@@ -37,7 +37,7 @@ class Reading:
     @cached_property
     def config(self) -> ExperimentConfig:
         """As it was created."""
-        return self.it.directory.config()
+        return self.result.config
 
     @cached_property
     def trials(self) -> pd.DataFrame:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import datetime
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from dray.experiment.preview import unit_of
+from dray.experiment.schema import ExperimentConfig
 
 POLL_S = 0.3
 """How often a file that grows is looked at."""
@@ -82,19 +85,14 @@ def followed(new: Callable[[bool], list[str]], goes_on: Callable[[], bool]) -> I
     yield from new(True)
 
 
-def event_line(record: Mapping[str, Any], *, metric: str, unit: str) -> str | None:
-    """A record of the journal for a person; None for what only the driver needs.
-
-    Args:
-        record: of the journal.
-        metric: that the search compares.
-        unit: that it counts in.
-    """
-    told = _told(record, metric, unit)
-    if told is None:
-        return None
-    stamp = datetime.datetime.fromtimestamp(record["time"]).strftime("%Y-%m-%d %H:%M:%S") if "time" in record else ""
-    return f"{stamp}  {told}".strip()
+def event_lines(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """A journal for a person: a line a record, but for what only the driver needs."""
+    metric, unit = config.searcher.metric, unit_of(config)
+    for record in records:
+        if (told := _told(record, metric, unit, config.hyperparameters)) is not None:
+            time = record.get("time")
+            stamp = "" if time is None else datetime.datetime.fromtimestamp(time).strftime("%b %d %H:%M:%S  ")
+            yield stamp + told
 
 
 def last_line(error: object) -> str:
@@ -103,14 +101,16 @@ def last_line(error: object) -> str:
     return lines[-1].strip() if lines else "no reason given"
 
 
-def _told(record: Mapping[str, Any], metric: str, unit: str) -> str | None:
+def _told(record: Mapping[str, Any], metric: str, unit: str, space: Mapping[str, Any]) -> str | None:
     trial = f"trial {record.get('trial')}"
     match record.get("event"):
         case "opened":
             return f"a driver begins, dray {record.get('version')}"
         case "started":
-            drawn = " ".join(f"{name}={_short(value)}" for name, value in (record.get("hparams") or {}).items())
-            return f"{trial} starts: {drawn}"
+            drawn = (record.get("hparams") or {}).items()
+            # Without what the config says itself.
+            news = [f"{name}={_short(value)}" for name, value in drawn if isinstance(space.get(name), Mapping)]
+            return f"{trial} starts: {' '.join(news)}"
         case "reported":
             return f"{trial} at {_short(record['step'])} {unit}: {metric} {_short(record['value'])}{_decided(record)}"
         case "exited":
@@ -141,12 +141,13 @@ _ENDED = {
 def _decided(record: Mapping[str, Any]) -> str:
     """What the search did about it; that trials are created, which wait, is no news."""
     decided = [action for action in record.get("actions", ()) if action["action"] != "create"]
-    words = [
-        f"the search is done ({action['reason']})"
-        if action["action"] == "done"
-        else f"{action['action']} trial {action['trial']}"
-        for action in decided
-    ]
+    words = []
+    for action in decided:
+        if action["action"] == "done":
+            words.append(f"the search is done ({action['reason']})")
+        else:
+            whose = "" if action["trial"] == record.get("trial") else f" trial {action['trial']}"
+            words.append(f"{action['action']}{whose}")
     return f" -> {', '.join(words)}" if words else ""
 
 

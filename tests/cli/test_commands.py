@@ -1,0 +1,405 @@
+"""Every command, on a finished, a running and a broken experiment, and on none."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+
+from dray.cli import app
+from dray.experiment.directory import ExperimentDirectory
+from dray.experiment.metrics_log import TAIL
+from dray.experiment.result import Result
+from searchers.journal import Journal
+from tests.cli.conftest import TRIALS, WEIGHT, checkpoint
+from tests.cli.said import Said
+
+Dray = Callable[..., Said]
+
+#: What reads an experiment, with its other arguments; whether it reads the metrics.
+READING = {
+    "experiment describe": ((), True),
+    "experiment logs": ((), False),
+    "trial list": ((), True),
+    "trial describe": (("0",), True),
+    "trial logs": (("0",), True),
+    "trial metrics": (("0",), True),
+    "checkpoint list": ((), True),
+    "checkpoint verify": ((), False),
+    "report": (("-o", "report.html"), True),
+}
+#: What does something with an experiment.
+DOING = {
+    "experiment resume": (),
+    "experiment extend": ("--max-trials", "99"),
+    "experiment download": ("-o", "copy"),
+    "experiment delete": ("--yes",),
+    "checkpoint download": ("-o", "copy"),
+    "checkpoint export": ("-o", "copy"),
+    "ui": (),
+}
+#: What needs none; tested below, and in tests/test_cli.py.
+OTHERS = {"experiment create", "experiment list", "preview", "config schema", "cluster status"}
+
+ON_ONE = {**{name: arguments for name, (arguments, _) in READING.items()}, **DOING}
+
+
+def commands(group: Any, *before: str) -> Iterator[str]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from () if command.hidden else commands(command, *before, name)
+        else:
+            yield " ".join((*before, name))
+
+
+HAS = set(commands(typer.main.get_command(app)))
+LATER = {"report", "ui"} - HAS
+on_one = pytest.mark.parametrize("command", sorted(set(ON_ONE) - LATER))
+reading = pytest.mark.parametrize("command", sorted(set(READING) - LATER))
+
+
+def test_every_command_is_in_these_tables() -> None:
+    assert {*ON_ONE, *OTHERS} - LATER == HAS
+
+
+# ------------------------------------------------------------------------------------------------------- bad uses
+
+
+@on_one
+def test_an_unknown_name_is_one_line(command: str, home: Path, dray: Dray) -> None:
+    told = dray(*command.split(), "digit-7", *ON_ONE[command]).is_one_line()
+    assert f"no experiment 'digit-7' in {home}; did you mean digits-1?" in told
+
+
+@on_one
+def test_an_ambiguous_name_is_one_line(command: str, home: Path, dray: Dray) -> None:
+    (home / "digits-2").mkdir()
+    (home / "digits-2" / "experiment.yaml").write_text("{}")
+    told = dray(*command.split(), "digits", *ON_ONE[command]).is_one_line()
+    assert f"'digits' is 2 experiments in {home}: digits-2, digits-1; write more of it" in told
+
+
+@on_one
+def test_a_directory_that_is_no_experiment_is_one_line(command: str, home: Path, dray: Dray) -> None:
+    told = dray(*command.split(), home, *ON_ONE[command]).is_one_line()
+    assert f"no experiment in {home}: it has no experiment.yaml" in told
+    assert "no such directory" in dray(*command.split(), "./nowhere", *ON_ONE[command]).is_one_line()
+    told = dray(*command.split(), home / "digits-1" / "trial_0", *ON_ONE[command]).is_one_line()
+    assert f"it is inside of one, {home / 'digits-1'}" in told
+
+
+@reading
+def test_a_journal_that_is_damaged_in_its_middle_is_one_line(
+    command: str, digits: ExperimentDirectory, dray: Dray
+) -> None:
+    lines = digits.journal.read_text().splitlines(keepends=True)
+    digits.journal.write_text("".join([lines[0], "{torn\n", *lines[1:]]))
+    if command == "checkpoint verify":  # needs no journal to be read
+        assert dray(*command.split(), "digits").code in (0, 2)
+        return
+    told = dray(*command.split(), "digits", *ON_ONE[command]).is_one_line()
+    assert "journal.jsonl: line 2 is damaged" in told
+
+
+@pytest.mark.parametrize("command", sorted({name for name, (_, reads) in READING.items() if reads} - LATER))
+def test_metrics_that_are_damaged_in_their_middle_are_one_line(
+    command: str, digits: ExperimentDirectory, dray: Dray
+) -> None:
+    (digits.metrics / TAIL).write_text('{"trial_id": 0, "bat\n{}\n')
+    told = dray(*command.split(), "digits", *ON_ONE[command]).is_one_line()
+    assert f"the metrics in {digits.metrics} can't be read" in told
+    (digits.metrics / TAIL).unlink()
+    for part in digits.metrics.glob("*.parquet"):
+        part.write_bytes(part.read_bytes()[:100])
+    told = dray(*command.split(), "digits", *ON_ONE[command]).is_one_line()
+    assert f"the metrics in {digits.metrics} can't be read" in told
+
+
+@reading
+def test_what_a_killed_driver_has_written_by_half_is_passed_over(
+    command: str, digits: ExperimentDirectory, dray: Dray
+) -> None:
+    with digits.journal.open("ab") as file:
+        file.write(b'{"event":"star')
+    with (digits.metrics / TAIL).open("ab") as file:
+        file.write(b'{"trial_id": 0, "bat')
+    assert dray(*command.split(), "digits", *ON_ONE[command]).code == 0
+
+
+@reading
+def test_an_experiment_that_has_not_begun_is_one_line(command: str, digits: ExperimentDirectory, dray: Dray) -> None:
+    digits.journal.unlink()
+    if command == "checkpoint verify":
+        assert dray(*command.split(), "digits").code == 0
+    else:
+        assert "has not begun" in dray(*command.split(), "digits", *ON_ONE[command]).is_one_line()
+
+
+@pytest.mark.parametrize("command", sorted(name for name in ON_ONE if name.startswith(("trial", "checkpoint"))))
+def test_a_trial_that_is_not_there_is_one_line(command: str, home: Path, dray: Dray) -> None:
+    if command == "trial list":
+        return
+    told = dray(*command.split(), "digits", "99").is_one_line()
+    assert f"digits-1 has no trial '99'; there are {TRIALS}, from 0; or say best" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["experiment", "lits"], "lits"),
+        (["experiment", "describe"], "EXPERIMENT"),
+        (
+            ["trial", "metrics", "digits", "0", "--kind", "trainig"],
+            "no metric of kind 'trainig'; there is training, val",
+        ),
+        (["trial", "metrics", "digits", "0", "--name", "f1"], "no metric of name 'f1'"),
+        (["trial", "list", "digits", "--state", "lost"], "no trial of digits-1 is lost; there are"),
+        (
+            ["checkpoint", "export", "digits", "0", "--batches", "7"],
+            "no checkpoint after 7 batches; there are some after 10",
+        ),
+        (["experiment", "logs", "digits", "--json", "-f"], "--json is one value"),
+        (["experiment", "list", "nowhere"], "no such directory: nowhere"),
+        (["experiment", "describe", "s3://"], "names no bucket"),
+    ],
+)
+def test_other_bad_uses_are_one_line(arguments: list[str], says: str, home: Path, dray: Dray) -> None:
+    assert says in dray(*arguments).is_one_line()
+
+
+def test_nothing_is_written_over(home: Path, dray: Dray) -> None:
+    (home.parent / "copy").mkdir()
+    (home.parent / "copy" / "mine").touch()
+    for command in ("experiment download", "checkpoint download", "checkpoint export"):
+        assert "copy is there already" in dray(*command.split(), "digits", "-o", "copy").is_one_line()
+    assert os.listdir(home.parent / "copy") == ["mine"]
+
+
+# ------------------------------------------------------------------------------------------- a finished experiment
+
+
+@reading
+def test_json_is_all_that_is_on_standard_output(command: str, home: Path, dray: Dray) -> None:
+    if command != "report":
+        assert dray(*command.split(), "digits", *ON_ONE[command], "--json").value
+
+
+def test_names_are_directories_their_beginnings_latest_and_paths(digits: ExperimentDirectory, dray: Dray) -> None:
+    for name in ("digits-1", "dig", "latest", digits.path, "results/digits-1", f"{digits.path}/"):
+        assert dray("e", "describe", name, "--json").value["path"] == str(digits.path)
+
+
+def test_list_tells_states_and_the_best_newest_last(digits: ExperimentDirectory, home: Path, dray: Dray) -> None:
+    (home / "broken").mkdir()
+    (home / "broken" / "experiment.yaml").write_text("{")
+    broken, found = dray("e", "list", "--json").value
+    best = Result(digits.path).trials["best_metric"].min()
+    assert (broken["name"], broken["state"]) == ("broken", "DAMAGED")
+    assert "experiment.yaml" in broken["why"]
+    assert found["state"] == "COMPLETED"
+    assert (found["trials"], found["ended"], found["max_trials"]) == (TRIALS, TRIALS, TRIALS)
+    assert found["best_metric"] == pytest.approx(best)
+    assert found["began"] == "2023-11-14T22:13:20+00:00"  # simulated.BEGAN
+    table = dray("e", "list")
+    assert [line.split()[:3] for line in table.out.splitlines()[1:]] == [
+        ["broken", "DAMAGED", "0/0"],
+        ["digits-1", "COMPLETED", f"{TRIALS}/{TRIALS}"],
+    ]
+    assert "broken can't be read" in table.err
+
+
+def test_list_of_nothing_says_so_and_is_no_error(tmp_path: Path, dray: Dray) -> None:
+    assert dray("e", "list", tmp_path, "--json").value == []
+    assert "no experiments in" in dray("e", "list", tmp_path).err
+
+
+def test_describe_tells_the_best_trial_and_its_checkpoint(digits: ExperimentDirectory, dray: Dray) -> None:
+    best = Result(digits.path).trials.sort_values("best_metric").iloc[0]
+    found = dray("e", "describe", "digits", "--json").value
+    trial = int(best["trial_id"])
+    assert found["best"]["trial"] == trial
+    assert found["best"]["metric"] == pytest.approx(best["best_metric"])
+    assert found["best"]["hparams"]["hidden"] == best["hparams.hidden"]
+    assert type(found["best"]["hparams"]["hidden"]) is int, "also where a table would make a float of it"
+    assert found["best"]["checkpoint"] == str(digits.trial(trial) / "checkpoint_10"), "the only one that there is"
+    assert sum(found["states"].values()) == TRIALS
+    shown = dray("e", "describe", "digits").out
+    assert f"trial {trial}: validation_loss" in shown
+    assert str(digits.trial(trial) / "checkpoint_10") in shown
+
+
+def test_trials_are_listed_as_in_the_result(digits: ExperimentDirectory, dray: Dray) -> None:
+    expected = Result(digits.path).trials.set_index("trial_id")
+    found = dray("t", "list", "digits", "--json").value
+    assert [each["trial"] for each in found] == list(expected.index)
+    assert [each["best_metric"] for each in found] == pytest.approx(list(expected["best_metric"]))
+    assert [each["state"] for each in found] == list(expected["state"])
+    ranked = dray("t", "list", "digits", "--best", "--json").value
+    assert [each["best_metric"] for each in ranked] == sorted(expected["best_metric"])
+    stopped = dray("t", "list", "digits", "--state", "stopped", "--json").value
+    assert {each["state"] for each in stopped} == {"STOPPED"}
+    _, *rows = dray("t", "list", "digits").out.splitlines()
+    assert len(rows) == TRIALS
+    assert "global_batch_size" not in rows[0], "the same in all trials"
+    assert "lr=" in rows[0]
+
+
+def test_metrics_are_those_of_the_result(digits: ExperimentDirectory, dray: Dray) -> None:
+    rows = Result(digits.path).metrics
+    rows = rows[(rows["trial_id"] == 3) & (rows["name"] == "validation_loss")]
+    found = dray("t", "metrics", "digits", "3", "--name", "validation_loss", "--json").value
+    assert [(each["batches"], each["value"]) for each in found] == list(
+        zip(rows["batches"], rows["value"], strict=True)
+    )
+    heading, *lines = dray("t", "metrics", "digits", "3", "--name", "validation_loss").out.splitlines()
+    assert heading.split() == ["batches", "epochs", "validation_loss"]
+    assert [int(line.split()[0]) for line in lines] == list(rows["batches"])
+
+
+def test_logs_tell_what_the_search_decided(digits: ExperimentDirectory, dray: Dray) -> None:
+    out = dray("e", "logs", "digits").out
+    assert "trial 0 starts: hidden=" in out
+    assert "-> the search is done (completed)" in out.splitlines()[-1]
+    assert len(dray("e", "logs", "digits", "-n", "3").out.splitlines()) == 3
+    assert dray("e", "logs", "digits", "--json").value == Journal.read(digits.journal)
+
+
+def test_a_trials_logs_are_what_its_ranks_print(digits: ExperimentDirectory, dray: Dray) -> None:
+    assert dray("t", "logs", "digits", "0").out == "one\ntwo\nthr\n"
+    assert dray("t", "logs", "digits", "0", "-n", "1").out == "thr\n"
+    (digits.trial(0) / "logs" / "rank_1.log").write_text("uno\n")
+    assert dray("t", "logs", "digits", "0", "--json").value == [
+        "rank 0 | one",
+        "rank 0 | two",
+        "rank 0 | thr",
+        "rank 1 | uno",
+    ]
+    assert dray("t", "logs", "digits", "0", "--rank", "1").out == "uno\n"
+    assert "has printed nothing" in dray("t", "logs", "digits", "1").err
+
+
+def test_failures_are_told_with_the_error(digits: ExperimentDirectory, dray: Dray) -> None:
+    error = 'Traceback ...\n  File "model_def.py", line 7, in train_batch\nZeroDivisionError: division by zero'
+    with Journal(digits.journal) as journal:
+        for event, trial in (("restarted", 3), ("restarted", 3), ("gave_up", 5)):
+            journal.append({"event": event, "trial": trial, "error": error, "where": "model_def.py:7", "why": "enough"})
+    assert "trial 3 2x, 5: ZeroDivisionError: division by zero (model_def.py:7)" in dray("e", "describe", "digits").out
+    found = dray("e", "describe", "digits", "--json").value
+    assert found["restarts"] == 2
+    assert [each["again"] for each in found["failures"]] == [True, True, False]
+    assert found["failures"][2]["error"] == error
+    assert error in dray("t", "describe", "digits", "5").out
+    assert dray("t", "describe", "digits", "3", "--json").value["errors"] == [error, error]
+
+
+# ------------------------------------------------------------------------------------------------------ checkpoints
+
+
+def test_a_damaged_checkpoint_is_found(digits: ExperimentDirectory, dray: Dray) -> None:
+    assert dray("c", "verify", "digits").out == f"{TRIALS} checkpoints verified, 0 damaged\n"
+    state = digits.trial(2) / "checkpoint_10" / "state-dict.pth"
+    data = bytearray(state.read_bytes())
+    data[len(data) // 2] ^= 1
+    state.write_bytes(data)
+    (digits.trial(3) / "checkpoint_10" / "manifest.json").unlink()
+    said = dray("c", "verify", "digits")
+    assert said.code == 1
+    assert "trial_2/checkpoint_10 is damaged: state-dict.pth is not what was written" in said.out
+    assert "trial_3/checkpoint_10 is not a checkpoint: it has no manifest.json" in said.out
+    assert f"{TRIALS} checkpoints verified, 2 damaged" in said.out
+    listed = json.loads(dray("c", "verify", "digits", "--json").out)
+    assert [Path(each["path"]).parent.name for each in listed if not each["is_whole"]] == ["trial_2", "trial_3"]
+    assert dray("c", "verify", "digits", "1").code == 0
+    assert dray("c", "verify", digits.trial(2) / "checkpoint_10").code == 1
+    for command in ("download", "export"):
+        assert "is damaged" in dray("c", command, "digits", "2", "-o", "copy").is_one_line()
+    assert not Path("copy").exists(), "nothing is left of it"
+
+
+def test_a_checkpoint_of_the_best_validation_is_the_one_that_is_taken(digits: ExperimentDirectory, dray: Dray) -> None:
+    trial = dray("e", "describe", "digits", "--json").value["best"]["trial"]
+    best = dray("t", "describe", "digits", "best", "--json").value["best_batches"]
+    checkpoint(digits.store(trial), best)
+    checkpoint(digits.store(trial), best + 1)
+    assert dray("c", "download", "digits", "-o", "copy").out == "copy\n"
+    assert json.loads(Path("copy/progress.json").read_text())["batches"] == best
+    dray("c", "download", "digits", trial, "--batches", "10", "-o", "other")
+    assert json.loads(Path("other/progress.json").read_text())["batches"] == 10
+    [mine] = [each for each in dray("c", "list", "digits", trial, "--json").value if each["is_best"]]
+    assert mine["batches"] == best
+    assert mine["size"] == sum(path.stat().st_size for path in Path("copy").rglob("*") if path.is_file())
+
+
+def test_what_is_exported_loads_as_plain_data_into_a_plain_model(digits: ExperimentDirectory, dray: Dray) -> None:
+    for where in (["digits", "4"], [digits.trial(4) / "checkpoint_10"]):
+        target = Path(f"weights-{len(where)}")
+        files = dray("c", "export", *where, "-o", target).out.splitlines()
+        assert files == [str(target / name) for name in ("model.pt", "hparams.json", "checkpoint.json")]
+        model = torch.nn.Linear(2, 1, bias=False)
+        model.load_state_dict(torch.load(target / "model.pt", weights_only=True))
+        assert torch.equal(model.weight.detach(), WEIGHT)
+        assert json.loads((target / "hparams.json").read_text()) == {"hidden": 16}
+        about = json.loads((target / "checkpoint.json").read_text())
+        assert about["batches"] == 10
+        assert about["checkpoint"] == str(digits.trial(4) / "checkpoint_10")
+
+
+# --------------------------------------------------------------------------------------------- download and delete
+
+
+def test_a_copy_is_the_whole_experiment(digits: ExperimentDirectory, dray: Dray) -> None:
+    assert dray("e", "download", "digits", "-o", "copy").out == "copy\n"
+    names = {path.relative_to("copy").as_posix() for path in Path("copy").rglob("*") if path.is_file()}
+    mine = {path.relative_to(digits.path).as_posix() for path in digits.path.rglob("*") if path.is_file()}
+    assert names == mine - {"journal.jsonl.lock"}
+    assert Result(Path("copy")).trials.equals(Result(digits.path).trials)
+    assert dray("c", "verify", "./copy").code == 0
+
+
+def test_a_copy_with_a_damaged_checkpoint_says_so(digits: ExperimentDirectory, dray: Dray) -> None:
+    (digits.trial(2) / "checkpoint_10" / "state-dict.pth").write_bytes(b"")
+    said = dray("e", "download", "digits", "-o", "copy")
+    assert said.code == 1
+    assert "copy/trial_2/checkpoint_10 is damaged" in said.err
+
+
+def test_delete_asks_where_there_is_someone_to_ask(digits: ExperimentDirectory, dray: Dray) -> None:
+    assert "Give --yes" in dray("e", "delete", "digits").is_one_line()
+    assert digits.path.exists()
+    assert dray("e", "delete", "digits", "--yes").code == 0
+    assert not digits.path.exists()
+
+
+# -------------------------------------------------------------------------------------------- a running experiment
+
+
+@reading
+def test_a_running_experiment_can_be_looked_at(command: str, held: Journal, home: Path, dray: Dray) -> None:
+    assert dray(*command.split(), "digits", *ON_ONE[command]).code == 0
+
+
+def test_a_running_experiment_is_told_to_run_and_is_not_deleted(
+    held: Journal, digits: ExperimentDirectory, dray: Dray
+) -> None:
+    assert dray("e", "list", "--json").value[0]["state"] == "RUNNING"
+    assert dray("e", "describe", "digits", "--json").value["state"] == "RUNNING"
+    assert f"is running, in process {os.getpid()}" in dray("e", "delete", "digits", "--yes").is_one_line()
+    assert digits.config_file.exists()
+    held.close()
+    assert dray("e", "list", "--json").value[0]["state"] == "STOPPED"
+    assert "dray experiment resume digits-1" in dray("e", "describe", "digits").out
+
+
+def test_checkpoints_that_are_being_written_are_not_damaged(
+    held: Journal, digits: ExperimentDirectory, dray: Dray
+) -> None:
+    (digits.trial(3) / "checkpoint_10" / "manifest.json").unlink()
+    assert dray("c", "verify", "digits").code == 0
+    held.close()
+    assert dray("c", "verify", "digits").code == 1
