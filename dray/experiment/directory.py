@@ -43,6 +43,7 @@ class ExperimentDirectory:
                code/                   the model's code as it was when the experiment was created
                journal.jsonl           all that happened: the only truth
                metrics/                see `dray.experiment.metrics_log`
+               optuna.db               see `dray.experiment.optuna_study`; derived from the two above
                trial_7/checkpoint_352/ see `dray.training.checkpoint`; or in an object store, below a like path
                storage.json            where that is, and the config's credentials for it; readable by the owner alone
                ray/                    Ray's own books of this experiment; never read back
@@ -53,6 +54,7 @@ class ExperimentDirectory:
         self.config_file = path / "experiment.yaml"
         self.journal = path / "journal.jsonl"
         self.metrics = path / "metrics"
+        self.study = path / "optuna.db"
         self.code = path / "code"
         self.ray = path / "ray"
         self.storage_file = path / "storage.json"
