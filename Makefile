@@ -32,7 +32,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then echo "dray needs Python 3.10 or newer; found none. Give one: make PYTHON=/path/to/python" >&2; exit 1; fi
 	@echo "installing into $(VENV) with $$($(PYTHON) --version) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev,report]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev,report,ui,loggers]'
 	@touch $@
 
 demo: $(INSTALLED)

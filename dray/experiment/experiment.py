@@ -325,9 +325,9 @@ def _observers(directory: ExperimentDirectory, config: ExperimentConfig) -> dict
 
     def study() -> Observer:
         # Here, not above: Optuna's storage takes half a second to make.
-        from dray.experiment.optuna_study import FILE, OptunaStudy
+        from dray.experiment.optuna_study import OptunaStudy
 
-        return OptunaStudy(directory.path / FILE, config)
+        return OptunaStudy(directory.study, config)
 
     return {"the study for Optuna": study}
 

@@ -36,7 +36,6 @@ from searchers.optuna_sampler import encoded, to_optuna
 from searchers.search import TrialView
 from searchers.space import Space
 
-FILE = "optuna.db"
 BUSY_S = 30.0
 """How long a reader, such as a dashboard, may hold the file."""
 _ENDS = {"COMPLETED": "COMPLETE", "STOPPED": "PRUNED", "ERRORED": "FAIL", "INVALID_HP": "FAIL", "CANCELED": "FAIL"}

@@ -15,14 +15,14 @@ from optuna.trial import FrozenTrial, TrialState
 from dray.experiment.config import load_config
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.observers import tell_all
-from dray.experiment.optuna_study import FILE, OptunaStudy
+from dray.experiment.optuna_study import OptunaStudy
 from searchers.events import Exited, Reported, Started
 from tests.experiment.test_result import Story, config, told
 
 
 def written(directory: ExperimentDirectory) -> optuna.Study:
     """The study of an experiment, written from what its directory has."""
-    path = directory.path / FILE
+    path = directory.study
     tell_all(directory, lambda: OptunaStudy(path, directory.config()))
     return optuna.load_study(study_name=None, storage=f"sqlite:///{path}")
 
@@ -73,7 +73,7 @@ def test_written_again_it_is_the_same_and_holds_nothing_twice(tmp_path: Path) ->
 
 def test_a_file_that_optuna_can_not_read_is_made_anew(tmp_path: Path) -> None:
     story = told(tmp_path, config())
-    (story.directory.path / FILE).write_bytes(b"no database" * 100)
+    story.directory.study.write_bytes(b"no database" * 100)
     assert [values(trial) for trial in written(story.directory).trials] == EXPECTED
 
 
