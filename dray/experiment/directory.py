@@ -15,6 +15,7 @@ import yaml
 from dray.experiment.config import ExperimentConfig, load_config
 from dray.experiment.errors import ConfigError
 from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, store_at
+from dray.storage.disk import force_to_disk
 
 #: Not copied with the model's code.
 NOT_CODE = (
@@ -109,6 +110,8 @@ class ExperimentDirectory:
         unnamed = directory.config_file.with_suffix(".tmp")
         unnamed.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
         os.replace(unnamed, directory.config_file)
+        # What the journal will say of it does not outlive it.
+        force_to_disk(path)
         return directory
 
     @classmethod

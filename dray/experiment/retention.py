@@ -98,6 +98,8 @@ class Policy:
 class Retention:
     """The checkpoints of a running experiment, known from what the trials tell; a thread removes what is not kept.
 
+    Before that it sees to it that what is kept is on the disk: the trials do not wait for that.
+
     Args:
         policy: what is kept.
         store_of: a trial's checkpoints.
@@ -119,6 +121,7 @@ class Retention:
         self._policy, self._store_of, self._needs, self._note, self._say = policy, store_of, needs, note, say
         self._there: dict[int, dict[int, Saved]] = {}
         self._best: set[Saved] = set()
+        self._on_disk: set[Saved] = set()
         self._changed: set[int] = set()
         self._damaged: set[str] = set()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -210,6 +213,7 @@ class Retention:
         value = value if value is not None and math.isfinite(value) else None
         saved = Saved(trial=trial, batches=batches, checkpoint=checkpoint, value=value)
         self._damaged.discard(saved.checkpoint)  # written anew
+        self._on_disk.discard(saved)
         self._changed.add(saved.trial)
         mine = self._there.setdefault(saved.trial, {})
         if mine.get(saved.batches) != saved:
@@ -228,17 +232,36 @@ class Retention:
             self._say(f"trial {trial} passes over a checkpoint: {why}")
 
     def _remove_the_rest(self) -> None:
-        best = self._policy.best(each for mine in self._there.values() for each in mine.values())
-        self._changed |= {each.trial for each in self._best - best}
-        self._best = best
+        while not self._are_on_disk(kept := self._kept()):
+            pass  # one of them is gone, and another one is kept in its place
         for trial in sorted(self._changed):
             mine = self._there.get(trial, {})
-            kept = self._policy.keeps_of(mine.values(), self._needs(trial)) | best
             for each in [each for each in mine.values() if each not in kept]:
                 self._store_of(trial).delete(each.batches)
                 del mine[each.batches]
+                self._on_disk.discard(each)
                 self._record("deleted", each)
             self._changed.discard(trial)
+
+    def _kept(self) -> set[Saved]:
+        """The best of the experiment, and what is kept of trials that have changed."""
+        best = self._policy.best(each for mine in self._there.values() for each in mine.values())
+        self._changed |= {each.trial for each in self._best - best}
+        self._best = best
+        mine = {trial: self._there.get(trial, {}).values() for trial in self._changed}
+        return best.union(*(self._policy.keeps_of(saved, self._needs(trial)) for trial, saved in mine.items()))
+
+    def _are_on_disk(self, kept: set[Saved]) -> bool:
+        """Wait until they are, so that a power failure does not take both these and what they replace."""
+        there = True
+        for each in kept - self._on_disk:
+            try:
+                self._store_of(each.trial).force_to_disk(each.batches)
+                self._on_disk.add(each)
+            except FileNotFoundError:
+                del self._there[each.trial][each.batches]
+                there = False
+        return there
 
     def _record(self, event: str, saved: Saved, **more: object) -> None:
         record = {"event": event, "trial": saved.trial, "batches": saved.batches, "checkpoint": saved.checkpoint}

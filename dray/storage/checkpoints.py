@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dray.storage.disk import force_to_disk
 from dray.storage.errors import CheckpointError
 from dray.storage.location import Location
 from dray.storage.manifest import (
@@ -86,6 +87,17 @@ class CheckpointStore:
             OSError: see `dray.storage.writing`. Of a remote store also `StorageError`, after minutes.
         """
         return str(commit(staging, Path(self.id_of(batches)), digests))
+
+    def force_to_disk(self, batches: int) -> None:
+        """Return when the checkpoint at so many batches outlives a power failure: a commit does not wait for the disk.
+
+        Where it takes the place of another one that is deleted, this comes before.
+
+        Raises:
+            FileNotFoundError: there is none.
+            OSError: the disk fails.
+        """
+        force_to_disk(Path(self.id_of(batches)))
 
     def listed(self) -> list[tuple[int, str]]:
         """(batches, id) of everything named as a checkpoint, the latest first; not verified."""
@@ -203,6 +215,9 @@ class RemoteStore(CheckpointStore):
         shutil.rmtree(staging, ignore_errors=True)
         return self.id_of(batches)
 
+    def force_to_disk(self, batches: int) -> None:
+        """Nothing is left to be done: a store has said that it has it."""
+
     def listed(self) -> list[tuple[int, str]]:
         names = {name.partition("/")[0] for name in self._remote(self.root).sizes() if "/" in name}
         found = [int(match.group(1)) for name in names if (match := _NAME.fullmatch(name))]
@@ -257,6 +272,7 @@ def commit(staging: Path, target: Path, digests: Mapping[str, str] | None = None
     """
     write_manifest(staging, digests)
     if target.exists():
+        force_to_disk(staging)
         replaced = target.with_name(f"{_REPLACED}{target.name}-{uuid.uuid4().hex[:8]}")
         target.rename(replaced)
         staging.rename(target)

@@ -11,6 +11,7 @@ from dray.experiment import directory as directory_module
 from dray.experiment.config import load_config
 from dray.experiment.directory import ExperimentDirectory, new_path
 from dray.experiment.errors import ConfigError
+from tests.storage.power import Disk
 
 CONFIG = load_config(
     {
@@ -39,6 +40,14 @@ def test_create_keeps_the_config_and_the_code_and_no_clutter(tmp_path: Path, cod
     assert files(directory.path) == ["code/model_def.py", "code/parts/layers.py", "experiment.yaml"]
     assert (directory.code / "parts" / "layers.py").read_text() == "# parts/layers.py"
     assert ExperimentDirectory.open(tmp_path / "e").config() == CONFIG
+
+
+def test_it_outlives_a_power_failure(tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    directory = ExperimentDirectory.create(tmp_path / "e", CONFIG, code)
+    left = disk.leaves(directory.path, tmp_path / "left")
+    assert files(left) == files(directory.path)
+    assert all((left / name).read_bytes() == (directory.path / name).read_bytes() for name in files(left))
 
 
 def test_experiment_of_a_class_from_a_script_has_no_code(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dray.experiment.config import load_config
 from dray.experiment.retention import Policy, Retention, Saved, saved_in
 from dray.storage import CheckpointStore, Location, store_at, verify
+from tests.storage.power import Disk
 
 METRICS = {1: [None, None, 0.6, 0.5, 0.4], 2: [None, 0.2, 0.3, None, None]}
 """Of checkpoints 1 to 5 of the first trial, 6 to 10 of the second."""
@@ -243,6 +244,51 @@ def test_a_store_that_fails_ends_nothing_and_is_tried_again(
     assert [record.getMessage() for record in caplog.records].count(
         "can't remove old checkpoints, and will try again when there are new ones: away"
     ) == 1
+
+
+@pytest.mark.parametrize("policy", [Policy(trial_best=0), Policy(experiment_best=1, trial_best=0, trial_latest=0)])
+def test_a_power_failure_at_any_removal_leaves_what_was_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Policy
+) -> None:
+    disk = Disk(monkeypatch)
+    experiment = Experiment(tmp_path / "experiment", str(tmp_path / "experiment"))
+    experiment.path.mkdir()
+    real = CheckpointStore.delete
+    removed: list[tuple[str, int, set[tuple[str, int]]]] = []
+
+    def whole() -> set[tuple[str, int]]:
+        """Trials and batches of what a power failure would leave."""
+        stores = [
+            CheckpointStore(path) for path in disk.leaves(experiment.path, tmp_path / f"{len(removed)}").iterdir()
+        ]
+        return {(store.trial_dir.name, at) for store in stores for at, _ in store.listed() if store.find(at)}
+
+    def delete(store: CheckpointStore, batches: int) -> None:
+        removed.append((store.trial_dir.name, batches, whole()))
+        real(store, batches)
+
+    monkeypatch.setattr(CheckpointStore, "delete", delete)
+    experiment.begin(policy)
+    for number, trial in enumerate((0, 1, 2, 0, 0, 1)):
+        experiment.save(trial, 10 + number, 1 - number / 10)
+    left = {(f"trial_{trial}", at) for trial, saved in experiment.end().items() for at in saved}
+    assert len(removed) == 6 - len(left) > 0
+    for trial, batches, found in removed:
+        # Later ones are better.
+        assert any(at > batches and (policy.experiment_best or trial == other) for other, at in found)
+    removed.append(("", 0, set()))
+    assert left <= whole()
+
+
+def test_what_takes_the_place_of_one_that_is_gone_is_kept(tmp_path: Path) -> None:
+    """Somebody else has deleted it."""
+    experiment = Experiment(tmp_path, str(tmp_path))
+    experiment.begin(Policy(trial_best=0))
+    for batches in (10, 20):
+        experiment.save(0, batches, None)
+        if batches == 20:
+            experiment.store(0).delete(20)
+    assert experiment.end() == {0: [10]}
 
 
 def test_a_half_deleted_checkpoint_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

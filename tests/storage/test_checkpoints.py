@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from dray.storage import CheckpointError, CheckpointStore, commit, latest_checkpoint, list_checkpoints, stage, verify
+from dray.storage.disk import force_to_disk
+from tests.storage.power import Disk
 
 
 def save(store: CheckpointStore, batches: int, content: str = "state") -> Path:
@@ -98,3 +103,64 @@ def test_a_file_may_be_empty(tmp_path: Path) -> None:
     staging = stage(tmp_path, 1)
     (staging / "empty").touch()
     verify(commit(staging, tmp_path / "checkpoint_1"))
+
+
+def test_what_is_on_the_disk_outlives_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    store = CheckpointStore(tmp_path / "trial")
+    save(store, 5)
+    save(store, 10)
+    store.force_to_disk(5)
+    left = disk.leaves(store.trial_dir, tmp_path / "left")
+    assert latest_checkpoint(left) == left / "checkpoint_5"
+    store.force_to_disk(10)
+    left = disk.leaves(store.trial_dir, tmp_path / "later")
+    assert latest_checkpoint(left) == left / "checkpoint_10"
+    with pytest.raises(FileNotFoundError):
+        store.force_to_disk(15)
+
+
+def test_one_is_replaced_only_by_what_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    store = CheckpointStore(tmp_path / "trial")
+    save(store, 5, "before")
+    staging = store.stage(5)
+    left: list[Path] = []
+
+    def rename(path: Path, target: Path) -> Path:
+        left.append(disk.leaves(staging, tmp_path / f"left{len(left)}"))
+        os.rename(path, target)
+        return target
+
+    (staging / "state-dict.pth").write_text("after")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", rename)
+        store.commit(staging, 5)
+    named, moved_away, moved = left
+    assert not list(named.iterdir()), "the manifest gets its name"
+    for path in (moved_away, moved):
+        assert (verify(path) / "state-dict.pth").read_text() == "after"
+
+
+def test_links_in_it_are_left_alone(tmp_path: Path) -> None:
+    """Code may have some, also broken ones."""
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    force_to_disk(tmp_path)
+
+
+def test_a_file_system_that_knows_no_fsync_of_directories_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failure = os.fsync, errno.EINVAL
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(failure, os.strerror(failure))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    force_to_disk(tmp_path)
+    failure = errno.EIO
+    with pytest.raises(OSError, match=os.strerror(failure)):
+        force_to_disk(tmp_path)

@@ -1,0 +1,62 @@
+"""Files that outlive a power failure: what the disk itself holds, and not only the system's memory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+
+def force_to_disk(directory: Path) -> None:
+    """Return when a directory is on the disk: all that is in it, its name, and that of the directory it is in.
+
+    Raises:
+        OSError: the disk fails. FileNotFoundError: the directory, or something in it, is not there any more.
+    """
+    # Strings, for pathlib takes as long as the disk.
+    root = os.path.abspath(directory)
+    folders, files = [os.path.dirname(root), os.path.dirname(os.path.dirname(root))], []
+    for folder, _, names in os.walk(root, onerror=_raise):
+        folders.append(folder)
+        paths = [os.path.join(folder, name) for name in names]
+        files += [path for path in paths if not os.path.islink(path)]
+    # All are begun before the first one is waited for: that halves the time.
+    for path in files:
+        _with(path, begin_writing)
+    for path in files:
+        _with(path, os.fsync)
+    for path in folders:
+        _with(path, _fsync_folder)
+
+
+def begin_writing(file: int) -> None:
+    """Have the system write what it holds of a file to the disk, and forget what is there already; waits for nothing.
+
+    Args:
+        file: a descriptor.
+    """
+    # It is advice, which not every system and file system takes.
+    with contextlib.suppress(OSError, AttributeError):
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _fsync_folder(folder: int) -> None:
+    try:
+        os.fsync(folder)
+    except OSError as error:  # not every file system knows that of directories
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+
+
+def _with(path: str, work: Callable[[int], None]) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        work(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _raise(error: OSError) -> None:
+    raise error

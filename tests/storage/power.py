@@ -1,0 +1,41 @@
+"""What a power failure leaves of a directory: what was forced to the disk, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+class Disk:
+    """Notes what comes to the disk: the content of files, and the names in directories, as they are when forced."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._files: dict[int, bytes] = {}
+        self._folders: dict[int, dict[str, int]] = {}
+        self._fsync = os.fsync
+        monkeypatch.setattr(os, "fsync", self._noted)
+
+    def _noted(self, descriptor: int) -> None:
+        self._fsync(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        number = path.stat().st_ino
+        if path.is_dir():
+            self._folders[number] = {each.name: each.lstat().st_ino for each in path.iterdir()}
+        else:
+            self._files[number] = path.read_bytes()
+
+    def leaves(self, directory: Path, there: Path) -> Path:
+        """Make `there` what is left of a directory if the power fails now."""
+        self._restore(directory.stat().st_ino, there)
+        return there
+
+    def _restore(self, number: int, there: Path) -> None:
+        there.mkdir(parents=True)
+        for name, inside in self._folders.get(number, {}).items():
+            if inside in self._folders:
+                self._restore(inside, there / name)
+            else:
+                # A name may be there before the content is.
+                (there / name).write_bytes(self._files.get(inside, b""))
