@@ -31,6 +31,7 @@ import torch
 from typing_extensions import Buffer
 
 from dray.storage import determined_state
+from dray.storage.disk import begin_writing
 from dray.training import legacy
 from dray.training.division import Division
 from dray.training.progress import Progress
@@ -46,6 +47,8 @@ EXPERIMENT = "experiment.yaml"
 
 PIECE_BYTES = 1 << 20
 """What is written and hashed in turn: still in the processor's cache."""
+PASSED_ON_BYTES = 8 << 20
+"""So much of a file that is not read soon is left in the system's memory before its way to the disk begins."""
 
 
 class UnsavableState(TypeError):
@@ -124,8 +127,15 @@ def contents(
     return Contents(objects=objects, texts=texts, nbytes=nbytes)
 
 
-def write(directory: Path, contents: Contents) -> dict[str, str]:
+def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dict[str, str]:
     """Fill a staged checkpoint directory; the SHA-256 of its files, by their names.
+
+    Args:
+        directory: to be filled.
+        contents: of it.
+        read_soon: leave what is written in the system's memory for whoever reads it. Else it goes to the disk at once
+            and takes the same few megabytes of memory again and again: where memory has to be found first, that takes
+            a fifth of the system's time.
 
     Raises:
         OSError: a file can't be written.
@@ -139,7 +149,7 @@ def write(directory: Path, contents: Contents) -> dict[str, str]:
             file.write(content)
         digests[name] = hashlib.sha256(content).hexdigest()
     for name, value in contents.objects.items():
-        with _Output(f"{directory}/{name}") as output:
+        with _Output(f"{directory}/{name}", read_soon) as output:
             torch.save(value, output)
         digests[name] = output.digest.hexdigest()
     return digests
@@ -154,8 +164,10 @@ class _Output(io.FileIO):
     written, too.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, read_soon: bool) -> None:
         super().__init__(path, "wb")
+        self._read_soon = read_soon
+        self._left = 0
         self.digest = hashlib.sha256()
         self._small = bytearray()
         self._error: OSError | None = None
@@ -187,6 +199,10 @@ class _Output(io.FileIO):
             else:
                 self.digest.update(piece[:written])
                 done += written
+                self._left += written
+                if self._left >= PASSED_ON_BYTES and not self._read_soon:
+                    begin_writing(self.fileno())
+                    self._left = 0
 
 
 def read_progress(directory: Path) -> Progress:

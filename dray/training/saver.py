@@ -120,16 +120,23 @@ class Saver:
             if sys.platform == "linux":  # elsewhere it would be the whole process
                 os.nice(NICE)
             complete()
-            self._save(staging, contents, report)
+            # An upload reads it.
+            self._save(staging, contents, report, read_soon=self._host.is_remote)
         except BaseException as error:
             self._error = error
 
     def _save(
-        self, staging: Path, contents: Contents, report: Report, written: Callable[[Path], None] | None = None
+        self,
+        staging: Path,
+        contents: Contents,
+        report: Report,
+        written: Callable[[Path], None] | None = None,
+        *,
+        read_soon: bool = True,
     ) -> str | None:
         try:
             with writing(staging):
-                digests = checkpoint.write(staging, contents)
+                digests = checkpoint.write(staging, contents, read_soon=read_soon)
                 if written is not None:
                     written(staging)
                     digests = {}  # it may have changed files

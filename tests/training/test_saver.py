@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from dray.storage import CheckpointStore, verify
+from dray.storage import CheckpointStore, disk, verify
 from dray.training import checkpoint, saver, snapshot
 from dray.training.checkpoint import Contents, Description
 from dray.training.host import Report
@@ -234,6 +234,31 @@ def test_the_writer_gives_way_to_those_that_train(host: SlowHost) -> None:
     mine.finish()
     assert nice == {"writer": min(19, before + saver.NICE)}
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
+
+
+@pytest.mark.parametrize("behind", [True, False])
+@pytest.mark.parametrize("remote", [True, False])
+def test_only_what_nobody_is_about_to_read_leaves_the_memory(
+    host: SlowHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: bool, remote: bool
+) -> None:
+    told: list[int] = []
+
+    def begin_writing(file: int) -> None:
+        told.append(os.fstat(file).st_size)
+        disk.begin_writing(file)
+
+    monkeypatch.setattr(checkpoint, "begin_writing", begin_writing)
+    monkeypatch.setattr(checkpoint, "PASSED_ON_BYTES", 2 * checkpoint.PIECE_BYTES)
+    host.gate.set()
+    host.is_remote = remote
+    state = {"models_state_dict": [{name: torch.rand(5 << 18) for name in "abc"}]}  # of 5 MiB each
+    mine = Saver(host)
+    save(mine, state, at_once=not behind)
+    mine.finish()
+    assert [size >> 20 for size in told] == ([2, 4, 6, 8, 10, 12, 14] if behind and not remote else [])
+    loaded = checkpoint.read_state(verify(Path(host.store.id_of(1))), [])
+    for name, tensor in state["models_state_dict"][0].items():
+        assert torch.equal(loaded["models_state_dict"][0][name], tensor)
 
 
 def test_what_can_not_be_copied_is_written_at_once(host: SlowHost) -> None:
