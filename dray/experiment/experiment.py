@@ -329,7 +329,7 @@ def _observers(directory: ExperimentDirectory, config: ExperimentConfig) -> dict
 
         return OptunaStudy(directory.study, config)
 
-    return {"the study for Optuna": study}
+    return {directory.study.name: study}
 
 
 def _end_stopped(search: Search) -> None:

@@ -1,14 +1,15 @@
 """What follows a run without ruling it: the study for Optuna's tools, MLflow, Weights & Biases.
 
-The driver tells of each decision (`happened`) and of each report (`rows`), in microseconds: one thread takes what came
-within a second, and tells every observer. An observer that fails is told of once, and the run goes on without it; at
-the run's end it gets a second chance, and at a resume a third. What it then missed is in the experiment's directory.
+The driver tells of each decision (`happened`) and of each report (`rows`), in microseconds; a thread takes what came
+within a second, and tells it to an observer. Of an observer that fails the user hears once, and the run goes on without
+it; at the run's end it gets a second chance, and at a resume a third, from what the experiment's directory has.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -76,12 +77,12 @@ class _Known:
     ended: dict[int, float] = field(default_factory=dict)
 
     def happened(self, record: Mapping[str, Any]) -> None:
-        trial, time = record.get("trial"), record.get("time")
-        if isinstance(trial, int) and isinstance(time, float):
+        trial, now = record.get("trial"), record.get("time")
+        if isinstance(trial, int) and isinstance(now, float):
             if record.get("event") == "started":
-                self.started.setdefault(trial, time)
+                self.started.setdefault(trial, now)
             elif record.get("event") == "exited":
-                self.ended[trial] = time
+                self.ended[trial] = now
 
     def news(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> News:
         view = self.views[trial]
@@ -102,23 +103,24 @@ class _Known:
 
 
 class Observers:
-    """The observers of one run, from `begin()` to `close()`.
+    """The observers of one run, from `begin()` to `close()`; each in a thread of its own: none waits for another.
 
     Args:
         directory: of the experiment.
-        makes: by name, how to make each; in the observers' thread, when the first trial reports.
+        makes: by name, how to make each; in its thread, when the first trial reports.
     """
 
     def __init__(self, directory: ExperimentDirectory, makes: Mapping[str, Make]) -> None:
-        self._directory, self._makes = directory, dict(makes)
+        self._directory = directory
         self._lock = threading.Lock()
         self._known = _Known()
-        self._new: dict[int, list[Mapping[str, Any]]] = {}
-        self._live: dict[str, Observer] = {}
-        self._failed: list[str] = []
         self._wanted, self._over = threading.Event(), threading.Event()
         self._done = False
-        self._thread: threading.Thread | None = None
+        self._threads = {
+            name: threading.Thread(target=self._follow, args=(name, make), name=f"dray-{name}", daemon=True)
+            for name, make in makes.items()
+        }
+        self._new: dict[str, dict[int, list[Mapping[str, Any]]]] = {name: {} for name in makes}
 
     def begin(
         self, records: Iterable[Mapping[str, Any]], trials: Mapping[int, TrialView], say: Callable[[str], None]
@@ -134,9 +136,9 @@ class Observers:
         for record in records:
             self._known.happened(record)
         self._known.views = dict(trials)
-        self._past = read_metrics(self._directory.metrics)
-        self._thread = threading.Thread(target=self._run, name="dray-observers", daemon=True)
-        self._thread.start()
+        self._past = dict.fromkeys(self._threads, read_metrics(self._directory.metrics))
+        for thread in self._threads.values():
+            thread.start()
 
     def happened(self, record: Mapping[str, Any], trials: Mapping[int, TrialView]) -> None:
         """An event of the search, as the journal has it, with its time; `trials` are the search's after it."""
@@ -145,12 +147,14 @@ class Observers:
             self._known.happened(record)
             for trial in changed & trials.keys():
                 self._known.views[trial] = trials[trial]
-                self._new.setdefault(trial, [])
+                for new in self._new.values():
+                    new.setdefault(trial, [])
 
     def rows(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Metrics of a trial, which are in the metrics' log."""
         with self._lock:
-            self._new.setdefault(trial, []).extend(rows)
+            for new in self._new.values():
+                new.setdefault(trial, []).extend(rows)
         self._wanted.set()
 
     def close(self, done: bool = False) -> None:
@@ -160,61 +164,50 @@ class Observers:
         self._done = done
         self._over.set()
         self._wanted.set()
-        if self._thread is not None:
-            self._thread.join(CLOSE_S)
-            if self._thread.is_alive():
-                self._say(
-                    f"{' and '.join(self._live or self._makes)}: not all is written after {CLOSE_S:.0f} s; "
-                    "it goes on as long as this process does"
-                )
+        deadline = time.monotonic() + CLOSE_S
+        for name, thread in self._threads.items():
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+                if thread.is_alive():
+                    self._say(f"{name}: not all is written yet after {CLOSE_S:.0f} s; this process ends without it")
 
-    # ------------------------------------------------------------------ in the thread
-    def _run(self) -> None:
+    # ------------------------------------------------------------------ in an observer's thread
+    def _follow(self, name: str, make: Make) -> None:
         # The first worker is up by then: what an observer imports does not hold up Ray's start.
         self._wanted.wait()
-        for name in self._makes:
-            self._make(name, self._past)
-        del self._past
-        over = False
-        while not over:
-            over = self._over.wait(EVERY_S)
-            news = self._take()
-            for name in list(self._live) if news else ():
-                with self._told(name):
-                    self._live[name].update(news)
-        if self._failed:
-            # What has failed once: the disk may have room again, the server be back.
-            metrics = read_metrics(self._directory.metrics)
-            for name in self._failed.copy():
-                self._make(name, metrics)
-        for name in list(self._live):
-            with self._told(name):
-                self._live[name].close(self._done)
-
-    def _make(self, name: str, metrics: pd.DataFrame) -> None:
-        with self._told(name):
-            observer = self._makes[name]()
-            with self._lock:
-                known = self._known.copy()
-            for news in known.all(metrics):
-                observer.update(news)
-            self._live[name] = observer
-
-    def _take(self) -> list[News]:
-        with self._lock:
-            new, self._new = self._new, {}
-            return [self._known.news(trial, rows) for trial, rows in new.items()]
-
-    @contextlib.contextmanager
-    def _told(self, name: str) -> Iterator[None]:
         try:
-            yield
+            observer = self._made(make, self._past.pop(name))
+            over = False
+            while not over:
+                over = self._over.wait(EVERY_S)
+                news = self._take(name)
+                if news:
+                    observer.update(news)
+            observer.close(self._done)
         except Exception as error:
-            self._live.pop(name, None)
-            if name not in self._failed:
-                self._failed.append(name)
-                told = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-                self._say(f"{name} is not written for now, the search goes on: {told}")
+            told = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            self._say(f"{name}: not written for now, the search goes on: {told}")
+            with self._lock:
+                del self._new[name]
+            self._over.wait()
+            # The disk may have room again, the server be back.
+            with contextlib.suppress(Exception):
+                self._made(make, read_metrics(self._directory.metrics)).close(self._done)
+                self._say(f"{name}: written after all")
+
+    def _made(self, make: Make, metrics: pd.DataFrame) -> Observer:
+        """One that has been told everything until now."""
+        observer = make()
+        with self._lock:
+            known = self._known.copy()
+        for news in known.all(metrics):
+            observer.update(news)
+        return observer
+
+    def _take(self, name: str) -> list[News]:
+        with self._lock:
+            new, self._new[name] = self._new[name], {}
+            return [self._known.news(trial, rows) for trial, rows in new.items()]
 
 
 def tell_all(directory: ExperimentDirectory, make: Make) -> None:

@@ -98,7 +98,7 @@ def test_an_observer_is_told_everything_once_in_a_thread_of_its_own(tmp_path: Pa
     assert notes.told == TOLD
     assert notes.times == {0: (1002.0, 1005.0), 1: (1003.0, None), 2: (None, None), 3: (None, None)}
     assert notes.done is True
-    assert notes.threads == {"dray-observers"}
+    assert notes.threads == {"dray-notes"}
     assert story.said == []
 
 
@@ -139,7 +139,7 @@ def test_one_that_fails_is_told_of_once_and_others_go_on(tmp_path: Path) -> None
     story = Followed(tmp_path / "experiment", {"bad": lambda: failing, "notes": lambda: notes})
     tell(story)
     story.close(done=True)
-    assert story.said == ["bad is not written for now, the search goes on: OSError: no space left"]
+    assert story.said == ["bad: not written for now, the search goes on: OSError: no space left"]
     assert notes.told == TOLD
     assert failing.done is None
 
@@ -151,7 +151,27 @@ def test_one_that_can_not_be_made_ends_nothing(tmp_path: Path) -> None:
     story = Followed(tmp_path / "experiment", {"bad": make})
     tell(story)
     story.close()
-    assert story.said == ["bad is not written for now, the search goes on: ConnectionError: no such host"]
+    assert story.said == ["bad: not written for now, the search goes on: ConnectionError: no such host"]
+
+
+def test_one_that_waits_holds_up_no_other(tmp_path: Path) -> None:
+    release = threading.Event()
+
+    class Waiting(Notebook):
+        def update(self, news: Sequence[News]) -> None:
+            assert release.wait(30)
+            super().update(news)
+
+    class Releasing(Notebook):
+        def close(self, done: bool) -> None:
+            super().close(done)
+            release.set()
+
+    waiting, notes = Waiting(), Releasing()
+    story = Followed(tmp_path / "experiment", {"waiting": lambda: waiting, "notes": lambda: notes})
+    tell(story)
+    story.close(done=True)
+    assert waiting.told == notes.told == TOLD
 
 
 def test_at_the_end_one_that_failed_is_told_everything_again(tmp_path: Path) -> None:
@@ -164,7 +184,7 @@ def test_at_the_end_one_that_failed_is_told_everything_again(tmp_path: Path) -> 
     story = Followed(tmp_path / "experiment", {"notes": make})
     tell(story)
     story.close(done=True)
-    assert len(story.said) == 1
+    assert story.said[1:] == ["notes: written after all"]
     assert len(made) == 2
     assert (made[1].told, made[1].done) == (TOLD, True)
 
