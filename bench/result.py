@@ -56,7 +56,7 @@ def write(path: Path, epochs: int) -> float:
     from tests.experiment.simulated import rows
 
     trials = [
-        (trial, dict(view.hparams)) for trial, view in Result(path)._search.trials.items() if view.hparams is not None
+        (trial, dict(view.hparams)) for trial, view in Result(path).search.trials.items() if view.hparams is not None
     ]
     reports = [(trial, rows(hparams, epoch, 0.0)) for epoch in range(1, epochs + 1) for trial, hparams in trials]
     log, began = MetricsLog(path / "metrics"), time.process_time()

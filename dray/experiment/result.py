@@ -87,7 +87,7 @@ class Result:
     def trials(self) -> pd.DataFrame:
         """A row a trial: trial_id, state, hparams.*, batches, metric (last), best_metric, restarts, started, ended."""
         started, ended, restarts = self._times("started"), self._times("exited"), Counter(self._trials_of("restarted"))
-        views = self._search.trials.values()
+        views = self.search.trials.values()
         hparams = [dict(_flat(view.hparams or {})) for view in views]
         table = pd.DataFrame({"trial_id": [view.id for view in views], "state": [view.state for view in views]})
         for name in dict.fromkeys(name for drawn in hparams for name in drawn):
@@ -123,7 +123,7 @@ class Result:
         Raises:
             ExperimentError: no trial has validated, or none has a checkpoint.
         """
-        valid = {view.id for view in self._search.trials.values() if view.state != "INVALID_HP"}
+        valid = {view.id for view in self.search.trials.values() if view.state != "INVALID_HP"}
         rows = self._best_rows[self._best_rows["trial_id"].isin(list(valid))]
         if rows.empty:
             raise ExperimentError(f"no trial of {self.path} has validated yet, so none is the best")
@@ -138,7 +138,7 @@ class Result:
             )
         return BestTrial(
             trial_id=trial_id,
-            hparams=dict(self._search.trials[trial_id].hparams or {}),
+            hparams=dict(self.search.trials[trial_id].hparams or {}),
             metric=float(row["value"]),
             batches=batches,
             checkpoint=_handed_out(store, checkpoint),
@@ -176,7 +176,8 @@ class Result:
         return Journal.read(self._directory.journal)
 
     @cached_property
-    def _search(self) -> Search:
+    def search(self) -> Search:
+        """The search as the journal tells it: a view of each trial in ``search.trials``. It can't go on."""
         return recorded_search(self.config, self._records)
 
     @property
