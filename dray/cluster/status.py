@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from typing import Any
 
 import ray
 
-TIMEOUT_S = 10
+TIMEOUT_S = 5.0
 """How long a cluster that does not answer is waited for."""
 
 
@@ -36,10 +37,10 @@ def status(address: str | None) -> dict[str, Any]:
             "cpus_free": None,
             "gpus_free": None,
         }
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(TIMEOUT_S))
     try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         told = " ".join(str(error).split())
         raise ConnectionError(f"no Ray cluster answers at {address}: {told}") from None
     try:
@@ -62,6 +63,17 @@ def status(address: str | None) -> dict[str, Any]:
         }
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """See whether anybody is there: Ray itself tries for minutes, and then ends the process.
+
+    Raises:
+        OSError: nobody is.
+    """
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit() and "://" not in address:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S).close()
 
 
 def _counts(resources: dict[str, float]) -> dict[str, int]:
