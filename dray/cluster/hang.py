@@ -21,7 +21,7 @@ FAREWELL_S = 5.0
 
 @contextlib.contextmanager
 def ended_if_it_hangs(
-    within_s: float | None, *, pulse: Callable[[], object], log: int, tell: Callable[[str], None]
+    within_s: float | None, *, pulse: Callable[[], object], log: int, tell: Callable[[str], None], grace_s: float = 0.0
 ) -> Iterator[None]:
     """End this process if ``pulse`` stays the same for so long in the block.
 
@@ -32,6 +32,7 @@ def ended_if_it_hangs(
         pulse: changes whenever there is progress.
         log: a file descriptor that the stacks go to.
         tell: called before the end, in another thread, with what happened.
+        grace_s: so much later it is ended; the stacks are written before.
     """
     if within_s is None:
         yield
@@ -39,15 +40,18 @@ def ended_if_it_hangs(
     over = threading.Event()
 
     def watch(within_s: float) -> None:
-        seen, at = pulse(), time.monotonic()
+        seen, at, shown = pulse(), time.monotonic(), False
         while True:
-            faulthandler.dump_traceback_later(SLACK * within_s, exit=True, file=log)
+            faulthandler.dump_traceback_later(SLACK * within_s + grace_s, exit=True, file=log)
             while not over.wait(within_s / LOOKS):
                 if (now := pulse()) != seen:
-                    seen, at = now, time.monotonic()
+                    seen, at, shown = now, time.monotonic(), False
                     break
-                if time.monotonic() - at >= within_s:
-                    _end(within_s, log, tell)
+                if time.monotonic() - at >= within_s and not shown:
+                    _show(_told(within_s), log)
+                    shown = True
+                if time.monotonic() - at >= within_s + grace_s:
+                    _end(_told(within_s), tell)
             if over.is_set():
                 return
 
@@ -61,10 +65,16 @@ def ended_if_it_hangs(
         faulthandler.cancel_dump_traceback_later()
 
 
-def _end(within_s: float, log: int, tell: Callable[[str], None]) -> None:
-    told = f"no batch trained or validated, and no checkpoint saved, for {within_s:g} s (hang_timeout_s)"
+def _told(within_s: float) -> str:
+    return f"no batch trained or validated, and no checkpoint saved, for {within_s:g} s (hang_timeout_s)"
+
+
+def _show(told: str, log: int) -> None:
     os.write(log, f"dray: {told}; what all threads were doing:\n".encode())
     faulthandler.dump_traceback(log, all_threads=True)
+
+
+def _end(told: str, tell: Callable[[str], None]) -> None:
     telling = threading.Thread(target=tell, args=(told,), name="dray-hang-told", daemon=True)
     telling.start()
     telling.join(FAREWELL_S)

@@ -36,6 +36,7 @@ from dray.cluster.trial_log import TrialLog, log_as_python_starts, log_as_the_co
 from dray.hosts import use_host
 from dray.hosts.ray_worker import Experiment, Lease, LeaseLost, RayHost
 from dray.script import Script, ScriptFailed, users_traceback
+from dray.storage.remote import PATIENCE_S
 from dray.training import rng
 from dray.training.errors import PeerFailed, SearcherMetricError
 from dray.training.units import ENDLESS
@@ -182,7 +183,9 @@ def _watched(
         ray.get(work["desk"].leave.remote(lease.number, rank, "errored", error, failure=failure))
 
     within_s = work["experiment"].config.get("hang_timeout_s")
-    return ended_if_it_hangs(within_s, pulse=host.pulse, log=log.descriptor, tell=tell)
+    # The chief may wait for an object store, and the others for the chief, which can't tell them why.
+    grace_s = PATIENCE_S if rank > 0 and host.is_remote else 0.0
+    return ended_if_it_hangs(within_s, pulse=host.pulse, log=log.descriptor, tell=tell, grace_s=grace_s)
 
 
 def _train(trial_class: type[pytorch.PyTorchTrial], code: Path | None, experiment: Experiment, host: RayHost) -> None:

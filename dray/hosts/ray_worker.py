@@ -171,9 +171,9 @@ class RayHost:
         """Trained, so far as this rank knows."""
         return self._progress()[0]
 
-    def pulse(self) -> tuple[int, ...]:
-        """Another value whenever the trial has made progress."""
-        return *self._progress(), self._commits
+    def pulse(self) -> tuple[float, ...]:
+        """Another value whenever the trial has made progress; also where it has not, for it waits for its store."""
+        return *self._progress(), self._commits, time.monotonic() if self._store.activity else 0.0
 
     def new_checkpoint(self, batches: int) -> Path:
         self._carried = self._unsaved.now()

@@ -32,7 +32,7 @@ from dray.storage.manifest import (
     verify,
     write_manifest,
 )
-from dray.storage.remote import PATIENCE_S, RemoteDirectory
+from dray.storage.remote import PATIENCE_S, Activity, RemoteDirectory
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,8 @@ class CheckpointStore:
 
     def __init__(self, trial_dir: Path) -> None:
         self.trial_dir = trial_dir
+        #: With a store a network away: true while something is under way, and while it is tried again.
+        self.activity = Activity()
         self._patience_s = PATIENCE_S
 
     def id_of(self, batches: int) -> str:
@@ -161,7 +163,7 @@ class CheckpointStore:
         location = self._location(checkpoint)
         if location.is_local:
             return verify(location.path)
-        return _brought(RemoteDirectory(location, patience_s=self._patience_s), self.trial_dir)
+        return _brought(self._remote(location), self.trial_dir)
 
     def filesystem_of(self, checkpoint: str) -> tuple[Any, str]:
         """A `pyarrow.fs.FileSystem` that a checkpoint is in, and its path there."""
@@ -180,6 +182,9 @@ class CheckpointStore:
     def sweep(self) -> None:
         """Remove what a killed writer left behind. For the only writer, before it writes."""
         _remove(self.trial_dir, _STAGING, _REPLACED, _OPENED)
+
+    def _remote(self, location: Location) -> RemoteDirectory:
+        return RemoteDirectory(location, patience_s=self._patience_s, activity=self.activity)
 
     def _location(self, checkpoint: str) -> Location:
         return Location.of(checkpoint)
@@ -231,9 +236,6 @@ class RemoteStore(CheckpointStore):
 
     def _at(self, batches: int) -> Location:
         return self.root.child(f"checkpoint_{batches}")
-
-    def _remote(self, location: Location) -> RemoteDirectory:
-        return RemoteDirectory(location, patience_s=self._patience_s)
 
     def _location(self, checkpoint: str) -> Location:
         return Location.of(checkpoint).like(self.root)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import re
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +27,28 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 15.0
 AT_ONCE = 8
 """Files that travel at a time."""
 CHUNK_BYTES = 8 << 20
+SILENCE_S = 120.0
+"""A store that is heard of no more for so long is not waited for, but stuck: an attempt ends in less time."""
+
+
+class Activity:
+    """What is under way with a store, in all threads."""
+
+    def __init__(self) -> None:
+        self._heard: dict[int, float] = {}
+
+    def __bool__(self) -> bool:
+        """Whether something is under way: tried, tried again, or sent piece by piece."""
+        return time.monotonic() - max(list(self._heard.values()), default=-math.inf) < SILENCE_S
+
+    def heard(self) -> None:
+        """There is an attempt, or a piece, of what this thread does."""
+        self._heard[threading.get_ident()] = time.monotonic()
+
+    def over(self) -> None:
+        """This thread does nothing more."""
+        self._heard.pop(threading.get_ident(), None)
+
 
 # What waiting does not mend, as the AWS SDK, GCS and Azure put it.
 _REFUSED = re.compile(
@@ -43,11 +67,13 @@ class RemoteDirectory:
     Args:
         location: the place.
         patience_s: how long to try again what fails.
+        activity: is told of what is done here.
     """
 
-    def __init__(self, location: Location, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, location: Location, *, patience_s: float = PATIENCE_S, activity: Activity | None = None) -> None:
         self.location = location
         self._patience_s = patience_s
+        self._activity = Activity() if activity is None else activity
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every file, by its name below this place; empty if there is none."""
@@ -144,6 +170,7 @@ class RemoteDirectory:
             with (directory / name).open("rb") as source, filesystem.open_output_stream(f"{path}/{name}") as target:
                 while chunk := source.read(CHUNK_BYTES):
                     target.write(chunk)
+                    self._activity.heard()
 
         self._tried("write to", send)
 
@@ -154,6 +181,7 @@ class RemoteDirectory:
             with filesystem.open_input_stream(f"{path}/{name}") as source, file.open("wb") as target:
                 while chunk := source.read(CHUNK_BYTES):
                     target.write(chunk)
+                    self._activity.heard()
 
         self._tried("read", fetch)
 
@@ -166,9 +194,16 @@ class RemoteDirectory:
 
     def _tried(self, doing: str, work: Callable[[Any, str], T]) -> T:
         """Do something with the filesystem, until it succeeds, is refused, or patience ends."""
+        try:
+            return self._tried_again(doing, work)
+        finally:
+            self._activity.over()
+
+    def _tried_again(self, doing: str, work: Callable[[Any, str], T]) -> T:
         deadline, wait = time.monotonic() + self._patience_s, FIRST_WAIT_S
         warned = False
         while True:
+            self._activity.heard()
             try:
                 return work(*self.location.filesystem())
             except FileNotFoundError:

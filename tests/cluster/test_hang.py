@@ -34,17 +34,22 @@ def sleeps():
 def computes():
     re.match("(a+)+$", "a" * 60 + "b")  # years, all of them with the interpreter's lock held
 
-with ended_if_it_hangs({within}, pulse=lambda: beats, log=log, tell=tell):
+def waits():
+    while "hang_timeout_s" not in open(sys.argv[1]).read():
+        time.sleep(0.05)
+    trains(5)
+
+with ended_if_it_hangs({within}, pulse=lambda: beats, log=log, tell=tell, grace_s={grace}):
     trains(30)
     ({hangs})()
 print("over")
 """
 
 
-def run(tmp_path: Path, hangs: str, within: float = 1.0) -> tuple[int, str, str]:
+def run(tmp_path: Path, hangs: str, within: float = 1.0, grace: float = 0.0) -> tuple[int, str, str]:
     """Exit code, output and log of a process that first trains for .6 s."""
     program = tmp_path / "program.py"
-    program.write_text(START.format(within=within, hangs=hangs))
+    program.write_text(START.format(within=within, hangs=hangs, grace=grace))
     done = subprocess.run([sys.executable, program, tmp_path / "log"], stdout=subprocess.PIPE, text=True, timeout=30)
     return done.returncode, done.stdout, (tmp_path / "log").read_text()
 
@@ -55,6 +60,13 @@ def test_process_that_waits_is_ended_after_it_has_told(tmp_path: Path) -> None:
     assert output == "no batch trained or validated, and no checkpoint saved, for 1 s (hang_timeout_s)\n"
     assert "hang_timeout_s" in log.splitlines()[0]
     assert f'File "{tmp_path / "program.py"}", line 17 in sleeps' in log
+
+
+def test_process_in_its_grace_goes_on_and_its_stacks_are_written(tmp_path: Path) -> None:
+    code, output, log = run(tmp_path, "waits", within=0.5, grace=60)
+    assert (code, output) == (0, "over\n")
+    assert log.count("hang_timeout_s") == 1
+    assert " in waits" in log
 
 
 def test_process_that_keeps_pythons_lock_is_ended_too(tmp_path: Path) -> None:

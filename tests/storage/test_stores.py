@@ -7,13 +7,14 @@ import json
 import logging
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, opened, store_at
+from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, opened, remote, store_at
 from dray.storage import checkpoints as checkpoints_module
 from dray.storage.checkpoints import RemoteStore
 from tests.storage.s3 import LocalS3, Wire
@@ -304,6 +305,34 @@ def test_a_store_that_is_away_is_tried_again_until_it_is_back(
     assert (store.open(before) / "state-dict.pth").read_bytes() == STATE
     [told] = [record.getMessage() for record in caplog.records]
     assert "and will try for 600 s" in told
+
+
+def test_what_waits_for_a_store_is_active_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = RemoteStore(Location.of(f"memory://results{tmp_path}"), tmp_path / "scratch")
+    real, seen = Location.filesystem, []
+
+    def filesystem(place: Location) -> Any:
+        seen.append(bool(store.activity))
+        if len(seen) < 4:
+            raise ConnectionError("away")
+        return real(place)
+
+    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(Location, "filesystem", filesystem)
+    assert not store.activity
+    assert store.open(save(store, 10)).is_dir()
+    assert len(seen) > 10
+    assert all(seen)
+    assert not store.activity
+
+
+def test_a_store_that_never_answers_is_active_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    activity = remote.Activity()
+    now = time.monotonic()
+    activity.heard()
+    for passed, active in ((0.0, True), (remote.SILENCE_S - 1, True), (remote.SILENCE_S + 60, False)):
+        monkeypatch.setattr(remote.time, "monotonic", lambda passed=passed: now + passed)
+        assert bool(activity) == active
 
 
 @pytest.mark.slow
