@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import dray
-from dray.cli import checkpoint, cluster, config, experiment, search, trial
+from dray.cli import checkpoint, cluster, config, experiment, look, search, trial
 from dray.cli.errors import run
 
 EXAMPLES = """Train PyTorch models and search their hyperparameters on Ray.
@@ -36,6 +36,7 @@ for name, short, commands in (
 app.add_typer(config.app, name="config")
 app.add_typer(cluster.app, name="cluster")
 app.command()(search.preview)
+app.command()(look.ui)
 
 
 def _print_version(wanted: bool) -> None:
@@ -50,7 +51,7 @@ def _options(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    logging.basicConfig(level=logging.INFO, format=dray.LOG_FORMAT)
+    logging.basicConfig(level=logging.WARNING, format=dray.LOG_FORMAT)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

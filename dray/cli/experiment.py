@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,7 @@ def create(
     with told():
         from dray.experiment.config import load_config
 
+        _tell_all()
         checked = load_config(config)
         code = model_dir if model_dir is not None else config.parent
         if local and storage_path is not None:
@@ -197,6 +199,7 @@ def resume(experiment: Experiment) -> None:
     with told():
         from dray.experiment.found import whereabouts
 
+        _tell_all()
         dray.Experiment.resume(whereabouts(experiment)).run()
 
 
@@ -221,6 +224,7 @@ def extend(
 
         if max_trials is None and max_length is None:
             raise ConfigError([("extend", "give --max-trials N or --max-length N, or both")], "The command")
+        _tell_all()
         where = whereabouts(experiment)
         dray.Experiment.resume(where, max_trials=max_trials, max_length=max_length).run()
 
@@ -275,6 +279,11 @@ def delete(
                 _ask(f"Delete {' and '.join(map(str, places))} ({what}{afar})?")
             copies.delete(it)
             typer.echo(f"deleted {it.where}", err=True)
+
+
+def _tell_all() -> None:
+    """Where something is trained, also what is only worth knowing: a trial's own ``logging.info`` with ``--local``."""
+    logging.getLogger().setLevel(logging.INFO)
 
 
 def _ask(question: str) -> None:

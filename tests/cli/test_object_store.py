@@ -1,0 +1,123 @@
+"""The command on experiments in an object store (a local one), from a machine that has nothing of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dray.experiment.directory import ExperimentDirectory
+from dray.experiment.result import Result
+from dray.storage import RemoteDirectory, store_at
+from searchers.journal import Journal
+from tests.cli.conftest import TRIALS, checkpoint
+from tests.cli.said import Said
+from tests.experiment.simulated import simulated
+from tests.storage.s3 import LocalS3
+
+Dray = Callable[..., Said]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[LocalS3]:
+    server = LocalS3()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def original(s3: LocalS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExperimentDirectory]:
+    """In the store's ``results/digits-1`` as its driver's machine left it there; and as that machine has it."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "empty"))
+    monkeypatch.chdir(tmp_path)
+    directory = simulated(tmp_path / "driver" / "digits-1", TRIALS)
+    remote = RemoteDirectory(s3.place("results", "digits-1"))
+    for path in directory.path.rglob("*"):
+        if path.is_file():
+            remote.write(path.relative_to(directory.path).as_posix(), path.read_bytes())
+    for trial in range(TRIALS):
+        checkpoint(store_at(remote.location.child(f"trial_{trial}"), tmp_path / f"scratch-{trial}"), 10)
+    directory.write_storage(remote.location)
+    yield directory
+    RemoteDirectory(s3.place()).delete()
+
+
+def test_it_is_listed_and_read_and_nothing_changes_there(
+    original: ExperimentDirectory, s3: LocalS3, dray: Dray
+) -> None:
+    before = s3.files()
+    [found] = dray("e", "list", s3.uri("results"), "--json").value
+    assert (found["name"], found["state"], found["trials"]) == ("digits-1", "COMPLETED", TRIALS)
+    where = s3.uri("results", "digits-1")
+    expected = Result(original.path).trials.set_index("trial_id")
+    described = dray("e", "describe", where, "--json").value
+    assert described["best"]["metric"] == pytest.approx(expected["best_metric"].min())
+    assert described["best"]["checkpoint"].startswith("s3://bucket/results/digits-1/trial_")
+    assert len(dray("t", "list", where, "--json").value) == TRIALS
+    assert dray("e", "logs", where, "--json").value == Journal.read(original.journal)
+    assert dray("c", "verify", where).out == f"{TRIALS} checkpoints verified, 0 damaged\n"
+    assert len(dray("c", "list", where, "--json").value) == TRIALS
+    assert "on the machines that run them" in dray("t", "logs", where, "0").is_one_line()
+    assert s3.files() == before
+
+
+def test_one_that_has_not_ended_may_be_running_elsewhere(
+    original: ExperimentDirectory, s3: LocalS3, dray: Dray
+) -> None:
+    remote = RemoteDirectory(s3.place("results", "digits-1"))
+    remote.write("journal.jsonl", b"".join(original.journal.read_bytes().splitlines(keepends=True)[:4]))
+    assert dray("e", "list", s3.uri("results"), "--json").value[0]["state"] == "UNKNOWN"
+    before = s3.files()
+    assert dray("t", "list", s3.uri("results", "digits-1")).code == 0
+    assert s3.files() == before, "trials that the copy of the journal does not know of yet stay"
+
+
+def test_checkpoints_come_from_there(original: ExperimentDirectory, s3: LocalS3, dray: Dray) -> None:
+    where = s3.uri("results", "digits-1")
+    assert dray("c", "download", where, "4", "-o", "four").out == "four\n"
+    assert dray("c", "export", where, "-o", "weights").code == 0
+    assert (Path("weights") / "model.pt").exists()
+    assert dray("c", "export", s3.uri("results", "digits-1", "trial_3", "checkpoint_10"), "-o", "three").code == 0
+    assert "there is no checkpoint" in dray("c", "verify", s3.uri("results", "digits-1", "trial_3", "checkpoint_9")).err
+
+
+def test_a_download_is_the_whole_experiment_without_the_store(
+    original: ExperimentDirectory, s3: LocalS3, dray: Dray
+) -> None:
+    assert dray("e", "download", s3.uri("results", "digits-1"), "-o", "copy").out == "copy\n"
+    assert dray("e", "delete", s3.uri("results", "digits-1"), "--yes").code == 0
+    assert s3.files() == {}, "nothing is left there"
+    assert dray("e", "list", s3.uri("results"), "--json").value == []
+    assert Result(Path("copy")).trials.equals(Result(original.path).trials)
+    assert dray("c", "verify", "./copy").out == f"{TRIALS} checkpoints verified, 0 damaged\n"
+
+
+def test_a_download_finds_what_is_damaged(original: ExperimentDirectory, s3: LocalS3, dray: Dray) -> None:
+    RemoteDirectory(s3.place("results", "digits-1", "trial_2", "checkpoint_10")).write("state-dict.pth", b"")
+    said = dray("e", "download", s3.uri("results", "digits-1"), "-o", "copy")
+    assert said.code == 1
+    assert "copy/trial_2/checkpoint_10 is damaged" in said.err
+    assert dray("c", "verify", s3.uri("results", "digits-1")).code == 1
+
+
+def test_on_its_drivers_machine_it_is_the_one_that_is_there(
+    original: ExperimentDirectory, s3: LocalS3, dray: Dray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAY_HOME", str(original.path.parent))
+    with Journal(original.journal):
+        found = dray("e", "describe", s3.uri("results", "digits-1"), "--json").value
+        assert (found["path"], found["state"]) == (str(original.path), "RUNNING")
+    assert dray("e", "delete", "digits-1", "--yes").code == 0
+    assert not original.path.exists()
+    assert s3.files() == {}
+
+
+def test_what_is_not_there_is_one_line(original: ExperimentDirectory, s3: LocalS3, dray: Dray) -> None:
+    assert "it has no experiment.yaml" in dray("e", "describe", s3.uri("results", "digits-2")).is_one_line()
+    assert "it has no experiment.yaml" in dray("e", "delete", s3.uri("results"), "--yes").is_one_line()
+    assert "can't list" in dray("e", "list", s3.uri("results", port=1)).is_one_line()

@@ -1,0 +1,109 @@
+"""The command beside a driver that really runs: looked at, followed, stopped, gone on with, and exported."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from dray.experiment.result import Result
+from tests.cli.said import Said
+from tests.cli.test_commands import READING
+from tests.ray.harness import TRIALS, Driver, journal, recorded, wait_for, write_config
+
+Dray = Callable[..., Said]
+
+pytestmark = pytest.mark.ray
+
+TALKS = """
+from recorded import Recorded
+
+
+class Talks(Recorded):
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        print(f"batch {batch_idx}")
+        return super().train_batch(batch, epoch_idx, batch_idx)
+"""
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    """One of ``results/talks-...``: three trials of 120 batches, which take seconds each and print each batch."""
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
+    (tmp_path / "model").mkdir()
+    shutil.copy(TRIALS / "recorded.py", tmp_path / "model")
+    (tmp_path / "model" / "talks.py").write_text(TALKS)
+    config = recorded(tmp_path / "record", trials=3, batches=120, pause_s=0.03, entrypoint="talks:Talks", name="talks")
+    driver = Driver("create", write_config(tmp_path, config), tmp_path / "model", log=tmp_path / "log")
+    yield driver
+    driver.close()
+
+
+def following(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "dray.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+def test_an_experiment_is_watched_stopped_gone_on_with_and_used(driver: Driver, tmp_path: Path, dray: Dray) -> None:
+    # ---- while it runs
+    path = driver.wait_for(lambda: next(iter((tmp_path / "results").glob("talks-*/journal.jsonl")), None), "a start")
+    path = path.parent
+    driver.wait_for(lambda: any(path.glob("trial_0/checkpoint_*/manifest.json")), "a checkpoint")
+    [listed] = dray("e", "list", "--json").value
+    assert (listed["name"], listed["state"], listed["trials"]) == (path.name, "RUNNING", 3)
+    for command, (arguments, _) in READING.items():
+        if command != "report":
+            assert dray(*command.split(), "talks", *arguments).code == 0, command
+            assert dray(*command.split(), "talks", *arguments, "--json").value, command
+    assert "is running, in process" in dray("e", "delete", "talks", "--yes").is_one_line()
+    assert "is being written by another run" in dray("e", "resume", "talks").err
+
+    # ---- followed: it began before, goes on, and ends with the driver
+    trial, events = following("t", "logs", "talks", "0", "-f"), following("e", "logs", "latest", "-f")
+    before = len((path / "trial_0" / "logs" / "rank_0.log").read_text().splitlines())
+    wait_for(lambda: len((path / "trial_0" / "logs" / "rank_0.log").read_text().splitlines()) > before + 20, "batches")
+    driver.interrupt()
+    assert driver.wait() == 130
+    out, err = trial.communicate(timeout=60)
+    assert (trial.returncode, err) == (0, "")
+    assert out.splitlines() == (path / "trial_0" / "logs" / "rank_0.log").read_text().splitlines()
+    out, err = events.communicate(timeout=60)
+    assert (events.returncode, err) == (0, "")
+    assert "trial 0 starts: lr=" in out
+
+    # ---- stopped
+    [listed] = dray("e", "list", "--json").value
+    assert (listed["state"], listed["ended"]) == ("STOPPED", 0)
+    assert f"dray experiment resume {path.name}" in dray("e", "describe", "latest").out
+
+    # ---- and gone on with, by name
+    again = Driver("resume", "talks", log=tmp_path / "log")
+    assert again.wait() == 0, again.log.read_text()
+    [listed] = dray("e", "list", "--json").value
+    assert (listed["state"], listed["ended"]) == ("COMPLETED", 3)
+    assert sum(record["event"] == "opened" for record in journal(path)) == 2
+
+    # ---- its best model, in other hands
+    best = Result(path).best_trial
+    saved = torch.load(Path(best.checkpoint.path) / "state-dict.pth", weights_only=True)["models_state_dict"][0]
+    assert dray("c", "export", "talks", "-o", tmp_path / "weights").code == 0
+    state = torch.load(tmp_path / "weights" / "model.pt", weights_only=True)
+    assert state.keys() == saved.keys()
+    assert torch.equal(state["weight"], saved["weight"])
+    hparams = json.loads((tmp_path / "weights" / "hparams.json").read_text())
+    assert hparams["lr"] == best.hparams["lr"]
+    assert dray("c", "verify", "talks").code == 0
+    assert dray("e", "delete", "talks", "--yes").code == 0
+    assert list((tmp_path / "results").iterdir()) == []

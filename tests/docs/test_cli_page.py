@@ -1,0 +1,72 @@
+"""docs/cli.md names every command and every field of JSON, and its code runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.cli.conftest import _made, dray, home  # noqa: F401 - fixtures
+from tests.cli.said import Said
+from tests.cli.test_commands import HAS, READING
+
+Dray = Callable[..., Said]
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+ROWS = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", PAGE, flags=re.MULTILINE))
+
+
+def test_every_command_is_on_the_page() -> None:
+    told = {" ".join(re.findall(r"^dray ((?:[a-z]+ ?)+)", row)).strip() for row in ROWS if row.startswith("dray ")}
+    assert told == HAS
+
+
+def test_every_command_shown_is_one() -> None:
+    [shell] = re.findall(r"^```sh\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+    for line in shell.splitlines():
+        assert " ".join(line.split()[1:3]) in HAS, line
+
+
+def fields(value: Any) -> set[str]:
+    if isinstance(value, list):
+        return set().union(*map(fields, value))
+    if not isinstance(value, dict):
+        return set()
+    # What these map are names of the user's, or the journal's.
+    inner = [item for name, item in value.items() if name not in ("hparams", "config", "states", "metrics")]
+    return set(value) | set().union(*map(fields, inner))
+
+
+@pytest.mark.parametrize("command", [name for name in READING if name not in ("experiment logs", "report")])
+def test_every_field_of_json_is_on_the_page(command: str, home: Path, dray: Dray) -> None:  # noqa: F811
+    found = fields(dray(*command.split(), "digits", *READING[command][0], "--json").value)
+    row = ROWS[command]
+    if command.endswith("describe"):
+        row += ROWS[command.replace("describe", "list")]
+    if command != "trial logs":
+        assert found
+    assert found <= set(re.findall(r"`(\w+)`", row)), command
+
+
+def test_fields_of_a_preview_are_on_the_page(home: Path, dray: Dray) -> None:  # noqa: F811
+    config = Path(__file__).parents[2] / "examples" / "digits" / "asha.yaml"
+    found = fields(dray("preview", config, "--json").value) | fields(dray("cluster", "status", "--json").value)
+    assert found <= set(re.findall(r"`(\w+)`", ROWS["preview"] + ROWS["cluster status"]))
+
+
+def test_the_code_loads_what_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [code] = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("model").mkdir()
+    trained = nn.Sequential(nn.Linear(64, 3), nn.ReLU(), nn.Linear(3, 10))
+    torch.save(trained.state_dict(), "model/model.pt")
+    Path("model/hparams.json").write_text(json.dumps({"hidden": 3}))
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    assert torch.equal(scope["model"][2].weight, trained[2].weight)
