@@ -126,10 +126,10 @@ def _plain(value: Any) -> Any:
 
 
 def _without_nulls(raw: Mapping[Any, Any]) -> dict[str, Any]:
-    """``raw`` without the fields that are null, except inside what is free for the user."""
+    """``raw`` without the fields that are null, except inside what is free for the user, and loggers (``mlflow:``)."""
     return {
         str(key): value
-        if key in ("hyperparameters", "data") or not isinstance(value, Mapping)
+        if key in ("hyperparameters", "data", "loggers") or not isinstance(value, Mapping)
         else {str(inner): item for inner, item in value.items() if item is not None}
         for key, value in raw.items()
         if value is not None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dray
+from dray.experiment import loggers
 from dray.experiment.code import ByValue, FromDirectory, place_of
 from dray.experiment.config import ExperimentConfig, load_config
 from dray.experiment.directory import ExperimentDirectory, check_storage, new_path
@@ -108,6 +109,7 @@ class Experiment:
         self._own.check(checked)
         build_sampler(checked, own=self._own)
         self._trial = trial if place is None else None
+        loggers.check_loggers(checked)
         self._config = checked
         self._code = code
         self._address = address
@@ -149,6 +151,7 @@ class Experiment:
         directory = ExperimentDirectory.open(brought(path))
         self._config = directory.config()
         self._trial, self._code, self._address, self._resumes = trial, None, address, True
+        loggers.check_loggers(self._config)
         code = directory.code if directory.code.is_dir() else None
         self._own = Own(directory=code, constraint=constraint, method=method, sampler=sampler)
         wanted = {"max_trials": max_trials, "max_length": max_length}
@@ -329,7 +332,7 @@ def _observers(directory: ExperimentDirectory, config: ExperimentConfig) -> dict
 
         return OptunaStudy(directory.study, config)
 
-    return {directory.study.name: study}
+    return {directory.study.name: study, **loggers.makes(directory, config)}
 
 
 def _end_stopped(search: Search) -> None:

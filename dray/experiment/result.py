@@ -88,7 +88,7 @@ class Result:
         """A row a trial: trial_id, state, hparams.*, batches, metric (last), best_metric, restarts, started, ended."""
         started, ended, restarts = self._times("started"), self._times("exited"), Counter(self._trials_of("restarted"))
         views = self.search.trials.values()
-        hparams = [dict(_flat(view.hparams or {})) for view in views]
+        hparams = [dict(flat(view.hparams or {})) for view in views]
         table = pd.DataFrame({"trial_id": [view.id for view in views], "state": [view.state for view in views]})
         for name in dict.fromkeys(name for drawn in hparams for name in drawn):
             table[f"hparams.{name}"] = pd.Series([drawn.get(name) for drawn in hparams])
@@ -205,9 +205,9 @@ def _handed_out(store: CheckpointStore, checkpoint: str) -> Checkpoint:
     return Checkpoint(path, filesystem)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested hyperparameters as dotted names."""
-    flat: list[tuple[str, Any]] = []
+def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested hyperparameters by dotted names."""
+    found: list[tuple[str, Any]] = []
     for name, value in values.items():
-        flat += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
-    return flat
+        found += flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
+    return found

@@ -65,6 +65,19 @@ def _named_sampler(raw: object) -> object:
     return {field: value for field, value in raw.items() if value is not None} if isinstance(raw, dict) else raw
 
 
+def _named_loggers(raw: object) -> object:
+    """A list of names, or of names with fields, as one mapping."""
+    named: dict[object, object] = {}
+    for each in raw if isinstance(raw, list) else [raw]:
+        if isinstance(each, str):
+            named.setdefault(each, {})
+        elif isinstance(each, Mapping):
+            named |= {name: {} if fields is None else fields for name, fields in each.items()}
+        else:
+            return raw
+    return named
+
+
 def _whole_if_whole(number: float) -> float:
     # 4.0 and 4 are one divisor; as an integer, the rungs are computed exactly.
     return int(number) if number == int(number) else number
@@ -494,6 +507,9 @@ def even_sizes(asked: SlotRange, batch_size: int) -> tuple[int, ...]:
     """The numbers of workers in a range among which a batch can be divided evenly."""
     return tuple(size for size in range(asked.min, min(asked.max, batch_size) + 1) if batch_size % size == 0)
 
+    loggers: Annotated[Loggers, BeforeValidator(_named_loggers)] = Field(
+        default_factory=Loggers, description="where it is written down as well", examples=["[mlflow, wandb]"]
+    )
 
 SECTIONS: dict[tuple[str, ...], type[_Section]] = {
     (): ExperimentConfig,
@@ -505,3 +521,6 @@ SECTIONS: dict[tuple[str, ...], type[_Section]] = {
     ("checkpoint_storage",): CheckpointStorage,
     ("reproducibility",): Reproducibility,
 }
+    ("loggers",): Loggers,
+    ("loggers", "mlflow"): MLflow,
+    ("loggers", "wandb"): WandB,

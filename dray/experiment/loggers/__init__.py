@@ -1,0 +1,50 @@
+"""Loggers that the config names: where an experiment is written down beside its own directory."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from dray.experiment.config import ExperimentConfig
+from dray.experiment.directory import ExperimentDirectory
+from dray.experiment.errors import ConfigError
+from dray.experiment.observers import Make, Observer
+
+
+def check_loggers(config: ExperimentConfig) -> None:
+    """See that the libraries of the config's loggers are there.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    faults = [
+        (f"loggers.{name}", f"the package {name} is not installed here; pip install 'dray[loggers]', or remove it")
+        for name in _named(config)
+        if importlib.util.find_spec(name) is None
+    ]
+    if faults:
+        raise ConfigError(faults)
+
+
+def makes(directory: ExperimentDirectory, config: ExperimentConfig) -> dict[str, Make]:
+    """The config's loggers, by name."""
+    made: dict[str, Make] = {"mlflow": lambda: _mlflow(directory, config), "wandb": lambda: _wandb(directory, config)}
+    return {name: made[name] for name in _named(config)}
+
+
+def _named(config: ExperimentConfig) -> list[str]:
+    return [name for name in type(config.loggers).model_fields if getattr(config.loggers, name) is not None]
+
+
+# Imported when they are made: each takes a second or more, in its observer's thread.
+
+
+def _mlflow(directory: ExperimentDirectory, config: ExperimentConfig) -> Observer:
+    from dray.experiment.loggers.mlflow_runs import MLflowRuns
+
+    return MLflowRuns(directory, config)
+
+
+def _wandb(directory: ExperimentDirectory, config: ExperimentConfig) -> Observer:
+    from dray.experiment.loggers.wandb_runs import WandBRuns
+
+    return WandBRuns(directory, config)
