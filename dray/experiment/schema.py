@@ -404,6 +404,44 @@ STORAGE_FIELDS: dict[str | None, tuple[str, ...]] = {
 }
 
 
+class MLflow(_Section):
+    """Where MLflow keeps the runs: one for the experiment, and one below it for each trial."""
+
+    tracking_uri: str | None = Field(
+        default=None,
+        min_length=1,
+        description="of the tracking server; that of MLFLOW_TRACKING_URI by default",
+        examples=["http://mlflow:5000"],
+    )
+    experiment_name: str | None = Field(
+        default=None,
+        min_length=1,
+        description="MLflow's experiment; by default of this one's name",
+        examples=["digits"],
+    )
+
+
+class WandB(_Section):
+    """Where Weights & Biases keeps the runs: one for each trial, in a group for the experiment."""
+
+    project: str | None = Field(
+        default=None, min_length=1, description="the project; by default of the experiment's name", examples=["digits"]
+    )
+    entity: str | None = Field(default=None, min_length=1, description="a user or a team", examples=["my-team"])
+    mode: Literal["online", "offline"] | None = Field(
+        default=None,
+        description="offline: kept in the experiment's directory, for wandb sync; that of WANDB_MODE by default",
+        examples=["offline"],
+    )
+
+
+class Loggers(_Section):
+    """Where the experiment is written down as well. A list will do: ``[mlflow, wandb]``."""
+
+    mlflow: MLflow | None = Field(default=None, description="MLflow", examples=["{tracking_uri: http://mlflow:5000}"])
+    wandb: WandB | None = Field(default=None, description="Weights & Biases", examples=["{project: digits}"])
+
+
 class Reproducibility(_Section):
     """What makes two experiments equal."""
 
