@@ -506,6 +506,9 @@ class ExperimentConfig(_Section):
     hang_timeout_s: Seconds | None = Field(
         default=None, description="how long a trial may make no progress before it is ended", examples=[600]
     )
+    loggers: Annotated[Loggers, BeforeValidator(_named_loggers)] = Field(
+        default_factory=Loggers, description="where it is written down as well", examples=["[mlflow, wandb]"]
+    )
     reproducibility: Reproducibility = Field(
         default_factory=Reproducibility, description="the seed", examples=["{experiment_seed: 7}"]
     )
@@ -545,9 +548,6 @@ def even_sizes(asked: SlotRange, batch_size: int) -> tuple[int, ...]:
     """The numbers of workers in a range among which a batch can be divided evenly."""
     return tuple(size for size in range(asked.min, min(asked.max, batch_size) + 1) if batch_size % size == 0)
 
-    loggers: Annotated[Loggers, BeforeValidator(_named_loggers)] = Field(
-        default_factory=Loggers, description="where it is written down as well", examples=["[mlflow, wandb]"]
-    )
 
 SECTIONS: dict[tuple[str, ...], type[_Section]] = {
     (): ExperimentConfig,
@@ -557,8 +557,8 @@ SECTIONS: dict[tuple[str, ...], type[_Section]] = {
     ("resources", "slots_per_trial"): SlotRange,
     ("optimizations",): Optimizations,
     ("checkpoint_storage",): CheckpointStorage,
-    ("reproducibility",): Reproducibility,
-}
     ("loggers",): Loggers,
     ("loggers", "mlflow"): MLflow,
     ("loggers", "wandb"): WandB,
+    ("reproducibility",): Reproducibility,
+}
