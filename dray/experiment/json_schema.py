@@ -15,12 +15,21 @@ import yaml
 
 from dray.experiment.length import UNITS
 from dray.experiment.rules import REQUIRED
-from dray.experiment.schema import SEARCHER_FIELDS, STORAGE_FIELDS, ExperimentConfig, searcher_fields
+from dray.experiment.schema import SEARCHER_FIELDS, STORAGE_FIELDS, ExperimentConfig, Loggers, searcher_fields
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _CLASS = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 _NULL = {"type": "null"}
-_SECTIONS = ("Searcher", "Resources", "Optimizations", "CheckpointStorage", "Reproducibility")
+_SECTIONS = (
+    "Searcher",
+    "Resources",
+    "Optimizations",
+    "CheckpointStorage",
+    "Loggers",
+    "MLflow",
+    "WandB",
+    "Reproducibility",
+)
 
 
 def json_schema() -> dict[str, Any]:
@@ -44,6 +53,8 @@ def json_schema() -> dict[str, Any]:
     _replace(root, "hyperparameters", {"$ref": "#/$defs/Hyperparameters"})
     places = [{"type": "string", "minLength": 1}, {"$ref": "#/$defs/CheckpointStorage"}]
     _replace(root, "checkpoint_storage", {"anyOf": places})
+    logger = [{"enum": list(Loggers.model_fields)}, {"$ref": "#/$defs/Loggers"}]
+    _replace(root, "loggers", {"anyOf": [*logger, {"type": "array", "items": {"anyOf": logger}}]})
     definitions["Searcher"]["allOf"] = list(_methods())
     definitions["CheckpointStorage"]["allOf"] = list(_kinds_of_storage())
     found["required"] = ["searcher"]  # a name it has from its file

@@ -110,6 +110,9 @@ GOOD = [
     ("reproducibility.experiment_seed", 0),
     ("data", {"anything": [1, {"at": "all"}]}),
     ("resources", None),
+    ("loggers", "mlflow"),
+    ("loggers", ["wandb", {"mlflow": {"tracking_uri": "http://mlflow:5000"}}]),
+    ("loggers", {"mlflow": None, "wandb": {"mode": "offline", "entity": None}}),
 ]
 BAD = [
     ("name", ""),
@@ -140,6 +143,9 @@ BAD = [
     ("checkpoint_storage", {"type": "s3", "bucket": "b", "container_path": "/x"}),
     ("checkpoint_storage", {"bucket": "b"}),
     ("checkpoint_storage.save_trial_best", -1),
+    ("loggers", ["mlfow"]),
+    ("loggers", {"wandb": {"mode": "off"}}),
+    ("loggers", 3),
     ("hyperparameters", [1]),
     ("hyperparameters.lr", {"type": "lg"}),
     ("hyperparameters.lr", {"type": "log", "minval": -4, "maxval": -1}),
