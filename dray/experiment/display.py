@@ -1,37 +1,112 @@
-"""What a person sees of a run: one status line while it goes on, the best trials at its end."""
+"""What a person sees of a run: how it goes, while it goes on; the best trials, at its end."""
 
 from __future__ import annotations
 
+import importlib
+import io
+import shlex
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from searchers.search import Search, TrialView
+from dray.experiment.board import Board, duration
+from dray.experiment.forecast import Forecast
+from searchers.preview import is_simulated, preview
+from searchers.search import Search
 
 if TYPE_CHECKING:
     from dray.experiment.result import Result
     from dray.experiment.run import Counts
 
-PLAIN_EVERY_S = 10.0
-"""How often a line is printed where there is no terminal to keep one up to date on."""
+DRAWN_EVERY_S = 0.25
+"""How often the picture on a terminal is drawn; in a notebook, a fourth as often."""
+PLAIN_EVERY_S = (10.0, 60.0)
+"""How often a line is printed where there is no terminal to keep a picture up to date on: first, and after half an hour
+at most."""
 SHOWN_TRIALS = 10
+NOTEBOOK = 100, 30
+"""Columns and lines of the picture in a notebook."""
+
+
+class _Screen(Protocol):
+    """Where a picture is kept up to date."""
+
+    every_s: float
+
+    def size(self) -> tuple[int, int]: ...  # columns, lines
+
+    def draw(self, picture: RenderableType) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Terminal:
+    """The picture is at the end of what is printed, and gone in the end."""
+
+    every_s = DRAWN_EVERY_S
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        # Drawn when the run looks at itself: no thread of its own.
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._live.start()
+
+    def size(self) -> tuple[int, int]:
+        return self._console.size
+
+    def draw(self, picture: RenderableType) -> None:
+        self._live.update(picture, refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+class _Notebook:
+    """The picture is one output of the notebook's cell, which is replaced."""
+
+    every_s = 4 * DRAWN_EVERY_S
+
+    def __init__(self) -> None:
+        self._handle = _ipython().display(_html(Text()), display_id=True)
+
+    def size(self) -> tuple[int, int]:
+        return NOTEBOOK
+
+    def draw(self, picture: RenderableType) -> None:
+        self._handle.update(_html(picture))
+
+    def close(self) -> None:
+        """The last picture stays: a notebook is read later."""
+
+
+def _ipython() -> Any:
+    """What every notebook has; dray does not depend on it."""
+    return importlib.import_module("IPython.display")
+
+
+def _html(picture: RenderableType) -> Any:
+    console = Console(file=io.StringIO(), record=True, width=NOTEBOOK[0], force_jupyter=False)
+    console.print(picture)
+    shown = '<pre style="line-height:normal;font-family:Menlo,Consolas,monospace">{code}</pre>'
+    return _ipython().HTML(console.export_html(inline_styles=True, code_format=shown))
 
 
 class Display:
-    """The status of a run on a console.
+    """The status of a run: on a terminal and in a notebook a picture, elsewhere a line from time to time.
 
     Args:
         name: of the experiment.
         path: where it is stored.
         metric: that the search compares.
         smaller_is_better: of the metric.
-        max_trials: of the search, None if it has no such number.
+        unit: that the search counts lengths in.
         console: standard error by default, so that output can be piped.
     """
 
@@ -42,77 +117,68 @@ class Display:
         path: Path,
         metric: str,
         smaller_is_better: bool,
-        max_trials: int | None,
+        unit: str = "batches",
         console: Console | None = None,
     ) -> None:
-        self._name, self._path, self._metric, self._sign = name, path, metric, 1 if smaller_is_better else -1
-        self._max_trials = max_trials
+        self._path, self._metric, self._sign = path, metric, 1 if smaller_is_better else -1
         self._console = console or Console(stderr=True)
-        self._live = (
-            Live(console=self._console, refresh_per_second=4, transient=True) if self._console.is_terminal else None
-        )
+        self._board = Board(name=name, metric=metric, smaller_is_better=smaller_is_better, unit=unit)
+        self._screen: _Screen | None = None
         self._began = time.monotonic()
-        self._first_end: tuple[float, int] | None = None
-        self._printed = 0.0
+        self._due = 0.0
         self._failures = self._retired = 0
+        self._search: Search | None = None
 
     def __enter__(self) -> Display:
-        if self._live:
-            self._live.start()
+        if self._console.is_terminal:
+            self._screen = _Terminal(self._console)
+        elif self._console.is_jupyter:
+            self._screen = _Notebook()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._live:
-            self._live.stop()
+        if self._screen is not None:
+            self._screen.close()
+            self._screen = None
 
     def say(self, text: str) -> None:
         """Print one line above the status."""
         # Not cut into lines: a path or a command is to be copied as it is.
         self._console.print(Text(text), soft_wrap=True)
 
+    def begin(self, search: Search, records: Sequence[Mapping[str, Any]]) -> None:
+        """A run of the search begins.
+
+        Args:
+            search: as it is now.
+            records: of the journal before.
+        """
+        self._search = search
+        # One of the user's own would have to be tried out, with state that it has now.
+        known = not is_simulated(search.method)
+        self._board.begin(Forecast(preview(search.method)) if known else None, records)
+        if any(record.get("event") == "started" for record in records):
+            self.say(f"going on: {_so_far(search)}")
+
+    def rows(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A trial has reported these rows of metrics."""
+        self._board.rows(trial, rows)
+
     def update(self, search: Search, counts: Counts, groups: int, groups_wanted: int) -> None:
-        """Show how the run is doing now."""
+        """Show how the run is doing now; at most a few times a second, however often it is called."""
         now = time.monotonic()
-        if self._live is None and now - self._printed < PLAIN_EVERY_S:
+        if now < self._due:
             return
-        self._printed = now
-        line = self.line(search, counts, groups, groups_wanted, now)
-        if self._live:
-            self._live.update(Text(line))
+        self._board.look(search, groups)
+        if self._screen is not None:
+            width, height = self._screen.size()
+            self._screen.draw(self._board.picture(search, counts, groups, groups_wanted, width=width, height=height))
+            # Of a search of many trials it takes longer, and changes less.
+            self._due = now + max(self._screen.every_s, 20 * (time.monotonic() - now))
         else:
-            self._console.print(Text(line), soft_wrap=True)
-
-    def line(self, search: Search, counts: Counts, groups: int, groups_wanted: int, now: float) -> str:
-        """The status line."""
-        trials = list(search.trials.values())
-        ended = sum(trial.ended for trial in trials)
-        running, paused = (sum(trial.state == state for trial in trials) for state in ("RUNNING", "PAUSED"))
-        total = self._max_trials or len(trials)
-        best = self._best(trials)
-        parts = [
-            f"{self._name}  {ended}/{total} trials",
-            f"{running} running" if groups else "starting worker groups",
-            f"{paused} paused" if paused else "",
-            f"{groups} of {groups_wanted} groups up" if groups < groups_wanted else "",
-            f"best {self._metric} {best.best:.5g} (trial {best.id})" if best else "",
-            f"{sum(counts.restarts.values())} restarts" if counts.restarts else "",
-            _duration(now - self._began),
-            self._remaining(ended, total, now),
-        ]
-        return " · ".join(part for part in parts if part)
-
-    def _remaining(self, ended: int, total: int, now: float) -> str:
-        """From the rate at which trials end, once some have: the start of the processes tells nothing about it."""
-        if ended and self._first_end is None:
-            self._first_end = (now, ended)
-        if self._first_end is None or ended < self._first_end[1] + 4:
-            return ""
-        rate = (ended - self._first_end[1]) / (now - self._first_end[0])
-        return f"about {_duration((total - ended) / rate)} left"
-
-    def _best(self, trials: list[TrialView]) -> TrialView | None:
-        ranked = [trial for trial in trials if trial.best is not None and trial.state != "INVALID_HP"]
-        return min(ranked, key=lambda trial: self._sign * (trial.best or 0), default=None)
+            self._console.print(Text(self._board.line(search, counts, groups, groups_wanted)), soft_wrap=True)
+            first, last = PLAIN_EVERY_S
+            self._due = now + min(max(first, (now - self._began) / 30), last)
 
     def failure(self, trial: int, error: str, ended: str = "") -> None:
         """Say that a trial failed, and why: the last line of its traceback; the journal has all of it.
@@ -133,11 +199,15 @@ class Display:
     def closing(self, stopped: bool) -> None:
         """The run ends, by itself or because it was told to."""
         if stopped:
+            # Nothing moves on it any more.
+            self.__exit__(None, None, None)
             self.say("stopping: running trials save what they have; once more to end at once")
 
     def interrupted(self) -> None:
-        """How to go on."""
-        self.say(f"stopped. Go on with: dray experiment resume {self._path}")
+        """How far it was, and how to go on."""
+        if self._search is not None:
+            self.say(f"stopped: {_so_far(self._search)}")
+        self.say(f"go on with: dray experiment resume {shlex.quote(str(self._path))}")
 
     def result(self, result: Result) -> None:
         """The table of the best trials, and where everything is."""
@@ -145,8 +215,17 @@ class Display:
         counts = result.trials["state"].value_counts()
         self.say(
             f"{len(result.trials)} trials ({', '.join(f'{n} {str(state).lower()}' for state, n in counts.items())}) in "
-            f"{_duration(time.monotonic() - self._began)}. Results: {self._path}"
+            f"{duration(time.monotonic() - self._began)}. Results: {self._path}"
         )
+
+
+def _so_far(search: Search) -> str:
+    """Of a search between two runs."""
+    views = search.trials.values()
+    begun = sum(not view.ended and view.hparams is not None for view in views)
+    return (
+        f"{sum(view.ended for view in views)} of its trials ended, {begun} still to go on from their latest checkpoints"
+    )
 
 
 def best_trials(result: Result, metric: str, sign: int) -> Table:
@@ -181,9 +260,3 @@ def _other_metrics(result: Result, metric: str) -> Any:
 
 def _shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

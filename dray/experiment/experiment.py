@@ -24,6 +24,7 @@ from dray.experiment.metrics_log import MetricsLog
 from dray.experiment.mirror import Mirror, brought
 from dray.experiment.observers import Make, Observer, Observers
 from dray.experiment.own import Own
+from dray.experiment.preview import unit_of
 from dray.experiment.result import Result
 from dray.experiment.search import as_extended, build_sampler, build_search
 from dray.experiment.source import with_source, with_storage
@@ -198,7 +199,7 @@ class Experiment:
                 path=directory.path,
                 metric=config.searcher.metric,
                 smaller_is_better=config.searcher.smaller_is_better,
-                max_trials=config.searcher.max_trials,
+                unit=unit_of(config),
             )
             observers.begin(records, search.trials, display.say)
             losses = 0
@@ -296,6 +297,7 @@ class Experiment:
                 run = modules.result()
             try:
                 display.say(f"on {cluster.told}")
+                display.begin(search, records)
                 entrypoint = config.entrypoint
                 self.last_run = run.Run(
                     config=config,

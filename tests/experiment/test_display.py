@@ -1,4 +1,4 @@
-"""The status line, the messages and the final table, as a person reads them."""
+"""The picture, the line, the messages and the final table, as a person reads them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import pytest
 from rich.console import Console
 
 from dray.experiment import display as display_module
+from dray.experiment.board import Board, sparkline
 from dray.experiment.display import Display
+from dray.experiment.forecast import Forecast
 from searchers.events import Event, Exited, Reported, Started
+from searchers.preview import preview
 from searchers.random_search import RandomSearch
 from searchers.search import Search
 from searchers.space import parse
@@ -63,7 +66,7 @@ class Screen:
             path=LONG_PATH,
             metric="error",
             smaller_is_better=smaller_is_better,
-            max_trials=8,
+            unit="epochs",
             console=Console(file=self._file, width=80, force_terminal=terminal),
         )
 
@@ -72,9 +75,9 @@ class Screen:
         return self._file.getvalue()
 
 
-def search(*events: Event, smaller_is_better: bool = True) -> Search:
-    method = RandomSearch(max_trials=8, max_concurrent_trials=4, max_length=10)
-    made = Search(method, parse({}), seed=0, smaller_is_better=smaller_is_better, log=lambda record: None)
+def search(*events: Event, smaller_is_better: bool = True, space: dict[str, Any] | None = None) -> Search:
+    method = RandomSearch(max_trials=8, max_concurrent_trials=8, max_length=10)
+    made = Search(method, parse(space or {}), seed=0, smaller_is_better=smaller_is_better, log=lambda record: None)
     made.start()
     for event in events:
         made.on(event)
@@ -89,20 +92,47 @@ def ended(trial: int, value: float) -> list[Event]:
     ]
 
 
-def line(made: Search, *, groups: int = 2, wanted: int = 2, at_s: float = 65.0, **screen: Any) -> str:
-    shown = Screen(**screen).display
-    shown._began = 0.0
-    return shown.line(made, FakeCounts(), groups, wanted, at_s)  # type: ignore[arg-type]
+def rows(trial: int, epochs: float, value: float | None = None, speed: float | None = None) -> list[dict[str, Any]]:
+    at = {"batches": int(epochs * 23), "epochs": epochs, "time": 0.0}
+    told = [{**at, "kind": "training", "name": "loss", "value": 1.0}]
+    if value is not None:
+        told.append({**at, "kind": "validation", "name": "error", "value": value})
+    if speed is not None:
+        told.append({**at, "kind": "system", "name": "batches_per_second", "value": speed})
+    return told
+
+
+def line(made: Search, *, groups: int = 2, wanted: int = 2, **screen: Any) -> str:
+    shown = Screen(**screen)
+    shown.display.begin(made, [])
+    shown.display.update(made, FakeCounts(), groups, wanted)  # type: ignore[arg-type]
+    return shown.text.strip()
+
+
+def picture(
+    made: Search, told: dict[int, list[dict[str, Any]]], *, width: int = 80, height: int = 24, groups: int = 2
+) -> list[str]:
+    """The lines of a picture."""
+    board = Board(name="digits", metric="error", smaller_is_better=True, unit="epochs")
+    board.begin(Forecast(preview(made.method)), [])
+    for trial, reported in told.items():
+        board.rows(trial, reported)
+    board.look(made, groups)
+    console = Console(file=io.StringIO(), width=width, height=height)
+    with console.capture() as captured:
+        console.print(board.picture(made, FakeCounts(), groups, groups, width=width, height=height))  # type: ignore[arg-type]
+    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def test_line_tells_that_groups_are_starting() -> None:
-    assert line(search(), groups=0, wanted=1) == "digits  0/8 trials · starting worker groups · 0 of 1 groups up · 1:05"
+    assert line(search(), groups=0, wanted=1) == "digits · 0 of 8 trials ended · the first worker group starts · 0:00"
+    assert " · 1 more of 2 worker groups start · " in line(search(), groups=1)
 
 
 @pytest.mark.api("8.16")
 def test_line_tells_trials_the_best_and_the_time() -> None:
     made = search(*ended(0, 0.5), *ended(1, 0.25), Started(trial=2))
-    assert line(made) == "digits  2/8 trials · 1 running · best error 0.25 (trial 1) · 1:05"
+    assert line(made) == "digits  25% · 2 of 8 trials ended · 1 running · best error 0.25 (trial 1) · 0:00"
     larger = search(*ended(0, 0.5), *ended(1, 0.25), smaller_is_better=False)
     assert "best error 0.5 (trial 0)" in line(larger, smaller_is_better=False)
 
@@ -121,45 +151,165 @@ def test_invalid_trial_is_not_the_best() -> None:
     assert "best error 0.5 (trial 0)" in line(search(*ended(0, 0.5), *invalid))
 
 
-def test_remaining_time_is_told_from_the_rate_at_which_trials_end_not_from_the_start_up() -> None:
-    made, shown = search(), Screen().display
-    shown._began = 0.0
-    lines = []
-    for trial in range(6):
-        for event in ended(trial, 0.5):
-            made.on(event)
-        # The first trial ends after 100 s of starting up, and then one does every 10 s.
-        lines.append(shown.line(made, FakeCounts(), 1, 1, 100.0 + 10 * trial))  # type: ignore[arg-type]
-    assert ["left" in line for line in lines] == [False] * 4 + [True] * 2
-    assert lines[4].endswith("about 0:30 left")
-    assert lines[5].endswith("about 0:20 left")
+def test_picture_has_the_best_and_a_row_for_each_trial_that_runs() -> None:
+    made = search(*ended(0, 0.5), Started(trial=1), Reported(trial=1, step=2, value=0.7), Started(trial=2))
+    told = {1: [*rows(1, 1, 0.9), *rows(1, 2, 0.7, speed=312.4), *rows(1, 2.5)], 2: rows(2, 0.2, speed=9.87)}
+    blank, bar, numbers, best, heading, *trials = picture(made, told)
+    assert blank == ""
+    assert bar.startswith("digits  ━")
+    assert bar.endswith("15% · 0:00")  # 10, 2 and 0 of 80 epochs, and 0.5 that are known of reports alone
+    assert numbers == "1 of 8 trials ended · 2 running"
+    assert best == "best error 0.5, trial 0 at 10 epochs:"
+    assert heading.split() == ["trial", "rung", "epochs", "error", "batch/s"]
+    assert trials == [
+        "    1   1/1  2.5 of 10    0.7  █▁              312",
+        "    2   1/1  0.2 of 10                        9.87",
+    ]
 
 
-def test_without_a_terminal_a_line_comes_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_picture_shows_the_hyperparameters_that_are_searched_over_as_far_as_there_is_room() -> None:
+    space = {
+        "lr": {"type": "categorical", "vals": [0.5]},
+        "model": {"depth": {"type": "categorical", "vals": [3]}},
+    }
+    made = search(*ended(0, 0.5), Started(trial=1), space={**space, "global_batch_size": 64})
+    wide, narrow = picture(made, {}, width=200), picture(made, {}, width=66)
+    assert wide[3] == "best error 0.5, trial 0 at 10 epochs: lr=0.5  model.depth=3"
+    assert wide[-1].endswith("  lr=0.5  model.depth=3")
+    assert narrow[-1].endswith("  lr=0.5  model.d…")
+    assert max(map(len, narrow)) <= 66
+
+
+def test_picture_has_no_more_lines_than_the_terminal_and_shows_the_best_of_the_trials() -> None:
+    events: list[Event] = [Started(trial=trial) for trial in range(8)]
+    events += [Reported(trial=trial, step=1, value=value) for trial, value in ((5, 0.1), (2, 0.3), (7, 0.2))]
+    made = search(*events)
+    lines = picture(made, {}, height=10)
+    assert [line.split()[0] for line in lines[5:]] == ["2", "5", "7", "and"]
+    assert lines[-1] == "and 5 more"
+    assert len(lines) < 10
+
+
+def test_picture_shows_restarts_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = search(Started(trial=0), Started(trial=1))
+    assert "restarts" not in picture(made, {})[-3]
+    monkeypatch.setattr(FakeCounts, "restarts", Counter({1: 2}))
+    *_, heading, first, second = picture(made, {})
+    place = heading.index("restarts") + len("restarts") - 1
+    assert (first[place : place + 1], second[place]) == ("", "2")
+
+
+def test_curve_of_a_trial_that_goes_on_after_a_resume_has_its_earlier_values() -> None:
+    made = search(Started(trial=0), Reported(trial=0, step=1, value=0.5), Reported(trial=0, step=2, value=0.25))
+    board = Board(name="digits", metric="error", smaller_is_better=True, unit="epochs")
+    records = [{"event": "reported", "trial": 0, "step": step, "value": value} for step, value in ((1, 0.5), (2, 0.25))]
+    board.begin(None, [*records, {"event": "reported", "trial": 0, "step": 2, "value": None}])
+    board.rows(0, rows(0, 3, 0.0))
+    console = Console(file=io.StringIO(), width=80)
+    with console.capture() as captured:
+        console.print(board.picture(made, FakeCounts(), 1, 1, width=80, height=24))  # type: ignore[arg-type]
+    assert "█▅▁" in captured.get()
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [([0, 7], "▁█"), ([3, 3], "▄▄"), ([float("nan"), 1, 2], " ▁█"), ([float("inf")], " "), ([], "")],
+    ids=["two", "equal", "nan", "infinite", "none"],
+)
+def test_sparkline(values: list[float], drawn: str) -> None:
+    assert sparkline(values) == drawn
+
+
+def test_without_a_terminal_a_line_comes_every_ten_seconds_and_later_every_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = 1000.0
     monkeypatch.setattr(display_module.time, "monotonic", lambda: clock)
-    screen = Screen()
+    screen, made, seen = Screen(), search(), []
     with screen.display as shown:
-        for _ in range(60):
+        for half in range(2 * 3600):
+            shown.update(made, FakeCounts(), 1, 1)  # type: ignore[arg-type]
             clock += 0.5
-            shown.update(search(), FakeCounts(), 1, 1)  # type: ignore[arg-type]
-    assert screen.text.count("0/8 trials") == 3
+            if half in (60, 3600, 4800, 7199):
+                seen.append(screen.text.count("trials ended"))
+    assert seen[0] == 4
+    assert seen[3] - seen[2] == 20
+    assert 30 < seen[1] < 120
 
 
-def test_on_a_terminal_the_line_is_gone_in_the_end() -> None:
+def test_on_a_terminal_the_picture_is_drawn_a_few_times_a_second_and_gone_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = 1000.0
+    monkeypatch.setattr(display_module.time, "monotonic", lambda: clock)
     screen = Screen(terminal=True)
+    made = search()
     with screen.display as shown:
-        shown.update(search(), FakeCounts(), 1, 1)  # type: ignore[arg-type]
+        for _ in range(1000):
+            shown.update(made, FakeCounts(), 1, 1)  # type: ignore[arg-type]
+            clock += 0.001
         shown.say("experiment digits")
-    assert "0/8 trials" in screen.text
+    # Each quarter of a second, below what is said, and once more before it is erased.
+    assert screen.text.count("trials ended") == 4 + 1 + 1
     # Its last act is to go up and erase it.
     assert screen.text.rstrip().endswith("\x1b[2K")
+
+
+class FakeIPython:
+    """As `IPython.display`: `shown` is what is in the cell now, `versions` how often something was."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+        self.versions = 0
+
+    def HTML(self, text: str) -> str:
+        return text
+
+    def display(self, text: str, *, display_id: bool) -> FakeIPython:
+        self.shown.append(text)
+        return self
+
+    def update(self, text: str) -> None:
+        self.shown[-1] = text
+        self.versions += 1
+
+
+def test_in_a_notebook_one_output_is_kept_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, ipython = 1000.0, FakeIPython()
+    monkeypatch.setattr(display_module.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(display_module, "_ipython", lambda: ipython)
+    shown = Display(
+        name="digits",
+        path=LONG_PATH,
+        metric="error",
+        smaller_is_better=True,
+        console=Console(file=io.StringIO(), force_jupyter=True),
+    )
+    made = search(Started(trial=0))
+    with shown:
+        for _ in range(100):
+            shown.update(made, FakeCounts(), 1, 1)  # type: ignore[arg-type]
+            clock += 0.1
+    assert len(ipython.shown) == 1
+    assert ipython.versions == 10
+    assert "0 trials ended · 1 running" in ipython.shown[0]
+    assert ipython.shown[0].startswith("<pre")
 
 
 def test_a_path_or_a_command_is_never_cut_into_lines() -> None:
     screen = Screen()
     screen.display.interrupted()
-    assert screen.text == f"stopped. Go on with: dray experiment resume {LONG_PATH}\n"
+    assert screen.text == f"go on with: dray experiment resume {LONG_PATH}\n"
+
+
+def test_end_before_the_end_tells_how_far_it_was_and_the_next_run_that_it_goes_on() -> None:
+    made, screen = search(*ended(0, 0.5), Started(trial=1)), Screen()
+    screen.display.begin(made, [])
+    screen.display.interrupted()
+    assert screen.text.startswith("stopped: 1 of its trials ended, 1 still to go on from their latest checkpoints\n")
+    again = Screen()
+    again.display.begin(made, [{"event": "opened"}, {"event": "started", "trial": 0}])
+    assert again.text == "going on: 1 of its trials ended, 1 still to go on from their latest checkpoints\n"
 
 
 def test_failure_is_told_by_the_last_line_of_its_traceback_and_not_for_ever() -> None:

@@ -1,0 +1,286 @@
+"""What a run looks like now, for a person: as a picture for a terminal or a notebook, and as one line for a file."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from dray.experiment.forecast import Forecast
+from searchers.domains import Const, Nested
+from searchers.search import Search, TrialView
+
+if TYPE_CHECKING:
+    from dray.experiment.run import Counts
+
+CURVE_WIDTHS = (10, 24)
+"""Of the sparkline, in columns: on a narrow terminal, and on one of `WIDE` columns."""
+WIDE = 120
+NARROW = 12
+"""The longest heading on a terminal that is not wide."""
+_BARS = "▁▂▃▄▅▆▇█"
+_HEAD = 7
+"""Lines of the picture that are no trials: four above the table, its heading, one for trials left out, the last."""
+
+
+@dataclass(slots=True)
+class _Trained:
+    """What the reports of a trial that runs have told."""
+
+    curve: deque[float] = field(default_factory=lambda: deque(maxlen=max(CURVE_WIDTHS)))
+    batches: int = 0
+    epochs: float | None = None
+    speed: float | None = None
+
+
+class Board:
+    """Args:
+    name: of the experiment.
+    metric: that the search compares.
+    smaller_is_better: of the metric.
+    unit: that the search counts lengths in: "epochs", "batches", "records", or a metric's name.
+    """
+
+    def __init__(self, *, name: str, metric: str, smaller_is_better: bool, unit: str = "batches") -> None:
+        self._name, self._metric, self._sign, self._unit = name, metric, 1 if smaller_is_better else -1, unit
+        self._trained: dict[int, _Trained] = {}
+        self._began = time.monotonic()
+        self._forecast: Forecast | None = None
+
+    def begin(self, forecast: Forecast | None, records: Sequence[Mapping[str, Any]]) -> None:
+        """A run begins: the journal's records until now are those of the runs before it."""
+        self._forecast = forecast
+        for record in records:
+            if record.get("event") == "reported" and isinstance(value := record.get("value"), int | float):
+                self._trained.setdefault(record["trial"], _Trained()).curve.append(value)
+            elif record.get("event") == "exited":
+                self._trained.pop(record["trial"], None)
+
+    def rows(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A trial has reported these rows of metrics."""
+        trained = self._trained.setdefault(trial, _Trained())
+        for row in rows:
+            trained.batches = max(trained.batches, row["batches"])
+            if row["epochs"] is not None:
+                trained.epochs = max(trained.epochs or 0.0, row["epochs"])
+            if row["kind"] == "validation" and row["name"] == self._metric:
+                trained.curve.append(row["value"])
+            elif row["kind"] == "system" and row["name"] == "batches_per_second":
+                trained.speed = row["value"]
+
+    def look(self, search: Search, groups: int) -> None:
+        """See how far the search is; a few times a second at most."""
+        views = list(search.trials.values())
+        for view in views:
+            if view.ended:
+                self._trained.pop(view.id, None)
+        if self._forecast is not None:
+            running = {view.id: self._step(view) for view in views if view.state == "RUNNING"}
+            self._forecast.look(views, running, groups, time.monotonic())
+
+    def line(self, search: Search, counts: Counts, groups: int, groups_wanted: int) -> str:
+        """All of it in one line."""
+        views = list(search.trials.values())
+        best = self._best(views)
+        share = "" if self._forecast is None or not self._forecast.share else f"{self._forecast.share:.0%}"
+        parts = [
+            f"{self._name}  {share}",
+            *self._numbers(views, counts, groups, groups_wanted),
+            f"best {self._metric} {best.best:.5g} (trial {best.id})" if best else "",
+            *self._times(),
+        ]
+        return " · ".join(part.strip() for part in parts if part)
+
+    def picture(
+        self, search: Search, counts: Counts, groups: int, groups_wanted: int, *, width: int, height: int
+    ) -> RenderableType:
+        """The overall progress, the best trial, and a table of as many running trials as there is room for."""
+        views = list(search.trials.values())
+        head = Table.grid(padding=(0, 2), expand=True)
+        head.add_column(no_wrap=True, max_width=width // 3)
+        head.add_column(ratio=1)
+        head.add_column(no_wrap=True, justify="right")
+        share = 0.0 if self._forecast is None else self._forecast.share
+        bar = ProgressBar(total=1.0, completed=share) if self._forecast is not None else ""
+        percent = [] if self._forecast is None else [f"{math.floor(100 * share)}%"]
+        head.add_row(Text(self._name, "bold"), bar, Text(" · ".join([*percent, *self._times()])))
+        lines: list[RenderableType] = [
+            "",
+            head,
+            self._cut(" · ".join(self._numbers(views, counts, groups, groups_wanted))),
+        ]
+        best = self._best(views)
+        if best is not None:
+            at = "" if best.best_step is None else f" at {_shown(best.best_step)} {self._unit}"
+            told = Text.assemble(f"best {self._metric} ", (_shown(best.best), "bold green"), f", trial {best.id}{at}")
+            lines.append(self._cut(told.append(f": {self._drawn(search, best)}", "dim")))
+        running = [view for view in views if view.state == "RUNNING"]
+        if running:
+            lines.append(self._table(search, running, counts, width, room=max(height - _HEAD, 1)))
+        return Group(*lines)
+
+    def _table(self, search: Search, running: list[TrialView], counts: Counts, width: int, room: int) -> RenderableType:
+        shown, wide = running, width >= WIDE
+        if len(running) > room:
+            # The best of them, in their places.
+            ranked = sorted(running, key=lambda view: math.inf if view.best is None else self._sign * view.best)
+            shown = sorted(ranked[:room], key=lambda view: view.id)
+        forecast = self._forecast
+        rungs = forecast if forecast is not None and not forecast.in_trials else None
+        again = any(counts.restarts[view.id] for view in shown)
+        heading = {"trial": "trial", "rung": "rung", "step": self._unit, "last": self._metric, "best": "best"}
+        heading |= {"curve": "", "speed": "batches/s", "again": "restarts"}
+        if not wide:
+            heading = {
+                name: text if len(text) <= NARROW else text[: NARROW - 1] + "…" for name, text in heading.items()
+            }
+            heading["speed"] = "batch/s"
+        left_out = {"rung": rungs is None, "best": not wide, "again": not again}
+        heading = {name: text for name, text in heading.items() if not left_out.get(name)}
+        curve = CURVE_WIDTHS[wide]
+        rows = []
+        for view in shown:
+            trained, step = self._trained.get(view.id, _Trained()), self._step(view)
+            place, end = (0, 0.0) if rungs is None else rungs.rung(step)
+            cells = {
+                "trial": str(view.id),
+                "rung": "" if rungs is None else f"{place}/{rungs.rungs}",
+                "step": _shown(round(step, 1)) + ("" if rungs is None else f" of {_shown(end)}"),
+                "last": _shown(trained.curve[-1] if trained.curve else view.last),
+                "best": _shown(view.best),
+                "curve": sparkline(list(trained.curve)[-curve:]),
+                "speed": _speed(trained.speed),
+                "again": str(counts.restarts[view.id] or ""),
+            }
+            rows.append([cells[name] for name in heading])
+        widths = [max(len(cell) for cell in column) for column in zip(heading.values(), *rows, strict=True)]
+        widths[list(heading).index("curve")] = curve
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        for (name, text), cells_width in zip(heading.items(), widths, strict=True):
+            left = name == "curve"
+            table.add_column(
+                text, justify="left" if left else "right", no_wrap=True, width=cells_width, style="cyan" if left else ""
+            )
+        table.add_column("", no_wrap=True, style="dim")
+        rest = max(width - sum(widths) - 2 * len(widths), 0)
+        for view, row in zip(shown, rows, strict=True):
+            drawn = Text(self._drawn(search, view))
+            drawn.truncate(rest, overflow="ellipsis")
+            table.add_row(*row, drawn)
+        if len(running) == len(shown):
+            return table
+        return Group(table, self._cut(f"and {len(running) - len(shown)} more"))
+
+    def _numbers(self, views: Sequence[TrialView], counts: Counts, groups: int, groups_wanted: int) -> list[str]:
+        """How many trials there are of each kind, and groups."""
+        states = Counter(view.state for view in views)
+        ended = sum(view.ended for view in views)
+        of = "" if self._forecast is None else f" of {self._forecast.trials}"
+        restarts = sum(counts.restarts.values())
+        parts = [
+            f"{ended}{of} trials ended",
+            f"{states['RUNNING']} running" if groups else "",
+            f"{states['PAUSED']} paused" if states["PAUSED"] else "",
+            f"{states['ERRORED']} failed" if states["ERRORED"] else "",
+            "the first worker group starts" if not groups else "",
+            f"{groups_wanted - groups} more of {groups_wanted} worker groups start"
+            if 0 < groups < groups_wanted
+            else "",
+            f"{restarts} restart{'s' * (restarts > 1)}" if restarts else "",
+        ]
+        return [part for part in parts if part]
+
+    def _times(self) -> list[str]:
+        now = duration(time.monotonic() - self._began)
+        left = None if self._forecast is None else self._forecast.left_s
+        return [now] if left is None else [now, f"about {_roughly(left)} left"]
+
+    def _step(self, view: TrialView) -> float:
+        """How far a trial is, in the search's unit."""
+        known, trained = float(view.last_step or 0), self._trained.get(view.id)
+        if trained is None:
+            return known
+        match self._unit:
+            case "epochs":
+                return max(known, trained.epochs or 0.0)
+            case "batches":
+                return max(known, float(trained.batches))
+            case "records":
+                records = (view.hparams or {}).get("global_batch_size")
+                return max(known, float(trained.batches * records)) if isinstance(records, int) else known
+        return known
+
+    def _best(self, views: Sequence[TrialView]) -> TrialView | None:
+        ranked = [view for view in views if view.best is not None and view.state != "INVALID_HP"]
+        return min(ranked, key=lambda view: self._sign * (view.best or 0), default=None)
+
+    def _drawn(self, search: Search, view: TrialView) -> str:
+        """The hyperparameters that are searched over."""
+        return "  ".join(f"{name}={_shown(value)}" for name, value in _drawn(search.space.root, view.hparams or {}))
+
+    def _cut(self, text: str | Text) -> Text:
+        """One line, cut where the terminal ends."""
+        line = Text(text) if isinstance(text, str) else text
+        line.no_wrap, line.overflow = True, "ellipsis"
+        return line
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve of one line, a character a value least (▁) to greatest (█); a space for what is no number."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return " " * len(values)
+    low, high = min(known), max(known)
+    steps = len(_BARS) - 1
+    return "".join(
+        " " if not math.isfinite(value)
+        else _BARS[steps // 2] if high == low
+        else _BARS[round((value - low) / (high - low) * steps)]
+        for value in values
+    )  # fmt: skip
+
+
+def _drawn(space: Nested, point: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The hyperparameters of a point that are not the same in all of them, by dotted name."""
+    for name, domain in space.domains:
+        value = point.get(name)
+        if isinstance(domain, Nested) and isinstance(value, Mapping):
+            yield from _drawn(domain, value, f"{prefix}{name}.")
+        elif not isinstance(domain, Const) and name in point:
+            yield prefix + name, value
+
+
+def _shown(value: object) -> str:
+    """A number of four digits; "" for None."""
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _speed(batches: float | None) -> str:
+    return "" if batches is None else f"{batches:,.0f}" if batches >= 100 else f"{batches:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds: 1:02:03, or 2:03."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _roughly(seconds: float) -> str:
+    """An estimate with no more digits than it has: 40 s, 12 min, 3 h 20 min, 2 days 4 h."""
+    if seconds < 60:
+        return f"{max(5, 5 * round(seconds / 5))} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60 // 10 * 10} min"
+    return f"{minutes // 1440} days {minutes % 1440 // 60} h"

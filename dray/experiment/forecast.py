@@ -1,0 +1,137 @@
+"""How far a search is, and how long it still takes: from the training that is left, not from the trials that ended."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from searchers.preview import Preview
+from searchers.search import TrialView
+
+FIRST_S = 5.0
+"""For so long trials must have trained before a time is told."""
+WINDOW_S = 30.0
+"""Speed is that of the last half of the run, and of so long at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """From one rung to the next: where it ends, its length, and how many trials are expected to go through it."""
+
+    end: float
+    length: float
+    trials: int
+
+
+class Forecast:
+    """A search's progress, in its own unit of length; in trials where it sets no lengths.
+
+    What trials have to go to their next rung is known, and how many are to be created. Of those that come to a rung, as
+    many go on as `searchers.preview` expects.
+
+    Args:
+        expected: what the whole search does, of `searchers.preview.preview`.
+    """
+
+    def __init__(self, expected: Preview) -> None:
+        rungs = [rung for bracket in expected.brackets for rung in bracket.rungs]
+        self.in_trials = any(rung.length is None for rung in rungs)
+        self.trials = expected.trials
+        ends = [1] if self.in_trials else sorted({rung.length for rung in rungs if rung.length is not None})
+        self._stages: list[_Stage] = []
+        begin = 0
+        for end in ends:
+            come = self.trials if self.in_trials else sum(rung.last for rung in rungs if (rung.length or 0) >= end)
+            self._stages.append(_Stage(end, end - begin, come))
+            begin = end
+        self._ends = [stage.end for stage in self._stages]
+        self._counted: set[int] = set()
+        self._trained = 0.0
+        self._seen: deque[tuple[float, float, float]] = deque()
+        self._busy_s = 0.0
+        self._looked: float | None = None
+        self._began = 0.0
+        self._moved = 0
+        self.share = 0.0
+        """Of the search, from 0 to 1; it never falls."""
+        self.left_s: float | None = None
+        """Until its end; None as long as nobody can tell."""
+
+    def rung(self, step: float) -> tuple[int, float]:
+        """The number, from 1, and the length of the rung that a trial at this length comes to next."""
+        place = min(bisect_right(self._ends, step), len(self._ends) - 1)
+        return place + 1, self._ends[place]
+
+    @property
+    def rungs(self) -> int:
+        """How many there are."""
+        return len(self._ends)
+
+    def look(self, trials: Iterable[TrialView], steps: Mapping[int, float], places: int, now: float) -> None:
+        """See how far the trials are.
+
+        Args:
+            trials: of the search.
+            steps: how far those are that run, where more is known of it than their last reports to the search.
+            places: how many trials can run at once.
+            now: seconds, of a clock that never goes back.
+        """
+        here = [0] * len(self._stages)  # trials between two rungs, on their way
+        left = [0.0] * len(self._stages)  # of these ways
+        trained, created, waiting, running, longest = 0.0, 0, 0, 0, 0.0
+        for view in trials:
+            created += view.state != "INVALID_HP"
+            if view.id in self._counted:
+                continue
+            step = min(max(view.last_step or 0.0, steps.get(view.id, 0.0)), self._ends[-1])
+            if self.in_trials:
+                step = float(view.ended and view.state != "INVALID_HP")
+            if view.ended:
+                self._counted.add(view.id)
+                self._trained += step
+                continue
+            trained += step
+            running += view.state == "RUNNING"
+            waiting += view.state == "PENDING"
+            place = bisect_right(self._ends, step)
+            if view.state != "PAUSED" and place < len(self._stages):
+                here[place] += 1
+                left[place] += self._ends[place] - step
+                longest = max(longest, self._ends[place] - step)
+        missing = max(self.trials - created, 0)
+        come: float = missing
+        for number, stage in enumerate(self._stages):
+            left[number] += come * stage.length
+            if number + 1 < len(self._stages):
+                come = (come + here[number]) * self._stages[number + 1].trials / max(stage.trials, 1)
+        total = sum(left)
+        trained += self._trained
+        self.share = max(self.share, trained / (trained + total) if total else 1.0)
+        if waiting or missing:
+            # At the end some places are free while the last trials run: on average, half of the longest stage.
+            unused = (places - 1) * max(stage.length for stage in self._stages if stage.trials) / 2
+            total += min(unused, total)
+        self._time(trained, total, longest, running, places, now)
+
+    def _time(self, trained: float, left: float, longest: float, running: int, places: int, now: float) -> None:
+        """Tell the time from what one place has trained in a second lately."""
+        if self._looked is not None:
+            self._busy_s += running * (now - self._looked)
+        self._looked = now
+        if self._seen and trained > self._seen[-1][1]:
+            self._moved += 1
+        if not self._moved:  # before the first progress there is nothing but starting up
+            self._seen.clear()
+            self._began = now
+        self._seen.append((now, trained, self._busy_s))
+        while len(self._seen) > 2 and now - self._seen[1][0] >= max(WINDOW_S, (now - self._began) / 2):
+            self._seen.popleft()
+        since, before, busy_s = self._seen[0]
+        gained, busy_s = trained - before, self._busy_s - busy_s
+        if self._moved < 4 or now - since < FIRST_S or gained <= 0 or busy_s <= 0:
+            self.left_s = None
+            return
+        speed = gained / busy_s
+        self.left_s = max(left / speed / max(places, 1), longest / speed)
