@@ -351,6 +351,7 @@ class Run:
                     assert message.report is not None
                     self._metrics.append(message.trial, message.report["rows"])
                     self._observers.rows(message.trial, message.report["rows"])
+                    self.display.rows(message.trial, message.report["rows"])
                     self._recorded[message.lease] += 1
                 case "saved":
                     self._retention.saved(message.trial, message.batches, message.checkpoint, message.value)
