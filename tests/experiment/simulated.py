@@ -10,13 +10,15 @@ from typing import Any
 
 from dray.experiment.config import ExperimentConfig, build_method, build_space, load_config
 from dray.experiment.directory import ExperimentDirectory
-from dray.experiment.metrics_log import MetricsLog
-from searchers.events import Action, Event, Reported
+from dray.experiment.metrics_log import SYSTEM, MetricsLog
+from searchers.events import Action, Event, Exited, Reported, Started
 from searchers.search import Search
 from searchers.simulate import Curve, simulate
 
 BATCHES = 10
 """Of an epoch."""
+START_S = 0.5
+"""From a trial's getting its workers to its first batch."""
 BEGAN = 1_700_000_000.0
 
 
@@ -55,7 +57,7 @@ def loss(hparams: Mapping[str, Any], epochs: float) -> float:
 
 
 def simulated(path: Path, trials: int, *, workers: int = 4, failures: float = 0.0) -> ExperimentDirectory:
-    """Write one; a row an epoch of four metrics, an epoch a second.
+    """Write one: four metrics an epoch, an epoch a second, of which a quarter is validation.
 
     Args:
         path: of the experiment; made.
@@ -66,20 +68,39 @@ def simulated(path: Path, trials: int, *, workers: int = 4, failures: float = 0.
     directory = ExperimentDirectory.create(path, config, None)
     metrics = MetricsLog(directory.metrics)
     trained: dict[int, int] = {}
+    free = [f"group-{number}" for number in range(workers)][::-1]
+    has: dict[int, str] = {}
+    timeline: list[str] = []
     records: list[dict[str, Any]] = []
     lines: list[str] = []
 
     def write(record: Mapping[str, Any], time: float) -> None:
         lines.append(json.dumps({**record, "time": BEGAN + time}))
 
+    def note(event: str, time: float, group: str, **fields: int) -> None:
+        timeline.append(json.dumps({"event": event, "time": BEGAN + time, "group": group, **fields}))
+
+    def leave(trial: int, time: float) -> None:
+        if trial in has:
+            free.append(has.pop(trial))
+            note("left", time, free[-1], trial=trial)
+
     def happened(time: float, event: Event, actions: list[Action]) -> None:
         while records:
             write(records.pop(0), time)
         trial = event.trial
+        if isinstance(event, Started):
+            leave(trial, time)
+            has[trial] = free.pop()
+            note("granted", time, has[trial], trial=trial)
+        elif isinstance(event, Exited):
+            leave(trial, time)
         if isinstance(event, Reported):
             hparams = search.trials[trial].hparams
             assert hparams is not None
-            until = int(event.step)
+            until, before = int(event.step), trained.get(trial, 0)
+            taken = {"starting_s": 0.0 if before else START_S, "training_s": 0.75 * (until - before)}
+            metrics.append(trial, system(taken | {"validating_s": 0.25 * (until - before)}, until, BEGAN + time))
             for epoch in range(trained.get(trial, 0) + 1, until + 1):
                 metrics.append(trial, rows(hparams, epoch, BEGAN + time - (until - epoch)))
             trained[trial] = until
@@ -91,19 +112,29 @@ def simulated(path: Path, trials: int, *, workers: int = 4, failures: float = 0.
         smaller_is_better=True,
         log=records.append,
     )
+    for group in free:
+        note("starts", 0.0, group, slots=1)
+        note("joined", 0.0, group)
     simulate(
         search,
         workers,
         lambda hparams: Curve(lambda epochs: loss(hparams, epochs)),
-        start_cost=0.5,
+        start_cost=START_S,
         failures=failures,
         watch=happened,
     )
     while records:
         write(records.pop(0), 0.0)
+    (directory.metrics / "_timeline.jsonl").write_text("".join(line + "\n" for line in timeline))
     directory.journal.write_text("".join(line + "\n" for line in lines))
     metrics.close()
     return directory
+
+
+def system(found: Mapping[str, float], epoch: int, time: float) -> list[dict[str, Any]]:
+    """What a trial took of its time."""
+    at = {"batches": BATCHES * epoch, "epochs": float(epoch), "kind": SYSTEM, "time": time}
+    return [{**at, "name": name, "value": value} for name, value in found.items() if value]
 
 
 def rows(hparams: Mapping[str, Any], epoch: int, time: float) -> list[dict[str, Any]]:

@@ -1,0 +1,374 @@
+"""The figures of a report, as plain data for plotly.js. Colours that depend on the theme are the page's affair."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dray.experiment.report.seen import MOST_POINTS, Seen
+from dray.experiment.timeline import PHASES
+
+Figure = dict[str, Any]
+"""Of "data" and "layout"."""
+
+RUNG_COLOURS = ("#8796aa", "#2f86d1", "#12a07a", "#e39a00", "#d5493a", "#9a4fc4")
+BEST_COLOUR = "#d81b60"
+SCALE = [[0.0, "#2f86d1"], [0.5, "#12a07a"], [1.0, "#e3a400"]]
+PHASE_COLOURS = {
+    "training": "#12a07a",
+    "data": "#7cc576",
+    "validating": "#2f86d1",
+    "checkpointing": "#9a4fc4",
+    "starting": "#e3a400",
+    "waiting": "#d5493a",
+    "ending": "#f08a4b",
+    "idle": "#b9c3cf",
+    "booting": "#6f7d8f",
+}
+PHASE_NAMES = {"data": "waiting for data", "waiting": "waiting for the search", "booting": "processes starting"}
+MOST_STRETCHES = 4_000
+BINS = 240
+
+
+def curves(seen: Seen) -> Figure:
+    """The searcher's metric of each trial along its training: a trace a rung, with gaps; the best trial on top."""
+    x = seen.along
+    rows = seen.validations.sort_values(["trial_id", "batches"])
+    by_trial = dict(iter(rows[rows["trial_id"].isin(seen.drawn.index)].groupby("trial_id")))
+    best = None if seen.ranked.empty else int(seen.ranked.index[0])
+    data = []
+    for rung in sorted(seen.drawn["rung"].unique()):
+        trials = seen.drawn.index[seen.drawn["rung"] == rung]
+        parts = [_thin(by_trial[trial]) for trial in trials if trial in by_trial and trial != best]
+        data.append(
+            _lines(seen, parts, x, seen.rung_name(int(rung)), rung_colour(seen, int(rung)), opacity=0.75, width=1.3)
+        )
+    if best is not None:
+        data.append(_lines(seen, [_thin(by_trial[best])], x, f"trial {best}, the best", BEST_COLOUR, width=2.8))
+    values = seen.validations["value"]
+    return {
+        "data": data,
+        "layout": {
+            "xaxis": {"title": {"text": x}, "rangemode": "tozero"},
+            "yaxis": {"title": {"text": seen.metric}, **_axis(values, seen.sign)},
+            "hovermode": "closest",
+        },
+    }
+
+
+def _lines(
+    seen: Seen, parts: Sequence[pd.DataFrame], x: str, name: str, colour: str, *, width: float, opacity: float = 1.0
+) -> dict[str, Any]:
+    xs: list[Any] = []
+    ys: list[Any] = []
+    trials: list[Any] = []
+    for part in parts:
+        xs += [*part[x].tolist(), None]
+        ys += [*part["value"].tolist(), None]
+        trials += [*part["trial_id"].tolist(), None]
+    few = len(parts) <= 40
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if few or all(len(part) < 2 for part in parts) else "lines",
+        "name": f"{name} ({len(parts)})" if len(parts) != 1 else name,
+        "x": xs,
+        "y": ys,
+        "customdata": trials,
+        "hovertemplate": f"trial %{{customdata}}<br>%{{x:.6g}} {x}: %{{y:.5g}}<extra></extra>",
+        "line": {"color": colour, "width": width},
+        "marker": {"size": 4},
+        "opacity": opacity,
+    }
+
+
+def _thin(rows: pd.DataFrame) -> pd.DataFrame:
+    if len(rows) <= MOST_POINTS:
+        return rows
+    return rows.iloc[np.linspace(0, len(rows) - 1, MOST_POINTS).astype(int)]
+
+
+def history(seen: Seen) -> Figure:
+    """The best of each trial when it had ended, and the best so far."""
+    began = seen.overview.began or 0.0
+    rows = seen.validations
+    finite = rows[rows["value"].abs() < math.inf].sort_values("time", kind="stable")
+    so_far = (seen.sign * finite["value"]).cummin()
+    steps = finite[so_far.diff().fillna(-1) < 0]
+    last = finite.groupby("trial_id")["time"].max()
+    shown = seen.shown[seen.shown.index.isin(last.index)]
+    unit_s, unit = _time_unit(float(finite["time"].max() - began) if len(finite) else 0.0)
+    end = [] if finite.empty else [(float(finite["time"].iloc[-1]) - began) / unit_s]
+    return {
+        "data": [
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "a trial's best",
+                "x": ((last.loc[shown.index] - began) / unit_s).tolist(),
+                "y": shown["best_metric"].tolist(),
+                "customdata": shown.index.tolist(),
+                "hovertemplate": "trial %{customdata}: %{y:.5g}<extra></extra>",
+                "marker": {"size": 5, "color": RUNG_COLOURS[1], "opacity": 0.6},
+            },
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": "the best so far",
+                "x": [*((steps["time"] - began) / unit_s).tolist(), *end],
+                "y": [*steps["value"].tolist(), *(steps["value"].tolist()[-1:] if end else [])],
+                "hovertemplate": "%{y:.5g}<extra></extra>",
+                "line": {"color": BEST_COLOUR, "shape": "hv", "width": 2.2},
+            },
+        ],
+        "layout": {
+            "xaxis": {"title": {"text": f"{unit} since it was created"}, "rangemode": "tozero"},
+            "yaxis": {"title": {"text": seen.metric}, **_axis(seen.ranked["best_metric"], seen.sign)},
+        },
+    }
+
+
+def parallel(seen: Seen) -> Figure:
+    """Parallel coordinates: an axis for each hyperparameter that varies, the last for the metric; coloured by rank."""
+    shown = seen.shown.iloc[::-1]  # the best are drawn last, on top
+    dimensions = [_dimension(seen, name, shown[f"hparams.{name}"]) for name in seen.varying]
+    values = shown["best_metric"]
+    log = _axis(values, seen.sign).get("type") == "log"
+    dimensions.append(_numbers(seen.metric, values, log=log))
+    return {
+        "data": [
+            {
+                "type": "parcoords",
+                "line": {
+                    "color": shown["score"].rank(pct=True).tolist(),
+                    "colorscale": [[0.0, BEST_COLOUR], [0.1, "#e3a400"], [0.5, "#2f86d1"], [1.0, "#8796aa"]],
+                },
+                "dimensions": dimensions,
+                "labelangle": -20,
+                "labelside": "top",
+            }
+        ],
+        "layout": {"margin": {"l": 60, "r": 60, "t": 90, "b": 30}},
+    }
+
+
+def _dimension(seen: Seen, name: str, values: pd.Series[Any]) -> dict[str, Any]:
+    if seen.is_number(name):
+        return _numbers(name, values, log=seen.is_log(name))
+    names = sorted({str(value) for value in values})
+    codes = {choice: code for code, choice in enumerate(names)}
+    return {
+        "label": name,
+        "values": [codes[str(value)] for value in values],
+        "tickvals": list(codes.values()),
+        "ticktext": [_short(choice) for choice in names],
+        "range": [-0.2, len(names) - 0.8],
+    }
+
+
+def _numbers(label: str, values: pd.Series[Any], *, log: bool) -> dict[str, Any]:
+    if not log:
+        return {"label": label, "values": values.tolist()}
+    exponents = np.log10(values.astype(float))
+    low, high = float(exponents.min()), float(exponents.max())
+    ticks = [tick for tick in _log_ticks(low, high) if low - 1e-9 <= math.log10(tick) <= high + 1e-9]
+    return {
+        "label": label,
+        "values": exponents.tolist(),
+        "tickvals": [math.log10(tick) for tick in ticks],
+        "ticktext": [f"{tick:g}" for tick in ticks],
+    }
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    decades = range(math.floor(low), math.ceil(high) + 1)
+    steps = (1,) if high - low > 2.5 else (1, 2, 5)
+    return [step * 10.0**decade for decade in decades for step in steps]
+
+
+def _ticks(low: float, high: float) -> dict[str, Any]:
+    """Of an axis by logarithm: few enough for a small figure."""
+    ticks = _log_ticks(low, high)
+    return {"tickmode": "array", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
+
+
+def slices(seen: Seen) -> dict[str, Figure]:
+    """For each hyperparameter, each trial's best by it, coloured by rung."""
+    figures = {}
+    axis = _axis(seen.ranked["best_metric"], seen.sign)
+    for name in seen.varying:
+        data = []
+        for rung in sorted(seen.shown["rung"].unique()):
+            trials = seen.shown[seen.shown["rung"] == rung]
+            values = trials[f"hparams.{name}"]
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": seen.rung_name(int(rung)),
+                    "x": values.tolist() if seen.is_number(name) else [_short(str(value)) for value in values],
+                    "y": trials["best_metric"].tolist(),
+                    "customdata": trials.index.tolist(),
+                    "hovertemplate": f"trial %{{customdata}}<br>{name} %{{x}}: %{{y:.5g}}<extra></extra>",
+                    "marker": {"size": 6, "color": rung_colour(seen, int(rung)), "opacity": 0.75},
+                }
+            )
+        x: dict[str, Any] = {"type": "linear" if seen.is_number(name) else "category"}
+        if seen.is_log(name):
+            exponents = np.log10(seen.shown[f"hparams.{name}"].astype(float))
+            x = {"type": "log", **_ticks(float(exponents.min()), float(exponents.max()))}
+        figures[name] = {
+            "data": data,
+            "layout": {
+                "xaxis": {"title": {"text": name}, **x},
+                "yaxis": {"title": {"text": seen.metric}, **axis},
+                "showlegend": False,
+                "margin": {"l": 55, "r": 10, "t": 10, "b": 45},
+            },
+        }
+    return figures
+
+
+def importances(seen: Seen) -> Figure | None:
+    """A bar for each hyperparameter; None if there is nothing to tell."""
+    found = seen.importance
+    if found is None or found.explained <= 0:
+        return None
+    names = list(found.shares)[::-1]
+    return {
+        "data": [
+            {
+                "type": "bar",
+                "orientation": "h",
+                "x": [found.shares[name] for name in names],
+                "y": names,
+                "text": [f"{found.shares[name]:.0%}" for name in names],
+                "textposition": "outside",
+                "cliponaxis": False,
+                "hovertemplate": "%{y}: %{x:.1%}<extra></extra>",
+                "marker": {"color": RUNG_COLOURS[1]},
+            }
+        ],
+        "layout": {
+            "xaxis": {"range": [0, 1.1], "tickformat": ".0%", "fixedrange": True},
+            "yaxis": {"automargin": True, "fixedrange": True},
+            "margin": {"l": 20, "r": 20, "t": 10, "b": 35},
+        },
+    }
+
+
+def stretches(seen: Seen) -> Figure | None:
+    """What each worker group did when, a bar for each phase; None if these are too many to be seen."""
+    table, unit_s, unit, began = _timed(seen)
+    if table.empty or len(table) > MOST_STRETCHES:
+        return None
+    data = []
+    for phase in PHASES:
+        rows = table[table["phase"] == phase]
+        if len(rows):
+            data.append(
+                {
+                    "type": "bar",
+                    "orientation": "h",
+                    "name": PHASE_NAMES.get(phase, phase),
+                    "y": rows["group"].tolist(),
+                    "base": ((rows["start"] - began) / unit_s).tolist(),
+                    "x": ((rows["end"] - rows["start"]) / unit_s).tolist(),
+                    "customdata": [f"trial {trial}, " if trial >= 0 else "" for trial in rows["trial_id"]],
+                    "hovertemplate": f"%{{customdata}}{PHASE_NAMES.get(phase, phase)}: %{{x:.3g}} {unit}"
+                    "<extra></extra>",
+                    "marker": {"color": PHASE_COLOURS[phase], "line": {"width": 0}},
+                }
+            )
+    groups = table["group"].nunique()
+    return {
+        "data": data,
+        "layout": {
+            "barmode": "overlay",
+            "bargap": 0.15,
+            "height": 150 + 26 * min(groups, 40),
+            "xaxis": {"title": {"text": f"{unit} since it was created"}, "rangemode": "tozero"},
+            "yaxis": {"automargin": True, "autorange": "reversed", "fixedrange": True},
+        },
+    }
+
+
+def shares(seen: Seen) -> Figure | None:
+    """What slots did over time: how many were in each phase."""
+    table, unit_s, unit, began = _timed(seen)
+    if table.empty:
+        return None
+    low, high = float(table["start"].min()), float(table["end"].max())
+    edges = np.linspace(low, high, BINS + 1)
+    data = []
+    for phase in PHASES:
+        rows = table[table["phase"] == phase]
+        if len(rows):
+            spent = np.zeros(BINS + 1)
+            starts, ends, slots = (rows[name].to_numpy() for name in ("start", "end", "slots"))
+            for i, edge in enumerate(edges):
+                spent[i] = (slots * np.clip(edge - starts, 0, ends - starts)).sum()
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "stackgroup": "slots",
+                    "name": PHASE_NAMES.get(phase, phase),
+                    "x": ((edges[:-1] + np.diff(edges) / 2 - began) / unit_s).tolist(),
+                    "y": (np.diff(spent) / np.diff(edges)).tolist(),
+                    "hovertemplate": "%{y:.2f}",
+                    "line": {"width": 0, "color": PHASE_COLOURS[phase], "shape": "hvh"},
+                    "fillcolor": PHASE_COLOURS[phase],
+                }
+            )
+    return {
+        "data": data,
+        "layout": {
+            "hovermode": "x unified",
+            "xaxis": {"title": {"text": f"{unit} since it was created"}, "rangemode": "tozero"},
+            "yaxis": {"title": {"text": "slots"}, "rangemode": "tozero"},
+        },
+    }
+
+
+def _timed(seen: Seen) -> tuple[pd.DataFrame, float, str, float]:
+    table = seen.timeline
+    began = seen.overview.began or 0.0
+    unit_s, unit = _time_unit(float(table["end"].max() - began) if len(table) else 0.0)
+    return table, unit_s, unit, began
+
+
+def _time_unit(seconds: float) -> tuple[float, str]:
+    return (1.0, "seconds") if seconds < 300 else (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
+
+
+def rung_colour(seen: Seen, rung: int) -> str:
+    """Of trials that have reached so many rungs."""
+    if len(seen.rungs) <= 1:
+        return RUNG_COLOURS[1]
+    place = rung / len(seen.rungs) * (len(RUNG_COLOURS) - 1)
+    return RUNG_COLOURS[round(place)] if len(seen.rungs) > len(RUNG_COLOURS) - 1 else RUNG_COLOURS[rung]
+
+
+def _axis(values: Iterable[float], sign: int) -> dict[str, Any]:
+    """Of a metric: by its logarithm where it spans more than a decade; without the worst, where these are far out."""
+    found = np.array([value for value in values if math.isfinite(value)])
+    if len(found) < 2:
+        return {}
+    if found.min() > 0 and found.max() / found.min() > 20:
+        low, high = math.log10(found.min()), math.log10(np.quantile(found, 0.98) if sign > 0 else found.max())
+        edge = 0.05 * (high - low)
+        return {"type": "log", "range": [low - edge, high + edge], **_ticks(low, high)}
+    best, middle, far = np.quantile(sign * found, [0.0, 0.5, 0.98])
+    worst = float((sign * found).max())
+    if worst - middle <= 5 * (middle - best) or far <= best:
+        return {}
+    edge = 0.05 * (far - best)
+    return {"range": sorted([sign * (best - edge), sign * (far + edge)])}
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 18 else f"{name[:17]}…"

@@ -1,0 +1,393 @@
+"""The page: sections of HTML around the figures, with plotly.js within; it needs no network and no other file."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+import dray
+from dray.experiment.errors import ExperimentError
+from dray.experiment.logs import last_line
+from dray.experiment.report import figures
+from dray.experiment.report.figures import BEST_COLOUR, PHASE_COLOURS, PHASE_NAMES, Figure
+from dray.experiment.report.seen import MOST_CURVES, MOST_TRIALS, Seen
+from dray.experiment.result import flat
+from dray.experiment.timeline import PHASES
+from searchers.domains import Categorical, Domain, Double, Int, Log
+
+ASSETS = Path(__file__).parent
+BEST_SHOWN = 10
+FAILURES_SHOWN = 30
+
+_PHASE_TOLD = {
+    "booting": "processes of a worker group start, and import torch",
+    "starting": "of a trial: from its hyperparameters to its first batch",
+    "training": "batches, without waiting for their data",
+    "data": "the trial waits for its loader",
+    "validating": "",
+    "checkpointing": "training waits while a checkpoint is made",
+    "waiting": "for the search's decisions, and for other ranks",
+    "ending": "of a trial: from its last report until its processes are free",
+    "idle": "up, and without a trial",
+}
+
+
+def write_report(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+    """Write a report on an experiment, also while it runs: one HTML file that needs nothing else.
+
+    Args:
+        path: the experiment's directory.
+        out: the file to write; ``report.html`` in the experiment's directory by default.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigError: there is no experiment.
+        ExperimentError: plotly or scikit-learn is not installed.
+        JournalError: its journal is damaged.
+    """
+    try:
+        import sklearn  # noqa: F401
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError as missing:
+        raise ExperimentError(f"a report needs {missing.name}: pip install 'dray[report]'") from None
+    seen = Seen(Path(path).expanduser().resolve())
+    page = _Page(seen)
+    html = (
+        (ASSETS / "page.html")
+        .read_text()
+        .replace("{{title}}", escape(f"{seen.config.name}: {seen.metric}"))
+        .replace("{{body}}", page.body())
+        .replace("{{figures}}", _script(page.figures))
+        .replace("{{plotly}}", get_plotlyjs().replace("</script", "<\\/script"))
+    )
+    file = Path(out).expanduser() if out is not None else seen.path / "report.html"
+    unnamed = file.with_name(f".{file.name}.tmp")
+    unnamed.write_text(html)
+    os.replace(unnamed, file)
+    return file
+
+
+class _Page:
+    """The sections, and the figures in them by the id of their place."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
+        self.figures: dict[str, Figure] = {}
+
+    def body(self) -> str:
+        sections = [self._head(), self._searched()]
+        if not self.seen.ranked.empty:
+            sections += [self._best(), self._learning(), self._hyperparameters()]
+        sections += [self._timeline(), self._failures(), self._config()]
+        return "\n".join(section for section in sections if section)
+
+    # ------------------------------------------------------------------ sections
+    def _head(self) -> str:
+        seen, now = self.seen, time.time()
+        states = seen.trials["state"].value_counts()
+        counted = ", ".join(f"{count:,} {str(state).lower()}" for state, count in states.items())
+        best = seen.ranked.iloc[0] if not seen.ranked.empty else None
+        slot_s = float(((seen.timeline["end"] - seen.timeline["start"]) * seen.timeline["slots"]).sum())
+        tiles = [
+            (f"best {seen.metric}", _number(best["best_metric"]) if best is not None else "none yet"),
+            ("trials", f"{len(seen.trials):,}"),
+            ("time", _duration(seen.overview.ran_s)),
+            ("time of slots", _duration(slot_s)) if slot_s else ("batches", f"{int(seen.trials['batches'].sum()):,}"),
+        ]
+        began = seen.overview.began
+        told = f"Created {_clock(began)}. " if began else ""
+        state = seen.overview.state
+        return f"""<header>
+<p class="state {state.lower()}">{state.lower()}</p>
+<h1>{escape(seen.config.name)}</h1>
+<p class="quiet">{told}As of {_clock(now)}: {counted}. <span class="path">{escape(str(seen.path))}</span></p>
+<div class="tiles">{"".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in tiles)}
+</div></header>"""
+
+    def _searched(self) -> str:
+        seen, searcher = self.seen, self.seen.config.searcher
+        better = "smaller" if searcher.smaller_is_better else "larger"
+        length = seen.length(searcher.length) if searcher.length is not None else "as its program says"
+        rungs = ", ".join(f"{rung:g}" for rung in seen.rungs[:-1])
+        facts = [
+            ("method", f"{searcher.name}, sampler {searcher.sampler.name}"),
+            ("metric", f"{seen.metric}, {better} is better"),
+            ("length of a trial", length + (f"; compared at {rungs}" if rungs else "")),
+            ("trials", f"{searcher.max_trials:,} at most" if searcher.max_trials else "as the method says"),
+            ("slots of a trial", str(seen.config.resources.slots_per_trial)),
+        ]
+        rows = [(name, *_domain(seen.domains[name])) for name in seen.domains]
+        same = [column for column in seen.trials.columns if column.startswith("hparams.")]
+        constants = [
+            (name, "constant", _shown(_first(seen.trials[column])))
+            for column in same
+            if (name := column.removeprefix("hparams.")) not in seen.domains
+            and name not in seen.varying
+            and _first(seen.trials[column]) is not None
+        ]
+        return f"""<section><h2>What was searched</h2>
+<dl>{"".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)}</dl>
+{_table(["hyperparameter", "kind", "values"], [*rows, *constants])}</section>"""
+
+    def _best(self) -> str:
+        seen = self.seen
+        trial, row = int(seen.ranked.index[0]), seen.ranked.iloc[0]
+        at = int(seen.result.best_batches()[trial])
+        drawn = seen.views[trial].hparams or {}
+        hparams = _table(["hyperparameter", "value"], [(name, _shown(value)) for name, value in flat(drawn)])
+        where = shlex.quote(str(seen.path))
+        shell = (
+            f"dray checkpoint export {where} -o model         # its weights, a state_dict, and its hyperparameters\n"
+            f"dray checkpoint download {where} -o checkpoint  # the whole checkpoint"
+        )
+        python = f"import dray\n\nresult = dray.Result({str(seen.path)!r})\ntrial = result.load_best_trial()"
+        columns = [f"hparams.{name}" for name in seen.varying]
+        top = seen.ranked.head(BEST_SHOWN)
+        rows = [
+            [
+                str(index),
+                str(one["state"]).lower(),
+                f"{int(one['batches']):,}",
+                _number(one["best_metric"]),
+                *(_shown(value) for value in one[columns]),
+            ]
+            for index, one in top.iterrows()
+        ]
+        return f"""<section><h2>The best trial</h2>
+<p>Trial <b>{trial}</b> ({str(row["state"]).lower()}) had {escape(seen.metric)} <b>{_number(row["best_metric"])}</b>
+after {at:,} batches.</p>
+{hparams}
+<p>To get it, from a shell or from Python:</p>
+<pre>{escape(shell)}</pre>
+<pre>{escape(python)}</pre>
+<h3>The {len(top)} best</h3>
+{_table(["trial", "state", "batches", seen.metric, *seen.varying], rows)}</section>"""
+
+    def _learning(self) -> str:
+        seen = self.seen
+        return f"""<section><h2>Learning curves</h2>
+{self._place("curves", figures.curves(seen), tall=True)}
+<p class="quiet">{self._left_out(len(seen.drawn), MOST_CURVES, "curves")}{_rungs_told(seen)}{self._cut()}</p>
+<h3>How the best was found</h3>
+{self._place("history", figures.history(seen))}</section>"""
+
+    def _hyperparameters(self) -> str:
+        seen = self.seen
+        if not seen.varying:
+            return ""
+        left_out = self._left_out(len(seen.shown), MOST_TRIALS, "trials")
+        parts = [f"<section><h2>Hyperparameters</h2>{self._importance()}<h3>All together</h3>"]
+        width = 90 * (len(seen.varying) + 1)
+        parts.append(
+            f'<div class="wide"><div style="min-width:{width}px">'
+            f"{self._place('parallel', figures.parallel(seen))}</div></div>"
+        )
+        scale = f"linear-gradient(90deg,{BEST_COLOUR},#e3a400 10%,#2f86d1 50%,#8796aa)"
+        parts.append(
+            f'<p class="quiet"><span class="scale">best <i style="background:{scale}"></i> worst, by rank.</span> '
+            f"Drag along an axis to choose trials. {left_out}</p>"
+        )
+        parts.append('<h3>One by one</h3><div class="grid">')
+        parts += [self._place(f"slice-{i}", figure) for i, figure in enumerate(figures.slices(seen).values())]
+        legend = "".join(
+            f'<span><i style="background:{figures.rung_colour(seen, int(rung))}"></i>'
+            f"{escape(seen.rung_name(int(rung)))}</span>"
+            for rung in sorted(seen.shown["rung"].unique())
+        )
+        parts.append(f'</div><p class="quiet legend">{legend}</p></section>')
+        return "\n".join(parts)
+
+    def _importance(self) -> str:
+        seen, found = self.seen, self.seen.importance
+        if found is None:
+            return "<p>Too few trials to tell which hyperparameters mattered.</p>"
+        at = seen.length(seen.compared_at or 0, seen.along)
+        figure = figures.importances(seen)
+        if figure is None:
+            return f"<p>Which hyperparameters mattered does not show in the {found.trials:,} trials at {at}.</p>"
+        place = self._place("importances", figure, height=90 + 34 * len(found.shares))
+        return f"""<h3>What mattered</h3>{place}
+<p class="quiet">For {escape(seen.metric)} at {at}, which two thirds of the trials have reached, so that they can be
+compared: by how much worse a random forest predicts a trial's rank when one hyperparameter is shuffled. The forest
+explains {found.explained:.0%} of the ranks of trials that it has not seen ({found.trials:,} trials).</p>"""
+
+    def _timeline(self) -> str:
+        seen = self.seen
+        table = seen.timeline
+        if table.empty:
+            return ""
+        spent = ((table["end"] - table["start"]) * table["slots"]).groupby(table["phase"]).sum()
+        total = float(spent.sum())
+        rows = [
+            (
+                f'<i style="background:{PHASE_COLOURS[phase]}"></i>{PHASE_NAMES.get(phase, phase)}',
+                f"{spent[phase] / total:.1%}",
+                _duration(float(spent[phase])),
+                escape(_PHASE_TOLD[phase]),
+            )
+            for phase in PHASES
+            if phase in spent.index
+        ]
+        rows.sort(key=lambda row: -float(row[1].rstrip("%")))
+        before = float(table["start"].min()) - (seen.overview.began or float(table["start"].min()))
+        parts = ["<section><h2>Where the time of slots went</h2>"]
+        parts.append(_table(["phase", "share", "time of slots", ""], rows, raw=True))
+        if before > 0:
+            parts.append(f'<p class="quiet">Before the first worker group was started: {_duration(before)}.</p>')
+        shares, stretches = figures.shares(seen), figures.stretches(seen)
+        if shares is not None:
+            parts.append(self._place("shares", shares))
+        if stretches is not None:
+            parts.append("<h3>Each worker group</h3>")
+            parts.append(self._place("stretches", stretches, height=stretches["layout"]["height"]))
+            parts.append('<p class="quiet">What a trial tells at once, every five seconds, is one piece a phase.</p>')
+        else:
+            parts.append(f'<p class="quiet">{len(table):,} pieces are too many to show each.</p>')
+        parts.append(_system(seen))
+        return "\n".join(parts) + "</section>"
+
+    def _failures(self) -> str:
+        seen = self.seen
+        failed = [record for record in seen.records if record.get("event") in ("restarted", "gave_up")]
+        invalid = int((seen.trials["state"] == "INVALID_HP").sum())
+        told = f"<p>{invalid:,} trials had invalid hyperparameters.</p>" if invalid else ""
+        if not failed:
+            return f"<section><h2>Failures</h2>{told or '<p>None.</p>'}</section>"
+        kinds: dict[str, list[Mapping[str, Any]]] = {}
+        for record in failed:
+            kinds.setdefault(last_line(str(record.get("error", ""))), []).append(record)
+        ordered = sorted(kinds.items(), key=lambda item: -len(item[1]))
+        parts = [f"<section><h2>Failures</h2>{told}"]
+        ended = sum(record["event"] == "gave_up" for record in failed)
+        parts.append(f"<p>{len(failed):,} failures; after {ended:,} of them a trial was given up.</p>")
+        for line, mine in ordered[:FAILURES_SHOWN]:
+            trials = list(dict.fromkeys(record["trial"] for record in mine))
+            some = ", ".join(map(str, trials[:8])) + (f" and {len(trials) - 8} more" if len(trials) > 8 else "")
+            parts.append(
+                f"<details><summary><b>{len(mine)}×</b> {escape(line)} <span class='quiet'>trial {some}</span>"
+                f"</summary><pre>{escape(str(mine[-1].get('error', '')).strip())}</pre></details>"
+            )
+        if len(ordered) > FAILURES_SHOWN:
+            parts.append(f'<p class="quiet">and {len(ordered) - FAILURES_SHOWN} others: see the journal.</p>')
+        return "\n".join(parts) + "</section>"
+
+    def _config(self) -> str:
+        return f"""<section><h2>Config</h2><details><summary>experiment.yaml, all defaults filled in</summary>
+<pre>{escape(self.seen.directory.config_file.read_text())}</pre></details>
+<p class="quiet">Written by dray {dray.__version__}.</p></section>"""
+
+    # ------------------------------------------------------------------ pieces
+    def _place(self, name: str, figure: Figure, *, tall: bool = False, height: int | None = None) -> str:
+        self.figures[name] = figure
+        style = f' style="height:{height}px"' if height else ""
+        return f'<div class="plot{" tall" if tall else ""}" id="{name}"{style}></div>'
+
+    def _left_out(self, shown: int, most: int, what: str) -> str:
+        there = len(self.seen.ranked)
+        if shown == there:
+            return ""
+        return f"Shown are {shown:,} {what} of {there:,}: the {most // 2:,} best, and others evenly by rank. "
+
+    def _cut(self) -> str:
+        return " A double click shows all that there is, also what is far off."
+
+
+def _rungs_told(seen: Seen) -> str:
+    return "Coloured by how far the search let a trial come." if len(seen.rungs) > 1 else ""
+
+
+def _system(seen: Seen) -> str:
+    """What trials took of their machines."""
+    rows = seen.result.system_metrics
+    names = {
+        "batches_per_second": "batches a second",
+        "cpu_cores": "CPU cores of a trial",
+        "memory_gb": "memory of a trial, GB",
+        "gpu_percent": "GPU, % of time",
+        "gpu_memory_gb": "GPU memory of a rank, GB",
+    }
+    table = []
+    for name, told in names.items():
+        values = rows.loc[rows["name"] == name, "value"]
+        if len(values):
+            low, middle, high = values.quantile(np.array([0.05, 0.5, 0.95]))
+            table.append((told, _rough(middle), f"{_rough(low)} to {_rough(high)}"))
+    if not table:
+        return ""
+    return "<h3>What trials took</h3>" + _table(["", "median", "most of the time"], table)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, raw: bool = False) -> str:
+    cells = [[cell if raw else escape(str(cell)) for cell in row] for row in rows]
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
+    headings = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    return f'<div class="wide"><table><thead><tr>{headings}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _domain(domain: Domain) -> tuple[str, str]:
+    match domain:
+        case Log():
+            return "log", f"{domain.base**domain.minval:g} to {domain.base**domain.maxval:g}"
+        case Int():
+            return "log of integers" if domain.log else "integer", f"{domain.minval} to {domain.maxval}"
+        case Double():
+            return "number", f"{domain.minval:g} to {domain.maxval:g}"
+        case Categorical():
+            return "one of", ", ".join(_shown(value) for value in domain.vals)
+        case _:
+            return "", str(domain)
+
+
+def _first(values: pd.Series[Any]) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _shown(value: Any) -> str:
+    return _number(value) if isinstance(value, float) else str(value)
+
+
+def _number(value: Any) -> str:
+    return f"{float(value):.5g}"
+
+
+def _rough(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def _script(value: Any) -> str:
+    """JSON within a script: no NaN, which it does not know, and nothing that ends the script."""
+    return json.dumps(_finite(value), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

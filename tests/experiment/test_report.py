@@ -1,0 +1,309 @@
+"""The report on an experiment: its figures are the experiment's tables, and the file needs nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dray.experiment.errors import ConfigError, ExperimentError
+from dray.experiment.report import figures, page, seen, write_report
+from dray.experiment.report.importance import importance
+from dray.experiment.report.seen import Seen
+from searchers.journal import Journal
+from tests.experiment.simulated import START_S, simulated
+from tests.experiment.test_result import config, told
+
+WORKERS = 3
+TRIALS = 48
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return simulated(tmp_path_factory.mktemp("report") / "experiment", TRIALS, workers=WORKERS).path
+
+
+@pytest.fixture
+def looked(path: Path) -> Seen:
+    return Seen(path)
+
+
+def curves_of(figure: figures.Figure) -> dict[int, list[tuple[float, float]]]:
+    """The curve of each trial, out of traces in which curves follow one another after a gap."""
+    curves: dict[int, list[tuple[float, float]]] = {}
+    for trace in figure["data"]:
+        for x, y, trial in zip(trace["x"], trace["y"], trace["customdata"], strict=True):
+            if trial is not None:
+                curves.setdefault(trial, []).append((x, y))
+            else:
+                assert x is None
+                assert y is None
+    return curves
+
+
+def validations(looked: Seen) -> dict[int, list[tuple[float, float]]]:
+    rows = looked.result.metrics.query("kind == 'validation' and name == 'validation_loss'")
+    return {trial: list(zip(mine["epochs"], mine["value"], strict=True)) for trial, mine in rows.groupby("trial_id")}
+
+
+# ------------------------------------------------------------------ figures
+
+
+def test_curves_are_the_validations_of_all_trials(looked: Seen) -> None:
+    assert curves_of(figures.curves(looked)) == validations(looked)
+
+
+def test_curves_have_a_trace_for_each_rung_and_one_for_the_best(looked: Seen) -> None:
+    data = figures.curves(looked)["data"]
+    lengths = {trial: curve[-1][0] for trial, curve in validations(looked).items()}
+    best = looked.result.trials["best_metric"].idxmin()
+    for trace, length in zip(data, (1, 4, 16), strict=False):
+        trials = {trial for trial in trace["customdata"] if trial is not None}
+        assert trials == {trial for trial, last in lengths.items() if last == length and trial != best}
+        assert trace["name"] == f"to {length} epoch{'s' if length > 1 else ''} ({len(trials)})"
+    assert set(data[3]["customdata"]) == {best, None}
+    assert data[3]["name"] == f"trial {best}, the best"
+
+
+def test_of_many_trials_the_best_are_shown_and_the_others_evenly(looked: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seen, "MOST_CURVES", 12)
+    shown = list(curves_of(figures.curves(looked)))
+    ranked = looked.result.trials.sort_values("best_metric", kind="stable")["trial_id"].tolist()
+    assert len(shown) == 12
+    assert set(ranked[:6]) < set(shown), "the best six"
+    places = sorted(ranked.index(trial) for trial in shown)[6:]
+    gaps = np.diff(places)
+    assert places[-1] == TRIALS - 1, "down to the worst"
+    assert gaps.max() - gaps.min() <= 1
+
+
+def test_a_long_curve_keeps_its_first_and_last_point() -> None:
+    rows = pd.DataFrame({"value": np.arange(10_000.0)})
+    thin = figures._thin(rows)
+    assert len(thin) == seen.MOST_POINTS
+    assert thin["value"].iloc[[0, -1]].tolist() == [0, 9_999]
+
+
+def test_slices_have_a_point_for_each_trial(looked: Seen) -> None:
+    found = figures.slices(looked)
+    assert list(found) == ["hidden", "lr", "optimizer"]
+    trials = looked.result.trials.set_index("trial_id")
+    for name, figure in found.items():
+        points = {
+            trial: (x, y)
+            for trace in figure["data"]
+            for trial, x, y in zip(trace["customdata"], trace["x"], trace["y"], strict=True)
+        }
+        assert points == {trial: (row[f"hparams.{name}"], row["best_metric"]) for trial, row in trials.iterrows()}
+    assert [figure["layout"]["xaxis"]["type"] for figure in found.values()] == ["linear", "log", "category"]
+
+
+def test_parallel_coordinates_have_all_trials_the_best_on_top(looked: Seen) -> None:
+    [trace] = figures.parallel(looked)["data"]
+    ranked = looked.result.trials.sort_values("best_metric", ascending=False)
+    by_label = {dimension["label"]: dimension for dimension in trace["dimensions"]}
+    assert by_label["hidden"]["values"] == ranked["hparams.hidden"].tolist()
+    assert by_label["lr"]["values"] == pytest.approx(np.log10(ranked["hparams.lr"]).tolist())
+    names = by_label["optimizer"]
+    assert [names["ticktext"][code] for code in names["values"]] == ranked["hparams.optimizer"].tolist()
+    assert 10.0 ** np.array(by_label["lr"]["tickvals"]) == pytest.approx([float(t) for t in by_label["lr"]["ticktext"]])
+
+
+def test_best_so_far_never_gets_worse_and_ends_with_the_best(looked: Seen) -> None:
+    points, line = figures.history(looked)["data"]
+    assert sorted(points["customdata"]) == list(range(TRIALS))
+    assert line["y"] == sorted(line["y"], reverse=True)
+    assert line["y"][-1] == looked.result.trials["best_metric"].min()
+    assert line["x"] == sorted(line["x"])
+
+
+def test_time_of_slots_is_the_same_in_all_figures(looked: Seen) -> None:
+    epochs = looked.result.metrics.query("name == 'loss'").groupby("trial_id").size()
+    expected = {
+        "starting": START_S * TRIALS,
+        "training": 0.75 * epochs.sum(),
+        "validating": 0.25 * epochs.sum(),
+    }
+    stretches, shares = figures.stretches(looked), figures.shares(looked)
+    assert stretches is not None
+    assert shares is not None
+    unit_s = {"seconds": 1, "minutes": 60}[stretches["layout"]["xaxis"]["title"]["text"].split()[0]]
+    bars = {trace["name"]: unit_s * sum(trace["x"]) for trace in stretches["data"]}
+    width = np.diff(shares["data"][0]["x"])[0] * unit_s
+    areas = {trace["name"]: width * sum(trace["y"]) for trace in shares["data"]}
+    for phase, seconds in expected.items():
+        assert bars[phase] == pytest.approx(seconds)
+        assert areas[phase] == pytest.approx(seconds)
+    assert np.sum([trace["y"] for trace in shares["data"]], axis=0) == pytest.approx(WORKERS)
+
+
+def test_too_many_stretches_are_not_shown_one_by_one(looked: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "MOST_STRETCHES", 20)
+    assert figures.stretches(looked) is None
+    assert figures.shares(looked) is not None
+
+
+@pytest.mark.parametrize(
+    ("values", "sign", "expected"),
+    [
+        ([0.1, 0.2, 0.3], 1, {}),
+        ([0.5], 1, {}),
+        ([0.01, 1.0, math.inf], 1, "log"),
+        ([-0.5, *np.linspace(0, 1, 99), 1e9], 1, (-0.6, 1.2)),
+        ([0.5, *np.linspace(0, -1, 99), -1e9], -1, (-1.2, 0.6)),
+    ],
+    ids=["as it is", "one", "by logarithm", "without an outlier", "or a low one, where more is better"],
+)
+def test_axis_of_a_metric(values: list[float], sign: int, expected: Any) -> None:
+    axis = figures._axis(values, sign)
+    if expected == "log":
+        assert axis["type"] == "log"
+    elif isinstance(expected, tuple):
+        low, high = axis["range"]
+        assert expected[0] < low < high < expected[1]
+    else:
+        assert axis == expected
+
+
+def test_trials_are_compared_where_most_have_been(looked: Seen) -> None:
+    assert looked.compared_at == 1
+    assert looked.length(1, "epochs") == "1 epoch"
+    assert looked.length(4) == "4 epochs"
+
+
+# ------------------------------------------------------------------ importance
+
+
+@pytest.mark.slow
+def test_what_matters_is_found(looked: Seen) -> None:
+    found = looked.importance
+    assert found is not None
+    assert list(found.shares) == ["lr", "optimizer", "hidden"], "as the simulated trials learn"
+    assert sum(found.shares.values()) == pytest.approx(1)
+    assert found.explained > 0.5
+    assert found.trials == TRIALS
+
+
+@pytest.mark.slow
+def test_choices_switches_and_what_is_not_there_matter_too() -> None:
+    n = 60
+    table = pd.DataFrame(
+        {
+            "net": ["deep", "wide", "narrow"] * (n // 3),
+            "noise": np.random.default_rng(0).random(n),
+            "skip": pd.Series([True, None, False, None] * (n // 4), dtype=object),
+        }
+    )
+    scores = table["net"].map({"deep": 1.0, "wide": math.inf, "narrow": 2.0}) + (table["skip"].isna() * 0.1)
+    found = importance(table, scores)
+    assert found is not None
+    assert list(found.shares) == ["net", "skip", "noise"]
+
+
+def test_few_trials_tell_nothing() -> None:
+    table = pd.DataFrame({"lr": np.arange(9.0)})
+    assert importance(table, table["lr"]) is None
+    assert importance(pd.DataFrame(index=range(20)), pd.Series(np.arange(20.0))) is None
+
+
+# ------------------------------------------------------------------ the file
+
+
+def figures_of(html: str) -> dict[str, Any]:
+    match = re.search(r"^const figures = (.*);$", html, re.MULTILINE)
+    assert match is not None
+    found: dict[str, Any] = json.loads(match.group(1))
+    return found
+
+
+def text_of(html: str) -> str:
+    """What is to be read of it."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html.partition("<script>")[0]))
+
+
+@pytest.mark.slow
+def test_report_is_one_file_with_everything_in_it(path: Path, tmp_path: Path) -> None:
+    file = write_report(path, tmp_path / "r.html")
+    html = file.read_text()
+    assert [one.name for one in tmp_path.iterdir()] == ["r.html"]
+    assert not re.findall(r"<(?:link|img|iframe)|<script[^>]+src|@import|url\(", html.partition("<script>")[0])
+    assert {"curves", "history", "importances", "parallel", "slice-0", "shares", "stretches"} <= set(figures_of(html))
+    for name in figures_of(html):
+        assert f'id="{name}"' in html
+    text = text_of(html)
+    result = Seen(path).result
+    best = result.trials.loc[result.trials["best_metric"].idxmin()]
+    assert f"Trial {best['trial_id']} (completed) had validation_loss {best['best_metric']:.5g}" in text
+    assert f"dray checkpoint export {path} -o model" in text
+    assert "lr log 0.0001 to 0.1" in text
+    assert "global_batch_size constant 64" in text
+    assert "Failures None." in text
+
+
+@pytest.mark.slow
+def test_report_of_a_running_experiment_says_so_and_of_its_failures(tmp_path: Path) -> None:
+    story = told(tmp_path, config())
+    story.write(
+        {
+            "event": "restarted",
+            "trial": 3,
+            "error": 'Traceback (most recent call last):\n  File "model.py"\nValueError: <b>17</b> & more\n',
+        }
+    )
+    file = write_report(story.directory.path)
+    assert file == story.directory.path / "report.html"
+    text, html = text_of(file.read_text()), file.read_text()
+    assert text.count("running") >= 1
+    assert '<p class="state running">' in html
+    assert "ValueError: &lt;b&gt;17&lt;/b&gt; &amp; more" in html
+    assert "<b>17</b>" not in html
+    assert "1 trials had invalid hyperparameters" in text
+    assert "3 failures; after 1 of them a trial was given up" in text
+    story.journal.close()
+    assert '<p class="state stopped">' in write_report(story.directory.path).read_text()
+
+
+@pytest.fixture
+def only_begun(tmp_path: Path) -> Iterator[Path]:
+    from tests.experiment.test_result import Story
+
+    story = Story(tmp_path / "experiment", config())
+    yield story.directory.path
+    story.journal.close()
+
+
+@pytest.mark.slow
+def test_report_before_anything_was_measured(only_begun: Path) -> None:
+    text = text_of(write_report(only_begun).read_text())
+    assert "best error" in text
+    assert "none yet" in text
+    assert "What was searched" in text
+
+
+def test_numbers_and_names_cannot_break_the_page() -> None:
+    told = page._script({"y": [1.0, math.nan, -math.inf], "name": "</script><b>", 3: (True, None)})
+    assert "<" not in told
+    assert json.loads(told) == {"y": [1.0, None, None], "name": "</script><b>", "3": [True, None]}
+
+
+def test_what_is_missing_is_told(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="no experiment in"):
+        write_report(tmp_path)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ExperimentError, match=r"needs sklearn: pip install 'dray\[report\]'"):
+        write_report(path)
+
+
+def test_experiment_of_another_process_is_not_locked_by_a_look(path: Path) -> None:
+    Seen(path)
+    with Journal(path / "journal.jsonl"):
+        assert Seen(path).overview.state == "RUNNING"
