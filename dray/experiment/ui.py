@@ -85,12 +85,12 @@ def _dashboard(directory: ExperimentDirectory, port: int, say: Callable[[str], N
         _write(directory, study)
 
     def start() -> None:
-        while not _has_study(study):
+        while not has_study(study):
             time.sleep(LOOK_S)
         _serve(study, port)
         say(f"optuna-dashboard  http://{HOST}:{port}/dashboard/studies/1")
 
-    if _has_study(study):
+    if has_study(study):
         start()
     else:
         say("optuna-dashboard  starts when the first trial has reported")
@@ -105,7 +105,8 @@ def _write(directory: ExperimentDirectory, study: Path) -> None:
     tell_all(directory, lambda: OptunaStudy(study, directory.config()))
 
 
-def _has_study(study: Path) -> bool:
+def has_study(study: Path) -> bool:
+    """Whether a run has made its study in this file. Optuna's own look would make one."""
     try:
         with contextlib.closing(sqlite3.connect(f"{study.as_uri()}?mode=ro", uri=True)) as database:
             return database.execute("SELECT 1 FROM studies").fetchone() is not None

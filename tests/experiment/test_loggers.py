@@ -3,14 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import struct
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,11 +15,9 @@ from dray.experiment.config import ExperimentConfig, load_config
 from dray.experiment.errors import ConfigError
 from dray.experiment.observers import tell_all
 from dray.experiment.result import Result
-from dray.experiment.ui import free_port
 from searchers.events import Exited
 from tests.experiment.test_result import Story, config, told
-
-STARTS_IN_S = 120.0
+from tests.loggers import MLflow, WandB, mlflow_server
 
 
 def with_loggers(value: Any) -> ExperimentConfig:
@@ -94,63 +84,16 @@ def test_a_missing_library_is_told_before_anything_starts(monkeypatch: pytest.Mo
 # ------------------------------------------------------------------ MLflow
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of an MLflow server."""
     pytest.importorskip("mlflow")
-    home, port = tmp_path_factory.mktemp("mlflow"), free_port(15000)
-    command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{home}/runs.db", "--artifacts-destination", str(home / "artifacts")]
-    address = f"http://127.0.0.1:{port}"
-    with (home / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=home, start_new_session=True)
-    try:
-        deadline = time.monotonic() + STARTS_IN_S
-        while True:
-            try:
-                urllib.request.urlopen(f"{address}/health", timeout=5)
-                break
-            except (urllib.error.URLError, OSError):
-                assert process.poll() is None, (home / "log").read_text()
-                assert time.monotonic() < deadline, (home / "log").read_text()
-                time.sleep(0.2)
+    with mlflow_server(tmp_path_factory.mktemp("mlflow")) as address:
         yield address
-    finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-class Read:
-    """An experiment's runs, as MLflow's client reads them."""
-
-    def __init__(self, server: str, name: str) -> None:
-        from mlflow import MlflowClient
-
-        self.client = MlflowClient(tracking_uri=server)
-        experiment = self.client.get_experiment_by_name(name)
-        assert experiment is not None
-        runs = self.client.search_runs([experiment.experiment_id])
-        [self.parent] = [run for run in runs if run.data.tags["dray.kind"] == "search"]
-        trials = [run for run in runs if run.data.tags["dray.kind"] == "trial"]
-        assert {run.data.tags["mlflow.parentRunId"] for run in trials} <= {self.parent.info.run_id}
-        self.trials = {int(run.data.tags["dray.trial"]): run for run in trials}
-        assert len(self.trials) == len(trials), "a trial has one run"
-
-    def history(self, trial: int, key: str) -> list[tuple[int, float]]:
-        found = self.client.get_metric_history(self.trials[trial].info.run_id, key)
-        return sorted((each.step, each.value) for each in found)
-
-    def states(self) -> dict[int, tuple[str, str]]:
-        return {trial: (run.info.status, run.data.tags["dray.state"]) for trial, run in self.trials.items()}
 
 
 @pytest.mark.slow
 def test_mlflow_has_a_run_for_each_trial_with_all_its_metrics(server: str, tmp_path: Path) -> None:
     story = told(tmp_path, with_loggers({"mlflow": {"tracking_uri": server}}))
     write(story)
-    read = Read(server, "digits")
+    read = MLflow(server, "digits")
     assert read.states() == {
         0: ("FINISHED", "COMPLETED"),
         1: ("FAILED", "ERRORED"),
@@ -180,13 +123,13 @@ def test_mlflow_gets_what_it_lacks_and_nothing_twice(server: str, tmp_path: Path
     story = told(tmp_path, with_loggers([{"mlflow": {"tracking_uri": server, "experiment_name": "twice"}}]))
     write(story)
     write(story)
-    before = Read(server, "twice")
+    before = MLflow(server, "twice")
     assert before.history(3, "validation/error") == [(10, 0.375)]
     story.clock += 1
     story.validate(3, 20, 0.125, decides=True)
     story.happen(Exited(trial=3, reason="completed"))
     write(story)
-    read = Read(server, "twice")
+    read = MLflow(server, "twice")
     assert {trial: run.info.run_id for trial, run in read.trials.items()} == {
         trial: run.info.run_id for trial, run in before.trials.items()
     }
@@ -206,7 +149,7 @@ def test_mlflow_has_the_config_and_the_best_trial_of_a_search_that_is_over(serve
         [last] = [view.id for view in story.search.trials.values() if not view.ended]
         story.happen(Exited(trial=last, reason="completed"))
     write(story)
-    read = Read(server, "over")
+    read = MLflow(server, "over")
     assert read.parent.info.status == "FINISHED"
     run = read.parent.info.run_id
     assert sorted(found.path for found in read.client.list_artifacts(run)) == ["best_trial.json", "experiment.yaml"]
@@ -225,54 +168,6 @@ def test_mlflow_has_the_config_and_the_best_trial_of_a_search_that_is_over(serve
 
 
 # ------------------------------------------------------------------ Weights & Biases
-def records(file: Path) -> Iterator[Any]:
-    """Of an offline run's file, in the format of LevelDB's log: blocks of 32 KiB, after a head of 7 bytes."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, at, whole = file.read_bytes(), 7, b""
-    while at < len(data):
-        if (left := -at % 32768) and left < 7:  # too little for a record's head
-            at += left
-            continue
-        _, size, kind = struct.unpack_from("<IHB", data, at)
-        whole += data[at + 7 : at + 7 + size]
-        at += 7 + size
-        if kind in (1, 4):  # a whole record, or the last piece of one
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(whole)
-            whole = b""
-            yield record
-
-
-class Offline:
-    """What is below an experiment's `wandb/`, all runs of a trial as one."""
-
-    def __init__(self, path: Path) -> None:
-        self.runs: dict[str, Any] = {}
-        self.history: dict[str, list[dict[str, Any]]] = {}
-        self.exits: dict[str, list[int]] = {}
-        self.states: dict[str, str] = {}
-        for file in sorted(path.glob("wandb/offline-run-*/*.wandb")):
-            name = ""
-            for record in records(file):
-                match record.WhichOneof("record_type"):
-                    case "run":
-                        name = record.run.display_name
-                        self.runs[name] = record.run
-                    case "history":
-                        row = {
-                            item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item
-                        }
-                        row = {key: value for key, value in row.items() if not key.startswith("_")}
-                        self.history.setdefault(name, []).append(row)
-                    case "summary":
-                        for item in record.summary.update:
-                            if (item.key or item.nested_key[0]) == "state":
-                                self.states[name] = json.loads(item.value_json)
-                    case "exit":
-                        self.exits.setdefault(name, []).append(record.exit.exit_code)
-
-
 @pytest.fixture
 def wandb_story(tmp_path: Path) -> Story:
     pytest.importorskip("wandb")
@@ -282,7 +177,7 @@ def wandb_story(tmp_path: Path) -> Story:
 @pytest.mark.slow
 def test_wandb_has_a_run_for_each_trial_with_all_its_metrics(wandb_story: Story) -> None:
     write(wandb_story)
-    found = Offline(wandb_story.directory.path)
+    found = WandB(wandb_story.directory.path)
     assert found.states == {"trial_0": "COMPLETED", "trial_1": "ERRORED", "trial_2": "INVALID_HP", "trial_3": "RUNNING"}
     assert found.exits == {"trial_0": [0], "trial_1": [1], "trial_2": [1], "trial_3": [1]}
     assert found.history == {
@@ -303,14 +198,14 @@ def test_wandb_has_a_run_for_each_trial_with_all_its_metrics(wandb_story: Story)
 @pytest.mark.slow
 def test_wandb_gets_what_is_new_and_nothing_twice(wandb_story: Story) -> None:
     write(wandb_story)
-    first = Offline(wandb_story.directory.path)
+    first = WandB(wandb_story.directory.path)
     write(wandb_story)
-    assert Offline(wandb_story.directory.path).history == first.history
+    assert WandB(wandb_story.directory.path).history == first.history
     row = {"batches": 20, "epochs": 0.0, "kind": "validation", "name": "error", "value": 0.125, "time": 1.0}
     wandb_story.metrics.append(3, [row])
     wandb_story.happen(Exited(trial=3, reason="completed"))
     write(wandb_story)
-    found = Offline(wandb_story.directory.path)
+    found = WandB(wandb_story.directory.path)
     assert found.history == {
         **first.history,
         "trial_3": [*first.history["trial_3"], {"batches": 20, "validation/error": 0.125}],
