@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.main
 
 import dray
 from dray.cli import checkpoint, cluster, config, experiment, look, search, trial
@@ -60,4 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: those after ``dray``; of the command line by default.
     """
-    run(app, arguments)
+    run(_command(), arguments)
+
+
+@functools.cache
+def _command() -> Any:
+    """All of it, as what carries it out; to make that takes longer than most commands do, and tests run hundreds."""
+    return typer.main.get_command(app)

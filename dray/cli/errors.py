@@ -29,10 +29,10 @@ class BadUse(ValueError):
     """A command that can't be carried out as it was given; its message is one line."""
 
 
-def run(app: typer.Typer, arguments: Sequence[str] | None) -> NoReturn:
-    """Carry out a command, and exit."""
+def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
+    """Carry out a command of Typer's, and exit."""
     try:
-        code = app(args=arguments, prog_name="dray", standalone_mode=False)
+        code = command(args=arguments, prog_name="dray", standalone_mode=False)
     except _UsageError as error:
         message, code = _one_line(error.format_message()), BAD_INPUT
         if message:  # else no command was given, and its help was printed

@@ -141,9 +141,10 @@ def describe(experiment: Experiment, json: Json = False) -> None:
         searcher = read.config.searcher
         order = "the smaller the better" if read.sign == 1 else "the larger the better"
         of_all = f"{overview.ended} of {overview.max_trials or overview.trials} ended"
-        states = ", ".join(
-            f"{count} {state.lower().replace('_hp', ' hyperparameters')}" for state, count in counts.items()
-        )
+        words = {"INVALID_HP": "of invalid hyperparameters"}
+        if overview.state == "STOPPED":
+            words |= {"RUNNING": "interrupted"}
+        states = ", ".join(f"{count} {words.get(state, state.lower())}" for state, count in counts.items())
         show.fields(
             [
                 ("experiment", f"{overview.name}  {overview.state}"),

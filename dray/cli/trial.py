@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -43,7 +43,7 @@ def list_(
         if json:
             show.as_json([_trial(read, each) for each in numbers])
             return
-        names = _differing(read.hparams.values())
+        names = _differing(read.hparams.values(), read.config.hyperparameters)
         rows = []
         for number in numbers:
             row = read.trials.loc[number]
@@ -238,15 +238,14 @@ def _last_metrics(read: Reading, number: int) -> dict[str, float]:
     }
 
 
-def _differing(hparams: Any) -> set[str]:
-    """The names of hyperparameters that are not the same in all trials."""
+def _differing(hparams: Collection[Mapping[str, Any]], space: Mapping[str, Any]) -> set[str]:
+    """The names of hyperparameters that are not the same in all trials; of one trial alone, that it has drawn."""
     seen: dict[str, set[str]] = {}
-    count = 0
     for values in hparams:
-        count += 1
         for name, value in flat(values).items():
-            seen.setdefault(name, set()).add(str(value))
-    return {name for name, values in seen.items() if len(values) > 1} if count > 1 else set(seen)
+            if isinstance(space.get(name.partition(".")[0]), Mapping):
+                seen.setdefault(name, set()).add(str(value))
+    return {name for name, values in seen.items() if len(values) > 1 or len(hparams) == 1}
 
 
 def _has_ended(journal: Any, number: int) -> bool:
