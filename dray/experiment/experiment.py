@@ -284,10 +284,13 @@ class Experiment:
         on_message: Callable[[Message], None] | None,
     ) -> None:
         # Here, not above: bad input is told before Ray is even imported.
+        from dray.cluster import chatter
         from dray.cluster.ray_cluster import connect
 
         metrics = MetricsLog(directory.metrics)
+        quiet = contextlib.ExitStack()
         try:
+            quiet.enter_context(chatter.kept_in(directory.path / chatter.FILE))
             elsewhere = "" if directory.storage.is_local else f", its checkpoints in {directory.storage}"
             display.say(f"experiment {config.name}, stored in {directory.path}{elsewhere}")
             with ThreadPoolExecutor(1) as pool:
@@ -322,6 +325,7 @@ class Experiment:
             display.interrupted()
             raise
         finally:
+            quiet.close()
             metrics.close()
 
 

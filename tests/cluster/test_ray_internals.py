@@ -21,6 +21,13 @@ USED = {
         {"runtime_env", "include_gitignore", "scratch_dir", "logger"},
         "dray/cluster/ray_cluster.py",
     ),
+    ("ray._private.worker", "print_to_stdstream"): ({"data", "ignore_prefix"}, "dray/cluster/chatter.py"),
+    ("ray._private.worker", "global_worker_stdstream_dispatcher.handlers"): (None, "dray/cluster/chatter.py"),
+    ("ray._private.worker", "global_worker_stdstream_dispatcher.add_handler"): (
+        {"name", "handler"},
+        "dray/cluster/chatter.py",
+    ),
+    ("ray._private.worker", "global_worker_stdstream_dispatcher.remove_handler"): ({"name"}, "dray/cluster/chatter.py"),
     ("ray.tune.schedulers", "FIFOScheduler.on_trial_result"): (
         {"tune_controller", "trial", "result"},
         "searchers/ray_tune.py",

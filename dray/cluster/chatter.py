@@ -1,0 +1,57 @@
+"""What Ray says in the driver's process, in a file instead of among what a person reads of the experiment.
+
+Of a worker that died Ray tells every driver of the job ("(raylet) A worker died ..."); dray tells it in its own words,
+with the trial. To a connection made with `log_to_driver`, as `ray.init()` makes it, Ray also sends what all its
+processes print. Ray offers no public way to have both elsewhere; what is used of its inside is in this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray._private.worker as rays
+
+FILE = "ray.log"
+_PRINTS = "ray_print_logs"
+
+
+@contextlib.contextmanager
+def kept_in(path: Path) -> Iterator[None]:
+    """Append to ``path`` what Ray prints and logs in this process within the block."""
+    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler.setFormatter(formatter := logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%SZ"))
+    formatter.converter = time.gmtime
+    into = logging.Logger("ray's prints")
+    into.addHandler(handler)
+
+    def note(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
+        for line in data["lines"]:
+            into.info("(%s) %s", data.get("actor_name") or data.get("pid"), str(line).rstrip())
+
+    dispatcher, printed, log = (
+        rays.global_worker_stdstream_dispatcher,
+        rays.print_to_stdstream,
+        logging.getLogger("ray"),
+    )
+    prints = [print_them for name, print_them in dispatcher.handlers if name == _PRINTS]
+    handlers = list(log.handlers)
+    log.handlers[:] = [handler]
+    # A connection made in the block registers what the module has; one made before has registered it.
+    rays.print_to_stdstream = note
+    dispatcher.remove_handler(_PRINTS)
+    if prints:
+        dispatcher.add_handler(_PRINTS, note)
+    try:
+        yield
+    finally:
+        rays.print_to_stdstream = printed
+        dispatcher.remove_handler(_PRINTS)
+        for print_them in prints:
+            dispatcher.add_handler(_PRINTS, print_them)
+        log.handlers[:] = handlers
+        handler.close()
