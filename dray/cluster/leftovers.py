@@ -14,7 +14,6 @@ from types import FrameType
 
 import torch
 
-import searchers
 from dray.cluster.children import END_S, children, end_children
 from dray.imports import is_installed
 
@@ -23,7 +22,9 @@ LEAK = 1 / 20
 first one: so little that the workers of eight GPUs can do so at once, and so much that it takes a real leak to start
 processes anew, which costs seconds."""
 
-_OURS = tuple(f"{place}{os.sep}" for place in (Path(__file__).parents[1], *searchers.__path__))
+_DRAY = Path(__file__).parents[1]
+# Beside it, and not imported: trials have no use for it.
+_OURS = tuple(f"{place}{os.sep}" for place in (_DRAY, _DRAY.parent / "searchers"))
 
 
 class Leftovers:

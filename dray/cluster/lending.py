@@ -15,11 +15,10 @@ from typing import Any
 
 import ray
 import ray.train
-from ray.train import UserCallback
 
+from dray.cluster.deaths import Deaths
 from dray.cluster.desk import Desk
 from dray.cluster.entry import serve_leases
-from dray.cluster.failure import LOW_MEMORY
 from dray.cluster.train_run import TrainRun
 from searchers.ray_tune import HEAD_NODE
 
@@ -47,18 +46,6 @@ class Slots:
     @property
     def resources(self) -> dict[str, float]:
         return {"CPU": self.cpus_per_slot, **({"GPU": 1.0} if self.gpu else {})}
-
-
-class _Deaths(UserCallback):  # type: ignore[misc]  # Ray's classes are untyped here
-    """Passes on to the desk what Ray knows of workers that die; runs beside Ray Train's controller."""
-
-    def __init__(self, desk: Any, group: str) -> None:
-        self._desk, self._group = desk, group
-
-    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        if any(LOW_MEMORY in str(error) for error in worker_exceptions.values()):
-            # Not in Ray's words, which are many.
-            self._desk.died.remote(self._group, f"Ray has killed it, as its node was {LOW_MEMORY}")
 
 
 class WorkerGroup:
@@ -105,7 +92,7 @@ class WorkerGroup:
                 failure_config=ray.train.FailureConfig(max_failures=-1, controller_failure_limit=-1),
                 worker_runtime_env=dict(slots.runtime_env),
                 logging_config=ray.train.LoggingConfig(log_level="WARNING"),
-                callbacks=[_Deaths(desk, name)],
+                callbacks=[Deaths(desk, name)],
             ),
         )
         self._on_end = on_end

@@ -1,7 +1,9 @@
-"""How many processes the kernel has killed for their memory, as it tells itself."""
+"""Where the processes of a group enter: what they tell of their machine, and what they import."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,3 +27,23 @@ def test_kills_of_the_container_count_else_those_of_the_machine(
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(entry, "Path", lambda place: tmp_path / Path(place).name)
     assert entry._oom_kills() == kills
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("modules", "without"),
+    [
+        # Ray Train's controller, and each worker before it comes to its own code.
+        (
+            "dray.cluster.train_run, dray.cluster.deaths, dray.cluster.entry, dray.hosts.ray_worker",
+            {"ray.tune", "rich", "searchers", "torch"},
+        ),
+        ("dray.cluster.worker", {"ray.tune", "rich", "searchers"}),
+    ],
+    ids=["controller", "worker"],
+)
+def test_processes_of_a_group_import_little(modules: str, without: set[str]) -> None:
+    """It is all in the way of the first batch."""
+    program = f"import sys, {modules}; print({without} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.stdout == "set()\n"
