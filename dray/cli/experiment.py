@@ -120,7 +120,7 @@ def describe(experiment: Experiment, json: Json = False) -> None:
     dray e describe digits --json | jq .best.hparams
     """
     with told(), reading(experiment) as read:
-        overview, counts = read.it.overview(), Counter(str(state) for state in read.trials["state"])
+        overview, counts = read.it.overview(), Counter(row["state"] for row in read.trials.values())
         best = _best(read)
         failures = _failures(read.records)
         if json:
@@ -339,7 +339,7 @@ def _best(read: Reading) -> dict[str, Any] | None:
     batches = read.best_batches[trial]
     return {
         "trial": trial,
-        "metric": float(read.trials.loc[trial, "best_metric"]),  # type: ignore[arg-type]
+        "metric": read.trials[trial]["best_metric"],
         "batches": batches,
         "hparams": read.hparams[trial],
         "checkpoint": read.checkpoint(trial),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +14,6 @@ from dray.experiment.errors import NoExperiment
 from searchers.journal import Journal
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from dray.experiment.found import Found
     from dray.experiment.result import Result
     from dray.experiment.schema import ExperimentConfig
@@ -40,9 +39,10 @@ class Reading:
         return self.result.config
 
     @cached_property
-    def trials(self) -> pd.DataFrame:
-        """``result.trials``, by trial_id."""
-        return self.result.trials.set_index("trial_id", drop=False)
+    def trials(self) -> dict[int, dict[str, Any]]:
+        """The rows of ``result.trials``, by trial_id."""
+        rows: list[dict[str, Any]] = self.result.trials.to_dict("records")  # type: ignore[assignment]
+        return {row["trial_id"]: row for row in rows}
 
     @cached_property
     def hparams(self) -> dict[int, Mapping[str, Any]]:
@@ -57,9 +57,13 @@ class Reading:
     @cached_property
     def ranked(self) -> list[int]:
         """The trials that have validated, best first; without those of invalid hyperparameters."""
-        trials = self.trials[(self.trials["state"] != "INVALID_HP") & self.trials["best_metric"].notna()]
-        order = (self.sign * trials["best_metric"]).argsort(kind="stable")
-        return [int(each) for each in trials["trial_id"].iloc[order]]
+        trials = self.trials
+        valid = [
+            trial
+            for trial, row in trials.items()
+            if row["state"] != "INVALID_HP" and not math.isnan(row["best_metric"])
+        ]
+        return sorted(valid, key=lambda trial: self.sign * trials[trial]["best_metric"])
 
     @cached_property
     def best_batches(self) -> dict[int, int]:
@@ -85,7 +89,7 @@ class Reading:
             if not self.ranked:
                 raise NoExperiment(f"no trial of {self.it.name} has validated yet, so none is the best")
             return self.ranked[0]
-        if not named.isdigit() or int(named) not in self.trials.index:
+        if not named.isdigit() or int(named) not in self.trials:
             there = f"there are {len(self.trials)}, from 0" if len(self.trials) else "there is none yet"
             raise NoExperiment(f"{self.it.name} has no trial {named!r}; {there}; or say best")
         return int(named)

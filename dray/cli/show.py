@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,17 +23,28 @@ def as_json(value: Any) -> None:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Sequence[str] = ()) -> None:
-    """Print aligned columns; those of ``left`` to the left, the others as numbers are."""
-    from rich.table import Table
+    """Print aligned columns; those of ``left`` to the left, the others as numbers are.
 
-    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in headings:
-        # What is long in a row, the last column has: it is folded there, and nothing is ever cut off.
-        justify, last = "left" if heading in left else "right", heading == headings[-1]
-        drawn.add_column(heading, justify=justify, no_wrap=not last, overflow="fold")  # type: ignore[arg-type]
-    for row in rows:
-        drawn.add_row(*(shown(cell) for cell in row))
-    out(drawn)
+    What is long in a row, the last column has: it is folded there on a terminal, and nothing is ever cut off. Not
+    rich's: that takes seconds for 10,000 rows.
+    """
+    cells = [list(headings), *([shown(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
+    before = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    widths[-1] = max(20, min(widths[-1], room - before))
+    told = []
+    for row in cells:
+        texts = [
+            text.ljust(width) if heading in left else text.rjust(width)
+            for heading, text, width in zip(headings, row[:-1], widths[:-1], strict=False)
+        ]
+        is_left = headings[-1] in left
+        folded = textwrap.wrap(row[-1], widths[-1], break_on_hyphens=False) if is_left else [row[-1].rjust(widths[-1])]
+        first, *others = folded or [""]
+        told.append("  ".join([*texts, first]).rstrip())
+        told += [" " * before + text for text in others]
+    typer.echo("\n".join(told))
 
 
 def out(renderable: Any) -> None:

@@ -34,19 +34,19 @@ def list_(
     dray t list digits --state ERRORED --json | jq '.[].trial'
     """
     with told(), reading(experiment) as read:
-        numbers = read.ranked if best else [int(each) for each in read.trials.index]
+        numbers = read.ranked if best else list(read.trials)
         if state is not None:
-            states = set(read.trials["state"])
+            states = {row["state"] for row in read.trials.values()}
             if state.upper() not in states:
                 raise BadUse(f"no trial of {read.it.name} is {state}; there are {', '.join(sorted(states)) or 'none'}")
-            numbers = [each for each in numbers if read.trials.loc[each, "state"] == state.upper()]
+            numbers = [each for each in numbers if read.trials[each]["state"] == state.upper()]
         if json:
             show.as_json([_trial(read, each) for each in numbers])
             return
         names = _differing(read.hparams.values(), read.config.hyperparameters)
         rows = []
         for number in numbers:
-            row = read.trials.loc[number]
+            row = read.trials[number]
             drawn = {name: value for name, value in flat(read.hparams.get(number, {})).items() if name in names}
             rows.append(
                 (number, row["state"], row["batches"], row["metric"], row["best_metric"], row["restarts"], drawn)
@@ -201,16 +201,16 @@ def metrics(
 
 
 def _trial(read: Reading, number: int) -> dict[str, Any]:
-    row: Any = read.trials.loc[number]
+    row = read.trials[number]
     return {
         "trial": number,
-        "state": str(row["state"]),
+        "state": row["state"],
         "hparams": read.hparams.get(number, {}),
-        "batches": int(row["batches"]),
+        "batches": row["batches"],
         "metric": _number(row["metric"]),
         "best_metric": _number(row["best_metric"]),
         "best_batches": read.best_batches.get(number),
-        "restarts": int(row["restarts"]),
+        "restarts": row["restarts"],
         "started": show.iso(_seconds(read, number, "started")),
         "ended": show.iso(_seconds(read, number, "ended")),
     }
@@ -221,11 +221,9 @@ def _number(value: Any) -> float | None:
 
 
 def _seconds(read: Reading, number: int, column: str) -> float | None:
-    """Of one of the times in the table, which are in UTC."""
-    import pandas as pd
-
-    value: Any = read.trials.loc[number, column]
-    return None if pd.isna(value) else float(pd.Timestamp(value).tz_localize("UTC").timestamp())
+    """Of one of the times in the table, which are in UTC; NaT is no time, and no number."""
+    value = read.trials[number][column]
+    return float(value.tz_localize("UTC").timestamp()) if value == value else None
 
 
 def _last_metrics(read: Reading, number: int) -> dict[str, float]:
