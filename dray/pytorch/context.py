@@ -67,7 +67,7 @@ class PyTorchTrialContext:
         self._reducers = ReducerRegistry()
         self._torchmetrics: list[Any] = []
         self._to_device = ToDevice(device)
-        self._tensorboard = TensorBoard(host.tensorboard_path, enable_tensorboard_logging)
+        self._tensorboard = TensorBoard(host.tensorboard_path, enable_tensorboard_logging, hparams)
         self.profiler: torch.profiler.profile | None = None
         self._warned_of_batch_size = False
         self._global_batch_size = _global_batch_size(hparams, distributed.size)

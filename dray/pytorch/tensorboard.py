@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +31,15 @@ class TensorBoard:
 
     Args:
         directory: where to; need not exist.
-        enabled: whether the trainer writes its metrics.
+        enabled: whether the trainer writes its metrics, and the hyperparameters before them.
+        hparams: the trial's.
     """
 
-    def __init__(self, directory: Path, enabled: bool = True) -> None:
+    def __init__(self, directory: Path, enabled: bool = True, hparams: Mapping[str, Any] | None = None) -> None:
         global _latest
         self.directory = directory
         self.enabled = enabled
+        self._hparams = dict(_flat(hparams or {}))
         self._file: EventFile | None = None
         self._writer: SummaryWriter | None = None
         _latest = weakref.ref(self)
@@ -52,7 +55,7 @@ class TensorBoard:
 
     def restart(self, step: int) -> None:
         """Have TensorBoard forget what an earlier run wrote of this step and later ones."""
-        self._write([(time.time(), step, None)])
+        self._write([event_file.restart(time.time(), step)])
 
     def write(self, rows: Iterable[tuple[float, int, Mapping[str, float]]]) -> None:
         """Write scalars, if that is switched on.
@@ -63,13 +66,11 @@ class TensorBoard:
             rows: time in seconds since the epoch, step, numbers by tag.
         """
         if self.enabled:
-            self._write(rows)
+            hparams, self._hparams = self._hparams, {}
+            first = [event_file.hparams(time.time(), hparams)] if hparams else []
+            self._write(itertools.chain(first, (event_file.scalars(*row) for row in rows)))
 
-    def _write(self, rows: Iterable[tuple[float, int, Mapping[str, float] | None]]) -> None:
-        events = (
-            event_file.restart(wall_time, step) if values is None else event_file.scalars(wall_time, step, values)
-            for wall_time, step, values in rows
-        )
+    def _write(self, events: Iterable[bytes]) -> None:
         try:
             if self._writer is not None:
                 _write_by(self._writer, events)
@@ -106,6 +107,16 @@ def _write_by(writer: Any, events: Iterable[bytes]) -> None:
         event = Event.FromString(encoded)
         files.add_event(event, event.step, event.wall_time)
     writer.flush()
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | float | str]]:
+    """Hyperparameters by dotted names, as TensorBoard takes them: what is no number, truth value or text as text."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            is_number = isinstance(value, bool | float) or (isinstance(value, int) and abs(value) <= 2**53)
+            yield f"{prefix}{name}", value if is_number else str(value)
 
 
 class TorchWriter:

@@ -1,4 +1,4 @@
-"""TensorBoard's event files, as far as scalars need them.
+"""TensorBoard's event files, as far as scalars and hyperparameters need them.
 
 Written by hand: to import TensorBoard's own writer takes longer than a short trial may lose, and it has no way to write
 the scalars of many batches at once.
@@ -7,7 +7,9 @@ A file is a row of records: length (uint64), its checksum, an `Event` in protobu
 little-endian; CRC-32C, rotated and shifted). The fields of an `Event`:
 
 1 wall_time, seconds (double) · 2 step (int64) · 3 file_version (string)
-5 summary: 1 value, once a scalar: 1 tag (string) · 2 simple_value (float)
+5 summary: 1 value, once a scalar: 1 tag (string) · 2 simple_value (float) · 9 metadata: 1 plugin_data:
+  1 plugin_name (string) · 2 content; of the plugin "hparams": 3 session_start_info: 5 start_time_secs (double) ·
+  1 hparams, once each: 1 name (string) · 2 value: 2 number (double) or 3 string or 4 bool
 7 session_log: 1 status (1: start)
 """
 
@@ -72,6 +74,34 @@ def scalars(wall_time: float, step: int, values: Mapping[str, float]) -> bytes:
 def restart(wall_time: float, step: int) -> bytes:
     """An event: a run goes on from here. TensorBoard drops what it has of this step and later ones."""
     return b"\x09%b\x10%b\x3a\x02\x08\x01" % (_DOUBLE(wall_time), _varint(step))
+
+
+def hparams(wall_time: float, values: Mapping[str, bool | float | str]) -> bytes:
+    """An event: the hyperparameters of the run that this file's directory is, for TensorBoard's page of them.
+
+    The metrics that it shows beside them are the last scalars of each tag.
+
+    Args:
+        wall_time: seconds since the epoch.
+        values: by dotted names.
+    """
+    entries = b"".join(
+        _part(1, _part(1, name.encode(errors="replace")) + _part(2, _hparam(value))) for name, value in values.items()
+    )
+    plugin = _part(1, b"hparams") + _part(2, _part(3, entries + b"\x29" + _DOUBLE(wall_time)))
+    value = _part(1, b"_hparams_/session_start_info") + _part(9, _part(1, plugin))
+    return b"\x09%b%b" % (_DOUBLE(wall_time), _part(5, _part(1, value)))
+
+
+def _hparam(value: bool | float | str) -> bytes:
+    if isinstance(value, bool):
+        return b"\x20%c" % value
+    return _part(3, value.encode(errors="replace")) if isinstance(value, str) else b"\x11" + _DOUBLE(value)
+
+
+def _part(field: int, content: bytes) -> bytes:
+    """A field of text, bytes or a message."""
+    return b"%c%b%b" % (field << 3 | 2, _varint(len(content)), content)
 
 
 class EventFile:

@@ -22,7 +22,7 @@ import pytest
 
 from dray.experiment.errors import ExperimentError
 from dray.experiment.ui import free_port
-from dray.training.event_file import EventFile, scalars
+from dray.training.event_file import EventFile, hparams, scalars
 from tests.experiment.test_result import Story, config, told
 
 ROOT = Path(__file__).parents[2]
@@ -75,8 +75,18 @@ def study(address: str) -> dict[str, Any]:
     return found
 
 
+def trials_of(board: str) -> dict[int, dict[str, float]]:
+    """By trial, what TensorBoard's page of hyperparameters asks for."""
+    asked = {"allowedStatuses": ["STATUS_UNKNOWN"], "colParams": [], "startIndex": 0, "sliceSize": 100}
+    url, head = f"{board}data/plugin/hparams/session_groups", {"Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(asked).encode(), head), timeout=60) as answer:
+        groups = json.loads(answer.read())["sessionGroups"]
+    return {int(group["name"].partition("/")[0].removeprefix("trial_")): group["hparams"] for group in groups}
+
+
 def scalars_of(path: Path, trial: int, *values: float) -> None:
     file = EventFile(path / f"trial_{trial}" / "tensorboard")
+    file.write([hparams(time.time(), {"lr": trial / 10, "net.depth": 2})])
     file.write([scalars(time.time(), step, {"Determined/validation_loss": value}) for step, value in enumerate(values)])
     file.close()
 
@@ -94,6 +104,7 @@ def test_both_show_an_experiment_and_ctrl_c_ends_both(tmp_path: Path) -> None:
         while len(runs) < 2:  # it reads the files in a thread
             runs = got(f"{board}data/runs")
         assert sorted(runs) == ["trial_0/tensorboard", "trial_3/tensorboard"]
+        assert trials_of(board) == {0: {"lr": 0.0, "net.depth": 2}, 3: {"lr": 0.3, "net.depth": 2}}
         shown = study(dashboard)
         assert [trial["state"] for trial in shown["trials"]] == ["Complete", "Fail", "Fail", "Running", "Waiting"]
         assert [each["value"] for each in shown["trials"][0]["intermediate_values"]] == [0.25, 0.5]

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.plugins.hparams import metadata
 
 from dray import pytorch
 from dray.hosts import use_host
@@ -112,6 +114,49 @@ def test_a_resumed_trial_writes_over_what_it_does_again(fit: Fit, host: FakeHost
     assert loss[:5] == losses(0, 5)
     assert loss[5:] == losses(4, 10)
     assert [step for step, _ in found["Determined/validation_loss"]] == [4, 10]
+
+
+def hparams(directory: Path) -> list[dict[str, Any]]:
+    """What each of a directory's files says of the hyperparameters."""
+    found = []
+    for file in sorted(directory.iterdir()):
+        for event in EventFileLoader(str(file)).Load():
+            for value in event.summary.value:
+                if value.tag == metadata.SESSION_START_INFO_TAG:
+                    info = metadata.parse_session_start_info_plugin_data(value.metadata.plugin_data.content)
+                    found.append({name: getattr(each, each.WhichOneof("kind")) for name, each in info.hparams.items()})
+    return found
+
+
+HPARAMS = {
+    "global_batch_size": 8,
+    "lr": 0.5,
+    "net": {"act": "relu", "norm": None, "depths": [1, 2]},
+    "flag": True,
+    "id": 2**70,
+}
+SHOWN = {
+    "global_batch_size": 8.0,
+    "lr": 0.5,
+    "net.act": "relu",
+    "net.norm": "None",
+    "net.depths": "[1, 2]",
+    "flag": True,
+    "id": str(2**70),
+}
+
+
+@pytest.mark.parametrize("by", ["trainer", "writer"])
+def test_hyperparameters_are_written_once_with_the_first_scalars(fit: Fit, host: FakeHost, by: str) -> None:
+    class Trial(OneWeight):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            if by == "writer":
+                context.get_tensorboard_writer()
+
+    fit(Trial, init={"hparams": HPARAMS}, max_length=Batch(6), reporting_period=Batch(2))
+    assert hparams(host.tensorboard_path) == [SHOWN]
+    assert scalars(host.tensorboard_path)["Determined/loss"] == losses(0, 6)
 
 
 @pytest.mark.api("2.9", "2.11")

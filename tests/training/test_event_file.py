@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import crc32c
+from tensorboard.plugins.hparams import metadata
 
 from dray.training import event_file
 from dray.training.event_file import EventFile
@@ -75,3 +76,21 @@ def test_a_restart_drops_what_came_from_its_step_on(tmp_path: Path) -> None:
         (5, 2.0),
         (6, 2.0),
     ]
+
+
+HPARAMS = st.dictionaries(st.text(max_size=200), st.booleans() | st.floats(allow_nan=False) | st.text(max_size=200))
+
+
+@given(st.floats(0, 1e11), HPARAMS)
+def test_hyperparameters_are_what_tensorboards_page_reads(
+    wall_time: float, values: dict[str, bool | float | str]
+) -> None:
+    event = Event.FromString(event_file.hparams(wall_time, values))
+    [found] = event.summary.value
+    assert (event.wall_time, found.tag) == (wall_time, metadata.SESSION_START_INFO_TAG)
+    assert found.metadata.plugin_data.plugin_name == metadata.PLUGIN_NAME
+    info = metadata.parse_session_start_info_plugin_data(found.metadata.plugin_data.content)
+    assert info.start_time_secs == wall_time
+    read = {name: getattr(value, value.WhichOneof("kind")) for name, value in info.hparams.items()}
+    assert read == values
+    assert {name: type(value) for name, value in read.items()} == {name: type(value) for name, value in values.items()}
