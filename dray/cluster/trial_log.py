@@ -3,44 +3,115 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
+import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from dray.cluster import stamper
+
 _SHOWN_LINES = 20
 _SHOWN_BYTES = 20_000
+_WRITTEN_S = 10.0
+"""How long all that was printed may take to be written."""
+_PIPE_BYTES = 1 << 20
+
+
+class Stamper:
+    """The process that writes this one's logs; see `dray.cluster.stamper`. It is started when it is needed first."""
+
+    def __init__(self) -> None:
+        self._control: socket.socket | None = None
+
+    def pipe_to(self, path: Path) -> int:
+        """A descriptor: what is written there comes to ``path``, line by line."""
+        reading, writing = os.pipe()
+        with contextlib.suppress(OSError):  # more than a user may have
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        try:
+            self._send(os.fsencode(path), reading)
+        finally:
+            os.close(reading)
+        return writing
+
+    def written(self) -> None:
+        """Wait until all that was printed is in its file."""
+        try:
+            self._send(b"?")
+            assert self._control is not None
+            told = self._control.recv(1)
+        except OSError:
+            told = b""
+        if not told:  # it was killed, or has stopped; what comes next has another one
+            self.close()
+
+    def close(self) -> None:
+        """The process ends when nobody can write to its files any more."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+    def _send(self, message: bytes, *ends: int) -> None:
+        if self._control is not None:
+            try:
+                socket.send_fds(self._control, [message], ends)
+                return
+            except OSError:  # it was killed
+                self.close()
+        self._control, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(_WRITTEN_S)
+        with its:
+            command = [sys.executable, "-I", "-S", stamper.__file__, str(its.fileno())]
+            nowhere = subprocess.DEVNULL
+            subprocess.run(command, pass_fds=[its.fileno()], stdin=nowhere, stdout=nowhere, stderr=nowhere,
+                           start_new_session=True, check=True)  # fmt: skip
+        socket.send_fds(self._control, [message], ends)
+
+
+_stamper = Stamper()
 
 
 class TrialLog:
     """The file that ``printed_to`` writes.
 
     Attributes:
-        path, descriptor: of the file.
+        path: of the file.
+        descriptor: what is written there is in the file, too.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path, self.descriptor = path, descriptor
-        self._began = os.fstat(descriptor).st_size
+        self._began = path.stat().st_size if path.exists() else 0
 
     def end(self) -> str:
         """The last lines of what was printed since the beginning of the block, for an error."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        size = os.fstat(self.descriptor).st_size
+        _stamper.written()
+        if not self.path.exists():
+            return "    | (nothing)"
+        size = self.path.stat().st_size
         with self.path.open("rb") as file:
             file.seek(max(self._began, size - _SHOWN_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
-        return "\n".join(f"    | {line}" for line in lines[-_SHOWN_LINES:]) or "    | (nothing)"
+        shown = [line[stamper.STAMP_LENGTH :] for line in lines[-_SHOWN_LINES:]]
+        return "\n".join(f"    | {line}" for line in shown) or "    | (nothing)"
 
 
 @contextlib.contextmanager
 def printed_to(path: Path) -> Iterator[TrialLog]:
-    """Append to ``path`` whatever this process and its children print in the block. Lines are written at once."""
+    """Append to ``path`` whatever this process and its children print in the block, each line with the time in UTC.
+
+    All of it is in the file when the block is left, and soon after a process that is killed in it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = _stamper.pipe_to(path)
+    log = TrialLog(path, descriptor)
     before = sys.stdout, sys.stderr
     for stream in before:
         stream.flush()
@@ -50,10 +121,10 @@ def printed_to(path: Path) -> Iterator[TrialLog]:
         os.dup2(descriptor, 2)
         sys.stdout, sys.stderr = _lines(1), _lines(2)
         try:
-            yield TrialLog(path, descriptor)
+            yield log
         finally:
             for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(ValueError):  # closed by the trial
+                with contextlib.suppress(ValueError, OSError):  # closed by the trial; nobody reads it any more
                     stream.flush()
     finally:
         sys.stdout, sys.stderr = before
@@ -61,6 +132,7 @@ def printed_to(path: Path) -> Iterator[TrialLog]:
         os.dup2(saved[1], 2)
         for number in (*saved, descriptor):
             os.close(number)
+        _stamper.written()
 
 
 def _lines(descriptor: int) -> IO[str]:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from dray.cluster.stamper import STAMP_LENGTH
 from dray.storage import latest_checkpoint
 from searchers.journal import Journal
 
@@ -82,6 +83,12 @@ def attempts(record: Path) -> dict[int, list[Attempt]]:
             assert last.pid == line["pid"], "two processes train one trial at a time"
             mine.append(Attempt(trial=last.trial, pid=last.pid, batches=(*last.batches, line["batch"])))
     return found
+
+
+def printed(path: Path, trial: int, rank: int = 0) -> list[str]:
+    """The lines that a rank of a trial has printed, without the time before each."""
+    log = path / f"trial_{trial}" / "logs" / f"rank_{rank}.log"
+    return [line[STAMP_LENGTH:] for line in log.read_text().splitlines()]
 
 
 def saved_batches(path: Path, trial: int) -> int:

@@ -13,7 +13,7 @@ import torch
 
 import dray
 from dray.experiment.errors import ConfigError
-from tests.ray.harness import DIGITS, TRIALS, Driver, ends, journal, lines, recorded
+from tests.ray.harness import DIGITS, TRIALS, Driver, ends, journal, lines, printed, recorded
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -49,8 +49,7 @@ def test_what_a_program_prints_is_in_its_trials_log_with_the_hyperparameters_of_
             "hidden": int(rows["hparams.hidden"][trial]),
             "lr": float(rows["hparams.lr"][trial]),
         }
-        log = example.path / f"trial_{trial}" / "logs" / "rank_0.log"
-        assert log.read_text() == f"training with {hparams}\n"
+        assert printed(example.path, trial) == [f"training with {hparams}"]
 
 
 def test_best_trial_is_of_the_class_that_its_checkpoint_names(example: dray.Result) -> None:
@@ -108,8 +107,7 @@ def batches(result: dray.Result, trial: int) -> set[int]:
 def test_program_finds_its_peers_by_itself_and_from_the_environment(faults: dray.Result) -> None:
     for trial in (0, 1):
         for rank in (0, 1):
-            log = faults.path / f"trial_{trial}" / "logs" / f"rank_{rank}.log"
-            assert log.read_text() == f"rank {rank} of 2 on slots (0, 1)\n"
+            assert printed(faults.path, trial, rank) == [f"rank {rank} of 2 on slots (0, 1)"]
     assert batches(faults, 0) == set(range(12))
 
 
@@ -155,7 +153,7 @@ def test_exit_code_is_told_with_the_end_of_what_was_printed(codes: dray.Result) 
     command = "python3 -m determined.launch.torch_distributed python3 program.py codes"
     log = codes.path / "trial_1" / "logs" / "rank_0.log"
     assert errors == [f"{command} exited with code 3; the end of what it printed ({log}):\n    | no data for it"] * 2
-    assert log.read_text() == "no data for it\n" * 2
+    assert printed(codes.path, 1) == ["no data for it"] * 2
     [failure] = [r["error"] for r in journal(codes.path) if r["event"] == "restarted" and r["trial"] == 2]
     assert failure.splitlines()[-1] == "OSError: what comes after training failed"
     assert "runpy" not in failure

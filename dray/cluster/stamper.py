@@ -1,0 +1,99 @@
+"""Writes what comes through pipes into files, with the UTC time before each line: a process beside each worker.
+
+What is in a pipe outlives the process that wrote it. So whatever a worker, its libraries in C and its children have
+printed comes to its file, also when the worker is killed in the middle. It is started by `dray.cluster.trial_log` as a
+program, with the standard library's smallest parts: that takes some 20 ms and 8 MB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import sys
+import time
+
+STAMP_LENGTH = len("2026-11-21T19:02:02.123Z ")
+_AT_ONCE = 1 << 16
+
+
+class _Pipe:
+    """A pipe's reading end, and the file at ``path`` that it is written to."""
+
+    def __init__(self, path: str, end: int) -> None:
+        os.set_blocking(end, False)
+        self.end = end
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":  # whoever wrote it was killed
+            os.write(self._file, b"\n")
+        self._in_line = False
+
+    def drain(self) -> bool:
+        """Write all that there is; False if nobody can write into the pipe any more."""
+        while True:
+            try:
+                data = os.read(self.end, _AT_ONCE)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            # A disk may be full: what comes meanwhile is lost, and what comes later need not be.
+            with contextlib.suppress(OSError):
+                self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        stamp = stamped(time.time())
+        whole = data.endswith(b"\n")
+        lines = (data[:-1] if whole else data).replace(b"\n", b"\n" + stamp)
+        left = memoryview((b"" if self._in_line else stamp) + lines + (b"\n" if whole else b""))
+        self._in_line = not whole
+        while left:
+            left = left[os.write(self._file, left) :]
+
+    def close(self) -> None:
+        os.close(self.end)
+        os.close(self._file)
+
+
+def stamped(seconds: float) -> bytes:
+    """A time as it is before a line."""
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{int(seconds % 1 * 1000):03}Z ".encode()
+
+
+def serve(control: socket.socket) -> None:
+    """Serve until the worker has gone, and all that could still print with it.
+
+    The worker sends the path of a file with a pipe's reading end, or b"?" and is answered when all is written that was
+    printed before.
+    """
+    with selectors.DefaultSelector() as ready:
+        ready.register(control, selectors.EVENT_READ)
+        while ready.get_map():
+            events = [key for key, _ in ready.select()]
+            for pipe in [key.data for key in events if key.data is not None]:
+                if not pipe.drain():
+                    ready.unregister(pipe.end)
+                    pipe.close()
+            if any(key.data is None for key in events):
+                asked, ends, _, _ = socket.recv_fds(control, 4096, 1)
+                if not asked:
+                    ready.unregister(control)
+                elif ends:
+                    pipe = _Pipe(os.fsdecode(asked), ends[0])
+                    ready.register(pipe.end, selectors.EVENT_READ, pipe)
+                else:
+                    for key in list(ready.get_map().values()):
+                        if key.data is not None:
+                            key.data.drain()
+                    control.send(b"!")
+
+
+if __name__ == "__main__":
+    # No child of the worker: those are ended after a trial, and with the worker.
+    if os.fork():
+        os._exit(0)
+    with contextlib.suppress(OSError):
+        serve(socket.socket(fileno=int(sys.argv[1])))
