@@ -23,9 +23,8 @@ SETTLE_S = 5.0
 """How long a start waits for the resources of nodes that have enough of them: a group that has just ended gives its own
 back within a second; what others use is not to be had."""
 LOOK_S = 0.05
-INCOMPLETE_S = 60.0
-"""How long a group may lack resources that the cluster's nodes have. It takes seconds to ask for them; after a minute
-others must have them."""
+LACKS_S = 30.0
+"""How long a group may wait for resources that the cluster's nodes have: others have taken them, then."""
 
 
 class Room:
@@ -83,7 +82,7 @@ class Elastic:
         self._began = 0.0
         self._waits = False
         self._up: float | None = None
-        self._incomplete: float | None = None
+        self._lacks_since: float | None = None
 
     def start(self) -> int:
         """The size of a group that starts now: the largest that there is room for; or the smallest, which waits."""
@@ -92,7 +91,7 @@ class Elastic:
         found = room.settled()
         room.release()
         self._waits, self._size = not found, found or self._sizes[0]
-        self._began, self._up, self._incomplete = time.monotonic(), None, None
+        self._began, self._up, self._lacks_since = time.monotonic(), None, None
         return self._size
 
     def arrived(self) -> None:
@@ -123,17 +122,17 @@ class Elastic:
         self._up = None  # told once, unless its processes come up again
         return size
 
-    def must_shrink(self, complete: bool) -> bool:
+    def must_shrink(self, lacks: bool) -> bool:
         """Whether the group waits in vain for resources that a smaller one would not need.
 
         Args:
-            complete: it has all its resources.
+            lacks: it has asked for resources that it does not have.
         """
         now = time.monotonic()
-        self._incomplete = None if complete else self._incomplete or now
-        if self._incomplete is None or self._size == self._sizes[0]:
+        self._lacks_since = self._lacks_since or now if lacks else None
+        if self._lacks_since is None or self._size == self._sizes[0]:
             return False
-        return slots_that_stay(self._slots) < self._size or now - self._incomplete > INCOMPLETE_S
+        return slots_that_stay(self._slots) < self._size or now - self._lacks_since > LACKS_S
 
     def close(self) -> None:
         """Give back what is held."""

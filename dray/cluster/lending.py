@@ -116,9 +116,9 @@ class WorkerGroup:
         """End the run at once, with its workers; when it has ended, `free` what it held."""
         self._trainer.abandon()
 
-    def complete(self) -> bool:
-        """Whether there are resources for all its workers."""
-        return self._trainer.complete()
+    def lacks(self) -> bool:
+        """Whether it has asked for resources for its workers that it does not have, or not any more."""
+        return self._trainer.lacks()
 
     def free(self) -> None:
         """Free what the run holds that did not end by itself."""

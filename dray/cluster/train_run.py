@@ -115,9 +115,10 @@ class TrainRun(DataParallelTrainer):  # type: ignore[misc]
                 with contextlib.suppress(ValueError):  # meanwhile it is gone
                     remove_placement_group(get_placement_group(group["name"]))
 
-    def complete(self) -> bool:
-        """Whether there are resources for all workers."""
-        return any(group["state"] == "CREATED" for group in self._placement_groups())
+    def lacks(self) -> bool:
+        """Whether it has asked for resources for its workers that it does not have, or not any more."""
+        states = {group["state"] for group in self._placement_groups()} - {"REMOVED"}
+        return bool(states) and "CREATED" not in states
 
     def _placement_groups(self) -> list[dict[str, Any]]:
         return [group for group in placement_group_table().values() if group["name"].startswith(f"{self._name}/")]

@@ -506,7 +506,7 @@ class Run:
         for name, group in self._groups.items():
             if name in self._given_up:
                 continue
-            if self._elastic.must_shrink(group.complete()):
+            if self._elastic.must_shrink(group.lacks()):
                 self.display.say(f"worker group {name} has lost a part of it: what it runs goes on with fewer slots")
                 self._give_up(name)
             elif name not in self._booting and (size := self._elastic.may_grow()):
