@@ -82,7 +82,7 @@ def test_checkpoints_go_where_the_option_says(config: Path) -> None:
     assert FakeExperiment.made == [("one", config.parent, "s3://bucket/results")]
     result = run("e", "create", config, "--storage-path", "s3://bucket/results", "--local")
     assert result.exit_code == 2
-    assert "--storage-path: has no use with --local" in result.output
+    assert "--storage-path has no use with --local" in result.output
 
 
 def test_resume_goes_on_with_the_directory(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_preview_of_bad_input_is_one_message(tmp_path: Path) -> None:
     assert "searcher.metrik: unknown field" in run("preview", tmp_path / "bad.yaml").stderr
     result = run("preview", DIGITS / "asha.yaml", "--trials-per-hour", 0)
     assert result.exit_code == 2
-    assert "--trials-per-hour: must be a number > 0, got 0" in result.stderr
+    assert "--trials-per-hour must be a number > 0, got 0" in result.stderr
 
 
 def test_bad_config_is_one_message_and_exit_code_2(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ for name, short, commands in (
 app.add_typer(config.app, name="config")
 app.add_typer(cluster.app, name="cluster")
 app.command()(search.preview)
+app.command()(look.report)
 app.command()(look.ui)
 
 

@@ -16,7 +16,6 @@ from dray.cli import show
 from dray.cli.arguments import Config, Experiment, Follow, Json, ModelDir, Output, Tail, target
 from dray.cli.errors import FAILED, BadUse, told
 from dray.cli.reading import Reading, flat, journal, reading
-from dray.experiment.errors import ConfigError
 
 if TYPE_CHECKING:
     from dray.experiment.schema import ExperimentConfig
@@ -53,8 +52,7 @@ def create(
         checked = load_config(config)
         code = model_dir if model_dir is not None else config.parent
         if local and storage_path is not None:
-            what = "has no use with --local, whose checkpoints lie beside its metrics; give --path"
-            raise ConfigError([("--storage-path", what)], "The command")
+            raise BadUse("--storage-path has no use with --local: checkpoints lie beside its metrics; give --path")
         if local:
             from dray.experiment.local import run_local
 
@@ -224,7 +222,7 @@ def extend(
         from dray.experiment.found import whereabouts
 
         if max_trials is None and max_length is None:
-            raise ConfigError([("extend", "give --max-trials N or --max-length N, or both")], "The command")
+            raise BadUse("give --max-trials N or --max-length N, or both")
         _tell_all()
         where = whereabouts(experiment)
         dray.Experiment.resume(where, max_trials=max_trials, max_length=max_length).run()

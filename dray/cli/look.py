@@ -1,13 +1,40 @@
-"""``dray ui``."""
+"""``dray report`` and ``dray ui``."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dray.cli.arguments import Experiment
 from dray.cli.errors import told
+from dray.cli.reading import reading
+
+
+def report(
+    experiment: Experiment,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="The file to write; report.html in the experiment's directory by default.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Write what an experiment was, and how it went, into one HTML file that needs nothing else; also while it runs.
+
+    \b
+    dray report latest -o report.html
+    """
+    with told(), reading(experiment) as read:
+        from dray.experiment.report import write_report
+
+        # The directory of a copy is gone with this command.
+        out = Path(f"{read.it.name}-report.html") if output is None and read.it.is_copy else output
+        typer.echo(write_report(read.it.directory.path, out))
 
 
 def ui(

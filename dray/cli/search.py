@@ -9,8 +9,7 @@ import typer
 
 from dray.cli import show
 from dray.cli.arguments import Config, Json, ModelDir
-from dray.cli.errors import told
-from dray.experiment.errors import ConfigError
+from dray.cli.errors import BadUse, told
 
 
 def preview(
@@ -27,16 +26,13 @@ def preview(
     dray preview asha.yaml --trials-per-hour 12
     """
     with told():
-        from rich.console import Console
-
         from dray.experiment.config import load_config
         from dray.experiment.preview import preview_as_dict, show_preview
 
         if trials_per_hour is not None and not 0 < trials_per_hour < math.inf:
-            what = f"must be a number > 0, got {trials_per_hour:g}"
-            raise ConfigError([("--trials-per-hour", what)], "The command")
+            raise BadUse(f"--trials-per-hour must be a number > 0, got {trials_per_hour:g}")
         checked, code = load_config(config), model_dir if model_dir is not None else config.parent
         if json:
             show.as_json(preview_as_dict(checked, model_dir=code))
         else:
-            show_preview(checked, model_dir=code, trials_per_hour=trials_per_hour, console=Console())
+            show_preview(checked, model_dir=code, trials_per_hour=trials_per_hour, console=show.console())

@@ -9,9 +9,12 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WIDE = 10_000
 """The width of what is no terminal: a program, which wants each row whole in one line."""
@@ -49,15 +52,14 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Se
 
 def out(renderable: Any) -> None:
     """Print what rich draws, on standard output."""
+    console().print(renderable)
+
+
+def console() -> Console:
+    """Of rich, on standard output."""
     from rich.console import Console
 
-    console = Console(soft_wrap=False)
-    if not sys.stdout.isatty():
-        console = Console(width=WIDE, file=sys.stdout)
-    # rich fills lines with spaces up to the width.
-    with console.capture() as capture:
-        console.print(renderable)
-    typer.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    return Console() if sys.stdout.isatty() else Console(width=WIDE, file=sys.stdout)
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> None:

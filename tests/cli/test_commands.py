@@ -298,6 +298,12 @@ def test_failures_are_told_with_the_error(digits: ExperimentDirectory, dray: Dra
     assert dray("t", "describe", "digits", "3", "--json").value["errors"] == [error, error]
 
 
+def test_a_report_is_one_file(digits: ExperimentDirectory, dray: Dray) -> None:
+    assert dray("report", "digits", "-o", "one.html").out.strip().endswith("one.html")
+    assert "validation_loss" in Path("one.html").read_text()
+    assert dray("report", "digits").out.strip() == str(digits.path / "report.html")
+
+
 # ------------------------------------------------------------------------------------------------------ checkpoints
 
 
