@@ -75,9 +75,43 @@ def _kind(error: BaseException) -> Kind:
     return "error"
 
 
-def _where(error: BaseException) -> str:
+def told_first(error: BaseException, trace: str, code: Path | None) -> str:
+    """A traceback with what a user looks for above it: the error, and the line of their own code that it came from.
+
+    Args:
+        error: of a trial.
+        trace: its traceback, as text.
+        code: the directory of the user's code, which is left out of its files' names.
+
+    Returns:
+        The traceback alone, where no line of the user's led to it. Else, before it and an empty line::
+
+            KeyError: 'lrr'
+              model_def.py:12, in __init__
+                lr = hparams["lrr"]
+    """
+    for each in _chain(error):
+        if users := _users_frames(each):
+            frame = users[-1]
+            file = Path(frame.filename)
+            if code is not None and file.resolve().is_relative_to(code.resolve()):
+                file = file.resolve().relative_to(code.resolve())
+            said = str(each).strip().partition("\n")[0]
+            kind = type(each).__qualname__
+            lines = [f"{kind}: {said}" if said else kind, f"  {file}:{frame.lineno}, in {frame.name}"]
+            if frame.line:
+                lines.append(f"    {frame.line}")
+            return "\n".join([*lines, "", trace])
+    return trace
+
+
+def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
     frames = traceback.extract_tb(error.__traceback__)
-    users = [one for one in frames if not one.filename.startswith(("<", _PACKAGE)) and not is_installed(one.filename)]
+    return [one for one in frames if not one.filename.startswith(("<", _PACKAGE)) and not is_installed(one.filename)]
+
+
+def _where(error: BaseException) -> str:
+    users = _users_frames(error)
     kind = type(error).__qualname__
     if not users:
         # An exit code, say: its message is all that tells it from others.

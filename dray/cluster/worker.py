@@ -26,7 +26,7 @@ import torch.distributed
 from dray import core, pytorch
 from dray.cluster.baseline import Baseline
 from dray.cluster.desk import Outcome
-from dray.cluster.failure import Failure, failure_of
+from dray.cluster.failure import Failure, failure_of, told_first
 from dray.cluster.handlers import handlers_of_a_trial
 from dray.cluster.hang import ended_if_it_hangs
 from dray.cluster.process_group import joined
@@ -164,7 +164,8 @@ def _run_trial(
             told = f"{e}; the end of what it printed ({log.path}):\n{log.end()}"
             return _Left(outcome="errored", error=told, failure=failure_of(e, host.batches))
         except Exception as e:
-            told = users_traceback(e, code) if script and code is not None else traceback.format_exc()
+            trace = users_traceback(e, code) if script and code is not None else traceback.format_exc()
+            told = told_first(e, trace, code)
             print(told, end="", file=sys.stderr)
             failure = failure_of(e, host.batches)
             return _Left(outcome="errored", error=told, failure=failure, second_hand=isinstance(e, PeerFailed))

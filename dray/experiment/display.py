@@ -18,6 +18,7 @@ from rich.text import Text
 
 from dray.experiment.board import Board, duration
 from dray.experiment.forecast import Forecast
+from dray.experiment.logs import in_short
 from searchers.preview import is_simulated, preview
 from searchers.search import Search
 
@@ -181,14 +182,16 @@ class Display:
             self._due = now + min(max(first, (now - self._began) / 30), last)
 
     def failure(self, trial: int, error: str, ended: str = "") -> None:
-        """Say that a trial failed, and why: the last line of its traceback; the journal has all of it.
+        """Say that a trial failed, and why: the error, and the user's own line; the journal has the whole traceback.
 
         ``ended``: why it is not started again.
         """
         self._failures += 1
         if self._failures <= SHOWN_TRIALS:
-            told = error.strip().splitlines()[-1] if error.strip() else "no reason given"
-            self.say(f"trial {trial} failed{f' for good ({ended})' if ended else ''}: {told}")
+            what, *where = in_short(error)
+            self.say("\n".join([f"trial {trial} failed{f' for good ({ended})' if ended else ''}: {what}", *where]))
+        elif self._failures == SHOWN_TRIALS + 1:
+            self.say("further failures are in the journal; see: dray experiment describe")
 
     def retired(self, group: str, trial: int, why: str) -> None:
         """Say that a worker group's processes are replaced after a trial, and why."""

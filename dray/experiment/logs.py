@@ -95,6 +95,15 @@ def event_lines(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) 
             yield stamp + told
 
 
+def in_short(error: object) -> list[str]:
+    """An error as the journal has it, in at most three lines: what it was, and the user's line that it came from.
+
+    Where no line of the user's led to it, what it says in the end.
+    """
+    head, begins, _ = str(error or "").strip().partition("\n\nTraceback (most recent call last):\n")
+    return head.splitlines()[:3] if begins else [last_line(error)]
+
+
 def last_line(error: object) -> str:
     """What a traceback says in the end."""
     lines = str(error or "").strip().splitlines()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dray.cluster.failure import Failure, failure_of
+from dray.cluster.failure import Failure, failure_of, told_first
 from dray.script import Script, ScriptFailed
 from dray.training.errors import PeerFailed
 
@@ -86,3 +86,45 @@ def test_programs_that_exit_with_codes_differ_by_their_message(tmp_path: Path) -
     # Their own line is not in the traceback: only the code is known.
     assert failure_of(told.value.with_traceback(None), 0).where == "ScriptFailed: python3 train.py exited with code 3"
     assert str(tmp_path) not in sys.path
+
+
+def told_of(tmp_path: Path, source: str, *, code: Path | None) -> list[str]:
+    """What is told of an error of this program of the user's."""
+    (tmp_path / "model_def.py").write_text(source)
+    script = Script(command="python3 model_def.py", file="model_def.py")
+    with pytest.raises(Exception, match="") as raised:
+        script.run(tmp_path)
+    return told_first(raised.value, "Traceback (most recent call last):\n...", code).splitlines()
+
+
+def test_users_own_line_is_told_first(tmp_path: Path) -> None:
+    source = "def make(hparams):\n    return hparams['lrr']\n\nmake({})\n"
+    behind = ["", "Traceback (most recent call last):", "..."]
+    assert told_of(tmp_path, source, code=tmp_path) == [
+        "KeyError: 'lrr'",
+        "  model_def.py:2, in make",
+        "    return hparams['lrr']",
+        *behind,
+    ]
+    assert told_of(tmp_path, source, code=None)[1] == f"  {tmp_path}/model_def.py:2, in make"
+
+
+def test_users_own_line_is_told_first_where_a_library_raises(tmp_path: Path) -> None:
+    source = "import torch\ntorch.zeros(2) @ torch.zeros(3)\n"
+    what, where, line, *_ = told_of(tmp_path, source, code=tmp_path)
+    assert what.startswith("RuntimeError: inconsistent tensor size")
+    assert (where, line) == ("  model_def.py:2, in <module>", "    torch.zeros(2) @ torch.zeros(3)")
+
+
+def test_where_a_library_raises_for_an_error_of_the_users_that_is_told(tmp_path: Path) -> None:
+    (tmp_path / "model_def.py").write_text("raise KeyError('many\\nlines')\n")
+    with pytest.raises(KeyError) as raised:
+        Script(command="python3 model_def.py", file="model_def.py").run(tmp_path)
+    outer = RuntimeError("no line of the user's is in my traceback")
+    outer.__cause__ = raised.value
+    what, where, *_ = told_first(outer, "trace", tmp_path).splitlines()
+    assert (what, where) == (r"KeyError: 'many\nlines'", "  model_def.py:1, in <module>")
+
+
+def test_an_error_that_no_line_of_the_users_led_to_is_its_traceback() -> None:
+    assert told_first(RuntimeError("of dray's own"), "trace", None) == "trace"

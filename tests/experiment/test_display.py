@@ -312,14 +312,24 @@ def test_end_before_the_end_tells_how_far_it_was_and_the_next_run_that_it_goes_o
     assert again.text == "going on: 1 of its trials ended, 1 still to go on from their latest checkpoints\n"
 
 
-def test_failure_is_told_by_the_last_line_of_its_traceback_and_not_for_ever() -> None:
+TRACEBACK = "Traceback (most recent call last):\n  File ...\nKeyError: 'lr'\n"
+
+
+def test_failure_is_told_by_the_users_line() -> None:
+    screen = Screen()
+    screen.display.failure(3, f"KeyError: 'lr'\n  model_def.py:7, in __init__\n    hparams['lr']\n\n{TRACEBACK}")
+    assert screen.text == "trial 3 failed: KeyError: 'lr'\n  model_def.py:7, in __init__\n    hparams['lr']\n"
+
+
+def test_failure_without_a_line_of_the_users_is_told_by_its_last_line_and_not_for_ever() -> None:
     screen = Screen()
     for trial in range(30):
-        screen.display.failure(trial, "Traceback (most recent call last):\n  File ...\nKeyError: 'lr'\n")
+        screen.display.failure(trial, TRACEBACK)
     screen.display.failure(31, "")
     told = screen.text.splitlines()
     assert told[0] == "trial 0 failed: KeyError: 'lr'"
-    assert len(told) == display_module.SHOWN_TRIALS
+    assert len(told) == display_module.SHOWN_TRIALS + 1
+    assert "dray experiment describe" in told[-1]
 
 
 def test_an_error_without_words_is_told_too() -> None:
