@@ -1,0 +1,52 @@
+"""docs/looking.md: its code runs, and its tables name what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import yaml
+from plotly.graph_objects import Figure
+
+from dray.experiment.config import load_config
+from dray.experiment.observers import tell_all
+from dray.experiment.optuna_study import OptunaStudy
+from tests.experiment.simulated import config_of, simulated
+
+PAGE = (Path(__file__).parents[2] / "docs" / "looking.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_code_for_optuna_shows_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = simulated(tmp_path / "experiment", 30)
+    tell_all(directory, lambda: OptunaStudy(directory.study, directory.config()))
+    shown: list[Figure] = []
+    monkeypatch.setattr(Figure, "show", lambda figure: shown.append(figure))
+    [code] = blocks("python")
+    names: dict[str, Any] = {}
+    exec(code.replace("PATH", str(directory.path)).replace("digits-asha", "simulated"), names)
+    assert isinstance(names["study"], optuna.Study)
+    curves, importances = shown
+    assert len(curves.data) == 30
+    [bars] = importances.data
+    assert set(bars.y) == {"lr", "hidden", "optimizer"}
+    assert sum(bars.x) == pytest.approx(1)
+
+
+def test_the_loggers_of_the_page_are_loggers() -> None:
+    found = [load_config({**config_of(4).to_dict(), **yaml.safe_load(block)}) for block in blocks("yaml")]
+    assert [config.to_dict()["loggers"] for config in found] == [
+        {"mlflow": {}, "wandb": {}},
+        {
+            "mlflow": {"tracking_uri": "http://mlflow:5000", "experiment_name": "digits"},
+            "wandb": {"project": "digits", "mode": "offline"},
+        },
+    ]
