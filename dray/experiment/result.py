@@ -71,7 +71,7 @@ class Result:
     def system_metrics(self) -> pd.DataFrame:
         """What trials took of their machines and of time: trial_id, batches, name, value, time (Unix, s).
 
-        One row a figure, at the end of each trial and every few seconds before; ``docs/report.md`` has the names.
+        One row a figure, at the end of each trial and every few seconds before; ``docs/results.md`` has the names.
         """
         return read_system(self._directory.metrics).drop(columns=["epochs", "kind"])
 
@@ -79,7 +79,7 @@ class Result:
     def timeline(self) -> pd.DataFrame:
         """What each worker group did when, a row a phase: group, slots, trial_id, phase, start, end (Unix, s).
 
-        ``docs/report.md`` has the phases.
+        ``docs/results.md`` has the phases.
         """
         return read_timeline(self._directory.metrics, self.system_metrics)
 

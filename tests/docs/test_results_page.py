@@ -1,0 +1,60 @@
+"""docs/results.md names every column, figure and phase, its numbers are the code's, and its code runs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import dray
+from dray.experiment import metrics_log
+from dray.experiment.report import figures, seen
+from dray.experiment.timeline import PHASES
+from dray.training import usage
+from tests.experiment.simulated import simulated
+
+PAGE = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
+
+
+def section(title: str) -> str:
+    return PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_columns_of_the_tables(tmp_path: Path) -> None:
+    result = dray.Result(simulated(tmp_path / "experiment", 4).path)
+    for line in section("Tables").splitlines():
+        if line.startswith("| `result."):
+            _, name, _, columns, _ = (cell.strip() for cell in line.split("|"))
+            table: pd.DataFrame = getattr(result, name.strip("`").removeprefix("result."))
+            found = [re.sub(r"^hparams\..*", "hparams.<name>", column) for column in table.columns]
+            assert re.findall(r"`([^`]+)`", columns) == list(dict.fromkeys(found))
+
+
+def test_figures_of_the_machine_and_phases() -> None:
+    told = set(re.findall(r"^\| `(\w+)` \|", section("The machine"), re.MULTILINE)) - {"name"}
+    written = set(re.findall(r'"(\w+_s|\w+_second|cpu_\w+|memory_\w+|gpu_\w+)"', inspect.getsource(usage.Usage.take)))
+    assert told == written | {"starting_s"}
+    assert set(re.findall(r"`([a-z]+)`", section("The timeline"))) == set(PHASES)
+
+
+def test_numbers() -> None:
+    report = " ".join(section("The report").split())
+    for number in (seen.MOST_CURVES, seen.MOST_TRIALS, seen.MOST_POINTS, figures.MOST_STRETCHES):
+        assert f"{number:,}" in report
+    assert usage.EVERY_S == metrics_log.PACK_EVERY_S == 5
+
+
+@pytest.mark.slow
+def test_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = simulated(tmp_path / "experiment", 8).path
+    monkeypatch.chdir(tmp_path)
+    names = {"path": path, "result": dray.Result(path)}
+    for code in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+        exec(code, names)
+    best: pd.DataFrame = names["best"]  # type: ignore[assignment]
+    trials = dray.Result(path).trials.sort_values("best_metric")
+    assert best["trial_id"].tolist() == trials["trial_id"].head(5).tolist()
+    assert (tmp_path / "report.html").exists()
