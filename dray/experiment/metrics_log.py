@@ -143,7 +143,11 @@ class MetricsLog:
 
     def _write(self, number: int, table: pa.Table) -> None:
         unnamed = self._directory / f".part-{number:05}.tmp"
-        pq.write_table(table, unnamed)
+        with unnamed.open("wb") as file:
+            pq.write_table(table, file)
+            file.flush()
+            # A power failure must not leave an empty part in the place of a whole one.
+            os.fsync(file.fileno())
         os.replace(unnamed, self._path(number))
 
 
@@ -208,15 +212,28 @@ def _read_part(path: Path) -> pa.Table:
 
 
 def _tail_rows(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+    return _whole(path.read_bytes())[0] if path.exists() else []
 
 
 def _cut_torn_line(path: Path) -> None:
     if path.exists():
-        data = path.read_bytes()
-        os.truncate(path, data.rfind(b"\n") + 1)
+        os.truncate(path, _whole(path.read_bytes())[1])
+
+
+def _whole(data: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The rows before the first one that did not come to the disk as it was, and where they end.
+
+    That is the last one if a process was killed, and may be any after a power failure.
+    """
+    rows: list[dict[str, Any]] = []
+    end = 0
+    for line in data.split(b"\n")[:-1]:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+        end += len(line) + 1
+    return rows, end
 
 
 def _table(rows: list[dict[str, Any]]) -> pa.Table:

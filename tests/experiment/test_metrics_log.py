@@ -13,6 +13,7 @@ import pytest
 
 from dray.experiment import metrics_log
 from dray.experiment.metrics_log import TAIL, MetricsLog, read_metrics
+from tests.storage.power import Disk
 
 
 def row(batches: int, name: str = "loss", value: float | None = 0.5, kind: str = "training") -> dict[str, Any]:
@@ -145,6 +146,36 @@ def test_a_torn_last_line_is_passed_over_and_cut_off(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path)
     log.append(0, [row(4)])
     assert [found[1] for found in values(tmp_path)] == [1, 2, 4]
+
+
+def test_after_a_power_failure_the_rows_before_the_damage_are_there(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path)
+    log.append(0, [row(1), row(2), row(3)])
+    tail = tmp_path / TAIL
+    lines = tail.read_bytes().splitlines(keepends=True)
+    tail.write_bytes(lines[0] + b"\0" * (len(lines[1]) - 1) + b"\n" + lines[2])  # a block that was not written
+    assert [found[1] for found in values(tmp_path)] == [1]
+    MetricsLog(tmp_path).append(0, [row(4)])
+    assert [found[1] for found in values(tmp_path)] == [1, 4]
+
+
+def test_a_part_is_on_the_disk_before_it_takes_the_place_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    left: list[bytes] = []
+    real = os.replace
+
+    def replace(unnamed: Path, path: Path) -> None:
+        left.append(disk.holds(unnamed))
+        real(unnamed, path)
+        assert left[-1] == path.read_bytes()
+
+    monkeypatch.setattr(os, "replace", replace)
+    log = MetricsLog(tmp_path)
+    log.append(0, [row(1), row(2)])
+    log.close()
+    assert len(left) == 1
 
 
 @pytest.mark.parametrize("killed_in", ["write", "replace", "truncate"])

@@ -26,6 +26,10 @@ class Disk:
         else:
             self._files[number] = path.read_bytes()
 
+    def holds(self, file: Path) -> bytes:
+        """What is left of a file's content if the power fails now."""
+        return self._files.get(file.stat().st_ino, b"")
+
     def leaves(self, directory: Path, there: Path) -> Path:
         """Make `there` what is left of a directory if the power fails now."""
         self._restore(directory.stat().st_ino, there)
