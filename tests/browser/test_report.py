@@ -1,0 +1,182 @@
+"""The report as a browser draws it: what is on the screen is in the experiment's tables."""
+
+from __future__ import annotations
+
+import base64
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from selenium.webdriver.support.wait import WebDriverWait
+
+import dray
+from dray.experiment.report import write_report
+from tests.experiment.simulated import simulated
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+NARROW = 390
+
+DRAWN = """
+const plot = document.getElementById(arguments[0]), { xaxis, yaxis } = plot._fullLayout;
+const traces = [...plot.querySelectorAll(".scatterlayer .trace")];
+return traces.map(trace => [...trace.querySelectorAll(".points path")].map(point => {
+  const { e, f } = point.transform.baseVal.consolidate().matrix;
+  return [xaxis.type === "category" ? xaxis._categories[Math.round(xaxis.p2c(e))] : xaxis.p2d(e), yaxis.p2d(f)];
+}));
+"""
+"""The points of a plot, trace by trace: from where they are on the screen, by the scale of the axes."""
+
+LINES = """
+const plot = document.getElementById(arguments[0]), { xaxis, yaxis } = plot._fullLayout;
+return [...plot.querySelectorAll(".scatterlayer .trace")].map(trace =>
+  [...trace.querySelectorAll(".lines path")].map(line => {
+    const ends = [0, line.getTotalLength()].map(at => line.getPointAtLength(at));
+    return ends.map(({ x, y }) => [xaxis.p2d(x), yaxis.p2d(y)]);
+  }));
+"""
+"""Where each line of a plot begins and ends."""
+
+
+def simulated_search(directory: Path) -> Path:
+    return simulated(directory / "simulated", 64).path
+
+
+def digits_search(directory: Path) -> Path:
+    return dray.Experiment(DIGITS / "asha.yaml", model_dir=DIGITS, path=directory / "digits").run().path
+
+
+@pytest.fixture(
+    scope="module",
+    params=[simulated_search, pytest.param(digits_search, marks=pytest.mark.ray)],
+    ids=["simulated", "digits"],
+)
+def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dray.Result:
+    return dray.Result(request.param(tmp_path_factory.mktemp("browser")))
+
+
+@pytest.fixture(scope="module")
+def page(browser: Any, result: dray.Result) -> Any:
+    """The report on a screen, drawn to its end."""
+    browser.get(write_report(result.path).as_uri())
+    assert browser.execute_script("return document.readyState") == "complete"
+    return browser
+
+
+def points(page: Any, name: str) -> list[tuple[Any, float]]:
+    return sorted(((x, y) for trace in page.execute_script(DRAWN, name) for x, y in trace), key=str)
+
+
+def same(drawn: list[tuple[Any, float]], table: pd.DataFrame) -> None:
+    """That these are the same points: to a pixel's width, and as many."""
+    rows = list(table.itertuples(index=False, name=None))
+    assert len(drawn) == len(rows)
+    left = list(drawn)
+    for x, y in rows:
+        nearest = min(left, key=lambda point: _distance(point, (x, y)))
+        assert _distance(nearest, (x, y)) < 0.01, f"{(x, y)} is not drawn, the nearest is {nearest}"
+        left.remove(nearest)
+
+
+def _distance(one: tuple[Any, float], other: tuple[Any, float]) -> float:
+    if isinstance(other[0], str):
+        across = 0.0 if one[0] == other[0] else math.inf
+    else:
+        across = abs(one[0] - other[0]) / abs(other[0])
+    return across + abs(one[1] - other[1]) / abs(other[1])
+
+
+def validations(result: dray.Result) -> pd.DataFrame:
+    return result.metrics.query("kind == 'validation' and name == 'validation_loss'")
+
+
+def test_points_of_the_curves_are_the_validations(page: Any, result: dray.Result) -> None:
+    same(points(page, "curves"), validations(result)[["epochs", "value"]])
+
+
+def test_lines_of_the_curves_are_those_of_the_trials(page: Any, result: dray.Result) -> None:
+    by_trial = validations(result).groupby("trial_id")
+    ends = by_trial[["epochs", "value"]].agg(["first", "last"])
+    lines = [line for trace in page.execute_script(LINES, "curves") for line in trace]
+    for end in (0, 1):
+        column = ("first", "last")[end]
+        same([tuple(line[end]) for line in lines], ends.xs(column, axis=1, level=1))
+
+
+def test_points_of_the_slices_are_the_trials(page: Any, result: dray.Result) -> None:
+    names = [column for column in result.trials if result.trials[column].map(str).nunique() > 1]
+    hparams = [name for name in names if name.startswith("hparams.")]
+    assert len(hparams) >= 2
+    for i, name in enumerate(hparams):
+        same(points(page, f"slice-{i}"), result.trials[[name, "best_metric"]])
+
+
+def test_nothing_went_wrong_and_webgl_drew_the_parallel_coordinates(page: Any) -> None:
+    assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
+    colours = page.execute_async_script("""
+        const done = arguments[0];
+        Plotly.toImage(document.getElementById("parallel"), { format: "png", width: 700, height: 360 }).then(url => {
+          const image = new Image();
+          image.onload = () => {
+            const canvas = document.createElement("canvas");
+            [canvas.width, canvas.height] = [image.width, image.height];
+            const context = canvas.getContext("2d");
+            context.drawImage(image, 0, 0);
+            const { data } = context.getImageData(0, 0, canvas.width, canvas.height), seen = new Set();
+            for (let i = 0; i < data.length; i += 4) if (data[i + 3]) seen.add(data.slice(i, i + 3).join());
+            done(seen.size);
+          };
+          image.src = url;
+        });
+    """)
+    assert colours > 100
+
+
+def test_page_fits_a_phone(page: Any, tmp_path: Path) -> None:
+    phone = {"width": NARROW, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    try:
+        page.refresh()
+        assert page.execute_script("return document.documentElement.scrollWidth") == NARROW
+        wide = page.execute_script(
+            "return [...document.querySelectorAll('.plot svg')].map(plot => plot.getBoundingClientRect().right)"
+        )
+        assert max(wide) <= NARROW
+        assert page.save_screenshot(str(tmp_path / "phone.png"))
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        page.refresh()
+
+
+COLOURS = """
+const plot = document.getElementById("curves");
+return [getComputedStyle(document.body).backgroundColor, getComputedStyle(plot.querySelector(".xtick text")).fill];
+"""
+
+
+def test_page_is_dark_where_that_is_preferred_and_light_on_paper(page: Any) -> None:
+    media = "Emulation.setEmulatedMedia"
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    light, wait = page.execute_script(COLOURS), WebDriverWait(page, 20)
+    try:
+        page.execute_cdp_cmd(media, {"features": dark})
+        wait.until(lambda page: [_brightness(colour) < 90 for colour in page.execute_script(COLOURS)] == [True, False])
+        page.execute_cdp_cmd(media, {"media": "print", "features": dark})
+        page.execute_script("window.dispatchEvent(new Event('beforeprint'))")
+        wait.until(lambda page: page.execute_script(COLOURS) == light)
+        right = page.execute_script("return document.getElementById('curves').querySelector('svg').width.baseVal.value")
+        assert right <= 700, "pixels of a page"
+        page.execute_script("window.dispatchEvent(new Event('afterprint'))")
+        paper = page.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
+        assert base64.b64decode(paper["data"]).startswith(b"%PDF")
+    finally:
+        page.execute_cdp_cmd(media, {"media": "", "features": []})
+    wait.until(lambda page: page.execute_script(COLOURS) == light)
+
+
+def _brightness(colour: str) -> float:
+    numbers = [float(part) for part in colour.partition("(")[2].rstrip(")").split(",")[:3]]
+    return sum(numbers) / 3
