@@ -22,10 +22,10 @@ AT_ONCE_BYTES = 16 << 20
 """Smaller states are written before training goes on, unless the store is a network away. To write one of 16 MB takes
 45 ms of a core, and to copy it 13; one of 1 MB 9 and 5. So there is little to gain, and where cores are few the thread
 takes that back."""
-NICE = 5
+NICE = 10
 """The writer's thread gives way to those that train, where there are fewer cores than threads. These wait for one
-another in every operation: what takes one's core takes all of theirs. It then has about a quarter of a core, with which
-it gets through 600 MB in ten seconds; and a whole one where one is free."""
+another in every operation: what takes one's core takes all of theirs. It then has about a tenth of a core, with which
+it gets through 600 MB in twelve seconds; and a whole one where one is free, as when the next checkpoint waits for it."""
 
 
 class Saver:
