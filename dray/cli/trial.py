@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -102,9 +105,12 @@ def describe(experiment: Experiment, trial: Trial, json: Json = False) -> None:
                 ("logs", "" if read.it.is_copy else str(logs)),
             ]
         )
+        last = None
         for record in failures:
             again = "started again" if record["event"] == "restarted" else "given up"
-            typer.echo(f"\nfailed at {show.clock(record.get('time'), exact=True)}, {again}:\n{record.get('error')}")
+            error = "the same once more" if record.get("error") == last else f"\n{record.get('error')}"
+            typer.echo(f"\nfailed at {show.clock(record.get('time'), exact=True)}, {again}: {error}")
+            last = record.get("error")
 
 
 @app.command()
@@ -124,17 +130,19 @@ def logs(
     dray trial logs latest 7 -f
     dray t logs digits best -n 20
     """
-    with told(), reading(experiment) as read:
+    with told(), reading(experiment) as read, contextlib.ExitStack() as stack:
         from dray.experiment.logs import followed, trial_lines
+        from dray.storage.printed import bring_logs
         from searchers.journal import Journal
 
         if json and follow:
             raise BadUse("--json is one value, which has no end with --follow; give one of them")
         number = read.trial(trial)
         directory = read.it.directory
-        if read.it.is_copy:
-            raise BadUse(f"{read.it.where} has no logs: what its trials print is on the machines that run them")
-        new = trial_lines(directory.trial(number) / "logs", rank=rank)
+        here, afar = directory.trial(number) / "logs", Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if not directory.storage.is_local:
+            bring_logs(directory.storage.child(f"trial_{number}"), here, afar)
+        new = trial_lines(afar, here, rank=rank)
         lines = new(not follow)
         if json:
             show.as_json(lines if tail is None else lines[max(0, len(lines) - tail) :])

@@ -36,6 +36,8 @@ from dray.cluster.trial_log import TrialLog, log_as_python_starts, log_as_the_co
 from dray.hosts import use_host
 from dray.hosts.ray_worker import Experiment, Lease, LeaseLost, RayHost
 from dray.script import Script, ScriptFailed, users_traceback
+from dray.storage.checkpoints import RemoteStore
+from dray.storage.printed import LogCopies
 from dray.storage.remote import PATIENCE_S
 from dray.training import rng
 from dray.training.errors import PeerFailed, SearcherMetricError
@@ -81,22 +83,36 @@ def _serve(work: dict[str, Any], program: Program, code: Path | None, distribute
     incarnation = distributed.broadcast(uuid.uuid4().hex)
     baseline = Baseline()
     number = 0
-    while True:
-        lease = ray.get(desk.next_lease.remote(group, incarnation, rank, size, number))
-        if lease is None:
-            return
-        if lease.get("retire"):
-            raise GroupRetired(f"worker group {group} starts anew: {lease['retire']}")
-        number = lease["number"]
-        if rank == 0:
-            desk.begun.remote(number)
-        left, stale = baseline.run(functools.partial(_run_trial, program, code, lease["lease"], work, distributed))
-        if left.failure is not None and left.failure.kind in _SPOILT:
-            stale.insert(0, _SPOILT[left.failure.kind])
-        if not work["experiment"].config["resources"]["reuse_workers"]:
-            stale.append("resources.reuse_workers is false")
-        told = {"failure": left.failure, "second_hand": left.second_hand, "stale": "; ".join(stale)}
-        ray.get(desk.leave.remote(number, rank, left.outcome, left.error, left.fatal, **told))
+    with contextlib.closing(LogCopies()) as copies:
+        while True:
+            lease = ray.get(desk.next_lease.remote(group, incarnation, rank, size, number))
+            if lease is None:
+                return
+            if lease.get("retire"):
+                raise GroupRetired(f"worker group {group} starts anew: {lease['retire']}")
+            number = lease["number"]
+            if rank == 0:
+                desk.begun.remote(number)
+            trial: Lease = lease["lease"]
+            if isinstance(trial.store, RemoteStore) and not _is_the_drivers(trial.trial_dir):
+                copies.begin(_log(trial, rank), trial.store.root)
+            left, stale = baseline.run(functools.partial(_run_trial, program, code, trial, work, distributed))
+            copies.end(_log(trial, rank))
+            if left.failure is not None and left.failure.kind in _SPOILT:
+                stale.insert(0, _SPOILT[left.failure.kind])
+            if not work["experiment"].config["resources"]["reuse_workers"]:
+                stale.append("resources.reuse_workers is false")
+            told = {"failure": left.failure, "second_hand": left.second_hand, "stale": "; ".join(stale)}
+            ray.get(desk.leave.remote(number, rank, left.outcome, left.error, left.fatal, **told))
+
+
+def _is_the_drivers(trial_dir: Path) -> bool:
+    """Whether the driver sees this directory, too: it then copies what trials print to an object store."""
+    return (trial_dir.parent / "journal.jsonl").exists()
+
+
+def _log(lease: Lease, rank: int) -> Path:
+    return lease.trial_dir / "logs" / f"rank_{rank}.log"
 
 
 # Kinds of failures after which a process is no longer what it was.
@@ -132,7 +148,7 @@ def _run_trial(
     experiment: Experiment = work["experiment"]
     script = isinstance(program, Script)
     host = RayHost(desk=work["desk"], lease=lease, experiment=experiment, code_dir=code, script=script)
-    with printed_to(lease.trial_dir / "logs" / f"rank_{distributed.rank}.log") as log:
+    with printed_to(_log(lease, distributed.rank)) as log:
         try:
             with _watched(host, lease, work, distributed.rank, log), use_host(host, distributed), handlers_of_a_trial():
                 outcome: Outcome | None = host.go_on() if distributed.rank == 0 else None

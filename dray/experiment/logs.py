@@ -11,10 +11,11 @@ from typing import Any
 
 from dray.experiment.preview import unit_of
 from dray.experiment.schema import ExperimentConfig
+from dray.storage.printed import NAME
 
 POLL_S = 0.3
 """How often a file that grows is looked at."""
-_RANK = re.compile(r"rank_(\d+)\.log")
+_STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
 
 
 class Tail:
@@ -44,29 +45,32 @@ class Tail:
         return [line.decode(errors="replace") for line in whole]
 
 
-def trial_lines(logs: Path, *, rank: int | None = None) -> Callable[[bool], list[str]]:
-    """What the ranks of a trial print; with several, each line begins with its rank's number.
+def trial_lines(*logs: Path, rank: int | None = None) -> Callable[[bool], list[str]]:
+    """What the ranks of a trial print, by its time; with several, each line begins with its rank's number.
 
     Args:
-        logs: the trial's directory of them.
+        logs: directories with logs of the trial.
         rank: of this one alone.
 
     Returns:
         A function that gives the lines that are new since its last call; its argument as of ``Tail.lines``.
     """
-    tails: dict[int, Tail] = {}
+    tails: dict[Path, tuple[int, Tail]] = {}
 
     def new(all_of_it: bool) -> list[str]:
-        for path in sorted(logs.glob("rank_*.log")):
-            match = _RANK.fullmatch(path.name)
+        # By the names that files have in a store, those of a rank are in their order; that of this machine is the last.
+        for path in (path for directory in logs for path in sorted(directory.glob("rank_*.log"))):
+            match = NAME.fullmatch(path.name)
             if match and rank in (None, int(match.group(1))):
-                tails.setdefault(int(match.group(1)), Tail(path))
-        many = len(tails) > 1
-        return [
-            f"rank {number} | {line}" if many else line
-            for number, tail in sorted(tails.items())
-            for line in tail.lines(all_of_it=all_of_it)
-        ]
+                tails.setdefault(path, (int(match.group(1)), Tail(path)))
+        many = len({number for number, _ in tails.values()}) > 1
+        lines, at = [], ""
+        for number, tail in tails.values():
+            for line in tail.lines(all_of_it=all_of_it):
+                stamp = _STAMP.match(line)
+                at = stamp.group() if stamp else at
+                lines.append((at, f"rank {number} | {line}" if many else line))
+        return [line for _, line in sorted(lines, key=lambda one: one[0])]
 
     return new
 

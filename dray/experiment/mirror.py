@@ -1,6 +1,7 @@
 """An experiment whose checkpoints are in an object store, there as a whole: so that it outlives its driver's machine.
 
-The config, the code, the metrics and the journal are copied there while it runs, every few seconds, and at its end.
+The config, the code, the metrics, what trials print, and the journal are copied there while it runs, every few seconds,
+and at its end.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from dray.experiment.directory import ExperimentDirectory, results
 from dray.experiment.errors import ConfigError
 from dray.storage import Location, RemoteDirectory, StorageError
+from dray.storage.printed import NAME, stored_as
 from searchers.journal import Journal
 
 log = logging.getLogger(__name__)
@@ -60,8 +62,8 @@ class Mirror:
 
     def _copy(self) -> None:
         for path in self._files():
-            name = path.relative_to(self._directory.path).as_posix()
             try:
+                name = self._name_of(path)
                 found = path.stat()
                 state = (found.st_size, found.st_mtime_ns)
                 if self._copied.get(name) != state:
@@ -70,13 +72,19 @@ class Mirror:
             except FileNotFoundError:  # metrics that have been packed meanwhile
                 continue
 
+    def _name_of(self, path: Path) -> str:
+        name = path.relative_to(self._directory.path)
+        return (name.with_name(stored_as(path)) if NAME.fullmatch(path.name) else name).as_posix()
+
     def _files(self) -> list[Path]:
         """The journal after the metrics, of which it must not know more than there is; the config last: it is a whole
         when it has one."""
         directory = self._directory
         code = [path for path in sorted(directory.code.rglob("*")) if path.is_file()]
         metrics = [path for path in sorted(directory.metrics.glob("*")) if not path.name.startswith(".")]
-        return [*code, *metrics, directory.journal, directory.config_file]
+        # What trials print where this machine sees it; elsewhere it is their workers that copy it.
+        logs = [path for path in directory.path.glob("trial_*/logs/*") if NAME.fullmatch(path.name)]
+        return [*code, *logs, *metrics, directory.journal, directory.config_file]
 
 
 def brought(where: str | os.PathLike[str]) -> Path:

@@ -136,3 +136,14 @@ def test_credentials_are_not_copied(experiment: ExperimentDirectory) -> None:
     sizes = RemoteDirectory(copied(experiment).storage).sizes()
     assert {"experiment.yaml", "journal.jsonl"} < sizes.keys()
     assert experiment.storage_file.name not in sizes
+
+
+def test_what_trials_print_is_copied_under_the_name_that_it_has_in_a_store(experiment: ExperimentDirectory) -> None:
+    logs = experiment.trial(0) / "logs"
+    logs.mkdir()
+    (logs / "rank_0.log").write_text("2026-11-21T09:02:02.123Z one\n")
+    (logs / "another").write_text("not a log\n")
+    copied(experiment)
+    name = "trial_0/logs/rank_0.20261121T090202.123Z.log"
+    assert RemoteDirectory(experiment.storage).read(name) == b"2026-11-21T09:02:02.123Z one\n"
+    assert [each for each in RemoteDirectory(experiment.storage).sizes() if "/logs/" in each] == [name]
