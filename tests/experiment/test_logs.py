@@ -8,7 +8,6 @@ import pytest
 
 from dray.experiment.logs import in_short, trial_lines
 
-
 TRACE = "Traceback (most recent call last):\n...\nE: 1\n"
 
 
