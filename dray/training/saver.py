@@ -25,7 +25,7 @@ takes that back."""
 NICE = 10
 """The writer's thread gives way to those that train, where there are fewer cores than threads. These wait for one
 another in every operation: what takes one's core takes all of theirs. It then has about a tenth of a core, with which
-it gets through 600 MB in twelve seconds; and a whole one where one is free, as when the next checkpoint waits for it."""
+it gets through 600 MB in twelve seconds; and a whole one where one is free, or the next checkpoint waits for it."""
 
 
 class Saver:
