@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FILE = "_timeline.jsonl"
 PHASES = ("starting", "training", "data", "validating", "checkpointing", "waiting", "ending", "idle", "booting")
 """Of a trial: before its first batch; waiting for data; waiting for the search's decisions and for other ranks; from
-its last report to its end. Of a group: up, and without a trial; its processes start."""
+its last report, with the decision on it, to its end. Of a group: up, and without a trial; its processes start."""
 COLUMNS = ("group", "slots", "trial_id", "phase", "start", "end")
 
 _HEARD = {"joined": "joined", "granted": "granted", "left": "left", "lost": "lost", "retired": "lost"}

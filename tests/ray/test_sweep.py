@@ -135,6 +135,34 @@ def test_metrics_are_long_and_complete(result: dray.Result) -> None:
     pd.testing.assert_series_equal(losses["epochs"], losses["batches"] / EPOCH, check_names=False)
 
 
+def test_time_of_each_worker_group_is_told_without_a_gap(result: dray.Result) -> None:
+    timeline = result.timeline
+    assert set(timeline["trial_id"]) == {-1, *range(64)}
+    for _, mine in timeline.groupby("group"):
+        gaps = mine["start"].to_numpy()[1:] - mine["end"].to_numpy()[:-1]
+        assert abs(gaps).max() < 1e-6
+        assert mine["phase"].iloc[0] == "booting"
+    assert (timeline["end"] >= timeline["start"]).all()
+    phases = timeline.groupby("trial_id")["phase"].agg(set)
+    assert all({"starting", "training", "data", "validating", "checkpointing"} <= phases[trial] for trial in range(64))
+
+
+def test_trials_tell_what_they_took(result: dray.Result) -> None:
+    figures = result.system_metrics.pivot(index=["trial_id", "batches"], columns="name", values="value")
+    # At each rung at least, and how a trial began only once.
+    ends = {(trial, batches) for trial, batches in result.trials.set_index("trial_id")["batches"].items()}
+    assert ends <= set(figures.index)
+    assert figures["starting_s"].notna().groupby("trial_id").sum().eq(1).all()
+    assert {"training_s", "data_s", "validating_s", "checkpointing_s", "waiting_s"} < set(figures.columns)
+    trained = figures["batches_per_second"] * (figures["training_s"] + figures["data_s"])
+    assert trained.groupby("trial_id").sum().round().astype(int).tolist() == result.trials["batches"].tolist()
+    assert figures["cpu_cores"].dropna().between(0.01, 8).all()
+    assert figures["memory_gb"].dropna().between(0.1, 10).all()
+    spent = figures.filter(like="_s").drop(columns="batches_per_second", errors="ignore").groupby("trial_id").sum()
+    lasted = (result.trials["ended"] - result.trials["started"]) / pd.Timedelta(seconds=1)
+    assert (spent.sum(axis=1).to_numpy() < lasted.to_numpy() + 0.5).all()
+
+
 @pytest.mark.api("2.8", "2.11")
 def test_every_batch_of_every_trial_is_in_its_tensorboard(result: dray.Result) -> None:
     last = result.metrics.query("kind == 'validation' and name == 'accuracy'").groupby("trial_id").last()["value"]

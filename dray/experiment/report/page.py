@@ -37,7 +37,7 @@ _PHASE_TOLD = {
     "validating": "",
     "checkpointing": "training waits while a checkpoint is made",
     "waiting": "for the search's decisions, and for other ranks",
-    "ending": "of a trial: from its last report until its processes are free",
+    "ending": "of a trial: from its last report, with the decision on it, until its processes are free",
     "idle": "up, and without a trial",
 }
 
