@@ -135,7 +135,8 @@ class OptunaStudy:
         self._database.execute("BEGIN IMMEDIATE")
         try:
             if not self._begun:
-                for table in ("trial_params", "trial_values", "trial_intermediate_values", "trial_user_attributes"):
+                # Not what people have noted beside trials: these have the numbers that they had.
+                for table in ("trial_params", "trial_values", "trial_intermediate_values"):
                     self._database.execute(f"DELETE FROM {table}")
                 self._database.execute("DELETE FROM trials")
             yield

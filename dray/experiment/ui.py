@@ -87,7 +87,7 @@ def _dashboard(directory: ExperimentDirectory, port: int, say: Callable[[str], N
     def start() -> None:
         while not has_study(study):
             time.sleep(LOOK_S)
-        _serve(study, port)
+        serve_study(study, port)
         say(f"optuna-dashboard  http://{HOST}:{port}/dashboard/studies/1")
 
     if has_study(study):
@@ -114,8 +114,8 @@ def has_study(study: Path) -> bool:
         return False
 
 
-def _serve(study: Path, port: int) -> None:
-    """Serve optuna-dashboard in threads that end with this process."""
+def serve_study(study: Path, port: int) -> None:
+    """Serve optuna-dashboard on a study's file, in threads that end with this process."""
     import optuna_dashboard
     from werkzeug.serving import WSGIRequestHandler, make_server
 

@@ -13,11 +13,9 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 import dray
 from dray.experiment.report import write_report
-from tests.experiment.simulated import simulated
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 NARROW = 390
 
 DRAWN = """
@@ -39,23 +37,6 @@ return [...plot.querySelectorAll(".scatterlayer .trace")].map(trace =>
   }));
 """
 """Where each line of a plot begins and ends."""
-
-
-def simulated_search(directory: Path) -> Path:
-    return simulated(directory / "simulated", 64).path
-
-
-def digits_search(directory: Path) -> Path:
-    return dray.Experiment(DIGITS / "asha.yaml", model_dir=DIGITS, path=directory / "digits").run().path
-
-
-@pytest.fixture(
-    scope="module",
-    params=[simulated_search, pytest.param(digits_search, marks=pytest.mark.ray)],
-    ids=["simulated", "digits"],
-)
-def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dray.Result:
-    return dray.Result(request.param(tmp_path_factory.mktemp("browser")))
 
 
 @pytest.fixture(scope="module")
