@@ -1,4 +1,5 @@
-"""Writes docs/pytorch-api.md out of the docstrings: ``python docs/generate.py``."""
+"""Writes docs/pytorch-api.md out of the docstrings, and docs/config.md out of the config's JSON Schema:
+``python docs/generate.py``."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parent / "pytorch-api.md"
+CONFIG_PAGE = Path(__file__).parent / "config.md"
 
 INTRODUCTION = """\
 # The PyTorch API
@@ -174,10 +176,114 @@ def _items(text: str, *, as_list: bool) -> str:
     return "\n".join(lines)
 
 
+CONFIG_INTRODUCTION = """\
+# The config, field by field
+
+Written by `docs/generate.py` out of what `dray config schema` prints: change `dray/experiment/schema.py`, not this.
+
+The format is that of Determined's experiment configuration. What a search does with it: [search.md](search.md); where
+results go: [checkpoints.md](checkpoints.md). A field that is null has its default. Mistakes are told before anything
+starts, all of them at once, each with its path. In an editor: [cli.md](cli.md).
+
+A length is `{batches: 100}`, `{epochs: 16}` or `{records: 64000}`; a plain number counts batches.
+
+## Hyperparameters
+
+Each is a constant (a number, text, a list, ...), a space, or names of further ones:
+
+```yaml
+hyperparameters:
+  global_batch_size: 64
+  lr: {type: log, base: 10, minval: -4, maxval: -1}
+  hidden: {type: int, minval: 16, maxval: 256, step: 16}
+  dropout: {type: double, minval: 0.0, maxval: 0.5}
+  model:
+    layers: {type: const, val: 3}
+    activation: {type: categorical, vals: [relu, gelu]}
+```
+"""
+
+
+def config_page() -> str:
+    """The whole document."""
+    from dray.experiment.json_schema import json_schema
+    from dray.experiment.schema import SEARCHER_FIELDS, STORAGE_FIELDS
+
+    schema = json_schema()
+    goes_with = {
+        "Searcher": ("methods", {name: fields for name, fields in SEARCHER_FIELDS.items() if name != "async_halving"}),
+        "CheckpointStorage": ("types", {name: fields for name, fields in STORAGE_FIELDS.items() if name is not None}),
+    }
+    parts = [CONFIG_INTRODUCTION, *_section("The experiment", schema, None)]
+    for where, name in _references(schema, schema, ()):
+        parts += _section(f"`{where}`", schema["$defs"][name], goes_with.get(name))
+    return "\n".join(parts)
+
+
+def _section(title: str, section: dict[str, Any], goes_with: tuple[str, dict[str, Any]] | None) -> list[str]:
+    """A table of its fields; with ``goes_with``, a column that says which of several things each is for."""
+    kinds, having = goes_with or ("", {})
+    columns = ["field", "value", "default", *([kinds] if kinds else []), "what it is"]
+    parts = [f"## {title}\n", section["description"].replace("``", "`") + "\n"]
+    parts += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for name, field in section["properties"].items():
+        default = "required" if name in section.get("required", ()) else _default(field)
+        takers = [kind for kind, names in having.items() if name in names]
+        told = "all" if len(takers) == len(having) else ", ".join(takers) or "`module:Class`"
+        cells = [f"`{name}`", _form(field), default, *([told] if kinds else []), field["description"]]
+        parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return [*parts, ""]
+
+
+def _default(field: dict[str, Any]) -> str:
+    return "" if field.get("default", {}) in ({}, [], "", None) else f"`{json.dumps(field['default'])}`"
+
+
+def _form(field: dict[str, Any]) -> str:
+    """What a value may be, in words."""
+    if "anyOf" in field or "oneOf" in field:
+        forms = [_form(each) for each in field.get("anyOf", field.get("oneOf")) if each != {"type": "null"}]
+        return " or ".join(dict.fromkeys(form for form in forms if form))
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    if "$ref" in field:
+        return "as below" if "Hyperparameters" not in field["$ref"] else "as above"
+    if "pattern" in field:
+        return "`module:Class`"
+    if field.get("maxProperties") == 1:
+        return "a length"
+    match field.get("type"):
+        case "integer" | "number" as kind:
+            if field.get("description") == "in batches":
+                return ""
+            word = "whole number" if kind == "integer" else "number"
+            signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<="}
+            limits = [
+                f"{sign} {field[limit]:g}" for limit, sign in signs.items() if limit in field and field[limit] < 1e6
+            ]
+            return " ".join([word, *limits])
+        case "array":
+            return f"list of {_form(field['items'])}" if field.get("items") else "list"
+        case kind:
+            return {"string": "text", "boolean": "true or false", "object": "mapping", None: "anything"}[kind]
+
+
+def _references(node: Any, schema: dict[str, Any], path: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Where in a config each section stands, as (path, its name)."""
+    found: list[tuple[str, str]] = []
+    for name, field in node.get("properties", {}).items():
+        for target in re.findall(r"#/\$defs/(\w+)", json.dumps(field)):
+            if target not in ("Hyperparameters", "Hyperparameter", *(name for _, name in found)):
+                found.append((".".join((*path, name)), target))
+                found += _references(schema["$defs"][target], schema, (*path, name))
+    return found
+
+
 def main() -> None:
-    """Write the page."""
-    PAGE.write_text(page())
-    print(f"wrote {PAGE}")
+    """Write the pages."""
+    for file, text in ((PAGE, page()), (CONFIG_PAGE, config_page())):
+        file.write_text(text)
+        print(f"wrote {file}")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json as json_
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -131,6 +132,7 @@ def logs(
     dray t logs digits best -n 20
     """
     with told(), reading(experiment) as read, contextlib.ExitStack() as stack:
+        from dray.experiment.logs import Tail as Lines
         from dray.experiment.logs import followed, trial_lines
         from dray.storage.printed import bring_logs
         from searchers.journal import Journal
@@ -149,9 +151,13 @@ def logs(
             return
         show.lines(lines, tail)
         if follow:
+            journal, ended = Lines(directory.journal), False
 
             def goes_on() -> bool:
-                return Journal.writer(directory.journal) is not None and not _has_ended(directory.journal, number)
+                nonlocal ended
+                for event in _starts_and_ends(number, journal.lines()):
+                    ended = event == "exited"  # and starts again where the search is extended
+                return not ended and Journal.writer(directory.journal) is not None
 
             for line in followed(new, goes_on):
                 typer.echo(line)
@@ -254,11 +260,10 @@ def _differing(hparams: Collection[Mapping[str, Any]], space: Mapping[str, Any])
     return {name for name, values in seen.items() if len(values) > 1 or len(hparams) == 1}
 
 
-def _has_ended(journal: Any, number: int) -> bool:
-    from searchers.journal import Journal
-
-    return any(_is_end(record, number) for record in Journal.read(journal))
-
-
-def _is_end(record: Mapping[str, Any], number: int) -> bool:
-    return record.get("event") == "exited" and record.get("trial") == number
+def _starts_and_ends(number: int, lines: list[str]) -> Iterator[str]:
+    """The events of these kinds of a trial, in lines of the journal."""
+    for line in lines:
+        if '"started"' in line or '"exited"' in line:  # to read all of them takes longer than to pass over most
+            record = json_.loads(line)
+            if record.get("trial") == number and record.get("event") in ("started", "exited"):
+                yield record["event"]

@@ -58,6 +58,7 @@ def json_schema() -> dict[str, Any]:
     definitions["Searcher"]["allOf"] = list(_methods())
     definitions["CheckpointStorage"]["allOf"] = list(_kinds_of_storage())
     found["required"] = ["searcher"]  # a name it has from its file
+    found["description"] = "What is trained, how it is searched, and on what."
     for section in (found, *(definitions[name] for name in _SECTIONS)):
         for name, field in section["properties"].items():
             if name not in section.get("required", ()):

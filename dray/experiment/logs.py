@@ -131,9 +131,7 @@ def _told(record: Mapping[str, Any], metric: str, unit: str, space: Mapping[str,
         case "restarted":
             return f"{trial} failed, and starts again: {last_line(record.get('error'))}"
         case "gave_up":
-            return (
-                f"{trial} failed for good ({record.get('why', 'no more restarts')}): {last_line(record.get('error'))}"
-            )
+            return f"{trial} failed for good: {record.get('why') or last_line(record.get('error'))}"
         case "damaged":
             return f"{trial} passes over a checkpoint: {record.get('error')}"
         case "extended":

@@ -108,13 +108,7 @@ def test_a_journal_that_is_damaged_in_its_middle_is_one_line(
 
 
 @pytest.mark.parametrize("command", sorted({name for name, (_, reads) in READING.items() if reads} - LATER))
-def test_metrics_that_are_damaged_in_their_middle_are_one_line(
-    command: str, digits: ExperimentDirectory, dray: Dray
-) -> None:
-    (digits.metrics / TAIL).write_text('{"trial_id": 0, "bat\n{}\n')
-    told = dray(*command.split(), "digits", *ON_ONE[command]).is_one_line()
-    assert f"the metrics in {digits.metrics} can't be read" in told
-    (digits.metrics / TAIL).unlink()
+def test_metrics_that_are_damaged_are_one_line(command: str, digits: ExperimentDirectory, dray: Dray) -> None:
     for part in digits.metrics.glob("*.parquet"):
         part.write_bytes(part.read_bytes()[:100])
     told = dray(*command.split(), "digits", *ON_ONE[command]).is_one_line()
@@ -273,14 +267,19 @@ def test_logs_tell_what_the_search_decided(digits: ExperimentDirectory, dray: Dr
 def test_a_trials_logs_are_what_its_ranks_print(digits: ExperimentDirectory, dray: Dray) -> None:
     assert dray("t", "logs", "digits", "0").out == "one\ntwo\nthr\n"
     assert dray("t", "logs", "digits", "0", "-n", "1").out == "thr\n"
-    (digits.trial(0) / "logs" / "rank_1.log").write_text("uno\n")
-    assert dray("t", "logs", "digits", "0", "--json").value == [
-        "rank 0 | one",
-        "rank 0 | two",
-        "rank 0 | thr",
-        "rank 1 | uno",
+    for rank, seconds in ((0, (1, 3)), (1, (2, 4))):
+        lines = [f"2026-11-21T19:23:3{second}.254Z {second}" for second in seconds]
+        (digits.trial(0) / "logs" / f"rank_{rank}.log").write_text("\n".join([*lines, "  more"]))
+    found = dray("t", "logs", "digits", "0", "--json").value
+    assert [(line[:8], line[-1]) for line in found] == [
+        ("rank 0 |", "1"),
+        ("rank 1 |", "2"),
+        ("rank 0 |", "3"),
+        ("rank 0 |", "e"),
+        ("rank 1 |", "4"),
+        ("rank 1 |", "e"),
     ]
-    assert dray("t", "logs", "digits", "0", "--rank", "1").out == "uno\n"
+    assert dray("t", "logs", "digits", "0", "--rank", "1", "-n", "1").out == "  more\n"
     assert "has printed nothing" in dray("t", "logs", "digits", "1").err
 
 
@@ -295,6 +294,9 @@ def test_failures_are_told_with_the_error(digits: ExperimentDirectory, dray: Dra
     assert [each["again"] for each in found["failures"]] == [True, True, False]
     assert found["failures"][2]["error"] == error
     assert error in dray("t", "describe", "digits", "5").out
+    twice = dray("t", "describe", "digits", "3").out
+    assert twice.count(error) == 1
+    assert "started again: the same once more" in twice
     assert dray("t", "describe", "digits", "3", "--json").value["errors"] == [error, error]
 
 
@@ -400,6 +402,25 @@ def test_a_running_experiment_is_told_to_run_and_is_not_deleted(
     held.close()
     assert dray("e", "list", "--json").value[0]["state"] == "STOPPED"
     assert "dray experiment resume digits-1" in dray("e", "describe", "digits").out
+
+
+def test_logs_are_followed_until_the_trial_has_ended(
+    held: Journal, digits: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch, dray: Dray
+) -> None:
+    log = digits.trial(3) / "logs" / "rank_0.log"
+    log.parent.mkdir()
+    log.write_text("one\ntw")
+    turns = iter(
+        [
+            lambda: log.open("a").write("o\nthree\n"),
+            lambda: held.append({"event": "exited", "trial": 2, "reason": "stopped", "actions": []}),
+            lambda: (log.open("a").write("fo"), held.append({"event": "exited", "trial": 3, "reason": "stopped"})),
+        ]
+    )
+    # What happens while it waits for the next look.
+    monkeypatch.setattr("dray.experiment.logs.time.sleep", lambda s: next(turns)())
+    assert dray("t", "logs", "digits", "3", "-f").out == "one\ntwo\nthree\nfo\n"
+    assert next(turns, None) is None, "the end of another trial is not its own"
 
 
 def test_checkpoints_that_are_being_written_are_not_damaged(

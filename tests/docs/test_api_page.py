@@ -1,4 +1,4 @@
-"""docs/pytorch-api.md says what the docstrings say, of everything that is public."""
+"""docs/pytorch-api.md says what the docstrings say of all that is public; docs/config.md what the schema says."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from dray import pytorch
+from dray.experiment.schema import SECTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -25,6 +26,15 @@ def generate() -> ModuleType:
 
 def test_page_is_up_to_date(generate: ModuleType) -> None:
     assert (DOCS / "pytorch-api.md").read_text() == generate.page(), "run: python docs/generate.py"
+
+
+def test_page_of_the_config_is_up_to_date_and_tells_of_every_field(generate: ModuleType) -> None:
+    page = generate.config_page()
+    assert (DOCS / "config.md").read_text() == page, "run: python docs/generate.py"
+    for place, section in SECTIONS.items():
+        _, _, rest = page.partition(f"## `{'.'.join(place)}`" if place else "## The experiment")
+        table = rest.partition("\n## ")[0]
+        assert [row for row in section.model_fields if f"| `{row}` |" not in table] == [], place
 
 
 def test_page_tells_of_every_public_name(generate: ModuleType) -> None:
