@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,3 +61,29 @@ def test_a_shell_completes_experiments_and_trials(
     assert "7" in completed("dray trial logs digits-1 7")
     assert "best" in completed("dray t logs dig b")
     assert "experiment" in completed("dray exp")
+
+
+@pytest.mark.ray
+def test_a_clusters_nodes_are_told_with_what_is_free(home: Path, dray: Dray) -> None:
+    code = (
+        "import ray, sys\n"
+        "ray.init(address='local', num_cpus=3, num_gpus=1, include_dashboard=False, log_to_driver=False)\n"
+        "@ray.remote(num_cpus=1)\n"
+        "class Taker: pass\n"
+        "taker = Taker.remote(); ray.get(taker.__ray_ready__.remote())\n"
+        "print(ray.get_runtime_context().gcs_address, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as cluster:
+        assert cluster.stdout is not None
+        address = cluster.stdout.readline().strip()
+        found = dray("cluster", "status", "--address", address, "--json").value
+        told = dray("cluster", "status", "--address", address).out
+        cluster.communicate("")
+    assert (found["address"], found["cpus"], found["gpus"]) == (address, 3, 1)
+    assert (found["cpus_free"], found["gpus_free"]) == (2, 1)
+    [node] = found["nodes"]
+    assert (node["is_alive"], node["cpus"], node["gpus"]) == (True, 3, 1)
+    assert "2 of 3 CPUs and 1 of 1 GPUs are free" in told
