@@ -3,8 +3,10 @@
 Its configuration has the hyperparameters, its history `training/loss`, `validation/accuracy` and so on, by `batches`,
 its summary `state`, in dray's words. Offline runs are below the experiment's directory, in `wandb/`, for `wandb sync`.
 
-A history can only be added to. So `wandb/written.jsonl` says until when each trial's metrics are in it: what a resumed
-experiment adds comes after that, and what a trial measures again, from a checkpoint, is there again.
+A run ends with its trial, or when that is paused, and goes on with it. A history can only be added to: so
+`wandb/written.jsonl` says until when each trial's metrics are in runs that have ended, and a resumed experiment adds
+what comes after that. What a trial measures again, from a checkpoint, is there again; so is what was in a run that was
+killed.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.observers import News
 from searchers.journal import Journal
 
+_LIVE = ("PENDING", "RUNNING", "PAUSED")
 _FAILED = ("ERRORED", "INVALID_HP", "CANCELED")
 
 
@@ -59,7 +62,7 @@ class WandBRuns:
             if line.endswith("\n"):  # else the last one, torn
                 trial, until, state = json.loads(line)
                 self._before[trial] = (until, state)
-        self._written = dict(self._before)
+        self._known = dict(self._before)
         self._runs: dict[int, wandb.Run] = {}
 
     def update(self, news: Sequence[News]) -> None:
@@ -67,14 +70,11 @@ class WandBRuns:
         for one in news:
             if one.view.hparams is not None:
                 self._write(one)
-        self._file.flush()
 
     def close(self, done: bool) -> None:
         """As for `Observer`."""
-        for run in self._runs.values():
-            if not done:
-                run.mark_preempting()
-            run.finish(exit_code=0 if done else 1)
+        for trial in list(self._runs):
+            self._end(trial)
         self._file.close()
 
     def _write(self, one: News) -> None:
@@ -83,18 +83,25 @@ class WandBRuns:
         if trial in self._before:  # the first that is told of it, all of its past
             until, _ = self._before.pop(trial)
             rows = [row for row in rows if row["time"] > until]
-        last, known = self._written.get(trial, (-1.0, ""))
+        last, known = self._known.get(trial, (-1.0, ""))
         if not rows and state == known:
             return
         run = self._runs.get(trial) or self._open(one)
         for batches, some in itertools.groupby(sorted(rows, key=_batches), key=_batches):
             run.log({"batches": batches, **{f"{row['kind']}/{row['name']}": row["value"] for row in some}})
         run.summary["state"] = state
-        if one.view.ended:
-            run.finish(exit_code=int(state in _FAILED))
-            del self._runs[trial]
-        self._written[trial] = (max([last, *(row["time"] for row in rows)]), state)
-        self._file.write(json.dumps([trial, *self._written[trial]]) + "\n")
+        self._known[trial] = (max([last, *(row["time"] for row in rows)]), state)
+        if state != "RUNNING":
+            self._end(trial)
+
+    def _end(self, trial: int) -> None:
+        """End the run, which only then is sure to have everything."""
+        run, (_, state) = self._runs.pop(trial), self._known[trial]
+        if state in _LIVE:
+            run.mark_preempting()
+        run.finish(exit_code=int(state in _LIVE or state in _FAILED))
+        self._file.write(json.dumps([trial, *self._known[trial]]) + "\n")
+        self._file.flush()
 
     def _open(self, one: News) -> wandb.Run:
         trial, metric = one.view.id, f"validation/{self._config.searcher.metric}"
