@@ -105,7 +105,7 @@ class MetricsLog:
     def _filled(self, part: pa.Table) -> None:
         self._full += 1
         last = part.select(["trial_id", "batches"]).group_by("trial_id").aggregate([("batches", "max")])
-        for trial_id, batches in zip(*(column.to_pylist() for column in last.columns), strict=True):
+        for trial_id, batches in zip(last["trial_id"].to_pylist(), last["batches_max"].to_pylist(), strict=True):
             self._last[trial_id] = max(batches, self._last.get(trial_id, -1))
 
     def _pack(self) -> None:

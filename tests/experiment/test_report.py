@@ -14,10 +14,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dray.experiment.config import load_config
+from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.errors import ConfigError, ExperimentError
 from dray.experiment.report import figures, page, seen, write_report
 from dray.experiment.report.importance import importance
 from dray.experiment.report.seen import Seen
+from searchers import parse_space
 from searchers.journal import Journal
 from tests.experiment.simulated import START_S, simulated
 from tests.experiment.test_result import config, told
@@ -269,6 +272,24 @@ def test_report_of_a_running_experiment_says_so_and_of_its_failures(tmp_path: Pa
     assert "3 failures; after 1 of them a trial was given up" in text
     story.journal.close()
     assert '<p class="state stopped">' in write_report(story.directory.path).read_text()
+
+
+def test_choices_with_hyperparameters_of_their_own_are_told_as_a_person_writes_them() -> None:
+    sgd = {"name": "sgd", "momentum": {"type": "double", "minval": 0, "maxval": 0.9}}
+    space = parse_space({"opt": {"type": "categorical", "vals": [sgd, {"name": "adam"}, None]}})
+    [(_, domain)] = space.root.domains
+    assert page._domain(domain) == ("one of", "{momentum: 0 to 0.9, name: sgd}, {name: adam}, –")
+
+
+@pytest.mark.parametrize("name", ["custom", "my_module:MyMethod"])
+def test_method_of_ones_own_has_no_rungs_that_a_report_could_ask_for(tmp_path: Path, name: str) -> None:
+    searcher = {"name": name, "metric": "error", "max_length": {"batches": 20}}
+    own = load_config({"entrypoint": "m:T", "hyperparameters": {"lr": 0.1}, "searcher": searcher})
+    directory = ExperimentDirectory.create(tmp_path / "experiment", own, None)
+    Journal(directory.journal).close()
+    looked = Seen(directory.path)
+    assert looked.rungs == ()
+    assert looked.rung_name(0) == "all trials"
 
 
 @pytest.fixture

@@ -30,6 +30,8 @@ PHASE_COLOURS = {
     "booting": "#6f7d8f",
 }
 PHASE_NAMES = {"data": "waiting for data", "waiting": "waiting for the search", "booting": "processes starting"}
+LEAST_EXPLAINED = 0.1
+"""A forest that knows no more tells nothing."""
 MOST_STRETCHES = 4_000
 BINS = 240
 
@@ -235,7 +237,7 @@ def slices(seen: Seen) -> dict[str, Figure]:
 def importances(seen: Seen) -> Figure | None:
     """A bar for each hyperparameter; None if there is nothing to tell."""
     found = seen.importance
-    if found is None or found.explained <= 0:
+    if found is None or found.explained < LEAST_EXPLAINED:
         return None
     names = list(found.shares)[::-1]
     return {

@@ -17,7 +17,7 @@ TREES, REPEATS = 100, 5
 class Importance:
     """Args:
     shares: of each hyperparameter, of 1 in all, largest first.
-    explained: of the variance of the ranks of trials that a tree has not seen (R²); 0 or less: nothing.
+    explained: of the variance of the ranks of trials that a tree has not seen (R²); about 0 or less: nothing.
     trials: that it was learned from.
     """
 

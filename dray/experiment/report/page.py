@@ -23,7 +23,7 @@ from dray.experiment.report.figures import BEST_COLOUR, PHASE_COLOURS, PHASE_NAM
 from dray.experiment.report.seen import MOST_CURVES, MOST_TRIALS, Seen
 from dray.experiment.result import flat
 from dray.experiment.timeline import PHASES
-from searchers.domains import Categorical, Domain, Double, Int, Log
+from searchers.domains import Categorical, Const, Domain, Double, Int, Log, Nested
 
 ASSETS = Path(__file__).parent
 BEST_SHOWN = 10
@@ -345,9 +345,21 @@ def _domain(domain: Domain) -> tuple[str, str]:
         case Double():
             return "number", f"{domain.minval:g} to {domain.maxval:g}"
         case Categorical():
-            return "one of", ", ".join(_shown(value) for value in domain.vals)
+            return "one of", ", ".join(_choice(value) for value in domain.vals)
         case _:
             return "", str(domain)
+
+
+def _choice(value: Any) -> str:
+    match value:
+        case Nested():
+            return "{" + ", ".join(f"{name}: {_choice(inner)}" for name, inner in value.domains) + "}"
+        case Const():
+            return _shown(value.val)
+        case Log() | Int() | Double() | Categorical():
+            return _domain(value)[1]
+        case _:
+            return _shown(value)
 
 
 def _first(values: pd.Series[Any]) -> Any:
@@ -355,6 +367,8 @@ def _first(values: pd.Series[Any]) -> Any:
 
 
 def _shown(value: Any) -> str:
+    if value is None or value != value:  # a hyperparameter of another choice than the trial's
+        return "–"
     return _number(value) if isinstance(value, float) else str(value)
 
 

@@ -85,7 +85,8 @@ class Seen:
     @cached_property
     def rungs(self) -> tuple[float, ...]:
         """The lengths at which the search compares, in its unit; none where a method of the user's own would tell."""
-        return () if is_class(self.config.searcher.name) else tuple(build_method(self.config).rungs)
+        name = self.config.searcher.name
+        return () if name == "custom" or is_class(name) else tuple(build_method(self.config).rungs)
 
     @cached_property
     def unit(self) -> str:
