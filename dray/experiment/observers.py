@@ -2,12 +2,12 @@
 
 The driver tells of each decision (`happened`) and of each report (`rows`), in microseconds; a thread takes what came
 within a second, and tells it to an observer. Of an observer that fails the user hears once, and the run goes on without
-it; at the run's end it gets a second chance, and at a resume a third, from what the experiment's directory has.
+it. Every few minutes, at the run's end, and when the experiment is resumed, it gets another chance, and is told what
+the experiment's directory has.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +24,8 @@ from searchers.search import TrialView
 
 EVERY_S = 1.0
 """How often observers are told what is new."""
+AGAIN_S = 300.0
+"""How long after an observer has failed it is made anew."""
 TOGETHER = 500
 """Trials that an observer is told of at once, when it is told of all."""
 CLOSE_S = 60.0
@@ -37,8 +39,8 @@ class News:
     Attributes:
         view: how it stands now.
         started, ended: when, in seconds since the epoch; None: it has not.
-        rows: metrics that an observer has not been told of before: mappings of batches, epochs, kind (training |
-            validation), name, value, time.
+        rows: metrics that an observer has not been told of (after it failed, perhaps some again): mappings of batches,
+            epochs, kind (training | validation | system), name, value, time.
     """
 
     view: TrialView
@@ -175,25 +177,33 @@ class Observers:
     def _follow(self, name: str, make: Make) -> None:
         # The first worker is up by then: what an observer imports does not hold up Ray's start.
         self._wanted.wait()
-        try:
-            observer = self._made(make, self._past.pop(name))
-            over = False
-            while not over:
-                over = self._over.wait(EVERY_S)
-                news = self._take(name)
-                if news:
-                    observer.update(news)
-            observer.close(self._done)
-        except Exception as error:
-            told = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-            self._say(f"{name}: not written for now, the search goes on: {told}")
-            with self._lock:
-                del self._new[name]
-            self._over.wait()
-            # The disk may have room again, the server be back.
-            with contextlib.suppress(Exception):
-                self._made(make, read_metrics(self._directory.metrics)).close(self._done)
-                self._say(f"{name}: written after all")
+        metrics, failed = self._past.pop(name), False
+        while True:
+            is_last = self._over.is_set()
+            try:
+                observer = self._made(make, metrics)
+                if failed:
+                    failed = False
+                    self._say(f"{name}: it has all that it missed")
+                over = False
+                while not over:
+                    over = self._over.wait(EVERY_S)
+                    news = self._take(name)
+                    if news:
+                        observer.update(news)
+                observer.close(self._done)
+                return
+            except Exception as error:
+                if not failed:
+                    told = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+                    self._say(f"{name}: not written for now, the search goes on: {told}")
+                failed = True
+            if is_last:
+                return
+            # The disk may have room again then, the server be back.
+            self._over.wait(AGAIN_S)
+            self._take(name)
+            metrics = read_metrics(self._directory.metrics)
 
     def _made(self, make: Make, metrics: pd.DataFrame) -> Observer:
         """One that has been told everything until now."""

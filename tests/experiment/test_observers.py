@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import dray.experiment.observers
 from dray.experiment.observers import News, Observers
 from searchers.events import Event, Exited, Reported, Started
 from searchers.journal import Journal
@@ -45,13 +46,18 @@ class Notebook:
 class Followed(Story):
     """An experiment whose driver tells observers of it, as it tells the journal and the metrics."""
 
-    def __init__(self, path: Path, observers: Mapping[str, Callable[[], Notebook]]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        observers: Mapping[str, Callable[[], Notebook]],
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         self.said: list[str] = []
         self.observers: Observers | None = None
         super().__init__(path, config())
         records = Journal.read(self.directory.journal)
         self.observers = Observers(self.directory, observers)
-        self.observers.begin(records, self.search.trials, self.said.append)
+        self.observers.begin(records, self.search.trials, say or self.said.append)
 
     def write(self, record: dict[str, Any]) -> None:
         super().write(record)
@@ -184,9 +190,39 @@ def test_at_the_end_one_that_failed_is_told_everything_again(tmp_path: Path) -> 
     story = Followed(tmp_path / "experiment", {"notes": make})
     tell(story)
     story.close(done=True)
-    assert story.said[1:] == ["notes: written after all"]
+    assert story.said[1:] == ["notes: it has all that it missed"]
     assert len(made) == 2
     assert (made[1].told, made[1].done) == (TOLD, True)
+
+
+def test_one_that_failed_is_made_anew_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dray.experiment.observers, "AGAIN_S", 0.0)
+    made: list[Notebook] = []
+    all_told, again = threading.Event(), threading.Event()
+
+    def say(text: str) -> None:
+        story.said.append(text)
+        if "it has all" in text:
+            again.set()
+
+    def make() -> Notebook:
+        made.append(Notebook(fails=lambda: all_told.wait(30) and len(made) < 3))
+        return made[-1]
+
+    story = Followed(tmp_path / "experiment", {"notes": make}, say)
+    tell(story)
+    all_told.set()
+    assert again.wait(30)
+    assert story.said == [
+        "notes: not written for now, the search goes on: OSError: no space left",
+        "notes: it has all that it missed",
+    ]
+    late = {"batches": 20, "epochs": 0.0, "kind": "validation", "name": "error", "value": 0.125, "time": 0.0}
+    assert story.observers is not None
+    story.observers.rows(1, [late])
+    story.close()
+    assert len(made) == 3
+    assert made[2].told == {**TOLD, 1: ("RUNNING", [(10, "error", 0.75), (20, "error", 0.125)])}
 
 
 def test_a_run_that_never_began_has_nothing_to_end(tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ class MLflowRuns:
 
     def __init__(self, directory: ExperimentDirectory, config: ExperimentConfig) -> None:
         assert config.loggers.mlflow is not None
+        # A server that is away for longer is tried again later, from the beginning.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
         # Else it prints the address of each run that ends.
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         self._directory, self._config = directory, config
