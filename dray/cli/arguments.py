@@ -38,7 +38,13 @@ Experiment: TypeAlias = Annotated[
     ),
 ]
 Trial: TypeAlias = Annotated[
-    str, typer.Argument(metavar="TRIAL", help="A trial's number, or best.", autocompletion=_trials, show_default=False)
+    str | None,
+    typer.Argument(
+        metavar="TRIAL",
+        help="A trial's number, or best; not needed where there is only one.",
+        autocompletion=_trials,
+        show_default=False,
+    ),
 ]
 TrialOrBest: TypeAlias = Annotated[
     str, typer.Argument(metavar="[TRIAL]", help="A trial's number, or best.", autocompletion=_trials)

@@ -79,12 +79,18 @@ class Reading:
                 return store.id_of(batches)
         return None
 
-    def trial(self, named: str) -> int:
-        """The number of a trial.
+    def trial(self, named: str | None) -> int:
+        """The number of a trial: of the only one, if none is named.
 
         Raises:
             NoExperiment: there is no such trial; or none is the best.
         """
+        if named is None:
+            if len(self.trials) == 1:
+                [only] = self.trials
+                return only
+            raise NoExperiment(f"{self.it.name} has {len(self.trials)} trials; say which: a number, or best")
+        named = named.removeprefix("trial_")
         if named == "best":
             if not self.ranked:
                 raise NoExperiment(f"no trial of {self.it.name} has validated yet, so none is the best")

@@ -60,7 +60,7 @@ def list_(
 
 
 @app.command()
-def describe(experiment: Experiment, trial: Trial, json: Json = False) -> None:
+def describe(experiment: Experiment, trial: Trial = None, json: Json = False) -> None:
     """Show one trial: its hyperparameters, metrics, checkpoints, and failures.
 
     \b
@@ -117,7 +117,7 @@ def describe(experiment: Experiment, trial: Trial, json: Json = False) -> None:
 @app.command()
 def logs(
     experiment: Experiment,
-    trial: Trial,
+    trial: Trial = None,
     follow: Follow = False,
     tail: Tail = None,
     rank: Annotated[
@@ -168,7 +168,7 @@ def logs(
 @app.command()
 def metrics(
     experiment: Experiment,
-    trial: Trial,
+    trial: Trial = None,
     kind: Annotated[
         str | None, typer.Option(help="training or validation; both by default.", show_default=False)
     ] = None,

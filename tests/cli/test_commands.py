@@ -244,6 +244,16 @@ def test_trials_are_listed_as_in_the_result(digits: ExperimentDirectory, dray: D
     assert "lr=" in rows[0]
 
 
+def test_the_only_trial_needs_no_name(digits: ExperimentDirectory, dray: Dray) -> None:
+    told = f"digits-1 has {TRIALS} trials; say which: a number, or best"
+    assert told in dray("t", "describe", "digits").is_one_line()
+    assert dray("t", "describe", "digits", "trial_3", "--json").value["trial"] == 3
+    start = json.loads(digits.journal.read_text().splitlines()[0])
+    start["actions"] = start["actions"][:1]
+    digits.journal.write_text(json.dumps(start) + "\n")
+    assert dray("t", "describe", "digits", "--json").value["trial"] == 0
+
+
 def test_metrics_are_those_of_the_result(digits: ExperimentDirectory, dray: Dray) -> None:
     rows = Result(digits.path).metrics
     rows = rows[(rows["trial_id"] == 3) & (rows["name"] == "validation_loss")]
