@@ -11,6 +11,7 @@ from typing import Any
 
 from dray.experiment.preview import unit_of
 from dray.experiment.schema import ExperimentConfig
+from searchers.errors import JournalError
 from dray.storage.printed import NAME
 
 POLL_S = 0.3
@@ -90,10 +91,18 @@ def followed(new: Callable[[bool], list[str]], goes_on: Callable[[], bool]) -> I
 
 
 def event_lines(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """A journal for a person: a line a record, but for what only the driver needs."""
+    """A journal for a person: a line a record, but for what only the driver needs.
+
+    Raises:
+        JournalError: a record is not as dray writes it.
+    """
     metric, unit = config.searcher.metric, unit_of(config)
     for record in records:
-        if (told := _told(record, metric, unit, config.hyperparameters)) is not None:
+        try:
+            told = _told(record, metric, unit, config.hyperparameters)
+        except (KeyError, TypeError, AttributeError):
+            raise JournalError(f"not a record of an experiment's journal: {record}") from None
+        if told is not None:
             time = record.get("time")
             stamp = "" if time is None else datetime.datetime.fromtimestamp(time).strftime("%b %d %H:%M:%S  ")
             yield stamp + told

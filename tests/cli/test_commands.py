@@ -107,6 +107,13 @@ def test_a_journal_that_is_damaged_in_its_middle_is_one_line(
     assert "journal.jsonl: line 2 is damaged" in told
 
 
+def test_a_record_of_another_kind_is_one_line(digits: ExperimentDirectory, dray: Dray) -> None:
+    with digits.journal.open("a") as file:
+        file.write('{"event": "exited"}\n')
+    for command in ("describe", "logs"):
+        assert "{'event': 'exited'}" in dray("e", command, "digits").is_one_line()
+
+
 @pytest.mark.parametrize("command", sorted({name for name, (_, reads) in READING.items() if reads} - LATER))
 def test_metrics_that_are_damaged_are_one_line(command: str, digits: ExperimentDirectory, dray: Dray) -> None:
     for part in digits.metrics.glob("*.parquet"):
