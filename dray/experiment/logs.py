@@ -11,8 +11,8 @@ from typing import Any
 
 from dray.experiment.preview import unit_of
 from dray.experiment.schema import ExperimentConfig
-from searchers.errors import JournalError
 from dray.storage.printed import NAME
+from searchers.errors import JournalError
 
 POLL_S = 0.3
 """How often a file that grows is looked at."""
