@@ -8,12 +8,12 @@ dead controller held if that had a whole group by then (the driver frees it at a
 controller imports torch only to have the workers join a process group, which they do by themselves
 (`dray.cluster.process_group`); hence no `TorchTrainer`.
 
-Ray offers no public switch for these. All that is used of Ray Train's inside is in this file.
+Ray offers no public switch for these. All that the driver and the controller use of Ray Train's inside is in this file;
+workers do not import it.
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import os
 import uuid
@@ -28,7 +28,6 @@ from ray.train.v2._internal.execution import controller
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
-from ray.train.v2._internal.logging.patch_print import _original_print
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util.placement_group import (
     get_placement_group,
@@ -37,11 +36,6 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-
-def print_as_python_does() -> None:
-    """Undo what Ray Train has made of ``print`` in a worker: a line of its own log, and of the trial's own log too."""
-    builtins.print = _original_print
 
 
 class _Neighbours(Backend):  # type: ignore[misc]  # Ray's classes are untyped here

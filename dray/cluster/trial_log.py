@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import fcntl
 import logging
@@ -12,6 +13,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+
+from ray.train.v2._internal.logging.patch_print import _original_print
 
 from dray.cluster import stamper
 
@@ -137,6 +140,11 @@ def printed_to(path: Path) -> Iterator[TrialLog]:
 
 def _lines(descriptor: int) -> IO[str]:
     return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def print_as_python_does() -> None:
+    """Undo what Ray Train has made of ``print`` in a worker: a line of its own log, and of the trial's own log too."""
+    builtins.print = _original_print
 
 
 def log_as_python_starts() -> None:

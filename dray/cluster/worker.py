@@ -31,8 +31,13 @@ from dray.cluster.handlers import handlers_of_a_trial
 from dray.cluster.hang import ended_if_it_hangs
 from dray.cluster.process_group import joined
 from dray.cluster.startup_hook import run_startup_hook_once
-from dray.cluster.train_run import print_as_python_does
-from dray.cluster.trial_log import TrialLog, log_as_python_starts, log_as_the_command_line, printed_to
+from dray.cluster.trial_log import (
+    TrialLog,
+    log_as_python_starts,
+    log_as_the_command_line,
+    print_as_python_does,
+    printed_to,
+)
 from dray.hosts import use_host
 from dray.hosts.ray_worker import Experiment, Lease, LeaseLost, RayHost
 from dray.script import Script, ScriptFailed, users_traceback

@@ -38,7 +38,7 @@ def test_kills_of_the_container_count_else_those_of_the_machine(
             "dray.cluster.train_run, dray.cluster.deaths, dray.cluster.entry, dray.hosts.ray_worker",
             {"ray.tune", "rich", "searchers", "torch"},
         ),
-        ("dray.cluster.worker", {"ray.tune", "rich", "searchers"}),
+        ("dray.cluster.worker", {"ray.tune", "rich", "searchers", "ray.train.v2._internal.execution.controller"}),
     ],
     ids=["controller", "worker"],
 )

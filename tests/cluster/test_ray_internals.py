@@ -38,8 +38,7 @@ USED = {
     ),
     ("ray.tune.schedulers", "FIFOScheduler.choose_trial_to_run"): ({"tune_controller"}, "searchers/ray_tune.py"),
     ("ray.tune.search", "Searcher.suggest"): ({"trial_id"}, "searchers/ray_tune.py"),
-    ("ray.tune.callback", "Callback.on_trial_recover"): ({"trial"}, "searchers/ray_tune.py"),
-    ("ray.tune.callback", "Callback.on_trial_complete"): ({"trial"}, "searchers/ray_tune.py"),
+    ("ray.tune.schedulers", "FIFOScheduler.on_trial_error"): ({"tune_controller", "trial"}, "searchers/ray_tune.py"),
     ("ray.tune.experiment", "Trial.metric_analysis"): (None, "searchers/ray_tune.py"),
     ("ray.tune.experiment", "Trial.metric_n_steps"): (None, "searchers/ray_tune.py"),
     ("ray.train.v2.api.data_parallel_trainer", "DataParallelTrainer._create_default_callbacks"): (
@@ -136,7 +135,7 @@ def test_print_is_pythons_own_again_after_train_has_put_its_own_in_place(monkeyp
 
     from ray.train.v2._internal.logging.patch_print import patch_print_function
 
-    from dray.cluster.train_run import print_as_python_does
+    from dray.cluster.trial_log import print_as_python_does
 
     before = builtins.print
     monkeypatch.setattr(builtins, "print", before)
