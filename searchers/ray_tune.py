@@ -136,11 +136,15 @@ class _Suggest(_NotStored, Searcher):  # type: ignore[misc]
 
 
 class _Decide(_NotStored, FIFOScheduler):  # type: ignore[misc]
-    """Tune's scheduler: asks the search about every result, exactly once."""
+    """Tune's scheduler: asks the search about every result, exactly once; and hears of handles that died, or ended.
 
-    def __init__(self, take: Callable[[dict[str, Any]], bool]) -> None:
+    It hears all that one of Tune's callbacks would. With a callback, whatever it is, Tune imports what it has for
+    MLflow, Weights & Biases and others, and so all of these that are installed: a second of CPU before the first batch.
+    """
+
+    def __init__(self, take: Callable[[dict[str, Any]], bool], lost: Callable[[str], None]) -> None:
         super().__init__()
-        self._take = take
+        self._take, self._lost = take, lost
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """STOP or CONTINUE, as the search says."""
@@ -150,26 +154,17 @@ class _Decide(_NotStored, FIFOScheduler):  # type: ignore[misc]
         """Tune brings a result that says `done` here, and not to `on_trial_result`."""
         if result.get("outcome") is not None:
             self._take(result)
+        # Tune keeps these of all handles that have ended: 20 kB of statistics each, that nobody reads.
+        trial.metric_analysis.clear()
+        trial.metric_n_steps.clear()
+
+    def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
+        """The process of this handle has died, and Tune starts it anew."""
+        self._lost(trial.trial_id)
 
     def choose_trial_to_run(self, tune_controller: Any) -> None:
         """Tune's own queue of pending trials is in the right order; scanning all trials for one costs O(trials)."""
         return None
-
-
-class _Watch(_NotStored, tune.Callback):  # type: ignore[misc]
-    """Hears of handles that died, and of those that ended."""
-
-    def __init__(self, lost: Callable[[str], None]) -> None:
-        self._lost = lost
-
-    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Tune starts the handle of this trial anew."""
-        self._lost(trial.trial_id)
-
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Drop what Tune keeps of an ended trial's results: 20 kB of statistics that nobody reads."""
-        trial.metric_analysis.clear()
-        trial.metric_n_steps.clear()
 
 
 class TuneDriver:
@@ -224,7 +219,7 @@ class TuneDriver:
             tune.with_resources(Handle, tune.PlacementGroupFactory([HEAD_NODE])),
             tune_config=tune.TuneConfig(
                 search_alg=_Suggest(self._wanted, self._over, self._expect, self._source),
-                scheduler=_Decide(self._take),
+                scheduler=_Decide(self._take, self._lost),
                 num_samples=-1,
                 reuse_actors=True,
             ),
@@ -232,7 +227,6 @@ class TuneDriver:
                 name=self._directory.name,
                 storage_path=str(self._directory.parent),
                 verbose=0,
-                callbacks=[_Watch(self._lost)],
                 stop=_StopAll(lambda: self._stopping),
                 failure_config=tune.FailureConfig(max_failures=-1),
                 # A handle has nothing to save; Tune asks classes to, at their end, unless told otherwise.

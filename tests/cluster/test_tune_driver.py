@@ -9,7 +9,7 @@ from typing import Any
 
 from searchers.events import Action, Create, Done, Event, Exited, Pause, Reported, Resume, Started, Stop
 from searchers.promotion import PromotionASHA
-from searchers.ray_tune import Answer, TuneDriver
+from searchers.ray_tune import Answer, TuneDriver, _Decide
 from searchers.search import Search
 from searchers.space import parse
 
@@ -140,3 +140,23 @@ def test_a_paused_trial_that_failed_ends() -> None:
     assert tune.result(2, 0, outcome="errored")
     assert tune.told[-1] == Answer(trial=0, number=2, decision="stop")
     assert tune.search.trials[0].state == "ERRORED"
+
+
+class Handle:
+    """What Tune keeps of one."""
+
+    def __init__(self) -> None:
+        self.trial_id = "a"
+        self.metric_analysis = {"value": {"max": 1.0}}
+        self.metric_n_steps = {"value": {"5": [1.0]}}
+
+
+def test_the_scheduler_hears_of_a_handle_that_died_and_drops_the_statistics_of_one_that_ended() -> None:
+    lost: list[str] = []
+    scheduler, handle = _Decide(lambda result: True, lost.append), Handle()
+    scheduler.on_trial_error(None, handle)
+    assert lost == ["a"]
+    assert handle.metric_analysis
+    scheduler.on_trial_complete(None, handle, {})
+    assert not handle.metric_analysis
+    assert not handle.metric_n_steps
