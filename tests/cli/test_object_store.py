@@ -20,6 +20,8 @@ Dray = Callable[..., Said]
 
 pytestmark = pytest.mark.slow
 
+PRINTED = "2026-11-21T19:02:02.123Z hello"
+
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[LocalS3]:
@@ -42,6 +44,7 @@ def original(s3: LocalS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
             remote.write(path.relative_to(directory.path).as_posix(), path.read_bytes())
     for trial in range(TRIALS):
         checkpoint(store_at(remote.location.child(f"trial_{trial}"), tmp_path / f"scratch-{trial}"), 10)
+    remote.write("trial_0/logs/rank_0.20261121T190202.123Z.log", f"{PRINTED}\n".encode())
     directory.write_storage(remote.location)
     yield directory
     RemoteDirectory(s3.place()).delete()
@@ -62,7 +65,8 @@ def test_it_is_listed_and_read_and_nothing_changes_there(
     assert dray("e", "logs", where, "--json").value == Journal.read(original.journal)
     assert dray("c", "verify", where).out == f"{TRIALS} checkpoints verified, 0 damaged\n"
     assert len(dray("c", "list", where, "--json").value) == TRIALS
-    assert "on the machines that run them" in dray("t", "logs", where, "0").is_one_line()
+    assert dray("t", "logs", where, "0").out == f"{PRINTED}\n"
+    assert "has printed nothing" in dray("t", "logs", where, "1").err
     assert s3.files() == before
 
 
