@@ -35,7 +35,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Se
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
     before = sum(widths[:-1]) + 2 * (len(widths) - 1)
-    widths[-1] = max(20, min(widths[-1], room - before))
+    widths[-1] = min(widths[-1], max(20, room - before))
     told = []
     for row in cells:
         texts = [
