@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,7 +13,7 @@ from dray.cli.arguments import Batches, Checkpoint, Experiment, Json, Output, Tr
 from dray.cli.errors import FAILED, BadUse, told
 from dray.cli.reading import Reading, reading
 from dray.experiment.errors import NoExperiment
-from dray.storage import CheckpointError, Location
+from dray.storage import CheckpointError, Location, determined_state
 
 app = typer.Typer(help="List checkpoints, verify them, bring them here, export weights.", no_args_is_help=True)
 
@@ -199,10 +198,16 @@ def _chosen(experiment: str, trial: str, batches: int | None) -> Iterator[tuple[
 
 def _one(where: str) -> Location | None:
     """The checkpoint that a path or a URI is, None if it is none."""
-    location = Location.of(where)
-    if not location.name.startswith("checkpoint_"):
-        return None
-    return None if location.is_local and not Path(where).is_dir() else location
+    try:
+        location = Location.of(where)
+    except ValueError as error:
+        raise NoExperiment(str(error)) from None
+    named = location.name.startswith("checkpoint_")
+    if not location.is_local:
+        return location if named else None
+    # Determined's have other names.
+    is_one = location.path.is_dir() and (named or determined_state(location.path) is not None)
+    return Location.of(location.path.resolve()) if is_one else None
 
 
 def _number(experiment: str, trial: str) -> int:

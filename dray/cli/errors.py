@@ -14,7 +14,7 @@ import typer
 from dray.cluster.startup_hook import HOOK, StartupHookFailed
 from dray.experiment.errors import ConfigError, ExperimentError, NoExperiment
 from dray.script import ScriptFailed
-from dray.storage import StorageError
+from dray.storage import StorageError, StorageFull
 from searchers.errors import JournalError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -60,7 +60,7 @@ def told() -> Iterator[None]:
         raise typer.Exit(_tell(str(error), BAD_INPUT)) from None
     except StartupHookFailed as error:
         raise typer.Exit(_tell(f"{HOOK} {error}", BAD_INPUT)) from None
-    except (ExperimentError, ScriptFailed, StorageError) as error:
+    except (ExperimentError, ScriptFailed, StorageError, StorageFull, PermissionError) as error:
         raise typer.Exit(_tell(str(error), FAILED)) from None
     except KeyboardInterrupt:
         raise typer.Exit(_tell("stopped by Ctrl-C", INTERRUPTED)) from None

@@ -156,7 +156,7 @@ def describe(experiment: Experiment, json: Json = False) -> None:
                 ("best", "" if best is None else _best_line(best, searcher.metric)),
                 ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
                 ("failures", "\n".join(_failure_lines(failures))),
-                ("go on with", f"dray experiment resume {read.it.name}" if overview.state == "STOPPED" else ""),
+                ("go on with", f"dray experiment resume {read.it.where}" if overview.state == "STOPPED" else ""),
             ]
         )
         if read.ranked:

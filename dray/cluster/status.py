@@ -7,8 +7,6 @@ import os
 import socket
 from typing import Any
 
-import ray
-
 TIMEOUT_S = 5.0
 """How long a cluster that does not answer is waited for."""
 
@@ -37,6 +35,9 @@ def status(address: str | None) -> dict[str, Any]:
             "cpus_free": None,
             "gpus_free": None,
         }
+    # Here, not above: without a named cluster nothing of it is needed, and it takes a second.
+    import ray
+
     try:
         _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)

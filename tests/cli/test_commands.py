@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,7 @@ def test_a_trial_that_is_not_there_is_one_line(command: str, home: Path, dray: D
         (["experiment", "logs", "digits", "--json", "-f"], "--json is one value"),
         (["experiment", "list", "nowhere"], "no such directory: nowhere"),
         (["experiment", "describe", "s3://"], "names no bucket"),
+        (["checkpoint", "verify", "s3://"], "names no bucket"),
     ],
 )
 def test_other_bad_uses_are_one_line(arguments: list[str], says: str, home: Path, dray: Dray) -> None:
@@ -375,6 +377,21 @@ def test_what_is_exported_loads_as_plain_data_into_a_plain_model(digits: Experim
         assert about["checkpoint"] == str(digits.trial(4) / "checkpoint_10")
 
 
+def test_checkpoints_of_determined_and_of_several_models_are_exported(tmp_path: Path, dray: Dray) -> None:
+    (tmp_path / "uuid").mkdir()
+    torch.save({"models_state_dict": [{"weight": WEIGHT}, {"bias": WEIGHT}]}, tmp_path / "uuid" / "state_dict.pth")
+    (tmp_path / "uuid" / "trial_state.pkl").write_bytes(pickle.dumps({"batches_trained": 7}))
+    (tmp_path / "uuid" / "load_data.json").write_text(json.dumps({"trial_cls_spec": "a:B", "hparams": {"lr": 0.5}}))
+    assert dray("c", "export", tmp_path / "uuid", "-o", tmp_path / "out").code == 0
+    for name, key in (("model_0.pt", "weight"), ("model_1.pt", "bias")):
+        assert torch.equal(torch.load(tmp_path / "out" / name, weights_only=True)[key], WEIGHT)
+    about = json.loads((tmp_path / "out" / "checkpoint.json").read_text())
+    assert about["models"] == ["model_0.pt", "model_1.pt"]
+    assert (about["batches"], about["trial_class"]) == (7, "a:B")
+    torch.save({"models_state_dict": [torch.nn.Linear(1, 1)]}, tmp_path / "uuid" / "state_dict.pth")
+    assert "can't be loaded as data" in dray("c", "export", tmp_path / "uuid", "-o", tmp_path / "2").is_one_line()
+
+
 # --------------------------------------------------------------------------------------------- download and delete
 
 
@@ -418,7 +435,7 @@ def test_a_running_experiment_is_told_to_run_and_is_not_deleted(
     assert digits.config_file.exists()
     held.close()
     assert dray("e", "list", "--json").value[0]["state"] == "STOPPED"
-    assert "dray experiment resume digits-1" in dray("e", "describe", "digits").out
+    assert f"dray experiment resume {digits.path}" in dray("e", "describe", "digits").out
 
 
 def test_logs_are_followed_until_the_trial_has_ended(

@@ -86,7 +86,7 @@ def test_an_experiment_is_watched_stopped_gone_on_with_and_used(driver: Driver, 
     # ---- stopped
     [listed] = dray("e", "list", "--json").value
     assert (listed["state"], listed["ended"]) == ("STOPPED", 0)
-    assert f"dray experiment resume {path.name}" in dray("e", "describe", "latest").out
+    assert f"dray experiment resume {path}" in dray("e", "describe", "latest").out
 
     # ---- and gone on with, by name
     again = Driver("resume", "talks", log=tmp_path / "log")
