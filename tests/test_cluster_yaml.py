@@ -54,6 +54,12 @@ def test_node_fields_are_ec2s(cluster: dict[str, Any]) -> None:
         assert node["node_config"].keys() <= known
 
 
+def test_a_driver_on_the_head_joins_the_cluster(cluster: dict[str, Any]) -> None:
+    # `ray submit` runs it with what ~/.bashrc exports, and names no address itself.
+    [exports] = [line for line in cluster["setup_commands"] if "export" in line]
+    assert " RAY_ADDRESS=auto " in exports
+
+
 def test_mounted_files_of_the_repository_exist(cluster: dict[str, Any]) -> None:
     mounted = [local for local in cluster["file_mounts"].values() if not local.startswith("~")]
     assert mounted
