@@ -229,6 +229,8 @@ class Search:
                 actions = search._repeat(record)
             except (ValueError, TypeError) as error:
                 raise JournalError(f"journal, line {line}: {error}") from error
+            if isinstance(method, _Recorded):
+                continue
             decided = [action_to_json(action) for action in actions]
             if decided != record.get("actions"):
                 raise JournalError(
@@ -244,7 +246,8 @@ class Search:
         """The search that wrote these records, to be looked at only: it needs neither the method nor the sampler.
 
         Raises:
-            JournalError: A record cannot be, or is of another search. Its actions are taken as they are.
+            JournalError: A record cannot be, or is of another seed or direction. Its actions and hyperparameters are
+                taken as they are.
         """
         return cls.replay(
             records, _Recorded(records), space, seed=seed, smaller_is_better=smaller_is_better, log=lambda record: None
@@ -286,7 +289,8 @@ class Search:
         hparams = _decode(record.get("hparams")) if isinstance(event, Started) else None
         if hparams is not None and not isinstance(hparams, dict):
             raise ValueError(f"hparams must be a mapping, got {hparams!r}")
-        if hparams is not None and (faults := self.space.faults(hparams, path=self.space.path)):
+        looked_at = isinstance(self.method, _Recorded)
+        if hparams is not None and not looked_at and (faults := self.space.faults(hparams, path=self.space.path)):
             other = "it is the journal of another search, for this one cannot have drawn"
             raise ValueError(f"{other} trial {event.trial}: {FieldError(faults)}")
         return self._apply(event, hparams)
@@ -331,12 +335,11 @@ class Search:
                 return replace(view, state=state, hparams=hparams if view.hparams is None else view.hparams)
             case Reported(step=step, value=value):
                 last_step = step if view.last_step is None else max(step, view.last_step)
-                view = replace(view, last=value, last_step=last_step)
                 if value is None or not math.isfinite(value):
-                    return view
+                    return replace(view, last=value, last_step=last_step)
                 if view.best is None or self._sign * value < self._sign * view.best:
-                    return replace(view, best=value, best_step=step)
-                return view
+                    return replace(view, last=value, last_step=last_step, best=value, best_step=step)
+                return replace(view, last=value, last_step=last_step)
             case Exited(reason=reason):
                 return replace(view, state=_ENDS[reason])
             case _:
