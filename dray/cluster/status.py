@@ -43,7 +43,8 @@ def status(address: str | None) -> dict[str, Any]:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
         told = " ".join(str(error).split())
-        raise ConnectionError(f"no Ray cluster answers at {address}: {told}") from None
+        hint = "look at the address, and at RAY_AUTH_MODE if it wants a token"
+        raise ConnectionError(f"no Ray cluster answers at {address}: {told}; {hint}") from None
     try:
         nodes = [
             {
