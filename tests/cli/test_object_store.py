@@ -125,3 +125,22 @@ def test_what_is_not_there_is_one_line(original: ExperimentDirectory, s3: LocalS
     assert "it has no experiment.yaml" in dray("e", "describe", s3.uri("results", "digits-2")).is_one_line()
     assert "it has no experiment.yaml" in dray("e", "delete", s3.uri("results"), "--yes").is_one_line()
     assert "can't list" in dray("e", "list", s3.uri("results", port=1)).is_one_line()
+
+
+def test_credentials_in_the_uri_are_used_and_not_shown(
+    original: ExperimentDirectory, s3: LocalS3, dray: Dray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    where = s3.uri("results", "digits-1").replace("s3://", "s3://test:hush@")
+    said = [
+        dray("e", "list", where.replace("/digits-1", ""), "--json"),
+        dray("e", "describe", where, "--json"),
+        dray("c", "list", where, "--json"),
+        dray("c", "export", where, "-o", "weights"),
+        dray("e", "delete", where, "--yes"),
+    ]
+    assert [each.code for each in said] == [0] * len(said)
+    assert not any("hush" in each.out + each.err for each in said)
+    assert "hush" not in Path("weights/checkpoint.json").read_text()
+    assert "hush" not in dray("e", "describe", where).is_one_line()
