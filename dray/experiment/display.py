@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from dray.experiment.board import Board, duration
+from dray.experiment.directory import results
 from dray.experiment.forecast import Forecast
 from dray.experiment.logs import in_short
 from searchers.preview import is_simulated, preview
@@ -214,12 +214,15 @@ class Display:
 
     def result(self, result: Result) -> None:
         """The table of the best trials, and where everything is."""
-        self._console.print(best_trials(result, self._metric, self._sign))
+        for line in best_trials(result, self._metric, self._sign, width=self._console.width):
+            self.say(line)
         counts = result.trials["state"].value_counts()
         self.say(
             f"{len(result.trials)} trials ({', '.join(f'{n} {str(state).lower()}' for state, n in counts.items())}) in "
             f"{duration(time.monotonic() - self._began)}. Results: {self._path}"
         )
+        named = self._path.name if self._path.parent == results().resolve() else str(self._path)
+        self.say(f"look at them: dray report {shlex.quote(named)}; dray trial list {shlex.quote(named)} --best")
 
 
 def _so_far(search: Search) -> str:
@@ -231,25 +234,44 @@ def _so_far(search: Search) -> str:
     )
 
 
-def best_trials(result: Result, metric: str, sign: int) -> Table:
-    """The trials with the best metric, best first."""
-    table = Table(title=f"best trials by {metric}", title_justify="left")
+def best_trials(result: Result, metric: str, sign: int, *, width: int) -> list[str]:
+    """The trials with the best metric, best first, as lines: as many of their hyperparameters and of their other
+    metrics as there is room for."""
     trials = result.trials
     # By what is shown of them: a hyperparameter can be a list, which has no hash.
     drawn = [column for column in trials.columns if column.startswith("hparams.")]
     names = [column for column in drawn if trials[column].map(_shown).nunique() > 1]
     others = _other_metrics(result, metric)
-    for heading in ["trial", "state", "batches", metric, *others.columns, *(name[len("hparams.") :] for name in names)]:
-        table.add_column(heading, justify="right")
     ranked = trials[trials["best_metric"].notna()]
     ranked = ranked.iloc[(sign * ranked["best_metric"]).argsort(kind="stable")[:SHOWN_TRIALS]]
-    for _, row in ranked.iterrows():
-        more = [others[name].get(row["trial_id"]) for name in others.columns]
-        cells = [row["best_metric"], *more, *(row[name] for name in names)]
-        table.add_row(
-            str(row["trial_id"]), row["state"].lower(), str(row["batches"]), *(_shown(value) for value in cells)
-        )
-    return table
+    columns = {
+        "trial": [str(trial) for trial in ranked["trial_id"]],
+        "state": [str(s).lower() for s in ranked["state"]],
+    }
+    columns |= {
+        "batches": [str(batches) for batches in ranked["batches"]],
+        metric: list(map(_shown, ranked["best_metric"])),
+    }
+    more = {name.removeprefix("hparams."): list(map(_shown, ranked[name])) for name in names}
+    for name in others.columns:
+        more.setdefault(name, [_shown(others[name].get(trial)) for trial in ranked["trial_id"]])
+    left_out = []
+    for name, cells in more.items():
+        if sum(_width(each, heads) + 2 for each, heads in {**columns, name: cells}.items()) - 2 <= width:
+            columns[name] = cells
+        else:
+            left_out.append(name)
+    lines = [f"best trials by {metric}:"]
+    widths = [_width(name, cells) for name, cells in columns.items()]
+    for row in [tuple(columns), *zip(*columns.values(), strict=True)]:
+        lines.append("  ".join(cell.rjust(size) for cell, size in zip(row, widths, strict=True)))
+    if left_out:
+        lines.append(f"(not shown: {', '.join(left_out)})")
+    return lines
+
+
+def _width(heading: str, cells: Sequence[str]) -> int:
+    return max(map(len, [heading, *cells]))
 
 
 def _other_metrics(result: Result, metric: str) -> Any:

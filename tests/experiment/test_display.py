@@ -57,17 +57,19 @@ class FakeResult:
 
 
 class Screen:
-    """A display on a console of 80 columns that is no terminal; `text` is what it shows."""
+    """A display on a console that is no terminal, unless told otherwise; `text` is what it shows."""
 
-    def __init__(self, *, smaller_is_better: bool = True, terminal: bool = False) -> None:
+    def __init__(
+        self, *, smaller_is_better: bool = True, terminal: bool = False, width: int = 80, path: Path = LONG_PATH
+    ) -> None:
         self._file = io.StringIO()
         self.display = Display(
             name="digits",
-            path=LONG_PATH,
+            path=path,
             metric="error",
             smaller_is_better=smaller_is_better,
             unit="epochs",
-            console=Console(file=self._file, width=80, force_terminal=terminal),
+            console=Console(file=self._file, width=width, force_terminal=terminal),
         )
 
     @property
@@ -338,35 +340,45 @@ def test_an_error_without_words_is_told_too() -> None:
     assert screen.text == "trial 0 failed: no reason given\n"
 
 
-def test_table_has_the_best_first_and_leaves_out_what_all_trials_share() -> None:
-    screen = Screen()
+def table(screen: Screen) -> list[list[str]]:
+    """The cells of the final table, its headings first."""
     screen.display.result(FakeResult())  # type: ignore[arg-type]
-    rows = [[cell.strip() for cell in row.split("│")[1:-1]] for row in screen.text.splitlines() if "│" in row]
-    assert rows == [
-        ["2", "completed", "20", "0.125", "0.95", "0.3", "[3]"],
-        ["0", "completed", "20", "0.5", "0.9", "0.1", "[1, 2]"],
-        ["1", "stopped", "10", "0.625", "0.7", "0.2", "[1, 2]"],
+    lines = screen.text.splitlines()
+    assert lines[0] == "best trials by error:"
+    return [line.replace("[1, 2]", "[1,2]").split() for line in lines[1:5]]
+
+
+def test_table_has_the_best_first_and_leaves_out_what_all_trials_share() -> None:
+    assert table(Screen()) == [
+        ["trial", "state", "batches", "error", "lr", "layers", "accuracy"],
+        ["2", "completed", "20", "0.125", "0.3", "[3]", "0.95"],
+        ["0", "completed", "20", "0.5", "0.1", "[1,2]", "0.9"],
+        ["1", "stopped", "10", "0.625", "0.2", "[1,2]", "0.7"],
     ]
-    [headings] = [row for row in screen.text.splitlines() if "┃" in row]
-    assert [cell.strip() for cell in headings.split("┃")[1:-1]] == [
-        "trial",
-        "state",
-        "batches",
-        "error",
-        "accuracy",
-        "lr",
-        "layers",
-    ]
+
+
+def test_table_has_no_more_columns_than_there_is_room_for() -> None:
+    screen = Screen(width=40)
+    assert table(screen)[0] == ["trial", "state", "batches", "error", "lr"]
+    assert screen.text.splitlines()[5] == "(not shown: layers, accuracy)"
+    assert max(map(len, screen.text.splitlines()[1:5])) <= 40
 
 
 def test_table_is_turned_round_where_larger_is_better() -> None:
-    screen = Screen(smaller_is_better=False)
-    screen.display.result(FakeResult())  # type: ignore[arg-type]
-    rows = [row.split("│")[1].strip() for row in screen.text.splitlines() if "│" in row]
-    assert rows == ["1", "0", "2"]
+    assert [row[0] for row in table(Screen(smaller_is_better=False))[1:]] == ["1", "0", "2"]
 
 
 def test_end_tells_what_became_of_the_trials_and_where_all_of_it_is() -> None:
     screen = Screen()
     screen.display.result(FakeResult())  # type: ignore[arg-type]
     assert "4 trials (2 completed, 1 stopped, 1 errored) in 0:00. Results: " + str(LONG_PATH) in screen.text
+    assert f"look at them: dray report {LONG_PATH}; dray trial list {LONG_PATH} --best" in screen.text
+
+
+def test_an_experiment_in_the_default_storage_is_called_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path))
+    screen = Screen(path=tmp_path / "digits-1")
+    screen.display.result(FakeResult())  # type: ignore[arg-type]
+    assert screen.text.endswith("look at them: dray report digits-1; dray trial list digits-1 --best\n")
