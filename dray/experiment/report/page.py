@@ -57,12 +57,12 @@ def write_report(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
         ExperimentError: plotly or scikit-learn is not installed.
         JournalError: its journal is damaged.
     """
+    seen = Seen(Path(path).expanduser().resolve())
     try:
         import sklearn  # noqa: F401
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError as missing:
         raise ExperimentError(f"a report needs {missing.name}: pip install 'dray[report]'") from None
-    seen = Seen(Path(path).expanduser().resolve())
     page = _Page(seen)
     html = (
         (ASSETS / "page.html")
