@@ -161,7 +161,8 @@ def describe(experiment: Experiment, json: Json = False) -> None:
         )
         if read.ranked:
             typer.echo()
-            show.out(best_trials(read.result, searcher.metric, read.sign))
+            width = show.console().width
+            show.lines(best_trials(read.result, searcher.metric, read.sign, width=width), None)
 
 
 @app.command()
