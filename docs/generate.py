@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 PAGE = Path(__file__).parent / "pytorch-api.md"
 CONFIG_PAGE = Path(__file__).parent / "config.md"
 
@@ -24,7 +26,7 @@ import dray
 from dray import core, pytorch
 ```
 
-How to bring a training loop of your own here: [porting.md](porting.md).
+How to bring a training loop of your own here: [porting](porting.md).
 """
 
 CHAPTERS = {
@@ -177,15 +179,18 @@ def _items(text: str, *, as_list: bool) -> str:
 
 
 CONFIG_INTRODUCTION = """\
-# The config, field by field
+# The experiment file
 
 Written by `docs/generate.py` out of what `dray config schema` prints: change `dray/experiment/schema.py`, not this.
 
-The format is that of Determined's experiment configuration. What a search does with it: [search.md](search.md); where
-results go: [checkpoints.md](checkpoints.md). A field that is null has its default. Mistakes are told before anything
-starts, all of them at once, each with its path. In an editor: [cli.md](cli.md).
+The format is that of Determined's experiment configuration. What a search does with it: [searches](search.md); where
+results go: [checkpoints](checkpoints.md); slots: [clusters](clusters.md). Mistakes are told before anything starts, all
+of them at once, each with its path. [An editor](cli.md#the-config-in-an-editor) can complete and check it as you write.
 
-A length is `{batches: 100}`, `{epochs: 16}` or `{records: 64000}`; a plain number counts batches.
+A field that is null has its default; what has no default need not be there. An experiment without a `name` has its
+file's; without an `experiment_seed`, one is drawn, which the experiment's copy of the config then names.
+
+A **length** is `{batches: 100}`, `{epochs: 16}` or `{records: 64000}`; a plain number counts batches.
 
 ## Hyperparameters
 
@@ -207,47 +212,60 @@ hyperparameters:
 def config_page() -> str:
     """The whole document."""
     from dray.experiment.json_schema import json_schema
-    from dray.experiment.schema import SEARCHER_FIELDS, STORAGE_FIELDS
+    from dray.experiment.schema import SEARCHER_FIELDS, STORAGE_FIELDS, searcher_fields
 
     schema = json_schema()
+    methods = {name: fields for name, fields in SEARCHER_FIELDS.items() if name != "async_halving"}
     goes_with = {
-        "Searcher": ("methods", {name: fields for name, fields in SEARCHER_FIELDS.items() if name != "async_halving"}),
+        "Searcher": ("methods", {**methods, "`module:Class`": searcher_fields("module:Class")}),
         "CheckpointStorage": ("types", {name: fields for name, fields in STORAGE_FIELDS.items() if name is not None}),
     }
-    parts = [CONFIG_INTRODUCTION, *_section("The experiment", schema, None)]
-    for where, name in _references(schema, schema, ()):
-        parts += _section(f"`{where}`", schema["$defs"][name], goes_with.get(name))
+    sections = _references(schema, schema, ())
+    # What Markdown makes of their headings.
+    anchors = {"Hyperparameters": "hyperparameters"} | {name: where.replace(".", "") for where, name in sections}
+    parts = [CONFIG_INTRODUCTION, *_section("The experiment", schema, anchors, None)]
+    for where, name in sections:
+        parts += _section(f"`{where}`", schema["$defs"][name], anchors, goes_with.get(name))
     return "\n".join(parts)
 
 
-def _section(title: str, section: dict[str, Any], goes_with: tuple[str, dict[str, Any]] | None) -> list[str]:
-    """A table of its fields; with ``goes_with``, a column that says which of several things each is for."""
+def _section(
+    title: str, section: dict[str, Any], anchors: dict[str, str], goes_with: tuple[str, dict[str, Any]] | None
+) -> list[str]:
+    """A table of its fields, some of which are sections too; with ``goes_with``, a column that says which of several
+    things each is for."""
     kinds, having = goes_with or ("", {})
-    columns = ["field", "value", "default", *([kinds] if kinds else []), "what it is"]
+    columns = ["field", "what it is", "value", "default", "example", *([kinds] if kinds else [])]
     parts = [f"## {title}\n", section["description"].replace("``", "`") + "\n"]
     parts += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for name, field in section["properties"].items():
-        default = "required" if name in section.get("required", ()) else _default(field)
+        default = "required" if name in section.get("required", ()) else _value_of(field.get("default"))
+        example = _value_of(next(iter(field.get("examples", ())), None))
         takers = [kind for kind, names in having.items() if name in names]
-        told = "all" if len(takers) == len(having) else ", ".join(takers) or "`module:Class`"
-        cells = [f"`{name}`", _form(field), default, *([told] if kinds else []), field["description"]]
+        told = "all" if len(takers) == len(having) else ", ".join(takers)
+        cells = [f"`{name}`", field["description"], _form(field, anchors), default, example, *([told] if kinds else [])]
         parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return [*parts, ""]
 
 
-def _default(field: dict[str, Any]) -> str:
-    return "" if field.get("default", {}) in ({}, [], "", None) else f"`{json.dumps(field['default'])}`"
+def _value_of(value: Any) -> str:
+    """As it stands in a config; nothing, for what has nothing in it."""
+    if value in ({}, [], "", None):
+        return ""
+    text = yaml.safe_dump(value, default_flow_style=True, width=1000, sort_keys=False).removesuffix("...\n").strip()
+    return f"`{text}`"
 
 
-def _form(field: dict[str, Any]) -> str:
+def _form(field: dict[str, Any], anchors: dict[str, str]) -> str:
     """What a value may be, in words."""
     if "anyOf" in field or "oneOf" in field:
-        forms = [_form(each) for each in field.get("anyOf", field.get("oneOf")) if each != {"type": "null"}]
+        forms = [_form(each, anchors) for each in field.get("anyOf", field.get("oneOf")) if each != {"type": "null"}]
         return " or ".join(dict.fromkeys(form for form in forms if form))
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
     if "$ref" in field:
-        return "as below" if "Hyperparameters" not in field["$ref"] else "as above"
+        section = field["$ref"].rpartition("/")[2]
+        return f"[as {'above' if section == 'Hyperparameters' else 'below'}](#{anchors[section]})"
     if "pattern" in field:
         return "`module:Class`"
     if field.get("maxProperties") == 1:
@@ -263,7 +281,7 @@ def _form(field: dict[str, Any]) -> str:
             ]
             return " ".join([word, *limits])
         case "array":
-            return f"list of {_form(field['items'])}" if field.get("items") else "list"
+            return f"list of {_form(field['items'], anchors)}" if field.get("items") else "list"
         case kind:
             return {"string": "text", "boolean": "true or false", "object": "mapping", None: "anything"}[kind]
 

@@ -35,8 +35,8 @@ def test_each_methods_fields_are_those_of_its_row() -> None:
 
 
 def test_conditional_hyperparameters_exist_where_their_value_is_chosen() -> None:
-    [snippet] = re.findall(r"^```yaml\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
-    space = parse_space(yaml.safe_load(snippet))
+    snippet, _ = re.findall(r"^```yaml\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+    space = parse_space(yaml.safe_load(snippet)["hyperparameters"])
     seen = [space.sample(Random(n))["optimizer"] for n in range(50)]
     assert {frozenset(each) for each in seen} == {frozenset({"name", "momentum"}), frozenset({"name"})}  # type: ignore[call-overload]
     assert all(("momentum" in each) == (each["name"] == "sgd") for each in seen)  # type: ignore[index, operator]

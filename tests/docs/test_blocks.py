@@ -1,0 +1,201 @@
+"""Every block of code in the docs and the README is true: Python runs, YAML is a config, commands are commands.
+
+The Python of a page is run by that page's own test, which knows what should come of it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomllib
+import typer
+import yaml
+
+from dray.cli import app
+from dray.experiment.config import load_config
+from dray.experiment.schema import ExperimentConfig
+from tests.cli.conftest import _made, dray, home  # noqa: F401 - fixtures
+from tests.cli.said import Said
+from tests.cli.test_commands import HAS
+from tests.docs.pages import DOCS, PAGES, ROOT, Block, blocks, files
+
+PYTHON = {
+    "README.md": "tests/test_readme.py",
+    "checkpoints.md": "tests/docs/test_checkpoints_page.py",
+    "cli.md": "tests/docs/test_cli_page.py",
+    "index.md": "tests/ray/test_quick_start.py",
+    "looking.md": "tests/docs/test_looking_page.py",
+    "porting.md": "tests/docs/test_porting.py",
+    # Out of the docstrings: tests/pytorch/test_doctests.py runs what is an example there.
+    "pytorch-api.md": "tests/docs/test_api_page.py",
+    "results.md": "tests/docs/test_results_page.py",
+}
+"""What runs the Python of each page."""
+
+READING = {
+    ("experiment", "list"),
+    ("experiment", "describe"),
+    ("experiment", "logs"),
+    ("trial", "list"),
+    ("trial", "metrics"),
+    ("trial", "logs"),
+    ("checkpoint", "export"),
+}
+"""Commands that are run here, on an experiment that is there, in some tenths of a second each."""
+
+DRAY = typer.main.get_command(app)
+BASE = {
+    "entrypoint": "model_def:DigitsTrial",
+    "hyperparameters": {"global_batch_size": 64},
+    "searcher": {"name": "single", "metric": "validation_loss", "max_length": {"epochs": 1}},
+}
+
+
+def test_every_page_with_python_has_a_test_that_runs_it() -> None:
+    assert {block.page for block in blocks("python")} == set(PYTHON)
+    for page, test in PYTHON.items():
+        assert page in (ROOT / test).read_text(), f"{test} does not read {page}"
+
+
+def test_languages_are_those_that_are_tested() -> None:
+    assert {block.language for block in blocks()} <= {"python", "yaml", "sh", "text"}
+    # Words to be read, in no language: what dray says. Each is compared in the test of its page.
+    assert Counter(block.page for block in blocks("text")) <= Counter({"README.md": 1, "looking.md": 1})
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_code_escapes(page: str) -> None:
+    outside = re.sub(r"^```.*?^```$", "", PAGES[page], flags=re.MULTILINE | re.DOTALL)
+    assert "```" not in outside
+    assert re.findall(r"^(?:    |\t).*$", outside, flags=re.MULTILINE) == [], "code by indentation: fence it"
+
+
+def test_few_blocks_are_not_run() -> None:
+    assert [(block.page, block.parsed_only) for block in blocks() if block.parsed_only is not None] == [
+        ("clusters.md", "needs a cloud"),
+        ("clusters.md", "needs a cluster with a dashboard"),
+    ]
+
+
+# --------------------------------------------------------------------------------------------------------------- YAML
+@pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: block.page)
+def test_yaml_is_a_config_or_a_part_of_one(block: Block) -> None:
+    given = yaml.safe_load(block.text) or {}
+    assert given or "yaml-language-server" in block.text
+    assert set(given) <= set(ExperimentConfig.model_fields)
+    config = load_config({"name": "page", **BASE, **given})
+    for section in ("searcher", "resources", "checkpoint_storage"):
+        for field, value in given.get(section, {}).items():
+            loaded = getattr(getattr(config, section), field)
+            assert (loaded.to_dict() if hasattr(loaded, "to_dict") else loaded) == value, field
+
+
+# -------------------------------------------------------------------------------------------------------------- shell
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each command, without comments, settings of the environment, and where output goes."""
+    for line in text.splitlines():
+        words = shlex.split(line, comments=True)
+        while words:
+            end = words.index("&&") if "&&" in words else len(words)
+            one, words = words[:end], words[end + 1 :]
+            one = one[: one.index(">")] if ">" in one else one
+            while re.match(r"[A-Z_]+=", one[0]):
+                one = one[1:]
+            yield one
+
+
+def parse(command: Any, words: list[str], parent: Any = None) -> None:
+    """As click does, down to the command itself, which is not called."""
+    name, *arguments = words
+    if hasattr(command, "commands") and (not arguments or arguments[0] in ("--install-completion", "--help")):
+        return
+    context = command.make_context(name, list(arguments), parent=parent)
+    if hasattr(command, "commands"):
+        rest = [*context._protected_args, *context.args]
+        inner, chosen, arguments = command.resolve_command(context, rest)
+        parse(chosen, [inner, *arguments], context)
+
+
+def check(words: list[str], page: str) -> None:
+    """One command.
+
+    Raises:
+        Exception: it is none.
+    """
+    match words:
+        case ["dray", *_]:
+            parse(DRAY, words)
+        case ["make", target]:
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+        case ["pip", "install", *what]:
+            for extra in re.findall(r"\[([\w,]+)\]", " ".join(what)):
+                project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+                assert set(extra.split(",")) <= set(project["optional-dependencies"])
+        case ["python", file] | ["torchrun", *_, file]:
+            assert file in files(page)
+        case ["ray", *_]:
+            from ray.scripts.scripts import cli
+
+            parse(cli, words)
+        case ["chmod", "600", _]:
+            pass
+        case _:
+            raise AssertionError(f"{page}: nothing here knows {words}")
+
+
+@pytest.mark.parametrize(
+    "block",
+    # Ray's own commands take seconds to import.
+    [pytest.param(block, marks=pytest.mark.slow if "\nray " in f"\n{block.text}" else ()) for block in blocks("sh")],
+    ids=lambda block: block.page,
+)
+@pytest.mark.filterwarnings("ignore")
+def test_commands_are_commands(block: Block) -> None:
+    found = list(commands(block.text))
+    assert found
+    for words in found:
+        check(words, block.page)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_the_text_are_commands(page: str) -> None:
+    for code in re.findall(r"`(dray [a-z][^`\n]*)`", PAGES[page]):
+        if code.removeprefix("dray ") not in HAS:  # there the name stands for what it does
+            for words in commands(re.sub(r"[][]", "", re.sub(r"\bN\b", "1", code))):
+                check(words, page)
+
+
+def test_a_command_that_is_none_is_found() -> None:
+    for code in ("dray experiment crate asha.yaml", "dray trial logs latest 7 --tial 3", "dray preview"):
+        with pytest.raises(Exception, match=r"crate|tial|config"):
+            check(code.split(), "index.md")
+
+
+@pytest.mark.parametrize("page", ["README.md", "cli.md", "index.md"])
+def test_commands_that_read_run(page: str, home: Path, dray: Callable[..., Said]) -> None:  # noqa: F811
+    logs = home / "digits-1" / "trial_7" / "logs"
+    logs.mkdir()
+    (logs / "rank_0.log").write_text("one\n")
+    ran = [
+        words[1:] for block in blocks("sh", page=page) for words in commands(block.text) if tuple(words[1:3]) in READING
+    ]
+    assert len(ran) >= 4
+    for words in ran:
+        said = dray(*words)
+        assert said.code == 0, (words, said.err)
+        assert said.out
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+@pytest.mark.parametrize("page", PAGES)
+def test_files_of_the_repository_that_are_named_exist(page: str) -> None:
+    code = re.findall(r"`([^`\n]+)`", PAGES[page])
+    named = {path for each in code for path in re.findall(r"\b(?:docs|examples|bench|tests)/[\w/.-]*\w", each)}
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    assert DOCS.is_dir()

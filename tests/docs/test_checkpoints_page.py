@@ -1,0 +1,50 @@
+"""docs/checkpoints.md: its code loads what a trial has written, and its table has every kind of storage."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dray.experiment.schema import STORAGE_FIELDS
+from tests.docs.pages import PAGES, blocks, files
+
+TRAIN = """
+from model_def import DigitsTrial
+from dray import pytorch
+with pytorch.init(hparams={"global_batch_size": 64, "lr": 0.01, "hidden": 16}) as context:
+    pytorch.Trainer(DigitsTrial(context), context).fit(max_length=pytorch.Batch(1))
+"""
+
+
+@pytest.mark.slow
+def test_the_code_loads_a_trial(tmp_path: Path) -> None:
+    (tmp_path / "model_def.py").write_text(files("index.md")["model_def.py"])
+    (tmp_path / "train.py").write_text(TRAIN)
+    environment = {**os.environ, "DRAY_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=environment, check=True, timeout=100)
+    [written] = (tmp_path / "home" / "local").glob("*/checkpoint_1")
+    checkpoint = tmp_path / "digits-1" / "trial_7" / "checkpoint_352"
+    shutil.copytree(written, checkpoint)
+
+    result = SimpleNamespace(best_trial=SimpleNamespace(checkpoint=object()))
+    names: dict[str, Any] = {"path": tmp_path / "digits-1", "result": result}
+    [code] = blocks("python", page="checkpoints.md")
+    exec(code.text, names)
+    assert names["checkpoint"] is result.best_trial.checkpoint
+    [state] = torch.load(checkpoint / "state-dict.pth", weights_only=True)["models_state_dict"]
+    loaded = names["trial"].model.state_dict()
+    assert state.keys() == loaded.keys()
+    assert all(torch.equal(state[name], loaded[name]) for name in state)
+
+
+def test_kinds_of_storage_are_those_that_there_are() -> None:
+    for kind in STORAGE_FIELDS.keys() - {None, "uri"}:
+        assert f"{{type: {kind}, " in PAGES["checkpoints.md"]
