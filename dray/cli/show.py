@@ -50,11 +50,6 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Se
     typer.echo("\n".join(told))
 
 
-def out(renderable: Any) -> None:
-    """Print what rich draws, on standard output."""
-    console().print(renderable)
-
-
 def console() -> Console:
     """Of rich, on standard output."""
     from rich.console import Console
