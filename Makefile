@@ -3,6 +3,7 @@
 # make test    check, then the slow tests and those on a real Ray; a quarter of an hour
 # make test-all  the same, and the long ones: the fault matrix, a store in S3, disk use; a quarter of an hour more
 # make bench   the benchmarks (see bench/)
+# make docs    the site of docs/, in build/docs
 # make soak    kill -9, again and again: a sweep of 1,000 trials, then the fault matrix ten times; hours on two cores
 #
 # Each makes .venv on first use, from constraints.txt, and again only when pyproject.toml or constraints.txt change.
@@ -23,7 +24,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python3.1
 # Ray asks about usage statistics at its first start; a build must not wait for, or send, an answer.
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo check lint types floors test-fast test test-all bench soak clean
+.PHONY: help demo check lint types floors test-fast test test-all bench docs soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -65,6 +66,11 @@ test-all: test
 
 bench: $(INSTALLED)
 	@for script in $(filter-out bench/soak.py,$(wildcard bench/[a-z]*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
+
+docs: $(INSTALLED)
+	@$(BIN)/python docs/generate.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/docs/index.html"
 
 soak: $(INSTALLED)
 	@$(BIN)/python bench/soak.py

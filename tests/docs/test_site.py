@@ -1,0 +1,101 @@
+"""The site that MkDocs makes of docs/: no broken link, nothing fetched from elsewhere, nothing lost on the way."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from tests.docs.pages import DOCS, PAGES, ROOT
+
+CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+PUBLIC = {"ray.io", "squidfunk.github.io", "www.mkdocs.org"}
+"""Hosts that pages may link to: of public projects; the last two in what the theme writes at the foot."""
+
+
+class Page(HTMLParser):
+    """What a page of the site links to, what it fetches, its anchors, and its text outside of code."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.anchors: set[str] = set()
+        self.text = ""
+        self._code = 0
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = dict(attributes)
+        self._code += tag in ("code", "pre", "script", "style")
+        if found.get("id"):
+            self.anchors.add(str(found["id"]))
+        if tag == "a" and found.get("href"):
+            self.links.append(str(found["href"]))
+        source = found.get("src") or (found.get("href") if tag == "link" and found.get("rel") != "canonical" else None)
+        if source:
+            self.fetched.append(source)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._code -= tag in ("code", "pre", "script", "style")
+
+    def handle_data(self, data: str) -> None:
+        if not self._code:
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built as `make docs` builds it."""
+    to = tmp_path_factory.mktemp("site") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(to)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return to
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    def named(item: object) -> list[str]:
+        if isinstance(item, str):
+            return [item]
+        inner = item.values() if isinstance(item, dict) else item
+        return [name for each in inner for name in named(each)]  # type: ignore[attr-defined]
+
+    assert sorted(named(CONFIG["nav"])) == sorted(path.name for path in DOCS.glob("*.md"))
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", PAGES["README.md"]):
+        if urlsplit(target).scheme:
+            assert urlsplit(target).hostname in PUBLIC
+        else:
+            assert (ROOT / target).is_file(), target
+
+
+@pytest.mark.slow
+def test_site(site: Path) -> None:
+    pages = {path.name: Page(path) for path in site.glob("*.html")}
+    assert {path.stem for path in DOCS.glob("*.md")} <= {Path(name).stem for name in pages}
+    for name, page in pages.items():
+        assert [each for each in page.fetched if urlsplit(each).netloc] == [], f"{name} needs a network"
+        for each in page.fetched:
+            assert (site / urlsplit(each).path.lstrip("/")).is_file(), (name, each)
+        for link in page.links:
+            target = urlsplit(link)
+            if target.scheme in ("http", "https"):
+                assert target.hostname in PUBLIC, (name, link)
+            elif name != "404.html":
+                there = pages[target.path] if target.path not in ("", ".") else page
+                assert not target.fragment or target.fragment in there.anchors, (name, link)
+        # What Markdown has not understood stands there as it was written.
+        left = re.findall(r"^[ \t]*(?:[-*] |\|.*\||#+ ).*$|```|\*\*", page.text, flags=re.MULTILINE)
+        assert left == [], name
