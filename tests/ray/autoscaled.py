@@ -70,7 +70,7 @@ def main(directory: Path) -> None:
             started = time.monotonic()
             wait_for(lambda: nodes() == 2, "another node", 180)
             seen["node_after_s"] = time.monotonic() - started
-            wait_for(lambda: lines(record)[-1]["size"] == 2, "a batch of two workers", 180)
+            wait_for(lambda: [line for line in lines(record) if line["size"] == 2], "a batch of two workers", 180)
             (directory / "enough").touch()
 
         with Meanwhile(look):
