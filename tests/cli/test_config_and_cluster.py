@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -64,7 +66,7 @@ def test_a_shell_completes_experiments_and_trials(
 
 
 @pytest.mark.ray
-def test_a_clusters_nodes_are_told_with_what_is_free(home: Path, dray: Dray) -> None:
+def test_a_clusters_nodes_are_told_with_what_is_free(tmp_path: Path) -> None:
     code = (
         "import ray, sys\n"
         "ray.init(address='local', num_cpus=3, num_gpus=1, include_dashboard=False, log_to_driver=False)\n"
@@ -74,15 +76,18 @@ def test_a_clusters_nodes_are_told_with_what_is_free(home: Path, dray: Dray) -> 
         "print(ray.get_runtime_context().gcs_address, flush=True)\n"
         "sys.stdin.read()\n"
     )
+    # As a cluster is without `ray get-auth-token`; one that Ray starts for a driver has a token of its own.
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    command = [sys.executable, "-m", "dray.cli", "cluster", "status"]
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as cluster:
         assert cluster.stdout is not None
-        address = cluster.stdout.readline().strip()
-        found = dray("cluster", "status", "--address", address, "--json").value
-        told = dray("cluster", "status", "--address", address).out
+        environment["RAY_ADDRESS"] = cluster.stdout.readline().strip()
+        found = json.loads(subprocess.check_output([*command, "--json"], env=environment))
+        told = subprocess.check_output(command, text=True, env=environment)
         cluster.communicate("")
-    assert (found["address"], found["cpus"], found["gpus"]) == (address, 3, 1)
+    assert (found["address"], found["cpus"], found["gpus"]) == (environment["RAY_ADDRESS"], 3, 1)
     assert (found["cpus_free"], found["gpus_free"]) == (2, 1)
     [node] = found["nodes"]
     assert (node["is_alive"], node["cpus"], node["gpus"]) == (True, 3, 1)
