@@ -8,6 +8,7 @@ import importlib
 import inspect
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -187,8 +188,9 @@ The format is that of Determined's experiment configuration. What a search does 
 results go: [checkpoints](checkpoints.md); slots: [clusters](clusters.md). Mistakes are told before anything starts, all
 of them at once, each with its path. [An editor](cli.md#the-config-in-an-editor) can complete and check it as you write.
 
-A field that is null has its default; what has no default need not be there. An experiment without a `name` has its
-file's; without an `experiment_seed`, one is drawn, which the experiment's copy of the config then names.
+A field that is null has its default; what has none, and is not required, may be left out, but for `max_length` where
+nothing else says how long a trial trains. An experiment without a `name` has its file's; without an `experiment_seed`,
+one is drawn, which the experiment's copy of the config then names.
 
 A **length** is `{batches: 100}`, `{epochs: 16}` or `{records: 64000}`; a plain number counts batches.
 
@@ -212,13 +214,21 @@ hyperparameters:
 def config_page() -> str:
     """The whole document."""
     from dray.experiment.json_schema import json_schema
+    from dray.experiment.rules import REQUIRED
     from dray.experiment.schema import SEARCHER_FIELDS, STORAGE_FIELDS, searcher_fields
 
     schema = json_schema()
     methods = {name: fields for name, fields in SEARCHER_FIELDS.items() if name != "async_halving"}
+    methods["`module:Class`"] = searcher_fields("module:Class")
+    types = {name: fields for name, fields in STORAGE_FIELDS.items() if name is not None}
     goes_with = {
-        "Searcher": ("methods", {**methods, "`module:Class`": searcher_fields("module:Class")}),
-        "CheckpointStorage": ("types", {name: fields for name, fields in STORAGE_FIELDS.items() if name is not None}),
+        "Searcher": ("methods", methods, REQUIRED),
+        # A directory has two names for its only path.
+        "CheckpointStorage": (
+            "types",
+            types,
+            {name: fields[:1] for name, fields in types.items() if name != "directory"},
+        ),
     }
     sections = _references(schema, schema, ())
     # What Markdown makes of their headings.
@@ -230,18 +240,24 @@ def config_page() -> str:
 
 
 def _section(
-    title: str, section: dict[str, Any], anchors: dict[str, str], goes_with: tuple[str, dict[str, Any]] | None
+    title: str,
+    section: dict[str, Any],
+    anchors: dict[str, str],
+    goes_with: tuple[str, Mapping[str, Any], Mapping[str, Any]] | None,
 ) -> list[str]:
     """A table of its fields, some of which are sections too; with ``goes_with``, a column that says which of several
-    things each is for."""
-    kinds, having = goes_with or ("", {})
+    things each is for: what these are, which fields each has, and which it needs."""
+    kinds, having, needing = goes_with or ("", {}, {})
     columns = ["field", "what it is", "value", "default", "example", *([kinds] if kinds else [])]
     parts = [f"## {title}\n", section["description"].replace("``", "`") + "\n"]
     parts += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for name, field in section["properties"].items():
-        default = "required" if name in section.get("required", ()) else _value_of(field.get("default"))
-        example = _value_of(next(iter(field.get("examples", ())), None))
         takers = [kind for kind, names in having.items() if name in names]
+        needed = name in section.get("required", ()) or (
+            bool(takers) and all(name in needing.get(kind, ()) for kind in takers)
+        )
+        default = "required" if needed else _value_of(field.get("default"))
+        example = _value_of(next(iter(field.get("examples", ())), None))
         told = "all" if len(takers) == len(having) else ", ".join(takers)
         cells = [f"`{name}`", field["description"], _form(field, anchors), default, example, *([told] if kinds else [])]
         parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
@@ -250,7 +266,7 @@ def _section(
 
 def _value_of(value: Any) -> str:
     """As it stands in a config; nothing, for what has nothing in it."""
-    if value in ({}, [], "", None):
+    if value in ({}, [], "", "...", None):
         return ""
     text = yaml.safe_dump(value, default_flow_style=True, width=1000, sort_keys=False).removesuffix("...\n").strip()
     return f"`{text}`"

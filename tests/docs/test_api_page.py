@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from dray import pytorch
-from dray.experiment.schema import SECTIONS
+from dray.experiment.schema import SECRETS, SECTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -35,6 +35,19 @@ def test_page_of_the_config_is_up_to_date_and_tells_of_every_field(generate: Mod
         _, _, rest = page.partition(f"## `{'.'.join(place)}`" if place else "## The experiment")
         table = rest.partition("\n## ")[0]
         assert [row for row in section.model_fields if f"| `{row}` |" not in table] == [], place
+
+
+def test_every_field_has_an_example_but_secrets_and_what_is_required_says_so(generate: ModuleType) -> None:
+    lines = [line for line in generate.config_page().splitlines() if line.startswith("| `")]
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:]] for line in lines]
+    assert {name for name, _, _, _, example, *_ in rows if not example} == set(SECRETS) - {"access_key"}
+    required = {name for name, _, _, default, *_ in rows if default == "required"}
+    by_themselves = {
+        name for section in SECTIONS.values() for name, field in section.model_fields.items() if field.is_required()
+    }
+    in_their_method = {"max_trials", "num_rungs"}
+    in_their_storage = {"bucket", "container", "host_path"}
+    assert required == by_themselves | in_their_method | in_their_storage
 
 
 def test_page_tells_of_every_public_name(generate: ModuleType) -> None:
