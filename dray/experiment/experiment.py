@@ -109,8 +109,8 @@ class Experiment:
         self._own = Own(directory=code, constraint=constraint, method=method, sampler=sampler)
         self._own.check(checked)
         build_sampler(checked, own=self._own)
-        self._trial = trial if place is None else None
         loggers.check_loggers(checked)
+        self._trial = trial if place is None else None
         self._config = checked
         self._code = code
         self._address = address
@@ -151,8 +151,8 @@ class Experiment:
         self = cls.__new__(cls)
         directory = ExperimentDirectory.open(brought(path))
         self._config = directory.config()
-        self._trial, self._code, self._address, self._resumes = trial, None, address, True
         loggers.check_loggers(self._config)
+        self._trial, self._code, self._address, self._resumes = trial, None, address, True
         code = directory.code if directory.code.is_dir() else None
         self._own = Own(directory=code, constraint=constraint, method=method, sampler=sampler)
         wanted = {"max_trials": max_trials, "max_length": max_length}
