@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import dray
+from dray.cluster.desk import Message
 from tests.ray.harness import TRIALS, recorded
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -22,7 +24,13 @@ def test_training_metrics_of_every_report_arrive_in_order(tmp_path: Path) -> Non
         checkpoint_policy="none",
         max_restarts=0,
     )
-    result = dray.Experiment(config, model_dir=TRIALS, path=tmp_path / "experiment").run()
+    path, rows = tmp_path / "experiment", []
+
+    def heard(message: Message) -> None:
+        rows.append(sum(len(pd.read_parquet(part)) for part in (path / "metrics").glob("part-*.parquet")))
+
+    result = dray.Experiment(config, model_dir=TRIALS, path=path).run(on_message=heard)
+    assert rows[-1] > 0, "other tools see what has been reported while it runs"
     assert result.trials["state"].tolist() == ["COMPLETED", "ERRORED"]
     training = result.metrics[result.metrics["kind"] == "training"]
     reported = {trial: rows["batches"].tolist() for trial, rows in training.groupby("trial_id")}
