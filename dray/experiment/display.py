@@ -229,9 +229,8 @@ def _so_far(search: Search) -> str:
     """Of a search between two runs."""
     views = search.trials.values()
     begun = sum(not view.ended and view.hparams is not None for view in views)
-    return (
-        f"{sum(view.ended for view in views)} of its trials ended, {begun} still to go on from their latest checkpoints"
-    )
+    ended = sum(view.ended for view in views)
+    return f"{ended} trial{'s' * (ended != 1)} ended, {begun} to go on from the latest checkpoint"
 
 
 def best_trials(result: Result, metric: str, sign: int, *, width: int) -> list[str]:

@@ -308,10 +308,10 @@ def test_end_before_the_end_tells_how_far_it_was_and_the_next_run_that_it_goes_o
     made, screen = search(*ended(0, 0.5), Started(trial=1)), Screen()
     screen.display.begin(made, [])
     screen.display.interrupted()
-    assert screen.text.startswith("stopped: 1 of its trials ended, 1 still to go on from their latest checkpoints\n")
+    assert screen.text.startswith("stopped: 1 trial ended, 1 to go on from the latest checkpoint\n")
     again = Screen()
     again.display.begin(made, [{"event": "opened"}, {"event": "started", "trial": 0}])
-    assert again.text == "going on: 1 of its trials ended, 1 still to go on from their latest checkpoints\n"
+    assert again.text == "going on: 1 trial ended, 1 to go on from the latest checkpoint\n"
 
 
 TRACEBACK = "Traceback (most recent call last):\n  File ...\nKeyError: 'lr'\n"
