@@ -191,9 +191,7 @@ class Board:
             f"{states['PAUSED']} paused" if states["PAUSED"] else "",
             f"{states['ERRORED']} failed" if states["ERRORED"] else "",
             "the first worker group starts" if not groups else "",
-            f"{groups_wanted - groups} more of {groups_wanted} worker groups start"
-            if 0 < groups < groups_wanted
-            else "",
+            f"{groups_wanted - groups} of {groups_wanted} worker groups starting" if 0 < groups < groups_wanted else "",
             f"{restarts} restart{'s' * (restarts > 1)}" if restarts else "",
         ]
         return [part for part in parts if part]

@@ -128,7 +128,7 @@ def picture(
 
 def test_line_tells_that_groups_are_starting() -> None:
     assert line(search(), groups=0, wanted=1) == "digits · 0 of 8 trials ended · the first worker group starts · 0:00"
-    assert " · 1 more of 2 worker groups start · " in line(search(), groups=1)
+    assert " · 1 of 2 worker groups starting · " in line(search(), groups=1)
 
 
 @pytest.mark.api("8.16")
