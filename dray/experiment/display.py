@@ -128,6 +128,7 @@ class Display:
         self._began = time.monotonic()
         self._due = 0.0
         self._failures = self._retired = 0
+        self._told: dict[int, list[str]] = {}
         self._search: Search | None = None
 
     def __enter__(self) -> Display:
@@ -188,7 +189,9 @@ class Display:
         """
         self._failures += 1
         if self._failures <= SHOWN_TRIALS:
-            what, *where = in_short(error)
+            told = in_short(error)
+            what, *where = ["the same again"] if self._told.get(trial) == told else told
+            self._told[trial] = told
             self.say("\n".join([f"trial {trial} failed{f' for good ({ended})' if ended else ''}: {what}", *where]))
         elif self._failures == SHOWN_TRIALS + 1:
             self.say("further failures are in the journal; see: dray experiment describe")

@@ -319,8 +319,11 @@ TRACEBACK = "Traceback (most recent call last):\n  File ...\nKeyError: 'lr'\n"
 
 def test_failure_is_told_by_the_users_line() -> None:
     screen = Screen()
-    screen.display.failure(3, f"KeyError: 'lr'\n  model_def.py:7, in __init__\n    hparams['lr']\n\n{TRACEBACK}")
+    error = f"KeyError: 'lr'\n  model_def.py:7, in __init__\n    hparams['lr']\n\n{TRACEBACK}"
+    screen.display.failure(3, error)
     assert screen.text == "trial 3 failed: KeyError: 'lr'\n  model_def.py:7, in __init__\n    hparams['lr']\n"
+    screen.display.failure(3, error, "out of memory twice")
+    assert screen.text.splitlines()[3:] == ["trial 3 failed for good (out of memory twice): the same again"]
 
 
 def test_failure_without_a_line_of_the_users_is_told_by_its_last_line_and_not_for_ever() -> None:
