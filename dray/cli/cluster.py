@@ -9,7 +9,6 @@ import typer
 from dray.cli import show
 from dray.cli.arguments import Json
 from dray.cli.errors import told
-from dray.experiment.errors import ExperimentError
 
 app = typer.Typer(help="The Ray cluster that experiments run on.", no_args_is_help=True)
 
@@ -35,10 +34,7 @@ def status(
     with told():
         from dray.cluster.status import status
 
-        try:
-            found = status(address)
-        except ConnectionError as error:
-            raise ExperimentError(str(error)) from None
+        found = status(address)
         if json:
             show.as_json(found)
             return

@@ -60,7 +60,8 @@ def told() -> Iterator[None]:
         raise typer.Exit(_tell(str(error), BAD_INPUT)) from None
     except StartupHookFailed as error:
         raise typer.Exit(_tell(f"{HOOK} {error}", BAD_INPUT)) from None
-    except (ExperimentError, ScriptFailed, StorageError, StorageFull, PermissionError) as error:
+    # ConnectionError: there is no such Ray cluster.
+    except (ExperimentError, ScriptFailed, StorageError, StorageFull, PermissionError, ConnectionError) as error:
         raise typer.Exit(_tell(str(error), FAILED)) from None
     except KeyboardInterrupt:
         raise typer.Exit(_tell("stopped by Ctrl-C", INTERRUPTED)) from None

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,9 @@ TRAIN_ENVIRONMENT = {
     # A group may wait for a cloud machine to boot; Train's own limit of 60 s would count as a failure.
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",
 }
+
+KNOCK_S = 5.0
+"""How long a cluster may take to take a call."""
 
 NO_PREEMPTION = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
 """This machine is not taken away in the middle; watching for it costs a process for each group."""
@@ -65,7 +69,7 @@ def connect(address: str | None) -> Cluster:
         )
     address = address or os.environ.get("RAY_ADDRESS")
     if address and address != "local":
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        join(address)
         # Ray Train hands the driver's on to the processes of a run.
         os.environ.update(_missing(TRAIN_ENVIRONMENT))
         return Cluster(own=False, told=f"the Ray cluster at {address}")
@@ -74,6 +78,24 @@ def connect(address: str | None) -> Cluster:
     with _environment({**TRAIN_ENVIRONMENT, **NO_PREEMPTION}), _processes_of_no_use_left_out():
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     return Cluster(own=True, told=f"a Ray cluster of its own on this machine, {_count(ray.cluster_resources())}")
+
+
+def join(address: str) -> None:
+    """Connect to the cluster at an address.
+
+    Raises:
+        ConnectionError: there is none.
+    """
+    try:
+        # Where nobody is, Ray tries for minutes, and then ends the process.
+        host, colon, port = address.rpartition(":")
+        if colon and port.isdigit() and "://" not in address:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError) as error:
+        told = " ".join(str(error).split())
+        hint = "look at the address (RAY_ADDRESS), and at RAY_AUTH_MODE if it wants a token"
+        raise ConnectionError(f"no Ray cluster answers at {address}: {told}; {hint}") from None
 
 
 def slots_of(resources: dict[str, float], kind: str, cpus_per_slot: float) -> int:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import socket
 from typing import Any
-
-TIMEOUT_S = 5.0
-"""How long a cluster that does not answer is waited for."""
 
 
 def status(address: str | None) -> dict[str, Any]:
@@ -38,13 +33,9 @@ def status(address: str | None) -> dict[str, Any]:
     # Here, not above: without a named cluster nothing of it is needed, and it takes a second.
     import ray
 
-    try:
-        _knock(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, RuntimeError, ValueError) as error:
-        told = " ".join(str(error).split())
-        hint = "look at the address, and at RAY_AUTH_MODE if it wants a token"
-        raise ConnectionError(f"no Ray cluster answers at {address}: {told}; {hint}") from None
+    from dray.cluster.ray_cluster import join
+
+    join(address)
     try:
         nodes = [
             {
@@ -65,17 +56,6 @@ def status(address: str | None) -> dict[str, Any]:
         }
     finally:
         ray.shutdown()
-
-
-def _knock(address: str) -> None:
-    """See whether anybody is there: Ray itself tries for minutes, and then ends the process.
-
-    Raises:
-        OSError: nobody is.
-    """
-    host, colon, port = address.rpartition(":")
-    if colon and port.isdigit() and "://" not in address:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S).close()
 
 
 def _counts(resources: dict[str, float]) -> dict[str, int]:

@@ -177,6 +177,7 @@ class Experiment:
             ConfigError: something that only a running trial or the cluster could show is wrong with the config; or the
                 search cannot be extended so.
             ExperimentError: the search failed: no trial came to an end, or it could not go on.
+            ConnectionError: there is no Ray cluster at the address, ``RAY_ADDRESS`` by default.
             KeyboardInterrupt: it was stopped.
         """
         if self._resumes or ExperimentDirectory(self.path).config_file.exists():

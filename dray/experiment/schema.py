@@ -468,7 +468,8 @@ class ExperimentConfig(_Section):
             out of memory twice, or fails twice with the same error, in the same line, after the same number of batches.
         hang_timeout_s: A trial that for so long trains and validates no batch and saves no checkpoint is ended, with
             what its threads were doing in its log, and started again from its latest checkpoint. Its start counts, and
-            so does a wait for storage or for other ranks: choose it well above the longest of these. None: never.
+            so does a wait for other ranks, but no wait for an object store: choose it well above the longest of these.
+            None: never.
     """
 
     name: str = Field(min_length=1, description="the experiment's name", examples=["digits-asha"])

@@ -13,6 +13,7 @@ import pytest
 
 from dray.experiment.json_schema import json_schema
 from tests.cli.said import Said
+from tests.ray.harness import DIGITS
 
 Dray = Callable[..., Said]
 ROOT = Path(__file__).parents[2]
@@ -44,6 +45,17 @@ def test_a_cluster_that_does_not_answer_is_told_of(home: Path, dray: Dray) -> No
     said = dray("cluster", "status", "--address", "127.0.0.1:1")
     assert said.code == 1
     assert said.err.startswith("dray: no Ray cluster answers at 127.0.0.1:1")
+
+
+@pytest.mark.slow
+def test_an_experiment_on_a_cluster_that_does_not_answer_ends_at_once(
+    home: Path, dray: Dray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    said = dray("experiment", "create", str(DIGITS / "asha.yaml"), str(DIGITS))
+    assert said.code == 1
+    assert said.err.splitlines()[-1].startswith("dray: no Ray cluster answers at 127.0.0.1:1")
+    assert "Traceback" not in said.err
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
