@@ -52,6 +52,7 @@ class Board:
     def __init__(self, *, name: str, metric: str, smaller_is_better: bool, unit: str = "batches") -> None:
         self._name, self._metric, self._sign, self._unit = name, metric, 1 if smaller_is_better else -1, unit
         self._trained: dict[int, _Trained] = {}
+        self._bests: dict[int, tuple[float, float | None]] = {}
         self._began = time.monotonic()
         self._forecast: Forecast | None = None
 
@@ -73,6 +74,7 @@ class Board:
                 trained.epochs = max(trained.epochs or 0.0, row["epochs"])
             if row["kind"] == "validation" and row["name"] == self._metric:
                 trained.curve.append(row["value"])
+                self._validated(trial, row)
             elif row["kind"] == "system" and row["name"] == "batches_per_second":
                 trained.speed = row["value"]
 
@@ -94,7 +96,7 @@ class Board:
         parts = [
             f"{self._name}  {share}",
             *self._numbers(views, counts, groups, groups_wanted),
-            f"best {self._metric} {best.best:.5g} (trial {best.id})" if best else "",
+            f"best {self._metric} {best[1]:.5g} (trial {best[0].id})" if best else "",
             *self._times(),
         ]
         return " · ".join(part.strip() for part in parts if part)
@@ -119,9 +121,10 @@ class Board:
         ]
         best = self._best(views)
         if best is not None:
-            at = "" if best.best_step is None else f" at {_shown(best.best_step)} {self._unit}"
-            told = Text.assemble(f"best {self._metric} ", (_shown(best.best), "bold green"), f", trial {best.id}{at}")
-            lines.append(self._cut(told.append(f": {self._drawn(search, best)}", "dim")))
+            view, value, step = best
+            at = "" if step is None else f" at {_shown(step)} {self._unit}"
+            told = Text.assemble(f"best {self._metric} ", (_shown(value), "bold green"), f", trial {view.id}{at}")
+            lines.append(self._cut(told.append(f": {self._drawn(search, view)}", "dim")))
         running = [view for view in views if view.state == "RUNNING"]
         if running:
             lines.append(self._table(search, running, counts, width, room=max(height - _HEAD, 1)))
@@ -131,7 +134,7 @@ class Board:
         shown, wide = running, width >= WIDE
         if len(running) > room:
             # The best of them, in their places.
-            ranked = sorted(running, key=lambda view: math.inf if view.best is None else self._sign * view.best)
+            ranked = sorted(running, key=self._score)
             shown = sorted(ranked[:room], key=lambda view: view.id)
         forecast = self._forecast
         rungs = forecast if forecast is not None and not forecast.in_trials else None
@@ -149,13 +152,14 @@ class Board:
         rows = []
         for view in shown:
             trained, step = self._trained.get(view.id, _Trained()), self._step(view)
+            best = self._best_of(view)
             place, end = (0, 0.0) if rungs is None else rungs.rung(step)
             cells = {
                 "trial": str(view.id),
                 "rung": "" if rungs is None else f"{place}/{rungs.rungs}",
                 "step": _shown(round(step, 1)) + ("" if rungs is None else f" of {_shown(end)}"),
                 "last": _shown(trained.curve[-1] if trained.curve else view.last),
-                "best": _shown(view.best),
+                "best": "" if best is None else _shown(best[0]),
                 "curve": sparkline(list(trained.curve)[-curve:]),
                 "speed": _speed(trained.speed),
                 "again": str(counts.restarts[view.id] or ""),
@@ -216,9 +220,31 @@ class Board:
                 return max(known, float(trained.batches * records)) if isinstance(records, int) else known
         return known
 
-    def _best(self, views: Sequence[TrialView]) -> TrialView | None:
-        ranked = [view for view in views if view.best is not None and view.state != "INVALID_HP"]
-        return min(ranked, key=lambda view: self._sign * (view.best or 0), default=None)
+    def _validated(self, trial: int, row: Mapping[str, Any]) -> None:
+        """The search hears of a trial only at its rungs."""
+        value, before = row["value"], self._bests.get(trial)
+        if math.isfinite(value) and (before is None or self._sign * value < self._sign * before[0]):
+            self._bests[trial] = value, row.get(self._unit)
+
+    def _best_of(self, view: TrialView) -> tuple[float, float | None] | None:
+        """A trial's best value, and the length at which it had it."""
+        seen, known = self._bests.get(view.id), None if view.best is None else (view.best, view.best_step)
+        if seen is None or known is None:
+            return seen or known
+        return known if self._sign * known[0] <= self._sign * seen[0] else seen
+
+    def _score(self, view: TrialView) -> float:
+        best = self._best_of(view)
+        return math.inf if best is None else self._sign * best[0]
+
+    def _best(self, views: Sequence[TrialView]) -> tuple[TrialView, float, float | None] | None:
+        ranked = [view for view in views if view.state != "INVALID_HP" and self._best_of(view) is not None]
+        if not ranked:
+            return None
+        view = min(ranked, key=self._score)
+        best = self._best_of(view)
+        assert best is not None, "it was ranked"
+        return view, *best
 
     def _drawn(self, search: Search, view: TrialView) -> str:
         """The hyperparameters that are searched over."""

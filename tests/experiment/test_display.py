@@ -169,6 +169,14 @@ def test_picture_has_the_best_and_a_row_for_each_trial_that_runs() -> None:
     ]
 
 
+def test_best_is_also_of_validations_that_the_search_does_not_decide_on() -> None:
+    made = search(*ended(0, 0.5), Started(trial=1), Reported(trial=1, step=2, value=0.7))
+    told = {1: [*rows(1, 3, 0.25), *rows(1, 4, 0.375), *rows(1, 5, float("nan"))]}
+    lines = picture(made, told, width=120)
+    assert lines[3] == "best error 0.25, trial 1 at 3 epochs:"
+    assert lines[-1].split()[4:7] == ["10", "nan", "0.25"]
+
+
 def test_picture_shows_the_hyperparameters_that_are_searched_over_as_far_as_there_is_room() -> None:
     space = {
         "lr": {"type": "categorical", "vals": [0.5]},
