@@ -43,12 +43,12 @@ class Held:
             self._next.clear()
             return contents(**kwargs)
 
-        def held(directory: Path, contents: Contents) -> dict[str, str]:
+        def held(directory: Path, contents: Contents, **how: bool) -> dict[str, str]:
             thread = threading.current_thread()
             self.writers.append("main" if thread is threading.main_thread() else "other")
             if thread is not threading.main_thread():
                 assert self._next.wait(30)
-            return write(directory, contents)
+            return write(directory, contents, **how)
 
         monkeypatch.setattr(checkpoint, "contents", made)
         monkeypatch.setattr(checkpoint, "write", held)
@@ -201,11 +201,11 @@ def test_what_is_being_written_is_completed_however_the_run_ends(
     began, ended = threading.Event(), threading.Event()
     write = checkpoint.write
 
-    def slow(directory: Path, contents: Contents) -> dict[str, str]:
+    def slow(directory: Path, contents: Contents, **how: bool) -> dict[str, str]:
         began.set()
         if threading.current_thread() is not threading.main_thread():
             assert ended.wait(30)
-        return write(directory, contents)
+        return write(directory, contents, **how)
 
     monkeypatch.setattr(checkpoint, "write", slow)
     # Whoever ends a run waits for the writer: it is then that it may go on.
