@@ -126,7 +126,7 @@ class Board:
             told = Text.assemble(f"best {self._metric} ", (_shown(value), "bold green"), f", trial {view.id}{at}")
             lines.append(self._cut(told.append(f": {self._drawn(search, view)}", "dim")))
         running = [view for view in views if view.state == "RUNNING"]
-        if running:
+        if running and groups:  # before, they are those that are to go on
             lines.append(self._table(search, running, counts, width, room=max(height - _HEAD, 1)))
         return Group(*lines)
 
