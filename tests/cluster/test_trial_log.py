@@ -103,6 +103,7 @@ with printed_to(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_nothing_that_a_killed_process_printed_is_lost(tmp_path: Path) -> None:
     log = tmp_path / "log"
     for _ in range(2):

@@ -100,6 +100,7 @@ def test_trials_that_were_told_to_stop_have_ended_though_the_driver_died_before_
     assert {name: value for name, value in Journal.read(file)[-1].items() if name != "time"} == end
 
 
+@pytest.mark.slow
 def test_ray_is_not_started_for_any_of_this(tmp_path: Path) -> None:
     path = finished(tmp_path / "experiment")
     code = (

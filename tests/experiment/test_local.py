@@ -265,6 +265,7 @@ def test_length_of_the_search_wins_over_that_of_fit(
     assert "fit(max_length=Batch(5)) is not used: the searcher's max_length is Batch(8)" in caplog.text
 
 
+@pytest.mark.slow
 def test_exit_code_of_a_program_is_an_error_after_its_startup_hook_has_said_so(
     program: dict[str, Any], model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

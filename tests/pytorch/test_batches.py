@@ -85,6 +85,7 @@ def test_a_sampler_that_is_a_sequence_is_not_walked() -> None:
     assert taken(loader(batch_size=4, sampler=sampler), 2, skip=3 * 10**12 + 1) == expected
 
 
+@pytest.mark.slow
 @given(
     kind=st.sampled_from(["drawn", "by epoch", "torch's", "batches"]),
     records=st.integers(1, 20),
@@ -164,6 +165,7 @@ def test_a_sampler_without_a_whole_batch_ends_wherever_it_is_begun(sampler: list
         assert list(SampledBatches(sampler, batch_size=4, drop_last=True, repeat=True, first=skip)) == []
 
 
+@pytest.mark.slow
 @given(
     records=st.integers(1, 30),
     batch_size=st.integers(1, 5),

@@ -88,6 +88,7 @@ def state_of(trial: Any) -> dict[str, Any]:
     return state
 
 
+@pytest.mark.slow
 @pytest.mark.api("1.2", "2.6", "7.3", "7.4", "9.7", "9.8")
 @pytest.mark.parametrize("kind", resuming.KINDS)
 def test_each_kind_of_run_goes_on_bit_for_bit_wherever_it_was_cut(tmp_path: Path, kind: str) -> None:

@@ -34,6 +34,7 @@ class CompiledAfter(OneWeight):
         self.model = torch.compile(self.model, backend="eager")  # type: ignore[assignment]
 
 
+@pytest.mark.slow
 @pytest.mark.api("2.16")
 @pytest.mark.parametrize("trial_class", [CompiledBefore, CompiledAfter])
 def test_a_compiled_model_trains_and_its_checkpoints_are_those_of_the_model(

@@ -92,6 +92,7 @@ def test_resuming_from_any_published_progress_yields_exactly_the_remaining_comma
             assert rest_end == end
 
 
+@pytest.mark.slow
 @given(plan=plans, good=st.frozensets(st.integers(1, 60)), stop_after=st.integers(1, 60))
 @settings(max_examples=300, deadline=None)
 def test_a_run_that_was_stopped_and_resumed_does_what_one_never_stopped_does(

@@ -97,6 +97,7 @@ def test_ranks_are_added_up(clock: Clock) -> None:
     assert books.take(at_once=True) == told
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_processes_that_load_data_count(clock: Clock) -> None:
     books = Usage(CPU)
