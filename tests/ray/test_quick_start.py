@@ -13,7 +13,7 @@ import pytest
 import dray
 from tests.docs.pages import blocks, files
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 PAGE = "index.md"
 NOT_HERE = ("pip install",)
