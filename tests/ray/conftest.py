@@ -27,8 +27,9 @@ def imports_kept() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_thread_left() -> Iterator[None]:
     """A thread that still waits for Ray when the connection is closed ends the process by a segmentation fault."""
+    before = set(threading.enumerate())
     yield
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("dray-")]
+    left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("dray-")]
     assert not left, f"an experiment in this process has ended, and left {left}"
 
 
