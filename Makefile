@@ -1,7 +1,7 @@
 # make demo    the ASHA search of examples/digits on Ray, on this machine
 # make check   ruff, mypy --strict, import-linter, the fast tests: under a minute
 # make test    check, then the slow tests and those on a real Ray; a quarter of an hour
-# make test-all  the same, and the long ones: the fault matrix, a store in S3, disk use; a quarter of an hour more
+# make test-all  the same, and the long ones: the deaths of nodes, a store in S3, disk use; a quarter of an hour more
 # make bench   the benchmarks (see bench/)
 # make docs    the site of docs/, in build/docs
 # make soak    kill -9, again and again: a sweep of 1,000 trials, then the fault matrix ten times; hours on two cores

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 BATCHES = 60
 
 
+@pytest.mark.long  # the fault matrix has it, too
 def test_trial_goes_on_after_its_groups_controller_died(tmp_path: Path) -> None:
     record, path = tmp_path / "record", tmp_path / "experiment"
     cpus = os.cpu_count() or 1  # all of them: there is no room for a second group

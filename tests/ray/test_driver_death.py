@@ -23,7 +23,8 @@ from tests.ray.harness import (
     write_config,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+# The fault matrix kills a driver, too, at a single trial.
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
 
 TRIAL_COUNT, BATCHES = 6, 40
 

@@ -1,4 +1,7 @@
-"""Each case of the fault matrix, once, in `make test-all`. `make soak` plays each ten times."""
+"""Each case of the fault matrix, once: what can die on one machine in `make test`, and of a cluster in `make test-all`.
+
+`make soak` plays each ten times.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch
 
 from tests.ray.faults import ON_A_CLUSTER, ON_THIS_MACHINE, Play, faults_of, weights
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +25,11 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, to
 
 
 @pytest.mark.parametrize(
-    ("cases", "on_a_cluster"), [(ON_THIS_MACHINE, False), (ON_A_CLUSTER, True)], ids=["own", "of others"]
+    ("cases", "on_a_cluster"),
+    [
+        pytest.param(ON_THIS_MACHINE, False, id="own"),
+        pytest.param(ON_A_CLUSTER, True, id="of others", marks=pytest.mark.long),
+    ],
 )
 def test_whatever_dies_every_trial_ends_once_with_the_weights_of_an_undisturbed_run(
     cases: Sequence[str], on_a_cluster: bool, expected: dict[int, dict[str, torch.Tensor]], tmp_path: Path
