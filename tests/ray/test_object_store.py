@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
 TRIAL_COUNT, BATCHES = 3, 90
 PERIOD = 30
 """Batches between checkpoints: three seconds, so that one is missed, and that is told, before the next is due."""
+
+AWAY_S = 30.0
+"""Longer than training can go on without it: a second checkpoint waits for the first."""
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +89,12 @@ def story(s3: LocalS3, drive: Callable[..., Driver], tmp_path_factory: pytest.Te
     driver = drive("create", file, TRIALS, "--path", path)
     driver.wait_for(lambda: trained() > PERIOD // 2, "a trial trains")
     s3.stop()
+    gone = time.monotonic()
     try:
         driver.wait_for(lambda: "and will try for" in log_of(path), "a trial misses the store")
         away = trained()
         driver.wait_for(lambda: trained() >= away + 3, "training goes on")
+        driver.wait_for(lambda: time.monotonic() - gone > AWAY_S, "the store to come back")
     finally:
         s3.start()
     trial = driver.wait_for(interrupted, "a trial has two checkpoints") - 1
