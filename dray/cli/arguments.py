@@ -49,6 +49,9 @@ Trial: TypeAlias = Annotated[
 TrialOrBest: TypeAlias = Annotated[
     str, typer.Argument(metavar="[TRIAL]", help="A trial's number, or best.", autocompletion=_trials)
 ]
+TrialOrAll: TypeAlias = Annotated[
+    str | None, typer.Argument(metavar="[TRIAL]", help="Of this trial, a number or best; of all by default.")
+]
 Checkpoint: TypeAlias = Annotated[
     str,
     typer.Argument(

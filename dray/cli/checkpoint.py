@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
 
 import typer
 
 from dray.cli import show
-from dray.cli.arguments import Batches, Checkpoint, Experiment, Json, Output, TrialOrBest, target
+from dray.cli.arguments import Batches, Checkpoint, Experiment, Json, Output, TrialOrAll, TrialOrBest, target
 from dray.cli.errors import FAILED, BadUse, told
 from dray.cli.reading import Reading, reading
 from dray.experiment.errors import NoExperiment
@@ -21,9 +20,7 @@ app = typer.Typer(help="List checkpoints, verify them, bring them here, export w
 @app.command(name="list")
 def list_(
     experiment: Experiment,
-    trial: Annotated[
-        str | None, typer.Argument(metavar="[TRIAL]", help="Of this trial, a number or best; of all by default.")
-    ] = None,
+    trial: TrialOrAll = None,
     json: Json = False,
 ) -> None:
     """List the checkpoints of an experiment. They are not verified: dray checkpoint verify.
@@ -74,9 +71,7 @@ def list_(
 @app.command()
 def verify(
     experiment: Checkpoint,
-    trial: Annotated[
-        str | None, typer.Argument(metavar="[TRIAL]", help="Of this trial, a number or best; of all by default.")
-    ] = None,
+    trial: TrialOrAll = None,
     json: Json = False,
 ) -> None:
     """Read checkpoints as a whole, and compare them with what was written. Exit code 1 if one is damaged.
