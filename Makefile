@@ -2,6 +2,7 @@
 # make check   ruff, mypy --strict, import-linter, the fast tests: under a minute
 # make test    check, then the slow tests and those on a real Ray; a quarter of an hour
 # make test-all  the same, and the long ones: the deaths of nodes, a store in S3, disk use; a quarter of an hour more
+# make test-cluster  those that need clusters of several nodes, in private namespaces; needs root (and sshd, rsync)
 # make bench   the benchmarks (see bench/)
 # make docs    the site of docs/, in build/docs
 # make soak    kill -9, again and again: a sweep of 1,000 trials, then the fault matrix ten times; hours on two cores
@@ -24,7 +25,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python3.1
 # Ray asks about usage statistics at its first start; a build must not wait for, or send, an answer.
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo check lint types floors test-fast test test-all bench docs soak clean
+.PHONY: help demo check lint types floors test-fast test-fast-torch test-fast-rest test test-ray test-rest test-all test-cluster bench docs soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -38,10 +39,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED)
 	@$(BIN)/dray experiment create examples/digits/asha.yaml examples/digits
+	@echo "to have dray on the path: . $(BIN)/activate"
 
-# Side by side: mypy, on one core, is half of what the tests take.
+# Side by side, two at a time, each told whole when it has ended.
 check: $(INSTALLED)
-	@$(MAKE) --no-print-directory -j 2 test-fast types floors lint
+	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-fast-rest test-fast-torch types floors lint
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check
@@ -53,16 +55,34 @@ types: $(INSTALLED)
 floors: $(INSTALLED)
 	@$(BIN)/lint-imports --no-logo
 
-test-fast: $(INSTALLED)
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not ray and not gpu and not cluster"
+# Two processes with directories of their own: each of xdist's would collect all the tests, a quarter of the time.
+TORCH := $(addprefix tests/,api cluster core hosts pytorch storage training)
+FAST := -q -m "not slow and not ray and not gpu and not cluster"
 
-# Ray's tests in a process of their own; a crash of either, also at its exit, shows where.
+test-fast: $(INSTALLED)
+	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-fast-rest test-fast-torch
+
+test-fast-torch: $(INSTALLED)
+	@$(BIN)/python -m pytest $(FAST) $(TORCH)
+
+test-fast-rest: $(INSTALLED)
+	@$(BIN)/python -m pytest $(FAST) $(addprefix --ignore=,$(TORCH))
+
+# Side by side: much of a test on a real Ray is waiting. A crash of either, also at its exit, shows where.
 test: check
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "(slow or gpu) and not ray and not cluster"
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m "(ray or cluster) and not long"
+	@$(MAKE) --no-print-directory -j 2 test-ray test-rest
+
+test-ray: $(INSTALLED)
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m "ray and not cluster and not long"
+
+test-rest: $(INSTALLED)
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m "(cluster or (slow or gpu) and not ray) and not long"
 
 test-all: test
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m long
+
+test-cluster: $(INSTALLED)
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m cluster
 
 bench: $(INSTALLED)
 	@for script in $(filter-out bench/soak.py,$(wildcard bench/[a-z]*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done

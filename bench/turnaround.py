@@ -352,7 +352,7 @@ def report(paper: Paper, figures: dict[str, list[Figures]]) -> None:
     paper.table(head, rows)
     paper.say(
         "\nacross: gaps that the event falls into; for a search that pauses, from the end of the pause.\n"
-        "Groups lost: none was killed, so none may be. Handles: one a group; a killed one starts anew."
+        "Groups lost: none was killed, so none may be. Handles: one; a killed one starts anew."
     )
     for name, runs in figures.items():
         for f in runs:

@@ -105,8 +105,10 @@ def _origin(name: str, module: ModuleType) -> Path | None:
     """Where a user's module was imported from; None for one that is installed, or ours."""
     place = getattr(module, "__file__", None)
     if not isinstance(place, str):
-        # A package without an __init__.py has no file, but a path.
-        place = next(iter(getattr(module, "__path__", [])), None)
+        try:  # a package without an __init__.py has no file, but a path: none if what it is in could not be imported
+            place = next(iter(getattr(module, "__path__", [])), None)
+        except KeyError:
+            return None
     if name.partition(".")[0] in _OURS or not isinstance(place, str) or is_installed(place):
         return None
     return Path(place).resolve()

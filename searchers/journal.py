@@ -1,4 +1,5 @@
-"""An append-only log: one JSON object a line, on disk before `append` returns. What is in it has happened, all of it.
+"""An append-only log: one JSON object a line, on disk before `append` returns, or before `together` is left, within it.
+What is in it has happened, all of it.
 
 A process can die while it writes, so the last line may be torn: it was never acknowledged, and is dropped. A bad line
 anywhere else means that the file was damaged, and is an error.
@@ -6,12 +7,13 @@ anywhere else means that the file was damaged, and is an error.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -47,6 +49,7 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._mutex = threading.Lock()
         self._later = b""
+        self._gathers: int | None = None
         self._lock = _lock(self.path)
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -92,9 +95,24 @@ class Journal:
         line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         with self._mutex:
             assert self._lock >= 0, f"the journal {self.path} was closed"
-            self._later += line if not wait else b""
-            if wait:
+            if wait and self._gathers != threading.get_ident():
                 self._write(line)
+            else:
+                self._later += line
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What this thread appends meanwhile is on disk when this is left, and not before: one wait for all of it.
+
+        For one thread at a time.
+        """
+        self._gathers = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._gathers = None
+            with self._mutex:
+                self._write(b"")
 
     def _write(self, line: bytes) -> None:
         line, self._later = self._later + line, b""

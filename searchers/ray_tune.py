@@ -1,38 +1,41 @@
-"""Drives a search with Ray Tune: its trials are handles, its searcher and scheduler two faces of one `Search`.
+"""Drives a search with Ray Tune, whose one trial is a handle on the search: its results are those of all trials.
 
-A Tune trial does no work and carries no hyperparameters: those are bound when the search's trial gets its workers, long
-after Tune had to know the configuration. It is a *handle*: its ``step()`` waits for the next result of whichever trial
-of the search it comes to stand for, hands that to Tune, and Tune asks the search. So any number of handles can be
-killed. And a paused trial is none of Tune's affairs: its handle ends, and when it is resumed it finds another one.
+A Tune trial for each trial of the search would bear nothing: hyperparameters are bound when the search's trial gets its
+workers, long after Tune had to know the configuration, and a paused trial is none of Tune's affairs. And each costs
+Tune memory for good, and 15 ms until its process is reset; and where trials run side by side, each has a process on
+the head (0.1 GB). So there is one: its ``step()`` waits for results of any trials, and hands Tune all that there are.
+Tune asks the scheduler, and that asks the search. When its process is killed Tune starts another, which is handed again
+what was not answered.
 
-Events reach the search from the scheduler's side only: Tune passes over ``Searcher.on_trial_result`` when a trial is
-stopped, and calls ``on_trial_complete`` of both sides.
-
-The uses of Ray Tune that are not of its public API (what a custom scheduler and searcher are called with, and the
-environment variables below) are all in this file.
+The uses of Ray Tune that are not of its public API (what a custom scheduler is called with, and the environment
+variables below) are all in this file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import ray
-from ray import tune
+from ray import cloudpickle, tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
-from ray.tune.search import Searcher
 
-from searchers.events import Action, Create, Done, Event, Exited, Reported, Resume, Started, Stop
+from searchers.events import Action, Create, Done, Event, Exited, Reason, Reported, Resume, Started, Stop
 from searchers.search import Search
 
 HEAD_NODE = {"node:__internal_head__": 0.0001}
 """Holds an actor on the head node, without a claim on what trials need, and holds up no idle worker node. (Tune refuses
 `CPU: 0`; a part of a CPU could deadlock against the placement groups that the trials' workers wait for.)"""
 
+HANDLE_DEATHS_IN_VAIN = 5
+"""A search ends when its handle dies so often without a result in between."""
 
 Decision = Literal["continue", "stop", "pause"]
 
@@ -58,39 +61,45 @@ class Answer:
     done: bool = False
 
 
-class Handle(tune.Trainable):  # type: ignore[misc]  # Ray's classes are untyped here
-    """A Tune trial: waits for results at an actor named in its configuration and hands them on.
+class Result(Protocol):
+    """What the search is asked about: what a trial reports, how it ended, or both at once."""
 
-    The actor has ``serve(handle_id, process, seen)``, which returns the next result (an object with ``number``,
-    ``trial``, ``step``, ``value`` and ``outcome``) or None when the search is over.
+    @property
+    def number(self) -> int:
+        """Greater than those of earlier results of its trial."""
+
+    @property
+    def trial(self) -> int: ...
+
+    @property
+    def step(self) -> float | None: ...
+
+    @property
+    def value(self) -> float | None: ...
+
+    @property
+    def outcome(self) -> Reason | None: ...
+
+
+class Handle(tune.Trainable):  # type: ignore[misc]  # Ray's classes are untyped here
+    """The Tune trial: waits for results at an actor named in its configuration and hands them on.
+
+    The actor has ``serve(process)``, which returns a list of each `Result` that this process has not been given yet,
+    and None when the search is over. This class comes to the process whole, and finds there where to import others.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
+        if config["path"] is not None:
+            sys.path.insert(0, config["path"])
         self._source = ray.get_actor(config["source"], namespace=config["namespace"])
-        self._seen = 0
-
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """This process goes on as another Tune trial."""
-        self._seen = 0
-        return True
 
     def step(self) -> dict[str, Any]:
-        """Wait for the next result."""
+        """Wait for the next results."""
         try:
-            result = ray.get(self._source.serve.remote(self.trial_id, os.getpid(), self._seen))
+            results = ray.get(self._source.serve.remote(os.getpid()))
         except ray.exceptions.RayActorError:  # the actor has died: the driver starts over, without this handle
-            result = None
-        if result is None:
-            return {"done": True}
-        self._seen = result.number
-        return {
-            "number": result.number,
-            "search_trial": result.trial,
-            "step": result.step,
-            "value": result.value,
-            "outcome": result.outcome,
-            "done": result.outcome is not None,
-        }
+            results = None
+        return {"done": True} if results is None else {"results": results}
 
 
 class _NotStored:
@@ -100,71 +109,27 @@ class _NotStored:
         return {}
 
 
-class _Suggest(_NotStored, Searcher):  # type: ignore[misc]
-    """Tune's searcher: hands out as many handles as are wanted, until the search is done."""
-
-    def __init__(
-        self,
-        wanted: Callable[[], int],
-        done: Callable[[], bool],
-        expect: Callable[[str], None],
-        config: dict[str, Any],
-    ) -> None:
-        super().__init__()
-        self._wanted, self._done, self._expect, self._config = wanted, done, expect, config
-        self._live: set[str] = set()
-
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """A handle if one is wanted."""
-        if self._done():
-            return str(Searcher.FINISHED)
-        if len(self._live) >= self._wanted():
-            return None
-        self._live.add(trial_id)
-        self._expect(trial_id)
-        return dict(self._config)
-
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """This handle has ended."""
-        self._live.discard(trial_id)
-
-    def save(self, checkpoint_path: str) -> None:
-        """Nothing: the search's journal is the only truth."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Nothing to restore."""
-
-
 class _Decide(_NotStored, FIFOScheduler):  # type: ignore[misc]
-    """Tune's scheduler: asks the search about every result, exactly once; and hears of handles that died, or ended.
+    """Tune's scheduler: asks the search about every result.
 
     It hears all that one of Tune's callbacks would. With a callback, whatever it is, Tune imports what it has for
     MLflow, Weights & Biases and others, and so all of these that are installed: a second of CPU before the first batch.
     """
 
-    def __init__(self, take: Callable[[dict[str, Any]], bool], lost: Callable[[str], None]) -> None:
+    def __init__(self, take: Callable[[Sequence[Result]], bool], died: Callable[[str], None]) -> None:
         super().__init__()
-        self._take, self._lost = take, lost
+        self._take, self._died = take, died
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """STOP or CONTINUE, as the search says."""
-        return str(TrialScheduler.STOP if self._take(result) else TrialScheduler.CONTINUE)
-
-    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        """Tune brings a result that says `done` here, and not to `on_trial_result`."""
-        if result.get("outcome") is not None:
-            self._take(result)
-        # Tune keeps these of all handles that have ended: 20 kB of statistics each, that nobody reads.
-        trial.metric_analysis.clear()
-        trial.metric_n_steps.clear()
+        """CONTINUE, as long as the search does."""
+        return str(TrialScheduler.CONTINUE if self._take(result["results"]) else TrialScheduler.STOP)
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
-        """The process of this handle has died, and Tune starts it anew."""
-        self._lost(trial.trial_id)
-
-    def choose_trial_to_run(self, tune_controller: Any) -> None:
-        """Tune's own queue of pending trials is in the right order; scanning all trials for one costs O(trials)."""
-        return None
+        """The handle's process has died, or could not start."""
+        told = ""
+        with contextlib.suppress(OSError):
+            told = Path(trial.error_file).read_text()
+        self._died(told)
 
 
 class TuneDriver:
@@ -173,12 +138,11 @@ class TuneDriver:
     Args:
         search: the search; events are fed to it under `lock`.
         lock: held around every use of the search.
+        together: entered around what the search is told at once, so that its journal waits for the disk once for all.
         act: carries out what the search decided. Called in Tune's thread, under no lock.
-        wanted: how many handles there should be now.
-        expect, lost: called in Tune's thread with the id of a handle that was made, and of one whose process has died
-            (Tune makes another for it).
-        source, namespace: name and Ray namespace of the actor that handles ask for results.
+        source, namespace: name and Ray namespace of the actor that the handle asks for results.
         directory: where Tune keeps its own books, which are never read back.
+        path: finds out where, on the head, this package is and that actor's class; None: where Python looks.
     """
 
     def __init__(
@@ -186,27 +150,25 @@ class TuneDriver:
         search: Search,
         *,
         lock: threading.RLock,
+        together: Callable[[], AbstractContextManager[None]],
         act: Callable[[Answer], None],
-        wanted: Callable[[], int],
-        expect: Callable[[str], None],
-        lost: Callable[[str], None],
         source: str,
         namespace: str,
         directory: Path,
+        path: Callable[[], str] | None = None,
     ) -> None:
-        self._search, self._lock, self._act, self._wanted = search, lock, act, wanted
-        self._expect, self._lost = expect, lost
-        self._source = {"source": source, "namespace": namespace}
+        self._search, self._lock, self._together, self._act = search, lock, together, act
+        self._source: dict[str, str | None] = {"source": source, "namespace": namespace}
+        self._path = path
         self._directory = directory
         self._stopping = False
-        self._answered: dict[int, tuple[int, Decision]] = {}
+        self._answered: dict[int, int] = {}
+        self._deaths = 0
         self.error: BaseException | None = None
 
     def run(self) -> None:
         """Block until the search is done. Errors of the search end the run, and are kept in `error`."""
         for variable, value in {
-            # `suggest` is what limits them.
-            "TUNE_MAX_PENDING_TRIALS_PG": "10000",
             "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
             "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
             "TUNE_GLOBAL_CHECKPOINT_S": "86400",
@@ -215,18 +177,23 @@ class TuneDriver:
             "RAY_AIR_NEW_OUTPUT": "0",
         }.items():
             os.environ.setdefault(variable, value)
+        source = {**self._source, "path": None}
+        if self._path is not None:
+            try:
+                source["path"] = self._path()
+            except ray.exceptions.RayError:  # the actor has died, as the driver will find out
+                return
+            cloudpickle.register_pickle_by_value(sys.modules[__name__])
         tuner = tune.Tuner(
             tune.with_resources(Handle, tune.PlacementGroupFactory([HEAD_NODE])),
-            tune_config=tune.TuneConfig(
-                search_alg=_Suggest(self._wanted, self._over, self._expect, self._source),
-                scheduler=_Decide(self._take, self._lost),
-                num_samples=-1,
-                reuse_actors=True,
-            ),
+            param_space=source,
+            tune_config=tune.TuneConfig(scheduler=_Decide(self._take, self._died)),
             run_config=tune.RunConfig(
                 name=self._directory.name,
                 storage_path=str(self._directory.parent),
                 verbose=0,
+                # Else Tune looks for one, and in a notebook takes one that clears the cell when it is made.
+                progress_reporter=tune.CLIReporter(),
                 stop=_StopAll(lambda: self._stopping),
                 failure_config=tune.FailureConfig(max_failures=-1),
                 # A handle has nothing to save; Tune asks classes to, at their end, unless told otherwise.
@@ -242,35 +209,38 @@ class TuneDriver:
         """End the run soon, whatever the search is at."""
         self._stopping = True
 
-    def _over(self) -> bool:
-        with self._lock:
-            return self._stopping or self._search.done is not None
+    def _died(self, told: str) -> None:
+        self._deaths += 1
+        if self._deaths >= HANDLE_DEATHS_IN_VAIN and not self._stopping:
+            why = told.strip().splitlines()[-1:] or ["no reason is told"]
+            self.error = RuntimeError(f"its Tune handle died {self._deaths} times without a result between: {why[0]}")
+            self._stopping = True
 
-    def _take(self, result: dict[str, Any]) -> bool:
-        """Feed one result to the search; True when its trial needs this handle no more: it has ended, or is paused.
-
-        A paused trial takes no part in Tune: when it is resumed, its next result finds another handle. A result that
-        comes again changes nothing.
-        """
-        trial, number, outcome = result["search_trial"], result["number"], result["outcome"]
-        known = self._answered.get(trial)
-        if known is not None and known[0] >= number:
-            return known[1] != "continue"
+    def _take(self, results: Sequence[Result]) -> bool:
+        """Feed results to the search, and carry out what it decides on each; False when the run is to end."""
+        self._deaths = 0
         try:
-            with self._lock:
-                events: list[Event] = []
-                if result["step"] is not None:
-                    events.append(Reported(trial=trial, step=result["step"], value=result["value"]))
-                if outcome is not None:
-                    events.append(Exited(trial=trial, reason=outcome))
-                actions, stops = feed(self._search, events)
-                answer = self._answer(trial, number, actions, stops)
-            self._answered[trial] = (number, answer.decision)
-            self._act(answer)
+            with self._lock, self._together():
+                answers = [self._decide(result) for result in results if self._is_new(result)]
+            for answer in answers:
+                self._act(answer)
         except BaseException as e:
             self.error, self._stopping = self.error or e, True
-            return True
-        return answer.decision != "continue"
+        return not self._stopping
+
+    def _is_new(self, result: Result) -> bool:
+        """Whether it does not come again, from another process."""
+        return self._answered.get(result.trial, -1) < result.number
+
+    def _decide(self, result: Result) -> Answer:
+        self._answered[result.trial] = result.number
+        events: list[Event] = []
+        if result.step is not None:
+            events.append(Reported(trial=result.trial, step=result.step, value=result.value))
+        if result.outcome is not None:
+            events.append(Exited(trial=result.trial, reason=result.outcome))
+        actions, stops = feed(self._search, events)
+        return self._answer(result.trial, result.number, actions, stops)
 
     def _answer(self, trial: int, number: int, actions: list[Action], stops: tuple[int, ...]) -> Answer:
         trials = self._search.trials

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import dray
-from dray.cli import app
+from dray.cli import app, main
 from dray.experiment.errors import ExperimentError
 from searchers.errors import JournalError
 
@@ -110,15 +110,31 @@ def test_extend_without_a_budget_is_bad_input(tmp_path: Path, options: list[str]
     assert FakeExperiment.made == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["e", "creat", "one.yaml"], "dray: no such command 'creat'; did you mean 'create'; see dray e --help"),
+        (["e", "create"], "dray: missing argument 'CONFIG'; see dray e create --help"),
+    ],
+)
+def test_bad_use_is_one_line_that_tells_where_help_is(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == told + "\n"
+
+
 def test_preview_shows_rungs_and_totals_of_asha_yaml() -> None:
     result = run("preview", DIGITS / "asha.yaml", "--trials-per-hour", 12)
     assert result.exit_code == 0
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line]
     # By hand: of 64, 16 go on; of these, 4. 48 * 1 + 12 * 4 + 4 * 16 = 160 epochs = 10 trials of 16.
     assert rows == [
-        ["0", "0", "1", "64", "48", "48"],
-        ["", "1", "4", "16", "12", "48"],
-        ["", "2", "16", "4", "4", "64"],
+        ["1", "1", "1", "64", "48", "48"],
+        ["", "2", "4", "16", "12", "48"],
+        ["", "3", "16", "4", "4", "64"],
     ]
     assert "64 trials, 160 epochs in all: as much as 10.0 trials of 16 epochs, 16% of training every" in result.stdout
     assert "about 50 min, where 12 trials" in result.stdout

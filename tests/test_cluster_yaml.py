@@ -1,78 +1,613 @@
-"""cluster.yaml passes Ray's validation, and keeps what Ray does not check."""
+"""The files for Ray's launcher have no fault but what is to be filled in; each fault that they could have is found."""
 
 from __future__ import annotations
 
 import copy
+import json
+import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import yaml
 
+from dray.cluster import cloud_nodes, launcher
+from dray.cluster.launcher import faults
+from tests.cli.conftest import dray  # noqa: F401 - a fixture
+from tests.cli.said import Said
+
 ROOT = Path(__file__).parents[1]
+FILES = ["cluster.yaml", "clusters/gcp.yaml", "clusters/local.yaml"]
+FILLED = {"FILL_IN_KEY": "~/.ssh/key"}
+"""What is filled in; anything else is a word."""
+
+Changed = dict[str, Any]
+GONE = object()
 
 
-@pytest.fixture(scope="module")
-def cluster() -> dict[str, Any]:
-    loaded = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+@pytest.fixture(autouse=True)
+def this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with the token and a key; the directory is the repository's."""
+    for name in (".ray/auth_token", ".ssh/key"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("x")
+        (tmp_path / name).chmod(0o600)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(ROOT)
+    return tmp_path
+
+
+def filled(name: str) -> dict[str, Any]:
+    """The file as its user leaves it."""
+    return copy.deepcopy(_filled(name))
+
+
+@cache
+def _filled(name: str) -> dict[str, Any]:
+    text = re.sub(r"FILL_IN_\w+", lambda found: FILLED.get(found[0], "filled-in"), (ROOT / name).read_text())
+    loaded = yaml.safe_load(text)
     assert isinstance(loaded, dict)
     return loaded
 
 
-def test_ray_accepts_it(cluster: dict[str, Any]) -> None:
+def changed(config: dict[str, Any], changes: Changed) -> dict[str, Any]:
+    """A copy with other values; a name may have dots in it, if it is the last and in brackets."""
+    config = json.loads(json.dumps(config))  # YAML's anchors are one object
+    for path, value in changes.items():
+        parts = re.findall(r"\[(.+?)\]|([^.\[\]]+)", path)
+        *names, last = [bracketed or plain for bracketed, plain in parts]
+        place: Any = config
+        for name in names:
+            place = place[int(name) if isinstance(place, list) else name]
+        key: Any = int(last) if isinstance(place, list) else last
+        if value is GONE:
+            del place[key]
+        else:
+            place[key] = value(place[key]) if callable(value) else value
+    return config
+
+
+def ray_takes(config: dict[str, Any]) -> bool:
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    prepared = prepare_config(copy.deepcopy(cluster))
-    validate_config(prepared)
-    assert prepared["head_start_ray_commands"] == cluster["head_start_ray_commands"]
+    try:
+        validate_config(prepare_config(copy.deepcopy(config)))
+    except Exception:
+        return False
+    return True
 
 
-def test_head_does_no_training_and_is_not_spot(cluster: dict[str, Any]) -> None:
-    head = cluster["available_node_types"][cluster["head_node_type"]]
-    assert head["resources"]["GPU"] == 0
-    assert head["max_workers"] == 0
-    assert "InstanceMarketOptions" not in head["node_config"]
+# --------------------------------------------------------------------------------------------------------- as shipped
+@pytest.mark.parametrize("name", FILES)
+def test_a_shipped_file_that_is_filled_in_has_no_fault(name: str) -> None:
+    assert faults(filled(name)) == []
+    assert ray_takes(filled(name))
 
 
-def test_workers_go_to_zero_within_bounds_and_have_a_fallback(cluster: dict[str, Any]) -> None:
-    workers = {k: v for k, v in cluster["available_node_types"].items() if k != cluster["head_node_type"]}
-    assert all(w["min_workers"] == 0 < w["max_workers"] <= cluster["max_workers"] for w in workers.values())
-    spot = ["InstanceMarketOptions" in w["node_config"] for w in workers.values()]
-    assert spot == [True, False], "spot first, on demand as the fallback"
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_to_be_filled_in_is_all_that_is_wrong_and_has_a_comment(name: str) -> None:
+    text = (ROOT / name).read_text()
+    found = faults(yaml.safe_load(text))
+    assert found
+    assert all("FILL_IN_" in told and "is to be filled in" in told for _, told in found)
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        if re.search(r"FILL_IN_\w+", line):
+            assert any(re.search(r"#.*\bFILL IN\b", before) for before in lines[max(0, number - 7) : number]), line
 
 
-def test_all_nodes_have_one_image_of_our_choice(cluster: dict[str, Any]) -> None:
-    images = {node["node_config"]["ImageId"] for node in cluster["available_node_types"].values()}
-    assert len(images) == 1
-    assert images != {""}
+@pytest.mark.parametrize("name", FILES[:2])
+def test_workers_come_from_nothing_within_bounds_spot_first_and_the_head_trains_nothing(name: str) -> None:
+    config = filled(name)
+    types = config["available_node_types"]
+    head = types.pop(config["head_node_type"])
+    assert (head["resources"]["GPU"], head["max_workers"]) == (0, 0)
+    assert all(w["min_workers"] == 0 < w["max_workers"] <= config["max_workers"] for w in types.values())
+    spot, on_demand = types.values()
+    assert cloud_nodes.spot(spot["node_config"]) is not None
+    assert cloud_nodes.spot(on_demand["node_config"]) is None
 
 
-def test_node_fields_are_ec2s(cluster: dict[str, Any]) -> None:
-    # Ray accepts any field here, and AWS refuses it only when a node is launched.
-    known = {"InstanceType", "ImageId", "BlockDeviceMappings", "InstanceMarketOptions", "IamInstanceProfile"}
-    for node in cluster["available_node_types"].values():
-        assert node["node_config"].keys() <= known
-
-
-def test_a_driver_on_the_head_joins_the_cluster(cluster: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", FILES)
+def test_a_driver_on_the_head_joins_the_cluster(name: str) -> None:
     # `ray submit` runs it with what ~/.bashrc exports, and names no address itself.
-    [exports] = [line for line in cluster["setup_commands"] if "export" in line]
+    [exports] = [line for line in filled(name)["setup_commands"] if "export" in line]
     assert " RAY_ADDRESS=auto " in exports
 
 
-def test_mounted_files_of_the_repository_exist(cluster: dict[str, Any]) -> None:
-    mounted = [local for local in cluster["file_mounts"].values() if not local.startswith("~")]
-    assert mounted
-    assert all((ROOT / local).exists() for local in mounted)
-    assert (ROOT / "constraints.txt").exists()
+@pytest.mark.parametrize("name", FILES)
+def test_the_driver_of_the_first_lines_finds_what_it_imports(name: str) -> None:
+    [driver] = set(re.findall(r"ray submit \S+ (\S+)/driver.py", (ROOT / name).read_text()))
+    config = filled(name)
+    assert config["file_mounts"]["~/code"] == driver
+    commands = [*config["setup_commands"], *config.get("head_setup_commands", [])]
+    assert any("~/code" in command and "code.pth" in command for command in commands)
+    # Ray starts workers by way of bash, which reads ~/.bashrc again: they would lose what Ray has put there.
+    assert not any("PYTHONPATH=" in command for command in commands)
 
 
-def test_every_node_has_the_token_and_no_port_is_open_to_the_world(cluster: dict[str, Any]) -> None:
-    assert any(remote.endswith("/.ray/auth_token") for remote in cluster["file_mounts"])
-    starts = [
-        c for key in ("head_start_ray_commands", "worker_start_ray_commands") for c in cluster[key] if "start" in c
+# -------------------------------------------------------------------------------------------------------------- faults
+HEAD, SPOT, MORE = (f"available_node_types.{name}" for name in ("head", "gpu_spot", "gpu_on_demand"))
+ENVIRONMENT = "setup_commands.1"
+START = "head_start_ray_commands.1"
+TOKEN = "file_mounts.[~/.ray/auth_token]"
+
+
+def without(what: str) -> Callable[[str], str]:
+    return lambda command: command.replace(what, "")
+
+
+def with_(what: str) -> Callable[[str], str]:
+    return lambda command: command + what
+
+
+def storage(where: str) -> Callable[[str], str]:
+    return lambda command: re.sub(r"DRAY_STORAGE=\S+", where, command)
+
+
+def opened(port: int, cidr: str = "0.0.0.0/0", field: str = "IpRanges") -> dict[str, Any]:
+    key = "CidrIp" if field == "IpRanges" else "CidrIpv6"
+    return {"IpPermissions": [{"FromPort": port, "ToPort": port, "IpProtocol": "tcp", field: [{key: cidr}]}]}
+
+
+FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
+    # what: the file, what is changed in it, and the faults: each field, and what of it is told
+    "a field of a machine, misspelt": (
+        "cluster.yaml",
+        {f"{SPOT}.node_config.InstanceMarketOption": {"MarketType": "spot"}},
+        {f"{SPOT}.node_config.InstanceMarketOption": "unknown field; did you mean InstanceMarketOptions?"},
+    ),
+    "a field within a field, misspelt": (
+        "cluster.yaml",
+        {f"{HEAD}.node_config.BlockDeviceMappings.0.Ebs": {"VolumeSice": 150}},
+        {f"{HEAD}.node_config.BlockDeviceMappings.0.Ebs.VolumeSice": "unknown field; did you mean VolumeSize?"},
+    ),
+    "text where there is a number": (
+        "cluster.yaml",
+        {f"{HEAD}.node_config.BlockDeviceMappings.0.Ebs.VolumeSize": "150"},
+        {f"{HEAD}.node_config.BlockDeviceMappings.0.Ebs.VolumeSize": "must be a whole number, got '150'"},
+    ),
+    "a mapping where there is a list": (
+        "cluster.yaml",
+        {f"{HEAD}.node_config.BlockDeviceMappings": {"DeviceName": "/dev/sda1"}},
+        {f"{HEAD}.node_config.BlockDeviceMappings": "must be a list, got"},
+    ),
+    "text where there is a mapping": (
+        "cluster.yaml",
+        {f"{SPOT}.node_config.IamInstanceProfile": "dray-worker"},
+        {f"{SPOT}.node_config.IamInstanceProfile": "must be a mapping of Arn, Name, ..., got 'dray-worker'"},
+    ),
+    "a number where there is text": (
+        "cluster.yaml",
+        {f"{SPOT}.node_config.IamInstanceProfile": {"Name": 5}},
+        {f"{SPOT}.node_config.IamInstanceProfile.Name": "must be text, got 5"},
+    ),
+    "text where there is yes or no": (
+        "cluster.yaml",
+        {f"{SPOT}.node_config.EbsOptimized": "yes, please"},
+        {f"{SPOT}.node_config.EbsOptimized": "must be true or false, got 'yes, please'"},
+    ),
+    "a word that AWS does not know": (
+        "cluster.yaml",
+        {f"{SPOT}.node_config.InstanceMarketOptions.MarketType": "cheap"},
+        {f"{SPOT}.node_config.InstanceMarketOptions.MarketType": "it takes spot, "},
+    ),
+    "a machine that AWS does not have": (
+        "cluster.yaml",
+        {f"{SPOT}.node_config.InstanceType": "g5.2xlrage"},
+        {f"{SPOT}.node_config.InstanceType": "AWS has no InstanceType 'g5.2xlrage'; did you mean g5.2xlarge?"},
+    ),
+    "GPUs of a machine without": (
+        "cluster.yaml",
+        {f"{SPOT}.node_config.InstanceType": "m6i.2xlarge", f"{SPOT}.resources": {"GPU": 1}},
+        {f"{SPOT}.resources.GPU": "got 1, but m6i.2xlarge has none"},
+    ),
+    "GPUs that nothing could use": (
+        "cluster.yaml",
+        {f"{HEAD}.node_config.InstanceType": "g5.xlarge"},
+        {f"{HEAD}.resources.GPU": "got 0, but g5.xlarge has GPUs that nothing could use"},
+    ),
+    "an accelerator that Ray does not know": (
+        "cluster.yaml",
+        {f"{SPOT}.resources": {"accelerator_type:A10GG": 1}},
+        {f"{SPOT}.resources.accelerator_type:A10GG": "Ray knows no accelerator A10GG; did you mean A10G?"},
+    ),
+    "no image": ("cluster.yaml", {f"{HEAD}.node_config.ImageId": GONE}, {f"{HEAD}.node_config.ImageId": "18.04"}),
+    "no machine": (
+        "cluster.yaml",
+        {f"{MORE}.node_config.InstanceType": GONE},
+        {f"{MORE}.node_config.InstanceType": "req"},
+    ),
+    "an image's name": (
+        "cluster.yaml",
+        {f"{SPOT}.node_config.ImageId": "ubuntu-24.04"},
+        {f"{SPOT}.node_config.ImageId": "must be ami-..., or resolve:ssm:"},
+    ),
+    "how many machines, in Ray's place": (
+        "cluster.yaml",
+        {f"{SPOT}.node_config.MaxCount": 8},
+        {f"{SPOT}.node_config.MaxCount": "Ray sets it, by max_workers of the node type"},
+    ),
+    "a region that there is not": (
+        "cluster.yaml",
+        {"provider.region": "us-wets-2"},
+        {"provider.region": "did you mean us-west-2?"},
+    ),
+    "a zone of another region": (
+        "cluster.yaml",
+        {"provider.availability_zone": "us-west-2a,us-east-1a"},
+        {"provider.availability_zone": "us-east-1a is no zone of us-west-2"},
+    ),
+    "a mount that is not there": (
+        "cluster.yaml",
+        {"file_mounts.[/data]": "~/nothing/there"},
+        {"file_mounts./data": "no such file or directory: ~/nothing/there"},
+    ),
+    "no token": ("cluster.yaml", {TOKEN: GONE}, {"file_mounts": "add ~/.ray/auth_token: ~/.ray/auth_token"}),
+    "a token that was not made": (
+        "cluster.yaml",
+        {TOKEN: "~/.ray/other/.ray/auth_token"},
+        {"file_mounts.~/.ray/auth_token": "ray get-auth-token --generate && chmod 600"},
+    ),
+    "a token that nobody asks for": (
+        "cluster.yaml",
+        {ENVIRONMENT: without("RAY_AUTH_MODE=token")},
+        {"setup_commands": "RAY_AUTH_MODE=token is set by no command"},
+    ),
+    "the token off": (
+        "cluster.yaml",
+        {START: lambda command: command.replace("ray start", "RAY_AUTH_MODE=disabled ray start")},
+        {"setup_commands": "RAY_AUTH_MODE=token is set by no command"},
+    ),
+    "a key that is not there": (
+        "clusters/local.yaml",
+        {"auth.ssh_private_key": "~/.ssh/nothing"},
+        {"auth.ssh_private_key": "no such file: ~/.ssh/nothing"},
+    ),
+    "a key that AWS is not told of": (
+        "cluster.yaml",
+        {"auth.ssh_private_key": "~/.ssh/key", f"{SPOT}.node_config.KeyName": "k", f"{MORE}.node_config.KeyName": "k"},
+        {f"{HEAD}.node_config.KeyName": "required with auth.ssh_private_key"},
+    ),
+    "the dashboard for all": (
+        "clusters/gcp.yaml",
+        {START: with_(" --dashboard-host=0.0.0.0")},
+        {START: "--dashboard-host=0.0.0.0 lets whoever reaches the port run jobs"},
+    ),
+    "the dashboard for all, by IPv6": (
+        "clusters/local.yaml",
+        {START: with_(" --dashboard-host ::")},
+        {START: "host=::"},
+    ),
+    "the dashboard for all, by Ray's default": (
+        "cluster.yaml",
+        {"head_start_ray_commands": GONE},
+        {"head_start_ray_commands": "Ray's default opens the dashboard"},
+    ),
+    "a port for all": (
+        "cluster.yaml",
+        {"provider.security_group": opened(8265)},
+        {"provider.security_group.IpPermissions.0": "opens ports 8265 to 8265 to the world (0.0.0.0/0)"},
+    ),
+    "a port for all, by IPv6": (
+        "cluster.yaml",
+        {"provider.security_group": opened(10001, "::/0", "Ipv6Ranges")},
+        {"provider.security_group.IpPermissions.0": "opens ports 10001 to 10001 to the world (::/0)"},
+    ),
+    "a rule for ports, misspelt": (
+        "cluster.yaml",
+        {"provider.security_group": {"IpPermissions": [{"FormPort": 22}]}},
+        {"provider.security_group.IpPermissions.0.FormPort": "did you mean FromPort?"},
+    ),
+    "a package without a version": (
+        "cluster.yaml",
+        {"head_setup_commands.0": "~/dray-venv/bin/pip install -q boto3 'numpy==2.4.6'"},
+        {"head_setup_commands.0": "boto3 has no version"},
+    ),
+    "all of Ray without a version": (
+        "clusters/gcp.yaml",
+        {"setup_commands.3": "pip install -U 'ray[default]>=2.60' && pip install -r more.txt"},
+        {"setup_commands.3": "ray[default]>=2.60 has no version"},
+    ),
+    "a development version": (
+        "cluster.yaml",
+        {"setup_commands.3": "pip install 'ray @ https://example.org/latest/ray-3.0.0.dev0-cp310-linux.whl'"},
+        {"setup_commands.3": "ray has no version"},
+    ),
+    "a development version, by Ray's default": (
+        "cluster.yaml",
+        {"setup_commands": GONE, "initialization_commands": ["export RAY_AUTH_MODE=token DRAY_STORAGE=s3://b/results"]},
+        {"setup_commands": "Ray's default installs a development version"},
+    ),
+    "an image of a container that changes": (
+        "cluster.yaml",
+        {"docker": {"image": "rayproject/ray:latest-gpu", "container_name": "dray"}},
+        {"docker.image": "rayproject/ray:latest-gpu is another image tomorrow"},
+    ),
+    "no bound": ("cluster.yaml", {"max_workers": GONE}, {"max_workers": "without it Ray starts 2 workers and no more"}),
+    "no end of idle machines": (
+        "clusters/gcp.yaml",
+        {"idle_timeout_minutes": GONE},
+        {"idle_timeout_minutes": "required"},
+    ),
+    "a head that starts nothing": (
+        "cluster.yaml",
+        {START: without("--autoscaling-config=~/ray_bootstrap_config.yaml")},
+        {"head_start_ray_commands": "the head would start no worker, and end none"},
+    ),
+    "stopped machines that are kept": (
+        "cluster.yaml",
+        {"provider.cache_stopped_nodes": GONE},
+        {"provider.cache_stopped_nodes": "must be false, and is true if not given"},
+    ),
+    "a head that may be taken away": (
+        "cluster.yaml",
+        {f"{HEAD}.node_config.InstanceMarketOptions": {"MarketType": "spot"}},
+        {f"{HEAD}.node_config.InstanceMarketOptions": "a spot machine can be taken away at any time"},
+    ),
+    "a head that may be taken away, on Google Cloud": (
+        "clusters/gcp.yaml",
+        {f"{HEAD}.node_config.scheduling": [{"preemptible": True}]},
+        {f"{HEAD}.node_config.scheduling": "a spot machine can be taken away at any time"},
+    ),
+    "workers like the head": ("cluster.yaml", {f"{HEAD}.max_workers": 2}, {f"{HEAD}.max_workers": "must be 0, got 2"}),
+    "workers like the head, by default": (
+        "cluster.yaml",
+        {f"{HEAD}.max_workers": GONE},
+        {f"{HEAD}.max_workers": "must be 0, got nothing"},
+    ),
+    "results nowhere": ("cluster.yaml", {ENVIRONMENT: storage("")}, {"setup_commands": "no place for results"}),
+    "results on each node's own disk": (
+        "cluster.yaml",
+        {ENVIRONMENT: storage("DRAY_HOME=/mnt/results")},
+        {"setup_commands": "/mnt/results is a disk of each node's own"},
+    ),
+    "results at home": (
+        "clusters/local.yaml",
+        {ENVIRONMENT: lambda command: command.replace("/mnt/dray_results", "$HOME/results")},
+        {"setup_commands": "$HOME/results is a disk of each node's own"},
+    ),
+    "workers that may not write": (
+        "cluster.yaml",
+        {f"{MORE}.node_config.IamInstanceProfile": GONE},
+        {f"{MORE}.node_config.IamInstanceProfile": "may not write to s3://filled-in/dray"},
+    ),
+    "a head that may start no such workers": (
+        "cluster.yaml",
+        {f"{HEAD}.node_config.IamInstanceProfile": GONE},
+        {f"{HEAD}.node_config.IamInstanceProfile": "iam:PassRole"},
+    ),
+    "workers that may not write, on Google Cloud": (
+        "clusters/gcp.yaml",
+        {f"{SPOT}.node_config.serviceAccounts": GONE},
+        {f"{SPOT}.node_config.serviceAccounts": "may not write to gs://filled-in/dray"},
+    ),
+    "a field of a machine of Google's, misspelt": (
+        "clusters/gcp.yaml",
+        {f"{SPOT}.node_config.guestAccelerator": []},
+        {f"{SPOT}.node_config.guestAccelerator": "unknown field; did you mean guestAccelerators?"},
+    ),
+    "when a machine of Google's ends, misspelt": (
+        "clusters/gcp.yaml",
+        {f"{SPOT}.node_config.scheduling": {"provisioningModle": "SPOT", "onHostMaintenance": "TERMINATE"}},
+        {f"{SPOT}.node_config.scheduling.provisioningModle": "did you mean provisioningModel?"},
+    ),
+    "a GPU that Google does not have": (
+        "clusters/gcp.yaml",
+        {
+            f"{MORE}.node_config.machineType": "n1-standard-8",
+            f"{MORE}.node_config.guestAccelerators": [{"acceleratorType": "nvidia-tesla-t5", "acceleratorCount": 1}],
+        },
+        {f"{MORE}.node_config.guestAccelerators.0.acceleratorType": "did you mean nvidia-tesla-t4?"},
+    ),
+    "GPUs without a number": (
+        "clusters/gcp.yaml",
+        {f"{MORE}.node_config.guestAccelerators": [{"acceleratorType": "nvidia-l4"}]},
+        {f"{MORE}.node_config.guestAccelerators.0.acceleratorCount": "must be a whole number, got None"},
+    ),
+    "GPUs that are no list": (
+        "clusters/gcp.yaml",
+        {f"{MORE}.node_config.guestAccelerators": {"nvidia-l4": 1}},
+        {f"{MORE}.node_config.guestAccelerators": "must be a list of mappings"},
+    ),
+    "when a machine of Google's ends, in a word": (
+        "clusters/gcp.yaml",
+        {f"{MORE}.node_config.scheduling": "SPOT"},
+        {
+            f"{MORE}.node_config.scheduling": "must be a mapping, got 'SPOT'",
+            f"{MORE}.node_config.scheduling.onHostMaintenance": "must be TERMINATE",
+        },
+    ),
+    "more GPUs than Google's machine has": (
+        "clusters/gcp.yaml",
+        {f"{SPOT}.resources.GPU": 2},
+        {f"{SPOT}.resources.GPU": "got 2, but g2-standard-8 has 1 GPUs here"},
+    ),
+    "fewer GPUs than Google's machine has": (
+        "clusters/gcp.yaml",
+        {f"{SPOT}.node_config.machineType": "a2-highgpu-4g"},
+        {f"{SPOT}.resources.GPU": "got 1, but a2-highgpu-4g has 4 GPUs here"},
+    ),
+    "a machine with a GPU that Google would move": (
+        "clusters/gcp.yaml",
+        {f"{MORE}.node_config.scheduling": GONE},
+        {f"{MORE}.node_config.scheduling.onHostMaintenance": "must be TERMINATE"},
+    ),
+    "no machine on Google Cloud": (
+        "clusters/gcp.yaml",
+        {f"{HEAD}.node_config.machineType": GONE},
+        {f"{HEAD}.node_config.machineType": "required"},
+    ),
+    "no project": (
+        "clusters/gcp.yaml",
+        {"provider.project_id": None},
+        {"provider.project_id": "the id of your project"},
+    ),
+    "a zone of another region of Google's": (
+        "clusters/gcp.yaml",
+        {"provider.availability_zone": "us-west1-a"},
+        {"provider.availability_zone": "us-west1-a is no zone of us-central1"},
+    ),
+}
+
+
+@pytest.mark.slow  # some hundredths of a second each, but there are many
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_fault_is_found_that_ray_lets_through(what: str) -> None:
+    name, changes, expected = FAULTS[what]
+    config = changed(filled(name), changes)
+    assert list(launcher._schema(config)) == [], "Ray finds it by itself"
+    found = faults(config)  # "Ray refuses it" would be among them
+    assert [path for path, _ in found] == list(expected), found
+    for path, told in found:
+        assert expected[path] in told
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "told"),
+    [
+        ({"idle_timeout_minute": 10}, "idle_timeout_minute", "unknown field; did you mean idle_timeout_minutes?"),
+        ({f"{SPOT}.max_worker": 2}, f"{SPOT}.max_worker", "unknown field; did you mean max_workers?"),
+        ({f"{SPOT}.node_config": GONE}, f"{SPOT}.node_config", "required, got nothing"),
+        ({"max_workers": "8"}, "max_workers", "'8' is not of type 'integer'"),
+        ({"provider": GONE}, "provider", "required, got nothing"),
+        ({"head_node_type": "haed"}, "file", "Ray refuses it: `head_node_type` must be one of `available_node_types`"),
+        ({f"{SPOT}.min_workers": 9}, "file", "Ray refuses it: "),
+    ],
+)
+def test_what_ray_finds_is_told_too(changes: Changed, path: str, told: str) -> None:
+    [found] = faults(changed(filled("cluster.yaml"), changes))
+    assert found[0] == path
+    assert told in found[1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"provider.security_group": opened(8265, "203.0.113.0/24")},
+        {"provider.security_group": opened(22)},
+        {START: with_(" --dashboard-host=127.0.0.1")},
+        {"head_setup_commands.0": "pip install boto3==1.44.5 && python -m pip install --upgrade pip"},
+        {"head_setup_commands.0": "pip install 'ray @ https://example.org/ray-2.60.0-cp311-linux.whl'"},
+        {
+            ENVIRONMENT: storage("DRAY_HOME=/mnt/efs/results"),
+            "setup_commands.0": "sudo mount -t nfs4 a:/ /mnt/efs/results",
+        },
+        {f"{SPOT}.resources": {"GPU": 1, "accelerator_type:A10G": 1}},
+        {f"{SPOT}.resources": GONE},
+        {f"{SPOT}.node_config.SubnetIds": ["subnet-1"]},
+        {f"{SPOT}.node_config.ImageId": "ami-0123456789abcdef0"},
+        {"docker": {"image": "rayproject/ray:2.60.0-py311-gpu", "container_name": "dray"}},
+    ],
+    ids=lambda changes: str(next(iter(changes))),
+)
+def test_what_is_right_is_no_fault(changes: Changed) -> None:
+    found = faults(changed(filled("cluster.yaml"), changes))
+    assert [
+        fault for fault in found if fault[0] != "setup_commands"
+    ] == []  # without the first, the token stays readable
+
+
+def test_a_token_that_others_may_read_is_a_fault(this_machine: Path) -> None:
+    (this_machine / ".ray/auth_token").chmod(0o644)
+    [(path, told)] = faults(filled("cluster.yaml"))
+    assert path == "file_mounts.~/.ray/auth_token"
+    assert told.endswith("chmod 600 ~/.ray/auth_token")
+
+
+def test_without_boto3_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud_nodes._ec2.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, "botocore.session", None)
+    assert faults(filled("cluster.yaml")) == [
+        ("provider.type", "aws needs boto3 on this machine, for `ray up` too: pip install boto3")
     ]
-    assert len(starts) == 2
-    assert all("RAY_AUTH_MODE=token" in command for command in starts)
-    assert "0.0.0.0" not in " ".join(starts)
-    assert "--autoscaling-config" in starts[0]
+
+
+@pytest.mark.slow
+def test_which_machines_of_aws_have_gpus() -> None:
+    # moto has what AWS itself says of each.
+    from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+    assert len(INSTANCE_TYPES) > 1000
+    config = filled("cluster.yaml")
+    nodes = {
+        name: {"node_config": {"InstanceType": name, "ImageId": "ami-01234567"}, "resources": {"GPU": 1}}
+        for name in INSTANCE_TYPES
+    }
+    without_gpus = {path for path, told in cloud_nodes.aws(config, nodes) if told.endswith("has none; leave it to Ray")}
+    expected = {name for name, known in INSTANCE_TYPES.items() if "GpuInfo" not in known}
+    assert without_gpus == {f"available_node_types.{name}.resources.GPU" for name in expected}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_written_is_told_of_and_never_raises(seed: int) -> None:
+    def paths(value: Any, *path: Any) -> list[tuple[Any, ...]]:
+        inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        return [path, *(each for name, item in inner for each in paths(item, *path, name))]
+
+    random = Random(seed)
+    for _ in range(50):
+        config = json.loads(json.dumps(filled(random.choice(FILES))))
+        config["provider"]["security_group"] = opened(8265)
+        *path, last = random.choice(paths(config)[1:])
+        place = config
+        for name in path:
+            place = place[name]
+        place[last] = random.choice([None, True, 5, -1.5, "", "x", [], ["x"], {}, {"x": 1}, [None], [{"a": None}]])
+        assert all(path and told for path, told in faults(config))
+
+
+# --------------------------------------------------------------------------------------------------------- the command
+def test_the_command_tells_all_faults_at_once(tmp_path: Path, dray: Callable[..., Said]) -> None:  # noqa: F811
+    names = ["a field of a machine, misspelt", "a mount that is not there", "no end of idle machines", "no bound"]
+    every = {path: value for name in names for path, value in FAULTS[name][1].items()}
+    file = tmp_path / "broken.yaml"
+    file.write_text(yaml.safe_dump(changed(filled("cluster.yaml"), every)))
+    said = dray("cluster", "validate", file)
+    assert said.code == 2
+    first, *others = said.err.splitlines()
+    assert first == f"dray: {file} has 4 faults:"
+    paths = {path for name in names for path in FAULTS[name][2]}
+    assert {line.split(": ")[0].strip() for line in others} == paths
+    said = dray("cluster", "validate", file, "--json")
+    assert said.code == 2
+    assert {fault["path"] for fault in json.loads(said.out)} == paths
+
+
+def test_the_command_says_that_nothing_is_wrong(tmp_path: Path, dray: Callable[..., Said]) -> None:  # noqa: F811
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(filled("cluster.yaml")))
+    said = dray("cluster", "validate", file)
+    assert (said.code, said.err) == (0, "")
+    assert said.out == f"{file}: no fault found, for aws; `ray up {file}` starts it\n"
+    assert dray("cluster", "validate", file, "--json").value == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: [", "line 1, column 5: not valid YAML"),
+        ("a: 1\na: 2\n", "the field 'a' is given twice"),
+        ("- a\n", "must be a mapping"),
+        ("", "must be a mapping of fields to values, got an empty file"),
+        ("cluster_name: 5\n", "provider: required, got nothing"),
+        ("cluster_name: a\nprovider: aws\n", "provider: 'aws' is not of type 'object'"),
+    ],
+)
+def test_what_is_no_cluster_file_is_told(text: str, told: str, tmp_path: Path, dray: Callable[..., Said]) -> None:  # noqa: F811
+    file = tmp_path / "cluster.yaml"
+    file.write_text(text)
+    said = dray("cluster", "validate", file)
+    assert said.code == 2
+    assert told in said.err
+    assert "Traceback" not in said.err
+
+
+def test_a_file_that_is_not_there_is_told(dray: Callable[..., Said]) -> None:  # noqa: F811
+    said = dray("cluster", "validate", "nowhere.yaml")
+    assert said.code == 2
+    assert "no such file: nowhere.yaml" in said.err

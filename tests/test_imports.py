@@ -80,6 +80,21 @@ def test_packages_and_folders_without_init_are_told_apart_too(tmp_path: Path) ->
         assert importlib.import_module("my_package.inner").x == name
 
 
+def test_folder_in_a_package_that_could_not_be_imported_is_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `ray.serve.generated` is, once `ray.serve` has failed for want of what it needs."""
+    (tmp_path / "broken" / "inner").mkdir(parents=True)
+    (tmp_path / "broken" / "__init__.py").write_text("import broken.inner\nraise RuntimeError")
+    use_model_dir(model_dir(tmp_path, "one", model_def="one = 1"))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RuntimeError):
+        importlib.import_module("broken")
+    assert "broken.inner" in sys.modules
+    use_model_dir(model_dir(tmp_path, "two", model_def="two = 2"))
+    assert importlib.import_module("model_def").two == 2
+
+
 @pytest.mark.api("8.15")
 def test_with_block_forgets_and_gives_back_what_was_there(tmp_path: Path) -> None:
     outer = model_dir(tmp_path, "outer", my_model="x = 'outer'")

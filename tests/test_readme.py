@@ -73,7 +73,7 @@ def test_driver_uses_names_that_are_there() -> None:
 def test_commands_exist() -> None:
     shell = "\n".join(blocks("sh"))
     targets = re.findall(r"^make (\w+)", shell, flags=re.MULTILINE)
-    assert targets == ["demo", "test"]
+    assert targets == ["demo", "check", "test"]
     assert all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE) for target in targets)
     for command in re.findall(r"^dray (\w+ \w+)", shell, flags=re.MULTILINE):
         assert CliRunner().invoke(app, [*command.split(), "--help"]).exit_code == 0

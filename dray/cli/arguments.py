@@ -47,10 +47,10 @@ Trial: TypeAlias = Annotated[
     ),
 ]
 TrialOrBest: TypeAlias = Annotated[
-    str, typer.Argument(metavar="[TRIAL]", help="A trial's number, or best.", autocompletion=_trials)
+    str, typer.Argument(metavar="TRIAL", help="A trial's number, or best.", autocompletion=_trials)
 ]
 TrialOrAll: TypeAlias = Annotated[
-    str | None, typer.Argument(metavar="[TRIAL]", help="Of this trial, a number or best; of all by default.")
+    str | None, typer.Argument(metavar="TRIAL", help="Of this trial, a number or best; of all by default.")
 ]
 Checkpoint: TypeAlias = Annotated[
     str,
@@ -73,10 +73,14 @@ Batches: TypeAlias = Annotated[
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON value, and nothing else.")]
 Follow: TypeAlias = Annotated[bool, typer.Option("--follow", "-f", help="Go on as long as more may come.")]
 Tail: TypeAlias = Annotated[int | None, typer.Option("--tail", "-n", help="The last lines only.", min=0)]
-Config: TypeAlias = Annotated[Path, typer.Argument(help="The experiment's YAML file.", show_default=False)]
+Config: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="The experiment's YAML file.", show_default=False)
+]
 ModelDir: TypeAlias = Annotated[
     Path | None,
-    typer.Argument(help="The directory of the model's code; that of CONFIG by default.", show_default=False),
+    typer.Argument(
+        metavar="MODEL_DIR", help="The directory of the model's code; that of CONFIG by default.", show_default=False
+    ),
 ]
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dray.cli import show
 from dray.cli.arguments import Json
-from dray.cli.errors import told
+from dray.cli.errors import BAD_INPUT, FAILED, BadUse, told
+
+if TYPE_CHECKING:
+    from dray.cluster.check import Checked
+    from dray.storage import Location
 
 app = typer.Typer(help="The Ray cluster that experiments run on.", no_args_is_help=True)
 
@@ -56,3 +62,118 @@ def status(
         show.table(["node", "state", "CPUs", "GPUs", "memory"], rows, left=["node", "state"])
         free = f"{found['cpus_free']} of {found['cpus']} CPUs and {found['gpus_free']} of {found['gpus']} GPUs"
         typer.echo(f"Ray at {found['address']}: {free} are free")
+
+
+@app.command()
+def check(
+    address: Annotated[
+        str | None,
+        typer.Option(help="Of the cluster; RAY_ADDRESS by default, else this machine alone.", show_default=False),
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            help="Where checkpoints will be: a directory, a URI, or an experiment's YAML file; else DRAY_STORAGE.",
+            metavar="WHERE",
+            show_default=False,
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Find out what would go wrong on a cluster, before anything trains there; exit code 1 if something would.
+
+    Looks at the versions and GPUs of each node, has each write to the storage, compares their clocks, sends from node
+    to node, and lets GPUs of several nodes reduce together. Needs no free slot but for the last.
+
+    \b
+    RAY_ADDRESS=auto dray cluster check --storage s3://bucket/results
+    RAY_ADDRESS=auto dray cluster check --storage asha.yaml --json
+    """
+    with told():
+        place = _place(storage)
+        # After what is wrong with the config was told.
+        from dray.cluster.check import check as checked_cluster
+        from dray.experiment.directory import results
+        from dray.storage import Location
+
+        checked = checked_cluster(address, place, Location.of(results()))
+        if json:
+            show.as_json(checked.to_dict())
+        else:
+            _tell(checked)
+        raise typer.Exit(0 if checked.is_fit else FAILED)
+
+
+def _place(storage: str | None) -> Location | None:
+    """Where the option, the config that it names, or the environment says that checkpoints are."""
+    from dray.experiment.config import load_config
+    from dray.storage import Location
+
+    if storage is not None and storage.endswith((".yaml", ".yml")):
+        named = load_config(storage).checkpoint_storage.location
+        if named is not None:
+            return named
+        storage = None
+    where = storage or os.environ.get("DRAY_STORAGE")
+    try:
+        return Location.of(where) if where else None
+    except ValueError as error:
+        raise BadUse(f"--storage: {error}") from None
+
+
+def _tell(checked: Checked) -> None:
+    rows = [
+        (
+            node.name,
+            node.python,
+            node.ray,
+            node.torch,
+            f"{len(node.gpus)} {node.gpus[0]}" if node.gpus else "-",
+            show.size(node.disks[0].free) if node.disks else "-",
+            "-" if node.clock_s is None else f"{node.clock_s:+.2f} s",
+            "-" if node.sends_bytes_s is None else f"{show.size(round(node.sends_bytes_s))}/s",
+        )
+        for node in checked.nodes
+    ]
+    left = ["node", "Python", "Ray", "torch", "GPUs"]
+    show.table([*left, "disk free", "clock", "sends"], rows, left=left)
+    if checked.reduces_bytes_s is not None:
+        typer.echo(f"all-reduce by NCCL: {show.size(round(checked.reduces_bytes_s))}/s")
+    for finding in sorted(checked.findings, key=lambda finding: not finding.is_wrong):
+        where = f"{finding.node}: " if finding.node else ""
+        typer.echo(f"{'wrong' if finding.is_wrong else 'note '}  {where}{finding.what}")
+    wrong = sum(finding.is_wrong for finding in checked.findings)
+    whole = f"Ray at {checked.address}" if checked.address else "RAY_ADDRESS is not set: this machine alone"
+    found = f"{wrong} wrong" if wrong else "nothing is wrong"
+    typer.echo(f"{whole}, {len(checked.nodes)} nodes, storage {checked.storage}: {found}")
+
+
+@app.command()
+def validate(
+    file: Annotated[Path, typer.Argument(help="The file that `ray up` would be given.", show_default=False)],
+    json: Json = False,
+) -> None:
+    """Check a file for Ray's cluster launcher, before money is spent: all that is wrong with it at once.
+
+    Ray's own check lets through what only shows when machines run, and some things that never show: misspelt fields of
+    a machine, mounts that are not there, versions without a pin, open ports, no token, a head that may be taken away,
+    results on a single node's disk. Needs no credentials, and starts nothing. Run it where you would run `ray up`.
+
+    \b
+    dray cluster validate cluster.yaml
+    """
+    with told():
+        from dray.experiment.errors import ConfigError
+        from dray.experiment.yaml_file import read_mapping
+
+        config = read_mapping(file)
+        # After what is wrong with the file itself was told: it takes a second.
+        from dray.cluster.launcher import faults, provider
+
+        found = faults(config)
+        if json:
+            show.as_json([{"path": path, "what": what} for path, what in found])
+            raise typer.Exit(BAD_INPUT if found else 0)
+        if found:
+            raise ConfigError(found, str(file))
+        typer.echo(f"{file}: no fault found, for {provider(config)}; `ray up {file}` starts it")

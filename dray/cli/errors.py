@@ -73,5 +73,5 @@ def _tell(message: str, code: int) -> int:
 
 
 def _one_line(message: str) -> str:
-    line = " ".join(message.split()).rstrip(".")
+    line = " ".join(message.split()).rstrip(".?").replace(". Did", "; did")  # of Typer: two sentences
     return line[:1].lower() + line[1:]

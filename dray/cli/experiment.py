@@ -42,8 +42,8 @@ def create(
     """Run the experiment of a config file to its end.
 
     \b
-    dray experiment create asha.yaml .           with the model's code in this directory
-    dray experiment create asha.yaml . --local   one trial of it, in a debugger
+    dray experiment create asha.yaml .           the model's code is here
+    dray experiment create asha.yaml . --local   one trial, in a debugger
     """
     with told():
         from dray.experiment.config import load_config
@@ -66,7 +66,7 @@ def list_(
     where: Annotated[
         str | None,
         typer.Argument(
-            metavar="[WHERE]",
+            metavar="WHERE",
             help="A directory, or s3://BUCKET/PREFIX; ~/dray_results (or DRAY_HOME) by default.",
             show_default=False,
         ),
@@ -79,7 +79,7 @@ def list_(
 
     \b
     dray experiment list
-    dray e list s3://bucket/results --json | jq -r '.[] | select(.state == "STOPPED") | .name'
+    dray e list s3://bucket/results --json | jq -r '.[].name'
     """
     with told():
         from dray.experiment.found import listed
@@ -367,16 +367,14 @@ def _failures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Equal ones in one line."""
-    from dray.experiment.logs import last_line
+    """Those that came from one line of the user's code, in one line."""
+    from dray.experiment.logs import alike, last_line, where
 
-    trials: dict[str, list[int]] = {}
-    for failure in failures:
-        where = f" ({failure['where']})" if failure["where"] else ""
-        trials.setdefault(f"{last_line(failure['error'])}{where}", []).append(failure["trial"])
     lines = []
-    for what, whose in sorted(trials.items(), key=lambda item: -len(item[1])):
-        times = Counter(whose)
+    for kind in alike(failures):
+        place = where(kind[-1])
+        what = last_line(kind[-1]["error"]) + (f" ({place})" if place else "")
+        times = Counter(failure["trial"] for failure in kind)
         some = ", ".join(f"{trial}" + (f" {count}x" if count > 1 else "") for trial, count in times.most_common(5))
         more = f" and {len(times) - 5} more" if len(times) > 5 else ""
         lines.append(f"trial {some}{more}: {what}")

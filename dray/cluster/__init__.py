@@ -1,1 +1,1 @@
-"""Worker groups that are lent to trials: the desk, the groups, the Tune handles, the worker's side of a lease."""
+"""Worker groups that are lent to trials: the desk, the groups, the Tune handle, the worker's side of a lease."""

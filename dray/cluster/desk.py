@@ -9,8 +9,7 @@ Four parties talk to it, each through the methods of its section below:
 
 * the ranks of a worker group long-poll ``next_lease`` and run what they get;
 * rank 0 of a lease reports, asks before it commits a checkpoint, and every rank says when it leaves;
-* Tune handles long-poll ``serve`` for the next result of the trial that they stand for. A handle is tied to a trial
-  only by its first result, so that any waiting handle serves, and a killed one is simply handed the result again;
+* the Tune handle long-polls ``serve`` for results; when its process is killed, the next is handed them again;
 * the driver enqueues trials, binds leases to parameters, answers results, and long-polls ``messages``.
 
 The class knows nothing of Ray, so its tests are plain asyncio; ``dray.cluster.lending`` makes an actor of it.
@@ -23,6 +22,7 @@ import itertools
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from dray.cluster.failure import LOW_MEMORY, Failure
@@ -40,14 +40,12 @@ PICK_UP_S = 10.0
 OUT_OF_STEP = "its ranks are no longer in step"
 OTHERS = "others are in their place"
 VACATED = "what it ran goes on elsewhere"
-
-HANDLE_START_S = 10.0
-"""How long results may be held back while the process of a Tune handle starts."""
+SPARE = "there are more groups than trials"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a Tune handle hands to Tune, and so to the search: a report that is decided on, or the end of a trial."""
+    """What the Tune handle hands to Tune, and so to the search: a report that is decided on, or the end of a trial."""
 
     number: int
     trial: int
@@ -74,6 +72,7 @@ class Message:
         "left",
         "handle",
         "vacated",
+        "spare",
     ]
     group: str = ""
     trial: int = -1
@@ -163,13 +162,10 @@ class Desk:
         self._lease_numbers = itertools.count(1)
         self._results: dict[int, deque[Result]] = {}
         self._result_numbers = itertools.count(1)
-        self._handles: dict[str, int | None] = {}
-        self._handle_of: dict[int, str] = {}
-        self._process_of: dict[str, int] = {}
-        self._processes: set[int] = set()
-        self._short_since = 0.0
+        self._due: list[Result] = []  # the first of each trial, in order, that the handle has not been given
+        self._handle = -1  # its process
         self._outbox: list[Message] = []
-        self._mail, self._due, self._recorded = Signal(), Signal(), Signal()
+        self._mail, self._news, self._recorded = Signal(), Signal(), Signal()
         self._listens = False
         self._closing = False
         self._finished = False
@@ -447,68 +443,48 @@ class Desk:
         lease = self._leases.get(self._lease_of.get(trial, -1))
         return lease is not None and lease.pausing
 
-    # ------------------------------------------------------------------ Tune handles
-    async def expect(self, handle: str) -> None:
-        """Tune has been given another handle, which will call ``serve``."""
-        self._handles.setdefault(handle, None)
-        self._hold_back()
+    # ------------------------------------------------------------------ the Tune handle
+    async def serve(self, process: int) -> list[Result] | None:
+        """All results that wait to be decided on, of each trial one; None when the search is over.
 
-    async def lost(self, handle: str) -> None:
-        """The process of this handle has died; Tune makes another."""
-        self._processes.discard(self._process_of.pop(handle, 0))
-        self._hold_back()
-
-    async def serve(self, handle: str, process: int, seen: int) -> Result | None:
-        """The next result for this handle; None when the search is over.
-
-        Args:
-            handle: the Tune trial's id.
-            process: the handle's process id; the driver is told of each new one.
-            seen: number of the last result that this process handed to Tune. A restarted handle has seen nothing, and
-                gets again what the driver has not answered.
+        ``process`` is the handle's; another one than before gets again what the driver has not answered.
         """
-        if process not in self._processes:
-            self._processes.add(process)
+        if process != self._handle:
+            self._handle = process
+            self._due = sorted((mine[0] for mine in self._results.values() if mine), key=lambda result: result.number)
             self._post(Message(kind="handle", process=process))
-            self._due.fire()
-        self._process_of[handle] = process
-        self._handles.setdefault(handle, None)
-        while True:
-            trial = self._handles.get(handle)
-            if trial is None:
-                trial = next((t for t, results in self._results.items() if results and t not in self._handle_of), None)
-                if trial is not None:
-                    self._handles[handle], self._handle_of[trial] = trial, handle
-            if trial is not None and not self._holding_back():
-                result = next((r for r in self._results[trial] if r.number > seen), None)
-                if result is not None:
-                    return result
-            if self._finished and (trial is None or not self._results.get(trial)):
-                return None
-            await self._due.wait()
+            self._news.fire()
+        while process == self._handle and not self._due and not self._finished:
+            await self._news.wait()
+        if process != self._handle:  # it has died, and this call of it has not
+            return None
+        due, self._due = self._due, []
+        return due or None
 
-    def _holding_back(self) -> bool:
-        """Whether handles are starting, so that results wait for them.
-
-        When a handle's trial ends while the process of another one is still starting, Tune gives the free process to
-        that one and ends the starting one; and so again for the next trial, without an end. A pause in what Tune hears
-        lets the process come up.
-        """
-        short = len(self._handles) > len(self._processes)
-        return short and asyncio.get_running_loop().time() < self._short_since + HANDLE_START_S
-
-    def _hold_back(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._short_since = loop.time()
-        loop.call_later(HANDLE_START_S + 0.01, self._due.fire)
+    async def place(self) -> str:
+        """Where this process, and so any other of its machine, can import dray from."""
+        return str(Path(__file__).parents[2])
 
     def _hand_over(self, result: Result) -> None:
-        self._results.setdefault(result.trial, deque()).append(result)
-        self._due.fire()
+        mine = self._results.setdefault(result.trial, deque())
+        mine.append(result)
+        if len(mine) == 1:  # the others wait for its answer
+            self._is_due(result)
+
+    def _is_due(self, result: Result) -> None:
+        self._due.append(result)
+        self._news.fire()
 
     # ------------------------------------------------------------------ the driver
-    async def messages(self) -> list[Message]:
-        """All that happened since the last call; waits until something has."""
+    async def messages(self, recorded: dict[int, int]) -> list[Message]:
+        """All that happened since the last call; waits until something has.
+
+        ``recorded``: how many reports the driver has recorded since then, by lease.
+        """
+        for number, count in recorded.items():
+            if (lease := self._leases.get(number)) is not None:
+                lease.unrecorded -= count
+        self._recorded.fire()
         self._listens = True
         while not self._outbox:
             await self._mail.wait()
@@ -557,16 +533,32 @@ class Desk:
                 self._end(lease)
         books.changed.fire()
 
+    async def spare(self, groups: int) -> None:
+        """Lend no more to so many groups, if so many have nothing to do; the driver is told which."""
+        idle = [
+            name
+            for name, books in self._groups.items()
+            if books.lease is None and not books.retire and len(books.idle) == books.size
+        ]
+        for name in [] if self._queue else idle[::-1][:groups]:
+            # Its ranks wait on until the driver ends them: told to end, they would be started anew.
+            self._groups[name].retire, self._groups[name].replaced = SPARE, True
+            self._post(Message(kind="spare", group=name))
+
     async def dismiss(self, group: str) -> None:
         """This group is no more; what it was lent is given back."""
         if (books := self._groups.pop(group, None)) is not None:
             self._lose(group, books)
 
     async def answer(self, trial: int, number: int, decision: Decision) -> None:
-        """The driver's decision on result ``number``. Stopped or paused, the trial needs its handle no more."""
+        """The driver's decision on result ``number`` of a trial."""
         results = self._results.get(trial, deque())
         while results and results[0].number <= number:
             results.popleft()
+        if decision == "stop" or not results:
+            self._results.pop(trial, None)
+        else:
+            self._is_due(results[0])
         lease = self._leases.get(self._lease_of.get(trial, -1))
         if lease is not None:
             verdict = lease.waiting.pop(number, None)
@@ -578,12 +570,6 @@ class Desk:
                 self._end(lease)
         if decision != "continue":
             await self.withdraw([trial])
-            if decision == "stop" or not results:
-                self._results.pop(trial, None)
-            handle = self._handle_of.pop(trial, None)
-            if handle is not None:
-                self._handles.pop(handle, None)
-                self._process_of.pop(handle, None)
 
     async def withdraw(self, trials: list[int]) -> None:
         """Take trials out of the queue: the search lets none of them run now."""
@@ -595,21 +581,14 @@ class Desk:
         """Tell the search, through Tune, that a trial has ended otherwise than by its last report."""
         self._hand_over(Result(number=next(self._result_numbers), trial=trial, outcome=outcome))
 
-    async def recorded(self, counts: dict[int, int]) -> None:
-        """The driver has recorded this many reports of these leases."""
-        for number, count in counts.items():
-            if (lease := self._leases.get(number)) is not None:
-                lease.unrecorded -= count
-        self._recorded.fire()
-
     async def set_best(self, score: float | None) -> None:
         """The best score so far (smaller is better), known from the journal."""
         self._best = score
 
     async def finished(self) -> None:
-        """The search is over, or the run is: waiting handles are sent home, free groups too."""
+        """The search is over, or the run is: the handle is sent home, free groups too."""
         self._finished = True
-        self._due.fire()
+        self._news.fire()
         await self.close()
 
     async def close(self) -> None:

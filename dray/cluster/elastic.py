@@ -150,5 +150,4 @@ def slots_that_stay(slots: Slots) -> int:
     """How many slots the nodes have, whoever uses them, without those that are about to be taken away."""
     leaving = draining_nodes()
     stay = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in leaving]
-    kind = "gpu" if slots.gpu else "cpu"
-    return sum(slots_of(resources, kind, slots.cpus_per_slot) for resources in stay)
+    return sum(slots_of(resources, slots.kind, slots.cpus_per_slot) for resources in stay)

@@ -7,7 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray.util import get_current_placement_group
+
+from dray.cluster.node_checks import UnfitNode
 
 
 def serve_leases(work: dict[str, Any]) -> None:
@@ -17,12 +20,24 @@ def serve_leases(work: dict[str, Any]) -> None:
         work: ``desk`` (actor handle), ``group`` (name), ``run`` (a name of this run of the experiment), ``experiment``
             (``hosts.ray_worker.Experiment``), ``load_trial`` (a callable that returns the PyTorchTrial class or the
             ``Script`` to run; its ``place()`` is the directory of the code, or None: where trials run), ``log_format``
-            (of what trials log).
+            (of what trials log), ``needs`` (``dray.cluster.node_checks.Needs``, or None on a machine of our own).
     """
     work["desk"].arrived.remote(work["group"], get_current_placement_group(), (os.uname().nodename, _oom_kills()))
+    if work["needs"] is not None:
+        try:
+            work["needs"].check_this_node(work["run"])
+        except UnfitNode as unfit:
+            return give_up(work, unfit)
     from dray.cluster.worker import serve
 
     serve(work)
+
+
+def give_up(work: dict[str, Any], error: Exception) -> None:
+    """Tell the driver of what would end every process that took this one's place, and wait until it ends the run."""
+    # Without what led to it: that may be of classes which the desk does not have.
+    error.__cause__ = error.__context__ = None
+    ray.get(work["desk"].broken.remote(work["group"], error.with_traceback(None)))
 
 
 def _oom_kills() -> int:

@@ -19,18 +19,18 @@ import ray.train
 from dray.cluster.deaths import Deaths
 from dray.cluster.desk import Desk
 from dray.cluster.entry import serve_leases
-from dray.cluster.train_run import TrainRun
+from dray.cluster.train_run import TrainRun, lacking
 from searchers.ray_tune import HEAD_NODE
 
 END_S = 30.0
 """How long runs that were ended may take to be gone."""
 
 
-def start_desk(name: str) -> Any:
+def start_desk(name: str, runtime_env: Mapping[str, Any]) -> Any:
     """The desk as an actor on the head node, found by its name in this job's namespace. It dies with the driver."""
     # Long polls of every rank and handle are open at once.
     actor = ray.remote(num_cpus=0, resources=HEAD_NODE, max_concurrency=100_000)(Desk)
-    return actor.options(name=name).remote()
+    return actor.options(name=name, runtime_env=dict(runtime_env) or None).remote()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,18 @@ class Slots:
     gpu: bool
     cpus_per_slot: float
     runtime_env: Mapping[str, Any]
+    placement_strategy: str = "PACK"
+    """How Ray spreads the workers over nodes."""
+
+    def __str__(self) -> str:
+        """What a group is made of, for a person."""
+        gpu = "1 GPU and " if self.gpu else ""
+        return f"{self.per_trial} x ({gpu}{self.cpus_per_slot:g} CPU{'s' * (self.cpus_per_slot != 1)})"
+
+    @property
+    def kind(self) -> str:
+        """What a slot is: "gpu" or "cpu"."""
+        return "gpu" if self.gpu else "cpu"
 
     @property
     def resources(self) -> dict[str, float]:
@@ -74,7 +86,8 @@ class WorkerGroup:
         directory: Path,
         on_end: Callable[[str, BaseException | None], None],
     ) -> None:
-        self.name = name
+        self.name, self.run = name, f"{run}-{name}"
+        self.abandoned = False
         self._trainer = TrainRun(
             serve_leases,
             own_cluster=own_cluster,
@@ -83,10 +96,10 @@ class WorkerGroup:
                 num_workers=slots.per_trial,
                 use_gpu=slots.gpu,
                 resources_per_worker=slots.resources,
-                placement_strategy="PACK",
+                placement_strategy=slots.placement_strategy,
             ),
             run_config=ray.train.RunConfig(
-                name=f"{run}-{name}",
+                name=self.run,
                 storage_path=str(directory),
                 # Restarts are counted for each trial, by the driver; a group may lose its workers any number of times.
                 failure_config=ray.train.FailureConfig(max_failures=-1, controller_failure_limit=-1),
@@ -114,15 +127,18 @@ class WorkerGroup:
 
     def abandon(self) -> None:
         """End the run at once, with its workers; when it has ended, `free` what it held."""
+        self.abandoned = True
         self._trainer.abandon()
-
-    def lacks(self) -> bool:
-        """Whether it has asked for resources for its workers that it does not have, or not any more."""
-        return self._trainer.lacks()
 
     def free(self) -> None:
         """Free what the run holds that did not end by itself."""
         self._trainer.free()
+
+
+def waiting(groups: Mapping[str, WorkerGroup]) -> set[str]:
+    """The names of those groups that have asked for resources for their workers that they don't have (any more)."""
+    names = {group.run: name for name, group in groups.items()}
+    return {names[run] for run in lacking(names)}
 
 
 def end_groups(groups: Collection[WorkerGroup], within_s: float) -> None:
@@ -131,7 +147,7 @@ def end_groups(groups: Collection[WorkerGroup], within_s: float) -> None:
     A thread that waits for Ray when the connection to it is closed may take the whole process down.
     """
     deadline = time.monotonic() + within_s
-    left = [group for group in groups if not group.ended(deadline)]
+    left = [group for group in groups if group.abandoned or not group.ended(deadline)]
     for group in left:
         group.abandon()
     deadline = time.monotonic() + END_S

@@ -1,7 +1,7 @@
 """The Ray cluster that an experiment runs on: found or started on purpose, and how many slots it offers.
 
-The uses of Ray's internal APIs that this needs are in this file: the autoscaler's limits, the upload of model code,
-and a start without processes of no use.
+A start without processes of no use needs Ray's internal APIs, in this file alone. What an autoscaler may start is in
+``dray.cluster.autoscaler``.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import functools
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
 
-logger = logging.getLogger("dray")
+from dray.cluster.autoscaler import HEAD, Limits
 
 TRAIN_ENVIRONMENT = {
     # A dead worker is noticed after this long; the controller's poll costs a millisecond.
@@ -84,58 +83,86 @@ def join(address: str) -> None:
     """Connect to the cluster at an address.
 
     Raises:
-        ConnectionError: there is none.
+        ConnectionError: there is none, or it does not take this process's token.
     """
+    # Here, not above: a cluster of one's own has no use for it.
+    from dray.cluster.admission import refusal, refusal_here
+
+    refused = ""
     try:
         # Where nobody is, Ray tries for minutes, and then ends the process.
         host, colon, port = address.rpartition(":")
         if colon and port.isdigit() and "://" not in address:
             socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, RuntimeError, ValueError) as error:
-        told = " ".join(str(error).split())
-        hint = "look at the address (RAY_ADDRESS), and at RAY_AUTH_MODE if it wants a token"
-        raise ConnectionError(f"no Ray cluster answers at {address}: {told}; {hint}") from None
+            refused = refusal(address)
+        if not refused:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
+        refused = refusal_here() if address == "auto" else ""
+        if not refused:
+            told = " ".join(str(error).split())
+            raise ConnectionError(f"no Ray cluster answers at {address}: {told}; look at RAY_ADDRESS") from None
+    if refused:
+        raise ConnectionError(f"the Ray cluster at {address} does not let this process in: {refused}")
 
 
-def slots_of(resources: dict[str, float], kind: str, cpus_per_slot: float) -> int:
-    """How many slots there are in these resources."""
-    return int(resources.get("GPU", 0)) if kind == "gpu" else int(resources.get("CPU", 0) // cpus_per_slot)
+def slots_of(resources: Mapping[str, float], kind: str, cpus_per_slot: float) -> int:
+    """How many slots there are in these resources of one node."""
+    slots = int(resources.get("CPU", 0) // cpus_per_slot)
+    return min(slots, int(resources.get("GPU", 0))) if kind == "gpu" else slots
 
 
-def slot_kind(asked: str | None) -> str:
-    """What a slot is, "gpu" or "cpu": as the config says, else GPUs where the cluster has or can have any."""
-    return asked or ("gpu" if _most_resources().get("GPU", 0) > 0 else "cpu")
+def slot_kind(asked: str | None, limits: Limits | None) -> str | None:
+    """What a slot is, "gpu" or "cpu": as the config says, else GPUs where the cluster has or can have any.
 
-
-def most_slots(kind: str, cpus_per_slot: float) -> int:
-    """How many slots the cluster has or can grow to."""
-    return slots_of(_most_resources(), kind, cpus_per_slot)
-
-
-def slots_now(kind: str, cpus_per_slot: float) -> int:
-    """How many slots the cluster has now."""
-    return slots_of(ray.cluster_resources(), kind, cpus_per_slot)
-
-
-def _most_resources() -> dict[str, float]:
-    now = ray.cluster_resources()
-    # Known only where an autoscaler has told its limits; there is no public way to ask.
-    limits: dict[str, Any] = ray._private.state.state.get_max_resources_from_cluster_config() or {}
-    return {name: max(float(limits.get(name, 0)), now.get(name, 0)) for name in {"CPU", "GPU"}}
-
-
-def upload(directory: Path) -> str:
-    """Put a directory into the cluster's own store; the URI goes into a runtime environment.
-
-    ``ray.init(runtime_env=...)`` does the same, but only for whoever connects first, and for every process of the job.
+    None where nobody can know: there are no GPUs, and an autoscaler that does not tell what it may start.
     """
-    from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
+    kinds = [] if limits is None else limits.types or ()
+    if asked or any(resources.get("GPU", 0) > 0 for resources in (*_nodes(), *(kind.resources for kind in kinds))):
+        return asked or "gpu"
+    return None if limits is not None and limits.types is None else "cpu"
 
-    environment = upload_working_dir_if_needed(
-        {"working_dir": str(directory)}, include_gitignore=False, scratch_dir=str(directory.parent), logger=logger
-    )
-    return str(environment["working_dir"])
+
+def slots_now(kind: str, cpus_per_slot: float) -> list[int]:
+    """How many slots each node has now."""
+    return [slots_of(resources, kind, cpus_per_slot) for resources in _nodes()]
+
+
+def most_slots(kind: str, cpus_per_slot: float, limits: Limits | None) -> list[int] | None:
+    """How many slots each node would have if the cluster were as large as it may become; None if nobody knows."""
+    now = slots_now(kind, cpus_per_slot)
+    if limits is None:
+        return now
+    if limits.types is None:
+        return None
+    slots = sorted((slots_of(resources, kind, cpus_per_slot) for resources in limits.nodes()), reverse=True)
+    most = [slots_of(resources, kind, cpus_per_slot) for resources in _nodes() if HEAD in resources]
+    most += slots[: limits.most]
+    # Machines may have been added by hand.
+    return max(now, most, key=sum)
+
+
+def groups_in(nodes: Sequence[int], slots: int, placement_strategy: str) -> int:
+    """How many worker groups have room beside one another.
+
+    Args:
+        nodes: how many slots each node has.
+        slots: of one group.
+        placement_strategy: of each group, in Ray's words.
+    """
+    match placement_strategy:
+        case "STRICT_PACK":
+            return sum(node // slots for node in nodes)
+        case "STRICT_SPREAD":
+            # Of so many groups, a node can be in each once: there is room if that makes their slots.
+            most = sum(nodes) // slots
+            return max(n for n in range(most + 1) if sum(min(node, n) for node in nodes) >= n * slots)
+    return sum(nodes) // slots
+
+
+def _nodes() -> list[dict[str, float]]:
+    """The resources of each node."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 @contextlib.contextmanager

@@ -19,9 +19,9 @@ _AT_ONCE = 1 << 16
 
 
 class _Pipe:
-    """A pipe's reading end, and the file at ``path`` that it is written to."""
+    """A pipe's reading end, and the file at ``path`` that it is written to, with an x for each byte of a secret."""
 
-    def __init__(self, path: str, end: int) -> None:
+    def __init__(self, path: str, end: int, secrets: list[bytes]) -> None:
         os.set_blocking(end, False)
         self.end = end
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -29,6 +29,7 @@ class _Pipe:
         if size and os.pread(self._file, 1, size - 1) != b"\n":  # whoever wrote it was killed
             os.write(self._file, b"\n")
         self._in_line = False
+        self._secrets, self._held = secrets, b""
 
     def drain(self) -> bool:
         """Write all that there is; False if nobody can write into the pipe any more."""
@@ -39,8 +40,23 @@ class _Pipe:
                 return True
             if not data:
                 return False
-            # A disk may be full: what comes meanwhile is lost, and what comes later need not be.
-            with contextlib.suppress(OSError):
+            data = self._held + data
+            for secret in self._secrets:
+                data = data.replace(secret, b"x" * len(secret))
+            # What may be the beginning of one waits for its end.
+            whole = len(data) - max((_begun(secret, data) for secret in self._secrets), default=0)
+            self._held = data[whole:]
+            self._keep(data[:whole])
+
+    def flush(self) -> None:
+        """Write what has waited: no more of it comes."""
+        held, self._held = self._held, b""
+        self._keep(held)
+
+    def _keep(self, data: bytes) -> None:
+        # A disk may be full: what comes meanwhile is lost, and what comes later need not be.
+        with contextlib.suppress(OSError):
+            if data:
                 self._write(data)
 
     def _write(self, data: bytes) -> None:
@@ -57,6 +73,11 @@ class _Pipe:
         os.close(self._file)
 
 
+def _begun(secret: bytes, data: bytes) -> int:
+    """How many bytes of a secret, but not all, the data end with."""
+    return next((length for length in range(len(secret) - 1, 0, -1) if data.endswith(secret[:length])), 0)
+
+
 def stamped(seconds: float) -> bytes:
     """A time as it is before a line."""
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
@@ -66,8 +87,8 @@ def stamped(seconds: float) -> bytes:
 def serve(control: socket.socket) -> None:
     """Serve until the worker has gone, and all that could still print with it.
 
-    The worker sends the path of a file with a pipe's reading end, or b"?" and is answered when all is written that was
-    printed before.
+    The worker sends the path of a file and its secrets with a pipe's reading end, or b"?" and is answered when all is
+    written that was printed before.
     """
     with selectors.DefaultSelector() as ready:
         ready.register(control, selectors.EVENT_READ)
@@ -75,19 +96,22 @@ def serve(control: socket.socket) -> None:
             events = [key for key, _ in ready.select()]
             for pipe in [key.data for key in events if key.data is not None]:
                 if not pipe.drain():
+                    pipe.flush()
                     ready.unregister(pipe.end)
                     pipe.close()
             if any(key.data is None for key in events):
-                asked, ends, _, _ = socket.recv_fds(control, 4096, 1)
+                asked, ends, _, _ = socket.recv_fds(control, _AT_ONCE, 1)
                 if not asked:
                     ready.unregister(control)
                 elif ends:
-                    pipe = _Pipe(os.fsdecode(asked), ends[0])
+                    path, *secrets = asked.split(b"\0")
+                    pipe = _Pipe(os.fsdecode(path), ends[0], secrets)
                     ready.register(pipe.end, selectors.EVENT_READ, pipe)
                 else:
                     for key in list(ready.get_map().values()):
                         if key.data is not None:
                             key.data.drain()
+                            key.data.flush()
                     control.send(b"!")
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import ray
@@ -74,6 +74,16 @@ class _NamedWorkers(WorkerGroup):  # type: ignore[misc]
         )
 
 
+def lacking(runs: Container[str]) -> set[str]:
+    """Those of these runs, by name, that have asked for resources for their workers and don't have them (any more)."""
+    states: dict[str, set[str]] = {}
+    for group in placement_group_table().values():
+        run = group["name"].rpartition("/")[0]
+        if run in runs and group["state"] != "REMOVED":
+            states.setdefault(run, set()).add(group["state"])
+    return {run for run, known in states.items() if "CREATED" not in known}
+
+
 class TrainController(controller.TrainController):  # type: ignore[misc]
     worker_group_cls = _NamedWorkers
 
@@ -104,18 +114,10 @@ class TrainRun(DataParallelTrainer):  # type: ignore[misc]
 
     def free(self) -> None:
         """Free what the controller held, if it is dead: it did not come to that."""
-        for group in self._placement_groups():
-            if group["state"] != "REMOVED":
+        for group in placement_group_table().values():
+            if group["name"].startswith(f"{self._name}/") and group["state"] != "REMOVED":
                 with contextlib.suppress(ValueError):  # meanwhile it is gone
                     remove_placement_group(get_placement_group(group["name"]))
-
-    def lacks(self) -> bool:
-        """Whether it has asked for resources for its workers that it does not have, or not any more."""
-        states = {group["state"] for group in self._placement_groups()} - {"REMOVED"}
-        return bool(states) and "CREATED" not in states
-
-    def _placement_groups(self) -> list[dict[str, Any]]:
-        return [group for group in placement_group_table().values() if group["name"].startswith(f"{self._name}/")]
 
     def _create_default_callbacks(self) -> list[Any]:
         useless = (DatasetsCallback, PlacementGroupCleanerCallback)
@@ -129,7 +131,8 @@ class TrainRun(DataParallelTrainer):  # type: ignore[misc]
             # Beside the driver, with its settings of Ray Train, as Train itself does.
             settings = {name: value for name, value in os.environ.items() if name.startswith("RAY_TRAIN_")}
             node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-            where = {"runtime_env": {"env_vars": settings}, "scheduling_strategy": node}
+            environment = {**self.run_config.worker_runtime_env, "env_vars": settings}
+            where = {"runtime_env": environment, "scheduling_strategy": node}
         options["scaling_policy"] = _FixedSize(self.scaling_config)
         self._controller = ray.remote(num_cpus=0, **where)(TrainController).remote(**options)
         if self._abandoned:

@@ -10,13 +10,14 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from ray.train.v2._internal.logging.patch_print import _original_print
 
 from dray.cluster import stamper
+from dray.masking import forms
 
 _SHOWN_LINES = 20
 _SHOWN_BYTES = 20_000
@@ -31,13 +32,13 @@ class Stamper:
     def __init__(self) -> None:
         self._control: socket.socket | None = None
 
-    def pipe_to(self, path: Path) -> int:
-        """A descriptor: what is written there comes to ``path``, line by line."""
+    def pipe_to(self, path: Path, secrets: Sequence[str] = ()) -> int:
+        """A descriptor: what is written there comes to ``path``, line by line, without these texts."""
         reading, writing = os.pipe()
         with contextlib.suppress(OSError):  # more than a user may have
             fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         try:
-            self._send(os.fsencode(path), reading)
+            self._send(b"\0".join([os.fsencode(path), *forms(secrets)]), reading)
         finally:
             os.close(reading)
         return writing
@@ -107,13 +108,14 @@ class TrialLog:
 
 
 @contextlib.contextmanager
-def printed_to(path: Path) -> Iterator[TrialLog]:
+def printed_to(path: Path, secrets: Sequence[str] = ()) -> Iterator[TrialLog]:
     """Append to ``path`` whatever this process and its children print in the block, each line with the time in UTC.
 
-    All of it is in the file when the block is left, and soon after a process that is killed in it.
+    All of it is in the file when the block is left, and soon after a process that is killed in it. Where one of the
+    secrets was printed, there is an x for each of its bytes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _stamper.pipe_to(path)
+    descriptor = _stamper.pipe_to(path, secrets)
     log = TrialLog(path, descriptor)
     before = sys.stdout, sys.stderr
     for stream in before:

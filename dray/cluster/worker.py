@@ -13,8 +13,8 @@ import os
 import sys
 import traceback
 import uuid
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,6 +26,7 @@ import torch.distributed
 from dray import core, pytorch
 from dray.cluster.baseline import Baseline
 from dray.cluster.desk import Outcome
+from dray.cluster.entry import give_up
 from dray.cluster.failure import Failure, failure_of, told_first
 from dray.cluster.handlers import handlers_of_a_trial
 from dray.cluster.hang import ended_if_it_hangs
@@ -40,6 +41,7 @@ from dray.cluster.trial_log import (
 )
 from dray.hosts import use_host
 from dray.hosts.ray_worker import Experiment, Lease, LeaseLost, RayHost
+from dray.masking import hidden_text
 from dray.script import Script, ScriptFailed, users_traceback
 from dray.storage.checkpoints import RemoteStore
 from dray.storage.printed import LogCopies
@@ -65,20 +67,13 @@ def serve(work: dict[str, Any]) -> None:
         if code is not None:
             run_startup_hook_once(code, work["run"])
     except Exception as error:
-        return _give_up(work, error)
+        return give_up(work, error)
     with joined(context):
         try:
             program = load()
         except Exception as error:
-            return _give_up(work, error)
+            return give_up(work, error)
         _serve(work, program, code, _distributed(context))
-
-
-def _give_up(work: dict[str, Any], error: Exception) -> None:
-    """Tell the driver of what would end every process that took this one's place, and wait until it ends the run."""
-    # Without what led to it: that may be of classes which the desk does not have.
-    error.__cause__ = error.__context__ = None
-    ray.get(work["desk"].broken.remote(work["group"], error.with_traceback(None)))
 
 
 def _serve(work: dict[str, Any], program: Program, code: Path | None, distributed: core.DistributedContext) -> None:
@@ -103,6 +98,7 @@ def _serve(work: dict[str, Any], program: Program, code: Path | None, distribute
                 copies.begin(_log(trial, rank), trial.store.root)
             left, stale = baseline.run(functools.partial(_run_trial, program, code, trial, work, distributed))
             copies.end(_log(trial, rank))
+            left = left.without(work["experiment"].secrets)
             if left.failure is not None and left.failure.kind in _SPOILT:
                 stale.insert(0, _SPOILT[left.failure.kind])
             if not work["experiment"].config["resources"]["reuse_workers"]:
@@ -141,6 +137,11 @@ class _Left:
     failure: Failure | None = None
     second_hand: bool = False
 
+    def without(self, secrets: Sequence[str]) -> _Left:
+        """The same in words that may be written down."""
+        failure = self.failure and replace(self.failure, where=hidden_text(self.failure.where, secrets))
+        return replace(self, error=hidden_text(self.error, secrets), failure=failure)
+
 
 def _run_trial(
     program: Program,
@@ -153,7 +154,7 @@ def _run_trial(
     experiment: Experiment = work["experiment"]
     script = isinstance(program, Script)
     host = RayHost(desk=work["desk"], lease=lease, experiment=experiment, code_dir=code, script=script)
-    with printed_to(_log(lease, distributed.rank)) as log:
+    with printed_to(_log(lease, distributed.rank), experiment.secrets) as log:
         try:
             with _watched(host, lease, work, distributed.rank, log), use_host(host, distributed), handlers_of_a_trial():
                 outcome: Outcome | None = host.go_on() if distributed.rank == 0 else None
@@ -235,13 +236,13 @@ def _cluster_info(
             experiment_id=experiment.experiment_id,
             trial_seed=lease.trial_seed,
             hparams=lease.hparams,
-            config=experiment.config,
+            config=experiment.for_code(),
         ),
         latest_checkpoint=host.latest_checkpoint,
         slot_ids=tuple(range(distributed.local_size)),
         container_addrs=tuple(dict.fromkeys(distributed.allgather(ray.util.get_node_ip_address()))),
         container_rank=distributed.cross_rank,
-        user_data=experiment.config.get("data") or {},
+        user_data=experiment.data,
     )
     before = core.set_cluster_info(info)
     try:

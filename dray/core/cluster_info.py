@@ -15,14 +15,14 @@ class TrialInfo:
         trial_id, experiment_id: their numbers.
         trial_seed: what `pytorch.init()` seeds with.
         hparams: the hyperparameters that the search chose.
-        config: the experiment's config.
+        config: the experiment's config, with its secrets; not shown with the rest.
     """
 
     trial_id: int
     experiment_id: int
     trial_seed: int
     hparams: Mapping[str, Any] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def _config(self) -> Mapping[str, Any]:
@@ -41,7 +41,7 @@ class ClusterInfo:
         slot_ids: this node's slots, one a worker.
         container_addrs: one address a node.
         container_rank: this node's place among them.
-        user_data: the experiment's `data` section.
+        user_data: the experiment's `data` section, with its secrets; not shown with the rest.
     """
 
     task_type: str = "TRIAL"
@@ -50,7 +50,7 @@ class ClusterInfo:
     slot_ids: tuple[int, ...] = (0,)
     container_addrs: tuple[str, ...] = ("127.0.0.1",)
     container_rank: int = 0
-    user_data: Mapping[str, Any] = field(default_factory=dict)
+    user_data: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 _current: ClusterInfo | None = None

@@ -55,6 +55,8 @@ class Board:
         self._bests: dict[int, tuple[float, float | None]] = {}
         self._began = time.monotonic()
         self._forecast: Forecast | None = None
+        self.waits = ""
+        """That worker groups wait, and for what; "" if they do not."""
 
     def begin(self, forecast: Forecast | None, records: Sequence[Mapping[str, Any]]) -> None:
         """A run begins: the journal's records until now are those of the runs before it."""
@@ -194,8 +196,7 @@ class Board:
             f"{states['RUNNING']} running" if groups else "",
             f"{states['PAUSED']} paused" if states["PAUSED"] else "",
             f"{states['ERRORED']} failed" if states["ERRORED"] else "",
-            "the first worker group starts" if not groups else "",
-            f"{groups_wanted - groups} of {groups_wanted} worker groups starting" if 0 < groups < groups_wanted else "",
+            self.waits or _starting(groups, groups_wanted),
             f"{restarts} restart{'s' * (restarts > 1)}" if restarts else "",
         ]
         return [part for part in parts if part]
@@ -280,6 +281,12 @@ def _drawn(space: Nested, point: Mapping[str, Any], prefix: str = "") -> Iterato
             yield from _drawn(domain, value, f"{prefix}{name}.")
         elif not isinstance(domain, Const) and name in point:
             yield prefix + name, value
+
+
+def _starting(groups: int, wanted: int) -> str:
+    if not groups:
+        return "the first worker group starts"
+    return f"{wanted - groups} of {wanted} worker groups starting" if groups < wanted else ""
 
 
 def _shown(value: object) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dray.experiment.command import parse_entrypoint
+from dray.cluster.packages import Package
 from dray.experiment.entrypoint import load_entrypoint
 from dray.experiment.errors import EntrypointError
-from dray.experiment.modules import module_file
+from dray.imports import is_installed, use_model_dir
 from dray.script import Script
 
 if TYPE_CHECKING:
@@ -19,28 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromDirectory:
-    """Takes ``entrypoint`` from a directory; None: from the worker's own path, where Ray has unpacked the code."""
+    """Takes ``entrypoint`` from a directory of this machine, or from one that was sent to the workers."""
 
     entrypoint: str | list[str]
-    directory: str | None
+    directory: str | Package
 
     def place(self) -> Path:
         """The directory of the code, on this machine.
 
         Raises:
-            EntrypointError: it is not here.
+            FileNotFoundError: it was sent, and is not here.
         """
-        if self.directory is not None:
-            return Path(self.directory).resolve()
-        program = parse_entrypoint(self.entrypoint)
-        module = program.partition(":")[0] if isinstance(program, str) else program.module
-        for entry in (Path(name).resolve() for name in sys.path):
-            if (module is not None and module_file(entry, module)) or (
-                isinstance(program, Script) and program.file is not None and (entry / program.file).is_file()
-            ):
-                return entry
-        what = f"module {module}" if module is not None else f"script {program.file}"  # type: ignore[union-attr]
-        raise EntrypointError([("entrypoint", f"no {what} on this worker; looked in {', '.join(sys.path)}")])
+        return self.directory.place() if isinstance(self.directory, Package) else Path(self.directory).resolve()
 
     def __call__(self) -> type[PyTorchTrial] | Script:
         """The class, or the program.
@@ -65,12 +57,65 @@ class ByValue:
         return self.trial  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """Such a class for workers of other machines, with the directory that it imports from.
+
+    Attributes:
+        pickled: the class. Here and not as part of a message: what it imports can be imported when its directory is
+            on the path, and what can't is told.
+        home: the directory, which trials run in; None if nothing came along.
+    """
+
+    name: str
+    pickled: bytes
+    home: Package | None
+
+    def place(self) -> None:
+        """As with all classes that are given by value."""
+
+    def __call__(self) -> type[PyTorchTrial]:
+        """The class.
+
+        Raises:
+            EntrypointError: something that it needs is not on this worker.
+        """
+        try:
+            if self.home is not None:
+                directory = self.home.place()
+                use_model_dir(directory)
+                os.chdir(directory)
+            return pickle.loads(self.pickled)  # type: ignore[no-any-return]
+        except Exception as error:
+            told = (
+                f"{self.name} can't be made on a worker: {type(error).__name__}: {error}; what it imports must be in "
+                "the directory of the script that defines it, or installed on all nodes"
+            )
+            raise EntrypointError([("trial", told)]) from None
+
+
 def place_of(trial: type[PyTorchTrial]) -> tuple[str, Path] | None:
     """Entrypoint and model directory of a class that others can import; None for one of a script or a notebook."""
     module = sys.modules.get(trial.__module__)
     file = getattr(module, "__file__", None)
     if trial.__module__ == "__main__" or file is None or "<locals>" in trial.__qualname__:
         return None
+    return f"{trial.__module__}:{trial.__qualname__}", _root(trial.__module__, file)
+
+
+def home_of(trial: type[PyTorchTrial]) -> Path | None:
+    """Where a class of a script or a notebook may import from: the script's directory, or that of the outermost package
+    of ``python -m``; the working directory of a notebook; None for an installed one."""
+    module = sys.modules.get(trial.__module__)
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return Path.cwd()
+    if is_installed(file):
+        return None
+    spec = getattr(module, "__spec__", None)
+    return _root(spec.name if spec is not None else trial.__module__, file)
+
+
+def _root(module: str, file: str) -> Path:
     path = Path(file).resolve()
-    depth = trial.__module__.count(".") + (path.name == "__init__.py")
-    return f"{trial.__module__}:{trial.__qualname__}", path.parents[depth]
+    return path.parents[module.count(".") + (path.name == "__init__.py")]

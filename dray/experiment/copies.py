@@ -13,7 +13,7 @@ from dray.storage import RemoteDirectory, StorageError
 from searchers.journal import Journal
 
 TRIES = 5
-NOT_COPIED = ("journal.jsonl.lock", "storage.json")
+NOT_COPIED = ("journal.jsonl.lock", "storage.json", "secrets.yaml")
 
 
 def download(found: Found, target: Path) -> list[str]:

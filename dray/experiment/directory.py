@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
-import shutil
 import time
 from functools import cached_property
 from pathlib import Path
@@ -14,23 +14,13 @@ import yaml
 
 from dray.experiment.config import ExperimentConfig, load_config
 from dray.experiment.errors import ConfigError
+from dray.experiment.ignore import Code, code_of
+from dray.experiment.secret import hide_in, write_secrets
 from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, store_at
 from dray.storage.disk import force_to_disk
 
-#: Not copied with the model's code.
-NOT_CODE = (
-    ".git",
-    ".hg",
-    ".venv",
-    "venv",
-    "__pycache__",
-    "*.pyc",
-    ".mypy_cache",
-    ".ruff_cache",
-    ".pytest_cache",
-    "*.egg-info",
-)
-MOST_CODE_BYTES = 100 * 2**20
+log = logging.getLogger(__name__)
+
 PROBE_S = 10.0
 """How long an object store that can't be reached is tried before a run begins."""
 
@@ -41,14 +31,16 @@ class ExperimentDirectory:
     ::
 
         <path>/experiment.yaml         the config, every default filled in
-               code/                   the model's code as it was when the experiment was created
+               code/                   the model's code, see `.ignore`, as it was when the experiment was created
                journal.jsonl           all that happened: the only truth
                metrics/                see `dray.experiment.metrics_log`
                optuna.db               see `dray.experiment.optuna_study`; derived from the two above
                trial_7/checkpoint_352/ see `dray.training.checkpoint`; or in an object store, below a like path
                storage.json            where that is, and the config's credentials for it; readable by the owner alone
+               secrets.yaml            what is below the config's data.secrets, as storage.json for its owner alone
                ray.log                 what Ray said in the driver's process, see `dray.cluster.chatter`
                ray/                    Ray's own books of this experiment; never read back
+               .seen-by-all            by which the nodes of a cluster know that they see this very directory
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,10 +52,23 @@ class ExperimentDirectory:
         self.code = path / "code"
         self.ray = path / "ray"
         self.storage_file = path / "storage.json"
+        self.secrets_file = path / "secrets.yaml"
 
     def trial(self, trial_id: int) -> Path:
         """A trial's own directory."""
         return self.path / f"trial_{trial_id}"
+
+    @property
+    def has_code(self) -> bool:
+        """Whether there is a copy of the model's code."""
+        return self.code.is_dir() and any(self.code.iterdir())
+
+    def copy_code(self, code: Code, config: ExperimentConfig) -> None:
+        """Take a copy of the model's code, without the config's secrets."""
+        code.copy(self.code)
+        if changed := hide_in(self.code, config.secrets):
+            some = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+            log.warning("the experiment's copy of the code has xxx in the place of secrets in %s", some)
 
     @cached_property
     def storage(self) -> Location:
@@ -93,17 +98,11 @@ class ExperimentDirectory:
         directory = cls(path)
         if directory.journal.exists():
             raise ConfigError([("path", f"{path} holds an experiment already; resume it, or give another directory")])
-        if code is not None:
-            _check_size(code)
+        found = None if code is None else code_of(code, leave_out=path)
         path.mkdir(parents=True, exist_ok=True)
-        if code is not None:
-            shutil.copytree(
-                code,
-                directory.code,
-                ignore=shutil.ignore_patterns(*NOT_CODE, path.name),
-                dirs_exist_ok=True,
-                symlinks=True,
-            )
+        if found is not None:
+            directory.copy_code(found, config)
+        write_secrets(directory.secrets_file, config)
         where = config.checkpoint_storage.location
         if where is not None and not where.is_local:
             directory.write_storage(where.child(path.name))
@@ -162,16 +161,3 @@ def check_storage(where: Location | None) -> None:
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
         )
         raise ConfigError([("checkpoint_storage", told)]) from None
-
-
-def _check_size(code: Path) -> None:
-    size = 0
-    for root, folders, names in os.walk(code):
-        folders[:] = [name for name in folders if name not in NOT_CODE]
-        size += sum((Path(root) / name).lstat().st_size for name in names)
-        if size > MOST_CODE_BYTES:
-            told = (
-                f"{code} holds more than {MOST_CODE_BYTES >> 20} MiB; it is copied into the experiment and to every "
-                "worker, so give the directory of the model's code alone, and keep data elsewhere"
-            )
-            raise ConfigError([("model_dir", told)])

@@ -130,6 +130,7 @@ class Display:
         self._failures = self._retired = 0
         self._told: dict[int, list[str]] = {}
         self._search: Search | None = None
+        self._looked: tuple[Search, Counts, int, int] | None = None
 
     def __enter__(self) -> Display:
         if self._console.is_terminal:
@@ -140,6 +141,8 @@ class Display:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._screen is not None:
+            if self._looked is not None and isinstance(self._screen, _Notebook):
+                self._draw(self._screen, *self._looked)  # it stays: as it was in the end
             self._screen.close()
             self._screen = None
 
@@ -166,21 +169,30 @@ class Display:
         """A trial has reported these rows of metrics."""
         self._board.rows(trial, rows)
 
+    def waits(self, what: str) -> None:
+        """Say in what is shown from now on that worker groups wait, and for what; "" if they do not."""
+        self._board.waits = what
+
     def update(self, search: Search, counts: Counts, groups: int, groups_wanted: int) -> None:
         """Show how the run is doing now; at most a few times a second, however often it is called."""
         now = time.monotonic()
+        self._looked = search, counts, groups, groups_wanted
         if now < self._due:
             return
-        self._board.look(search, groups)
         if self._screen is not None:
-            width, height = self._screen.size()
-            self._screen.draw(self._board.picture(search, counts, groups, groups_wanted, width=width, height=height))
+            self._draw(self._screen, search, counts, groups, groups_wanted)
             # Of a search of many trials it takes longer, and changes less.
             self._due = now + max(self._screen.every_s, 20 * (time.monotonic() - now))
         else:
+            self._board.look(search, groups)
             self._console.print(Text(self._board.line(search, counts, groups, groups_wanted)), soft_wrap=True)
             first, last = PLAIN_EVERY_S
             self._due = now + min(max(first, (now - self._began) / 30), last)
+
+    def _draw(self, screen: _Screen, search: Search, counts: Counts, groups: int, groups_wanted: int) -> None:
+        self._board.look(search, groups)
+        width, height = screen.size()
+        screen.draw(self._board.picture(search, counts, groups, groups_wanted, width=width, height=height))
 
     def failure(self, trial: int, error: str, ended: str = "") -> None:
         """Say that a trial failed, and why: the error, and the user's own line; the journal has the whole traceback.
@@ -215,17 +227,30 @@ class Display:
             self.say(f"stopped: {_so_far(self._search)}")
         self.say(f"go on with: dray experiment resume {shlex.quote(str(self._path))}")
 
+    def ended(self) -> None:
+        """There is nothing left to run, and how there would be."""
+        self.say(
+            f"it has ended already; for more: dray experiment extend {self._named()} --max-trials N (or --max-length)"
+        )
+
     def result(self, result: Result) -> None:
         """The table of the best trials, and where everything is."""
-        for line in best_trials(result, self._metric, self._sign, width=self._console.width):
-            self.say(line)
+        # At once: in a notebook, what is said at once is one output.
+        lines = best_trials(result, self._metric, self._sign, width=self._console.width)
         counts = result.trials["state"].value_counts()
-        self.say(
-            f"{len(result.trials)} trials ({', '.join(f'{n} {str(state).lower()}' for state, n in counts.items())}) in "
-            f"{duration(time.monotonic() - self._began)}. Results: {self._path}"
-        )
-        named = self._path.name if self._path.parent == results().resolve() else str(self._path)
-        self.say(f"look at them: dray report {shlex.quote(named)}; dray trial list {shlex.quote(named)} --best")
+        states = ", ".join(f"{count} {str(state).lower()}" for state, count in counts.items())
+        took = duration(time.monotonic() - self._began)
+        named = self._named()
+        lines += [
+            f"{len(result.trials)} trials ({states}) in {took}. Results: {self._path}",
+            f"look at them: dray report {named}",
+            f"              dray trial list {named} --best",
+        ]
+        self.say("\n".join(lines))
+
+    def _named(self) -> str:
+        """The experiment, as a command on this machine takes it."""
+        return shlex.quote(self._path.name if self._path.parent == results().resolve() else str(self._path))
 
 
 def _so_far(search: Search) -> str:
@@ -240,12 +265,12 @@ def best_trials(result: Result, metric: str, sign: int, *, width: int) -> list[s
     """The trials with the best metric, best first, as lines: as many of their hyperparameters and of their other
     metrics as there is room for."""
     trials = result.trials
+    validated = trials[trials["best_metric"].notna()]  # one that has not started has no hyperparameters yet
     # By what is shown of them: a hyperparameter can be a list, which has no hash.
     drawn = [column for column in trials.columns if column.startswith("hparams.")]
-    names = [column for column in drawn if trials[column].map(_shown).nunique() > 1]
+    names = [column for column in drawn if validated[column].map(_shown).nunique() > 1]
     others = _other_metrics(result, metric)
-    ranked = trials[trials["best_metric"].notna()]
-    ranked = ranked.iloc[(sign * ranked["best_metric"]).argsort(kind="stable")[:SHOWN_TRIALS]]
+    ranked = validated.iloc[(sign * validated["best_metric"]).argsort(kind="stable")[:SHOWN_TRIALS]]
     columns = {
         "trial": [str(trial) for trial in ranked["trial_id"]],
         "state": [str(s).lower() for s in ranked["state"]],

@@ -27,6 +27,7 @@ from dray.experiment.own import Own
 from dray.experiment.preview import unit_of
 from dray.experiment.result import Result
 from dray.experiment.search import as_extended, build_sampler, build_search
+from dray.experiment.secret import check_secrets, with_secrets
 from dray.experiment.source import with_source, with_storage
 from searchers.errors import MethodError
 from searchers.events import Exited
@@ -54,11 +55,13 @@ class Experiment:
         config: a YAML file's path, or a mapping of the same shape, whose ``hyperparameters`` may be distributions of
             Optuna's or domains of ``ray.tune``.
         model_dir: the directory that the config's ``entrypoint`` is imported from, or run in; the config file's own by
-            default. It is copied into the experiment, and brought to the workers; a ``startup-hook.sh`` in it runs on
-            each machine before its first worker imports from it.
-        trial: the class itself, in place of the entrypoint.
+            default. It is copied into the experiment, but for what is no code (see ``.drayignore``), and brought to the
+            workers; a ``startup-hook.sh`` in it runs on each machine before its first worker imports from it.
+        trial: the class itself, in place of the entrypoint. One of a script or a notebook comes to the workers of a
+            cluster with the directory that it lies in.
         path: the experiment's directory; a new one in the config's storage by default.
-        storage_path: as ``checkpoint_storage`` of the config, in its place: a directory, or ``s3://bucket/prefix``.
+        storage_path: as ``checkpoint_storage`` of the config, in its place: a directory, or ``s3://bucket/prefix``. If
+            neither says where, ``DRAY_STORAGE`` of the environment does.
         constraint: says of hyperparameters, a dict, whether they may be tried; others are drawn again.
         method: a search method of your own, new; the config says ``searcher: {name: custom, ...}`` then. It may also
             name the class, which is then imported from ``model_dir``: ``name: my_module:MyMethod``.
@@ -88,10 +91,8 @@ class Experiment:
         sampler: Sampler | None = None,
         address: str | None = None,
     ) -> None:
-        checked = load_config(config)
-        if storage_path is not None:
-            checked = with_storage(checked, storage_path)
-        checked = with_source(checked)
+        checked = with_source(with_storage(load_config(config), storage_path))
+        check_secrets(checked)
         code = Path(model_dir) if model_dir is not None else None
         place = place_of(trial) if trial is not None else None
         if place is not None:
@@ -150,7 +151,7 @@ class Experiment:
         """
         self = cls.__new__(cls)
         directory = ExperimentDirectory.open(brought(path))
-        self._config = directory.config()
+        self._config = with_secrets(directory.config(), directory.secrets_file)
         loggers.check_loggers(self._config)
         self._trial, self._code, self._address, self._resumes = trial, None, address, True
         code = directory.code if directory.code.is_dir() else None
@@ -203,6 +204,8 @@ class Experiment:
                 unit=unit_of(config),
             )
             observers.begin(records, search.trials, display.say)
+            if search.done is not None:
+                display.ended()
             losses = 0
             while search.done is None:
                 try:

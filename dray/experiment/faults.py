@@ -82,6 +82,8 @@ def _what(details: ErrorDetails, place: tuple[str, ...], name: str) -> str:
     kind, got, context = details["type"], details["input"], details.get("ctx", {})
     if name in SECRETS:
         return f"must be text, got a {type(got).__name__}"
+    if (*place, name)[0] == "data":  # it may be, or hold, a secret
+        return f"must be a mapping of names to values, got a {type(got).__name__}"
     field = _field(place, name)
     example = f"; {_example(name, field)}" if field is not None else ""
     if kind == "value_error":

@@ -15,6 +15,7 @@ from dray.experiment.config import ExperimentConfig
 from dray.experiment.entrypoint import check_entrypoint, load_entrypoint
 from dray.experiment.own import Own
 from dray.experiment.search import build_search
+from dray.experiment.secret import check_secrets
 from dray.experiment.source import with_source
 from dray.hosts import LocalHost, use_host
 from dray.script import Script
@@ -44,6 +45,7 @@ class OneTrialHost(LocalHost):
         searcher = config.searcher
         length = searcher.max_length
         self.metric = searcher.metric
+        self.secrets = config.secrets
         self.source_checkpoint = searcher.source_checkpoint_uuid
         self.max_length = None if length is None else length.to_unit()
         self._time_metric = searcher.time_metric if searcher.max_time is not None else None
@@ -92,11 +94,13 @@ def run_local(
         That directory.
 
     Raises:
+        ConfigError: a secret is masked, or the source checkpoint is not there.
         EntrypointError: the class cannot be loaded, or there is no such program.
         StartupHookFailed: ``startup-hook.sh`` ended with an error.
         ScriptFailed: the program exited with a code other than 0. Errors of the trial itself are not caught: a debugger
             sees them.
     """
+    check_secrets(config)
     if trial is None:
         check_entrypoint(config.entrypoint, model_dir)
         run_startup_hook(Path(model_dir))
@@ -111,7 +115,11 @@ def run_local(
     log.info("trial 0 of %s, in this process: %s", config.name, hparams)
     info = core.ClusterInfo(
         trial=core.TrialInfo(
-            trial_id=0, experiment_id=0, trial_seed=host.trial_seed, hparams=hparams, config=config.to_dict()
+            trial_id=0,
+            experiment_id=0,
+            trial_seed=host.trial_seed,
+            hparams=hparams,
+            config={**config.to_dict(), "data": config.data},
         ),
         user_data=config.data,
     )

@@ -16,6 +16,7 @@ from searchers.errors import JournalError
 
 POLL_S = 0.3
 """How often a file that grows is looked at."""
+_WHERE = re.compile(r"[^\s:]+ at (.+:\d+ in \S+)")
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
 
 
@@ -121,6 +122,21 @@ def last_line(error: object) -> str:
     """What a traceback says in the end."""
     lines = str(error or "").strip().splitlines()
     return lines[-1].strip() if lines else "no reason given"
+
+
+def alike(failures: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Failures of trials, as the journal has them, by the line that they came from, or else by what was said in the
+    end; the most frequent first."""
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for failure in failures:
+        kinds.setdefault(failure.get("where") or last_line(failure.get("error")), []).append(failure)
+    return sorted(kinds.values(), key=len, reverse=True)
+
+
+def where(failure: Mapping[str, Any]) -> str:
+    """The line of the user's code that a failure came from, as ``model_def.py:14 in __init__``; "" where none did."""
+    found = _WHERE.fullmatch(failure.get("where") or "")
+    return found[1] if found else ""
 
 
 def _told(record: Mapping[str, Any], metric: str, unit: str, space: Mapping[str, Any]) -> str | None:

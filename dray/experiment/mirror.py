@@ -80,7 +80,10 @@ class Mirror:
         """The journal after the metrics, of which it must not know more than there is; the config last: it is a whole
         when it has one."""
         directory = self._directory
-        code = [path for path in sorted(directory.code.rglob("*")) if path.is_file()]
+        # Not what links lead to that is too large to be code.
+        root = directory.code.resolve()
+        found = (path for path in sorted(directory.code.rglob("*")) if path.is_file())
+        code = [path for path in found if path.resolve().is_relative_to(root)]
         metrics = [path for path in sorted(directory.metrics.glob("*")) if not path.name.startswith(".")]
         # What trials print where this machine sees it; elsewhere it is their workers that copy it.
         logs = [path for path in directory.path.glob("trial_*/logs/*") if NAME.fullmatch(path.name)]

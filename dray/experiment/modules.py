@@ -48,7 +48,10 @@ def no_module(name: str, directory: Path) -> str:
     """That there is none of this name, and which there are."""
     modules = sorted(file.stem for file in directory.glob("*.py"))
     near = difflib.get_close_matches(name, modules, n=1)
-    there = f"; did you mean {near[0]}?" if near else f"; the modules there are {', '.join(modules[:12]) or 'none'}"
+    if near:
+        there = f"; did you mean {near[0]}?"
+    else:
+        there = f"; the modules there are {', '.join(modules[:12])}" if modules else ", and no other one"
     return f"no module {name} in {directory}{there}"
 
 

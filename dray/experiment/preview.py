@@ -78,12 +78,12 @@ def _table(config: ExperimentConfig, seen: Preview) -> Table:
     unit = unit_of(config)
     for heading in ("bracket", "rung", f"trained to, {unit}", "trials that come", "go no further", f"total, {unit}"):
         table.add_column(heading, justify="right")
-    for number, bracket in enumerate(seen.brackets):
-        for place, rung in enumerate(bracket.rungs):
+    for number, bracket in enumerate(seen.brackets, start=1):
+        for place, rung in enumerate(bracket.rungs, start=1):
             length = "as its fit() says" if rung.length is None else f"{rung.length:,}"
             total = "" if rung.length is None else f"{rung.length * rung.last:,}"
             table.add_row(
-                str(number) if place == 0 else "", str(place), length, f"{rung.trials:,}", f"{rung.last:,}", total
+                str(number) if place == 1 else "", str(place), length, f"{rung.trials:,}", f"{rung.last:,}", total
             )
         table.add_section()
     return table

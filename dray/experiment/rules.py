@@ -185,6 +185,9 @@ def _slot_range(hyperparameters: Mapping[str, Any], raw: Mapping[str, Any]) -> I
     if asked.min > asked.max:
         yield Fault(path, f"min must be at most max, got {asked.min} and {asked.max}; swap them")
         return
+    if (placed := str(raw["resources"].get("placement_strategy"))).startswith("STRICT_"):
+        told = f"a range of slots ({path}) can't be held to nodes, got {placed}; give one number there, or leave it out"
+        yield Fault("resources.placement_strategy", told)
     if isinstance(searcher, Mapping):
         name, at_once = searcher.get("name"), searcher.get("max_concurrent_trials")
         if name != "single" and at_once != 1:

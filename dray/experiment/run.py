@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import math
+import os
 import secrets
 import signal
 import threading
@@ -18,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,24 +27,29 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
 import dray
+from dray.cluster.autoscaler import limits
+from dray.cluster.demand import Demand
 from dray.cluster.desk import Message
 from dray.cluster.elastic import Elastic
 from dray.cluster.failure import Failure
-from dray.cluster.lending import Slots, WorkerGroup, end_groups, start_desk
-from dray.cluster.ray_cluster import Cluster, most_slots, slot_kind, slots_now, upload
+from dray.cluster.lending import Slots, WorkerGroup, end_groups, start_desk, waiting
+from dray.cluster.node_checks import UnfitNode
+from dray.cluster.ray_cluster import Cluster, groups_in, most_slots, slot_kind, slots_now
 from dray.cluster.startup_hook import HOOK, StartupHookFailed
 from dray.cluster.watch import Watch
-from dray.experiment.code import ByValue, FromDirectory
+from dray.experiment.code import ByValue, FromDirectory, Sent
 from dray.experiment.config import ExperimentConfig
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.display import Display
 from dray.experiment.errors import ConfigError, DeskLost, ExperimentError
 from dray.experiment.metrics_log import MetricsLog
+from dray.experiment.nodes import checked_nodes, told_of_node
 from dray.experiment.observers import Observers
 from dray.experiment.restarts import record, recorded, why_given_up
 from dray.experiment.retention import Policy, Retention
 from dray.experiment.timeline import Timeline
-from dray.hosts.ray_worker import REPORT, Lease
+from dray.experiment.travel import send
+from dray.hosts.ray_worker import REPORT, TOGETHER_S, Lease
 from dray.hosts.ray_worker import Experiment as TrialsExperiment
 from dray.storage import CheckpointStore
 from dray.training.units import Batch, TrainUnit
@@ -56,8 +63,10 @@ POLL_S = 0.25
 """How often the driver looks at signals and the display when nothing happens."""
 CLUSTER_CHECK_S = 5.0
 """How often the driver looks whether the cluster has grown."""
-SIZE_CHECK_S = 1.0
-"""How often the driver looks whether an elastic group should have another size."""
+GROUPS_CHECK_S = 1.0
+"""How often the driver looks, on a cluster, which groups have what they need, and which are needed."""
+REPORTS_PER_S = 300
+"""Of all trials together, that nobody waits for: a third of what the desk can take (`bench/scale.py`)."""
 GROUP_STARTS_IN_VAIN = 5
 """A group that starts so often without finishing one lease ends the experiment."""
 IN_TURN_S = 30.0
@@ -111,7 +120,8 @@ class Run:
         self.config, self.search, self.display, self.cluster = config, search, display, cluster
         self._failures = recorded(records)
         self.counts = Counts(restarts=Counter({trial: len(mine) for trial, mine in self._failures.items()}))
-        self._directory, self._journal, self._metrics, self._load_trial = directory, journal, metrics, load_trial
+        self._directory, self._journal, self._metrics = directory, journal, metrics
+        self._load_trial: FromDirectory | ByValue | Sent = load_trial
         self._on_message, self._revived, self._observers = on_message, revived, observers
         self._timeline = Timeline(directory.metrics)
         self._lock = threading.RLock()
@@ -119,7 +129,7 @@ class Run:
         self._stop_signals = 0
         self._groups: dict[str, WorkerGroup] = {}
         self._booting: set[str] = set()
-        self._groups_wanted = 0
+        self._sought_at = -math.inf
         self._starts: Counter[str] = Counter()
         self._placements: dict[str, PlacementGroup] = {}
         self._taken_away: set[Any] = set()
@@ -141,54 +151,60 @@ class Run:
         self._began = time.monotonic()
         self._first: dict[str, float] = {}
         self._few_cores = _groups_at_once() == 1
-        self._slots = self._find_slots()
+        self._slots = self._find_slots(load_trial)
         self._experiment = self._for_trials()
         # Of this run of the experiment; one that resumes it is another.
         self._name = f"{directory.path.name}-{secrets.token_hex(4)}"
+        self._needs = None if cluster.own else checked_nodes(directory, self._name, gpu=self._slots.gpu)
         sizes = config.slots_per_trial
         if cluster.own:  # it does not grow
-            sizes = tuple(size for size in sizes if size <= self._slots_free())
+            sizes = tuple(size for size in sizes if size <= sum(self._slots_now()))
         self._elastic = Elastic(self._slots, sizes, name=self._name) if len(config.slots_per_trial) > 1 else None
-        self._size_looked_at = 0.0
+        self._groups_looked_at = 0.0
+        self._waiting: set[str] = set()
         self._given_up: set[str] = set()
         name = f"dray-desk-{self._name}"
-        self.desk = start_desk(name)
+        self.desk = start_desk(name, self._slots.runtime_env)
         self._tune = TuneDriver(
             search,
             lock=self._lock,
+            together=journal.together,
             act=self._act,
-            wanted=self._handles_wanted,
-            expect=self.desk.expect.remote,
-            lost=self.desk.lost.remote,
             source=name,
             namespace=ray.get_runtime_context().namespace,
             directory=directory.ray / f"tune-{time.time_ns()}",
+            path=None if cluster.own else lambda: str(ray.get(self.desk.place.remote())),
         )
 
     # ------------------------------------------------------------------ before anything trains
-    def _find_slots(self) -> Slots:
-        asked = self.config.resources
-        kind = slot_kind(asked.slot)
-        most = most_slots(kind, asked.cpus_per_slot)
-        least = self.config.slots_per_trial[0]
-        if most < least:
+    def _find_slots(self, load_trial: FromDirectory | ByValue) -> Slots:
+        asked, least = self.config.resources, self.config.slots_per_trial[0]
+        grows = None if self.cluster.own else limits()
+        kind = slot_kind(asked.slot, grows)
+        if kind is None:
+            told = f"{self.cluster.told} has an autoscaler that does not tell what it can start: say gpu, or cpu"
+            raise ConfigError([("resources.slot", told)])
+        most = most_slots(kind, asked.cpus_per_slot, grows)
+        if most is not None and not groups_in(most, least, asked.placement_strategy):
             other = "cpu" if kind == "gpu" else "gpu"
             told = (
-                f"{least} slots asked, but {self.cluster.told} has, or can grow to, {most} {kind} "
-                f"slots (with {asked.cpus_per_slot} CPUs each); ask for fewer, or for resources.slot: {other}"
+                f"{least} slots asked{_placed(asked.placement_strategy)}, but {self.cluster.told} has, or can grow to, "
+                f"{sum(most)} {kind} slots (with {asked.cpus_per_slot} CPUs each) on {sum(map(bool, most))} nodes; ask "
+                f"for fewer, or for resources.slot: {other}"
             )
             raise ConfigError([("resources.slots_per_trial", told)])
-        load = self._load_trial
         environment: dict[str, Any] = {}
-        if not self.cluster.own and isinstance(load, FromDirectory) and load.directory is not None:
-            environment = {"working_dir": upload(self._directory.code)}
-            self._load_trial = FromDirectory(entrypoint=load.entrypoint, directory=None)
-        return Slots(
+        if not self.cluster.own:
+            self._load_trial, environment = send(load_trial, self._directory, self.config, self.display.say)
+        slots = Slots(
             per_trial=least,
             gpu=kind == "gpu",
             cpus_per_slot=asked.cpus_per_slot,
             runtime_env=environment,
+            placement_strategy=asked.placement_strategy,
         )
+        self._demand = Demand(slots, grows)
+        return slots
 
     def _for_trials(self) -> TrialsExperiment:
         searcher = self.config.searcher
@@ -199,6 +215,8 @@ class Run:
         return TrialsExperiment(
             experiment_id=1,
             config=self.config.to_dict(),
+            data=self.config.data,
+            secrets=self.config.secrets,
             metric=searcher.metric,
             smaller_is_better=searcher.smaller_is_better,
             max_length=length,
@@ -256,7 +274,7 @@ class Run:
 
     def _serve(self, tune: threading.Thread) -> None:
         began = looked = time.monotonic()
-        self._mail = self.desk.messages.remote()
+        self._ask_for_mail()
         while self._error is None and self._tune.error is None and not self._stop_signals:
             self._read_mail()
             if tune.ident is None:
@@ -276,8 +294,12 @@ class Run:
         ready, _ = ray.wait([self._mail], timeout=POLL_S)
         if ready:
             self._read(ray.get(self._mail))
-            self._mail = self.desk.messages.remote()
+            self._ask_for_mail()
         return bool(ready)
+
+    def _ask_for_mail(self) -> None:
+        self._mail = self.desk.messages.remote(dict(self._recorded))
+        self._recorded.clear()
 
     def _close(self, tune: threading.Thread) -> None:
         """End what runs, letting trials save; then end what was started."""
@@ -294,6 +316,10 @@ class Run:
         if self._elastic is not None:
             with contextlib.suppress(ray.exceptions.RayError):  # as above
                 self._elastic.close()
+        if not self.cluster.own and not lost:
+            with contextlib.suppress(ray.exceptions.RayError):  # as above
+                for name in waiting(self._groups) | self._booting:  # for nodes, or processes, that are wanted no more
+                    self._give_up(name)
         # On a cluster of others its workers first give back what they hold. Without a desk they would try for ever.
         end_groups(self._groups.values(), within_s=0 if self.cluster.own or lost else GROUPS_END_S)
         if not self.cluster.own:
@@ -321,7 +347,7 @@ class Run:
                     if self._elastic is not None:
                         self._elastic.arrived()
                 case "broken":
-                    self._error = _told_by_worker(message.cause)
+                    self._error = _told_by_worker(message.cause, self._directory.path)
                 case "joined":
                     self._booting.discard(message.group)
                     self._starts[message.group] += 1
@@ -331,6 +357,8 @@ class Run:
                 case "vacated":
                     if self._elastic is not None:
                         self._give_up(message.group)
+                case "spare":
+                    self._give_up(message.group)
                 case "retired":
                     self.counts.groups_retired += 1
                     if self.config.resources.reuse_workers:
@@ -362,9 +390,6 @@ class Run:
                     if message.outcome != "errored":
                         self._failed_groups = 0
                     self._left(message)
-        if self._recorded:
-            self.desk.recorded.remote(dict(self._recorded))
-            self._recorded.clear()
 
     def _bind(self, message: Message) -> None:
         with self._lock:
@@ -385,6 +410,7 @@ class Run:
                 store=self._directory.store(message.trial),
                 last_step=view.last_step,
                 revived=message.trial in self._revived,
+                together_s=max(TOGETHER_S, len(self._groups) / REPORTS_PER_S),
             )
         if wanted:
             self.desk.bind.remote(message.lease, {"number": message.lease, "lease": lease})
@@ -438,8 +464,8 @@ class Run:
         return [trial for trial in self.search.trials.values() if _is_runnable(trial)]
 
     # ------------------------------------------------------------------ groups
-    def _slots_free(self) -> int:
-        return slots_now("gpu" if self._slots.gpu else "cpu", self._slots.cpus_per_slot)
+    def _slots_now(self) -> list[int]:
+        return slots_now(self._slots.kind, self._slots.cpus_per_slot)
 
     def _groups_may_start(self) -> bool:
         """Groups after the first: at once on a cluster; on a machine of our own, when the first one trains.
@@ -456,17 +482,16 @@ class Run:
         handle = self._first.get("handle", math.inf) - self._first["arrived"]
         return not self._few_cores or time.monotonic() - self._first["rows"] > group + handle
 
-    def _handles_wanted(self) -> int:
-        """One for each group, all further ones at once: results wait while a handle starts."""
-        return self._groups_wanted if self._groups_may_start() else 1
-
     def _start_groups(self) -> None:
-        """Start as many groups as the cluster has room and the search has trials for."""
+        """Start as many groups as the search has trials for and the cluster has room, or may come to have."""
+        self._sought_at = time.monotonic()
         with self._lock:
             runnable = len(self._runnable())
-        room = 1 if self._elastic else max(1, self._slots_free() // self._slots.per_trial)
-        self._groups_wanted = wanted = min(room, max(runnable, len(self._groups)))
-        while len(self._groups) < wanted and len(self._booting) < _groups_at_once():
+        if runnable <= len(self._groups):  # mostly; what follows asks Ray for its nodes
+            return
+        room = 1 if self._elastic else self._demand.room()
+        wanted = min(runnable, room) if self.cluster.own or self._elastic else self._demand.most(runnable)
+        while len(self._groups) < wanted and self._another_may_start(room):
             name = f"group-{next(self._group_numbers)}"
             self._booting.add(name)
             slots = replace(self._slots, per_trial=self._elastic.start()) if self._elastic else self._slots
@@ -482,10 +507,19 @@ class Run:
                     "load_trial": self._load_trial,
                     "run": self._name,
                     "log_format": dray.LOG_FORMAT,
+                    "needs": self._needs,
                 },
                 directory=self._directory.ray,
                 on_end=lambda name, error: self._ended_groups.append((name, error)),
             )
+
+    def _another_may_start(self, room: int) -> bool:
+        starting = self._booting - self._waiting
+        if len(self._groups) < room:
+            return len(starting) < _groups_at_once()
+        # It waits for another node: until then it takes nothing from those whose workers start, and of the driver's
+        # machine, which its controller is on, one CPU for a second or two.
+        return len(starting - self._placements.keys()) < max(1, (os.cpu_count() or 1) // 2)
 
     def _draining(self, nodes: Collection[str]) -> None:
         """These nodes are to be taken away: their groups' trials save, and go on elsewhere. In the watch's thread."""
@@ -498,18 +532,40 @@ class Run:
                 self.display.say(f"a node of worker group {group} is to be taken away: what it runs goes on elsewhere")
                 self.desk.vacate.remote(group)
 
-    def _look_at_size(self) -> None:
+    def _look_at_cluster(self) -> bool:
+        """See which groups wait for nodes, and which should not be there: have another size, or no trial.
+
+        False if it is not time for it.
+        """
+        if self.cluster.own or time.monotonic() < self._groups_looked_at + GROUPS_CHECK_S:
+            return False
+        self._groups_looked_at = time.monotonic()
+        there = {name: group for name, group in self._groups.items() if name not in self._given_up}
+        self._waiting = waiting(there)
+        if self._elastic is not None:
+            self._look_at_size(self._elastic, there)
+        else:
+            with self._lock:
+                runnable = len(self._runnable())
+            if spare := self._demand.too_many(len(there), runnable):
+                # First those that wait for nodes, which are wanted no more. If one of them has lost its node, and no
+                # other comes, its trial goes on in a group that has one.
+                ends = sorted(self._waiting)[:spare]
+                for name in ends:
+                    self._give_up(name)
+                self.desk.spare.remote(spare - len(ends))
+        if told := self._demand.wait(len(self._waiting), len(there)):
+            self.display.say(told)
+        self.display.waits(self._demand.now)
+        return True
+
+    def _look_at_size(self, elastic: Elastic, groups: Mapping[str, WorkerGroup]) -> None:
         """Let go of an elastic group that another size would serve better; one of that size takes its place."""
-        if self._elastic is None or self.cluster.own or time.monotonic() < self._size_looked_at + SIZE_CHECK_S:
-            return
-        self._size_looked_at = time.monotonic()
-        for name, group in self._groups.items():
-            if name in self._given_up:
-                continue
-            if self._elastic.must_shrink(group.lacks()):
+        for name in groups:
+            if elastic.must_shrink(name in self._waiting):
                 self.display.say(f"worker group {name} has lost a part of it: what it runs goes on with fewer slots")
                 self._give_up(name)
-            elif name not in self._booting and (size := self._elastic.may_grow()):
+            elif name not in self._booting and (size := elastic.may_grow()):
                 self.display.say(f"there are more slots than worker group {name} has: what it runs goes on with {size}")
                 self.desk.vacate.remote(name)
 
@@ -526,7 +582,7 @@ class Run:
         )
 
     def _look_after_groups(self) -> None:
-        self._look_at_size()
+        looked = self._look_at_cluster()
         while self._ended_groups:
             name, error = self._ended_groups.pop()
             if self.search.done is not None:
@@ -547,7 +603,9 @@ class Run:
             if self._failed_groups > GROUP_STARTS_IN_VAIN:
                 self._error = ExperimentError(f"{self._failed_groups} worker groups ended, the last with: {error}")
                 return
-        if not self._booting and self._groups_may_start():
+        # Not with every message: it asks Ray for its nodes, and goes through all trials.
+        looks = looked or (not self._booting and time.monotonic() > self._sought_at + POLL_S)
+        if looks and self._groups_may_start():
             self._start_groups()
 
     # ------------------------------------------------------------------ signals
@@ -598,11 +656,18 @@ def _groups_at_once() -> int:
     return max(1, int(ray.cluster_resources().get("CPU", 1)) // 4)
 
 
-def _told_by_worker(cause: Exception | None) -> Exception:
+def _placed(placement_strategy: str) -> str:
+    """What it asks of nodes, for a person."""
+    return {"STRICT_PACK": " on one node", "STRICT_SPREAD": " on as many nodes"}.get(placement_strategy, "")
+
+
+def _told_by_worker(cause: Exception | None, experiment: Path) -> Exception:
     """Why no trial can run, for the user."""
     match cause:
         case ConfigError():
             return cause
+        case UnfitNode():
+            return told_of_node(cause, experiment)
         case StartupHookFailed():
             return ConfigError([(HOOK, str(cause))], "The model's directory")
     return ExperimentError(f"a worker can't run any trial: {cause!r}")

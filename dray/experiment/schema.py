@@ -26,6 +26,7 @@ from pydantic import (
 
 from dray.experiment.command import is_class, parse_entrypoint
 from dray.experiment.length import Length, LengthUnit, parse_length
+from dray.masking import masked, texts
 from dray.storage import Location
 
 Variant: TypeAlias = Literal["stopping", "promotion"]
@@ -106,7 +107,24 @@ def _no_number(raw: object) -> object:
 
 
 def _storage_of(raw: object) -> object:
-    return _storage(raw) if isinstance(raw, str | os.PathLike) else raw
+    if isinstance(raw, str | os.PathLike):
+        return _storage(raw)
+    where = raw.get("storage_path") if isinstance(raw, Mapping) else None
+    # Its credentials are fields of their own, which are not stored.
+    return {**raw, **_storage(where)} if isinstance(raw, dict) and isinstance(where, str) and "://" in where else raw
+
+
+def _without_credentials(url: str) -> str:
+    """Urls are stored, and shown."""
+    if "@" in url or "?" in url:
+        raise ValueError("must hold no user, password or token, for it is stored; leave these to the environment")
+    return url
+
+
+def _bucket(name: str) -> str:
+    if ":" in name or "@" in name:
+        raise ValueError("must be the name alone; credentials are access_key and secret_key, or the environment's")
+    return name
 
 
 def _storage(raw: str | os.PathLike[str]) -> dict[str, Any]:
@@ -116,6 +134,9 @@ def _storage(raw: str | os.PathLike[str]) -> dict[str, Any]:
     where = Location.of(raw)
     if where.is_local:
         return {"type": "directory", "container_path": where.uri}
+    for name, _ in where.secrets:
+        if name not in SECRETS:
+            raise ValueError(f"{name} can't be given in the URI of a storage; leave it to the environment")
     return {"type": "uri", "storage_path": where.uri, **dict(where.secrets)}
 
 
@@ -124,6 +145,8 @@ MaxLength: TypeAlias = Annotated[Length, BeforeValidator(_length), _as_dict]
 Period: TypeAlias = Annotated[Length | None, BeforeValidator(_period), _as_dict]
 Seconds: TypeAlias = Annotated[float, Field(gt=0), AfterValidator(_whole_if_whole)]
 Directory: TypeAlias = Annotated[str, BeforeValidator(_as_text), Field(min_length=1)]
+Url: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_without_credentials)]
+Bucket: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_bucket)]
 Secret: TypeAlias = Annotated[SecretStr | None, Field(exclude=True)]
 
 
@@ -294,6 +317,11 @@ class Resources(_Section):
         default=None, description="what a slot is; found out from the cluster where it is not said", examples=["gpu"]
     )
     cpus_per_slot: int = Field(default=1, ge=1, description="CPUs that each worker gets", examples=[1])
+    placement_strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = Field(
+        default="PACK",
+        description="a trial's workers on few nodes if that is possible, on one, on many if possible, each on its own",
+        examples=["STRICT_PACK"],
+    )
     reuse_workers: bool = Field(
         default=True,
         description="whether trials follow one another in the same processes; a new start takes seconds",
@@ -328,22 +356,24 @@ class CheckpointStorage(_Section):
     storage_path: Directory | None = Field(
         default=None, description="the directory, or the URI", examples=["/mnt/results"]
     )
-    bucket: str | None = Field(default=None, min_length=1, description="the bucket", examples=["my-bucket"])
+    bucket: Bucket | None = Field(default=None, description="the bucket", examples=["my-bucket"])
     prefix: str | None = Field(default=None, description="where in the bucket", examples=["results"])
-    endpoint_url: str | None = Field(
-        default=None, min_length=1, description="of an S3 that is not Amazon's", examples=["http://minio:9000"]
+    endpoint_url: Url | None = Field(
+        default=None, description="of an S3 that is not Amazon's", examples=["http://minio:9000"]
     )
     access_key: Secret = Field(default=None, description="of S3", examples=["AKIA..."])
     secret_key: Secret = Field(default=None, description="of S3", examples=["..."])
+    session_token: Secret = Field(default=None, description="of S3, with keys that are lent", examples=["..."])
     container: str | None = Field(default=None, min_length=1, description="Azure's container", examples=["results"])
-    account_url: str | None = Field(
+    account_url: Url | None = Field(
         default=None,
-        min_length=1,
         description="Azure's account",
         examples=["https://me.blob.core.windows.net"],
     )
     connection_string: Secret = Field(default=None, description="of Azure", examples=["..."])
     credential: Secret = Field(default=None, description="of Azure, with account_url", examples=["..."])
+    account_key: Secret = Field(default=None, description="of Azure, in a URI", examples=["..."])
+    sas_token: Secret = Field(default=None, description="of Azure, in a URI", examples=["..."])
     save_experiment_best: int = Field(
         default=0, ge=0, description="how many of the experiment's best checkpoints are kept", examples=[1]
     )
@@ -390,26 +420,27 @@ class CheckpointStorage(_Section):
 
 
 #: Fields of ``checkpoint_storage`` that are shown and stored nowhere.
-SECRETS = ("access_key", "secret_key", "connection_string", "credential")
+SECRETS = (
+    "access_key", "secret_key", "session_token", "connection_string", "credential", "account_key", "sas_token"
+)  # fmt: skip
 _RETENTION = ("save_experiment_best", "save_trial_best", "save_trial_latest")
 #: The fields of each type of ``checkpoint_storage``, the first of them required.
 STORAGE_FIELDS: dict[str | None, tuple[str, ...]] = {
     None: ("type", *_RETENTION),
     "directory": ("type", "container_path", "storage_path", *_RETENTION),
     "shared_fs": ("host_path", "storage_path", "type", *_RETENTION),
-    "s3": ("bucket", "prefix", "access_key", "secret_key", "endpoint_url", "type", *_RETENTION),
+    "s3": ("bucket", "prefix", "access_key", "secret_key", "session_token", "endpoint_url", "type", *_RETENTION),
     "gcs": ("bucket", "prefix", "type", *_RETENTION),
     "azure": ("container", "connection_string", "account_url", "credential", "type", *_RETENTION),
-    "uri": ("storage_path", "access_key", "secret_key", "type", *_RETENTION),
+    "uri": ("storage_path", *SECRETS, "type", *_RETENTION),
 }
 
 
 class MLflow(_Section):
     """Where MLflow keeps the runs: one for the experiment, and one below it for each trial."""
 
-    tracking_uri: str | None = Field(
+    tracking_uri: Url | None = Field(
         default=None,
-        min_length=1,
         description="of the tracking server; that of MLFLOW_TRACKING_URI by default",
         examples=["http://mlflow:5000"],
     )
@@ -461,7 +492,8 @@ class ExperimentConfig(_Section):
         entrypoint: ``module:Class``, or a program such as ``python3 train.py --epochs 1`` (also as a list of words);
             None where the trial's class is given from Python.
         hyperparameters: As written: constants and spaces, by name.
-        data: Free for the user; the trial reads it with ``context.get_data_config()``.
+        data: Free for the user; the trial reads it with ``context.get_data_config()``. What is below ``data.secrets``
+            the trial alone gets to see.
         min_validation_period: A trial validates at least this often; None: only where the search or the end asks.
         min_checkpoint_period: A trial saves at least this often; None: by ``checkpoint_policy`` and at the end.
         max_restarts: How often one trial may be started again after a failure. It is given up before that when it runs
@@ -475,7 +507,12 @@ class ExperimentConfig(_Section):
     name: str = Field(min_length=1, description="the experiment's name", examples=["digits-asha"])
     description: str = Field(default="", description="for people", examples=["a first sweep"])
     labels: list[str] = Field(default_factory=list, description="for people", examples=["[digits, sweep]"])
-    data: dict[str, Any] = Field(default_factory=dict, description="free for the trial", examples=["{path: /data}"])
+    data: dict[str, Any] = Field(
+        default_factory=dict,
+        description="free for the trial; values below secrets are stored and shown nowhere",
+        examples=["{path: /data}"],
+        repr=False,
+    )
     entrypoint: Annotated[str | list[str] | None, BeforeValidator(_entrypoint)] = Field(
         default=None, description="the trial's class, or a program", examples=["model_def:DigitsTrial"]
     )
@@ -526,9 +563,9 @@ class ExperimentConfig(_Section):
         return even_sizes(asked, constant(self.hyperparameters["global_batch_size"]))
 
     def to_dict(self) -> dict[str, Any]:
-        """The config as plain lists, mappings and scalars, with every default filled in.
+        """The config as plain lists, mappings and scalars, with every default filled in and without its secrets.
 
-        ``load_config(config.to_dict()) == config``, also by way of a YAML file.
+        ``load_config(config.to_dict()) == config`` for one without secrets, also by way of a YAML file.
         """
         plain = self.model_dump(mode="python", exclude_none=True)
         used = searcher_fields(self.searcher.name)
@@ -537,7 +574,14 @@ class ExperimentConfig(_Section):
         if "options" in used:
             plain["searcher"]["options"] = self.searcher.options
         plain["hyperparameters"], plain["data"] = self.hyperparameters, self.data
-        return plain
+        return masked(plain)
+
+    @property
+    def secrets(self) -> list[str]:
+        """Texts that no file may hold which the experiment leaves."""
+        storage = self.checkpoint_storage.location
+        keys = dict(storage.secrets) if storage is not None else {}
+        return texts({"data": {"secrets": [self.data.get("secrets"), keys]}})
 
 
 def constant(spec: Any) -> Any:

@@ -12,16 +12,25 @@ from dray.experiment.schema import ExperimentConfig
 from dray.storage import Location, opened, store_at
 
 
-def with_storage(config: ExperimentConfig, where: str | os.PathLike[str]) -> ExperimentConfig:
+def with_storage(config: ExperimentConfig, where: str | os.PathLike[str] | None) -> ExperimentConfig:
     """The config with its checkpoints in another place, of which it keeps as many as before.
+
+    Args:
+        where: the place; None: that of the config or, if it says none, of ``DRAY_STORAGE`` in the environment, by which
+            a cluster has a place for all experiments.
 
     Raises:
         ConfigError: there can't be such a place.
     """
+    field = "storage_path"
+    if where is None and config.checkpoint_storage.location is None:
+        field, where = "DRAY_STORAGE", os.environ.get("DRAY_STORAGE") or None
+    if where is None:
+        return config
     try:
         return config.model_copy(update={"checkpoint_storage": config.checkpoint_storage.at(where)})
     except ValueError as error:
-        raise ConfigError([("storage_path", str(error))], "The experiment") from None
+        raise ConfigError([(field, str(error))], "The experiment") from None
 
 
 def with_source(config: ExperimentConfig) -> ExperimentConfig:
@@ -59,4 +68,6 @@ def with_source(config: ExperimentConfig) -> ExperimentConfig:
 def _place(where: str, config: ExperimentConfig) -> Location:
     """With the config's credentials, if it is in the store that these are for."""
     place, own = Location.of(where), config.checkpoint_storage.location
+    if place.secrets:
+        raise ValueError("must hold no credentials, for it is stored; those of the environment are used")
     return place if own is None else place.like(own)

@@ -53,6 +53,7 @@ class LocalHost:
     metric: str | None = None
     best_supported = False
     is_remote = False
+    secrets: Sequence[str] = ()
 
     def __init__(
         self, directory: Path | None = None, *, trial_seed: int | None = None, code_dir: Path | None = None

@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +46,9 @@ class Experiment:
 
     Args:
         experiment_id: a number.
-        config: the experiment's config, as plain data.
+        config: the experiment's config, as plain data, without its secrets.
+        secrets: texts that are neither logged nor told; see `dray.masking`.
+        data: the config's, with them. Ray's dashboard shows what a run was started with as text, which has none of it.
         metric: the validation metric that the search compares.
         smaller_is_better: of the metric.
         max_length: as the search has it; reports count in its unit, in batches if it has none.
@@ -70,6 +72,12 @@ class Experiment:
     source_checkpoint: str | None = None
     time_metric: str | None = None
     time_rungs: Sequence[float] = ()
+    data: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    secrets: Sequence[str] = field(default=(), repr=False)
+
+    def for_code(self) -> dict[str, Any]:
+        """The config as a trial's code gets it."""
+        return {**self.config, "data": self.data}
 
     def score(self, value: object) -> float:
         """A metric as the search ranks it: smaller is better, and what is no finite number is the worst."""
@@ -90,6 +98,7 @@ class Lease:
         last_step: the longest length that the search has had a report of, or None.
         revived: the trial had ended, and goes on in a search that was extended: the end that its checkpoint tells of
             may be none any more.
+        together_s: as `TOGETHER_S`; longer where many trials report to one desk.
     """
 
     number: int
@@ -100,6 +109,7 @@ class Lease:
     store: CheckpointStore
     last_step: float | None
     revived: bool = False
+    together_s: float = TOGETHER_S
 
 
 class RayHost:
@@ -123,6 +133,7 @@ class RayHost:
         self.source_checkpoint = experiment.source_checkpoint
         self.tensorboard_path = lease.trial_dir / "tensorboard"
         self.code_dir = code_dir
+        self.secrets: Sequence[str] = ()  # the experiment's copy of the code has none
         self.max_length: TrainUnit | None = experiment.max_length
         self.rungs = experiment.rungs
         records = int(lease.hparams.get("global_batch_size", 1))
@@ -230,7 +241,7 @@ class RayHost:
             return False
         if report.validation is None and report.checkpoint is None and not report.decides and not report.final:
             self._kept += message["rows"]
-            if time.monotonic() < self._sent + TOGETHER_S:
+            if time.monotonic() < self._sent + self._lease.together_s:
                 return self._obey(self._heard())
             message["rows"] = []
         return self._obey(self._send(message, decides=report.decides or report.final))

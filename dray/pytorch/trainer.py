@@ -14,6 +14,7 @@ import torch
 import torch.utils.data
 
 from dray.hosts import LocalHost
+from dray.masking import masked, texts
 from dray.pytorch.callback import PyTorchCallback
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.data import DataLoader
@@ -414,6 +415,8 @@ class _Description:
         if self._made is None:
             host, context = self._context._host, self._context
             leave_out = host.directory.parent if isinstance(host, LocalHost) else None
+            config = None if context._exp_conf is None else masked(context._exp_conf)
+            secrets = [*host.secrets, *texts(context._exp_conf or {})]
             self._made = checkpoint.Description(
                 metadata={
                     "framework": f"torch-{torch.__version__}",
@@ -424,11 +427,13 @@ class _Description:
                     "trial_id": host.trial_id,
                     "trial_seed": context.get_trial_seed(),
                     "hparams": context._hparams,
-                    "experiment_config": context._exp_conf,
+                    "experiment_config": config,
                 },
                 hparams=context._hparams,
-                experiment=context._exp_conf,
-                code={} if host.code_dir is None else source.collect(host.code_dir, leave_out=leave_out),
+                experiment=config,
+                code={}
+                if host.code_dir is None
+                else source.collect(host.code_dir, leave_out=leave_out, secrets=secrets),
                 division=self._division,
             )
         return self._made

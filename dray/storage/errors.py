@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,8 +37,8 @@ def writing(staging: Path) -> Iterator[None]:
         shutil.rmtree(staging, ignore_errors=True)
         if (full := is_full(error)) is None:
             raise
-        told = f"no room for a checkpoint in {staging.parent}: {full.strerror}; free some, the last one stands"
-        raise StorageFull(full.errno, told) from error
+        where = f"in {staging.parent}: {full.strerror}, on {platform.node()}"
+        raise StorageFull(full.errno, f"no room for a checkpoint {where}; free some, the last one stands") from error
 
 
 def is_full(error: BaseException | None) -> OSError | None:

@@ -14,12 +14,14 @@ from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, unquote, urlencode
 
 _REMOTE = re.compile(r"([a-z][a-z0-9+.-]+)://([^?]*)(?:\?(.*))?", re.IGNORECASE | re.DOTALL)
 _S3 = ("region", "scheme", "endpoint_override", "role_arn", "tls_ca_file_path")
 _S3_SECRETS = ("access_key", "secret_key", "session_token")
+_SECRET = re.compile(r".*(key|secret|token|password|passphrase|credential|connection_string)s?", re.IGNORECASE)
 _GCS = ("scheme", "endpoint_override", "project_id", "anonymous")
+_PAIR = "s3://KEY:SECRET@BUCKET/PREFIX"
 S3_TIMEOUT_S = 30.0
 """How long S3 may take to answer; pyarrow's own 3 s are less than a busy store takes."""
 
@@ -30,8 +32,8 @@ class Location:
 
     Args:
         uri: `s3://bucket/prefix?region=...`, or the path of a local directory.
-        secrets: further arguments of its filesystem, as (name, value): access_key and secret_key of S3. Without them
-            the environment's are used.
+        secrets: further arguments of its filesystem, as (name, value): access_key and secret_key of S3, account_key
+            and the like of others. Without them the environment's are used.
     """
 
     uri: str
@@ -39,7 +41,7 @@ class Location:
 
     @classmethod
     def of(cls, where: str | os.PathLike[str] | Location) -> Location:
-        """A location of a path or a URI, in which S3's credentials may stand (`s3://KEY:SECRET@bucket`).
+        """A location of a path or a URI, in which credentials may stand (`s3://KEY:SECRET@bucket`, `?account_key=...`).
 
         Raises:
             ValueError: the URI is not one that can be used; says why.
@@ -54,17 +56,19 @@ class Location:
             return cls(str(Path(text).expanduser()))
         scheme, place, query = match.group(1).lower(), match.group(2).strip("/"), match.group(3) or ""
         found = parse_qsl(query, keep_blank_values=True)
-        secrets = [(name, value) for name, value in found if name in _S3_SECRETS]
-        bucket, at, rest = place.partition("@")
-        if scheme == "s3" and at and "/" not in bucket:
-            key, _, secret = bucket.partition(":")
-            secrets += [("access_key", key), ("secret_key", secret)]
+        secrets = [(name, value) for name, value in found if _SECRET.fullmatch(name)]
+        if ":" in place.partition("/")[0]:  # no name of a bucket has one; a secret may have a slash
+            pair, at, rest = place.partition("@")
+            if scheme != "s3" or not at:
+                raise ValueError(f"{scheme}://...:... is no place; write {scheme}://BUCKET/PREFIX, for S3 also {_PAIR}")
+            key, _, secret = pair.partition(":")
+            secrets += [("access_key", unquote(key)), ("secret_key", unquote(secret))]
             place = rest
         if not place:
             raise ValueError(f"{scheme}://{place} names no bucket; write {scheme}://BUCKET/PREFIX")
-        options = [(name, value) for name, value in found if name not in _S3_SECRETS]
-        known = {"s3": _S3, "gs": _GCS, "gcs": _GCS}.get(scheme)
-        for name, _ in options:
+        options = [(name, value) for name, value in found if not _SECRET.fullmatch(name)]
+        known = {"s3": _S3 + _S3_SECRETS, "gs": _GCS, "gcs": _GCS}.get(scheme)
+        for name, _ in found:
             if known is not None and name not in known:
                 raise ValueError(f"{scheme}://{place} has no option {name!r}; there are {', '.join(known)}")
         return cls(f"{scheme}://{place}" + (f"?{urlencode(options)}" if options else ""), tuple(secrets))

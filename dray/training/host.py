@@ -61,6 +61,8 @@ class Host(Protocol):
     tensorboard_path: Path
     #: What the trainer copies into `code/` of each checkpoint; None for nothing.
     code_dir: Path | None
+    #: Texts that are not to be in it there, beside those of the trial's own config; see `dray.masking`.
+    secrets: Sequence[str]
     #: A trial that has no checkpoint of its own begins with the state of this one, at its own first batch; or None.
     source_checkpoint: str | None
     #: The length that a search wants; None leaves it to `fit(max_length=...)`.

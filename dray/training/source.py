@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
+
+from dray.masking import hidden
 
 log = logging.getLogger(__name__)
 
@@ -14,11 +17,12 @@ MAX_BYTES = 16 << 20
 MAX_ENTRIES = 5_000
 
 
-def collect(directory: Path, *, leave_out: Path | None = None) -> dict[str, bytes]:
+def collect(directory: Path, *, leave_out: Path | None = None, secrets: Sequence[str] = ()) -> dict[str, bytes]:
     """The source files below `directory`, by relative path: text of known suffixes, up to 1 MiB each and 16 MiB in all.
 
     Hidden directories, caches and virtual environments are passed over, and so is `leave_out` (the checkpoints' own
     place: it may lie below). A directory too large to be a program's (a home directory) is cut off with a warning.
+    Where one of the `secrets` stands in a file it is crossed out.
     """
     leave_out = leave_out.resolve() if leave_out is not None else None
     files: dict[str, bytes] = {}
@@ -37,7 +41,7 @@ def collect(directory: Path, *, leave_out: Path | None = None) -> dict[str, byte
                     continue
                 total += size
                 if total <= MAX_BYTES:
-                    files[path.relative_to(directory.resolve()).as_posix()] = path.read_bytes()
+                    files[path.relative_to(directory.resolve()).as_posix()] = hidden(path.read_bytes(), secrets)
             except OSError as error:
                 log.warning("%s is left out of the checkpoint's code: %s", path, error)
         if total > MAX_BYTES or entries > MAX_ENTRIES:

@@ -123,7 +123,7 @@ def test_page_fits_a_phone(page: Any, tmp_path: Path) -> None:
         page.refresh()
         assert page.execute_script("return document.documentElement.scrollWidth") == NARROW
         wide = page.execute_script(
-            "return [...document.querySelectorAll('.plot svg')].map(plot => plot.getBoundingClientRect().right)"
+            "return [...document.querySelectorAll('.plot svg, .phases td')].map(it => it.getBoundingClientRect().right)"
         )
         assert max(wide) <= NARROW
         assert page.save_screenshot(str(tmp_path / "phone.png"))

@@ -45,8 +45,9 @@ DOING = {
     "checkpoint export": ("-o", "copy"),
     "ui": (),
 }
-#: What needs none; tested below, and in tests/test_cli.py.
-OTHERS = {"experiment create", "experiment list", "preview", "config schema", "cluster status"}
+#: What needs none; tested below, in tests/test_cli.py, tests/test_cluster_yaml.py and tests/cluster/test_check.py.
+OTHERS = {"experiment create", "experiment list", "preview", "config schema"}
+OTHERS |= {f"cluster {name}" for name in ("status", "check", "validate")}
 
 ON_ONE = {**{name: arguments for name, (arguments, _) in READING.items()}, **DOING}
 
@@ -304,13 +305,17 @@ def test_a_trials_logs_are_what_its_ranks_print(digits: ExperimentDirectory, dra
 
 def test_failures_are_told_with_the_error(digits: ExperimentDirectory, dray: Dray) -> None:
     error = 'Traceback ...\n  File "model_def.py", line 7, in train_batch\nZeroDivisionError: division by zero'
+    where = "ZeroDivisionError at model_def.py:7 in train_batch"
     with Journal(digits.journal) as journal:
         for event, trial in (("restarted", 3), ("restarted", 3), ("gave_up", 5)):
-            journal.append({"event": event, "trial": trial, "error": error, "where": "model_def.py:7", "why": "enough"})
-    assert "trial 3 2x, 5: ZeroDivisionError: division by zero (model_def.py:7)" in dray("e", "describe", "digits").out
+            journal.append({"event": event, "trial": trial, "error": error, "where": where, "why": "enough"})
+        journal.append({"event": "gave_up", "trial": 6, "error": "the worker died at 7", "where": "died: 7", "why": ""})
+    out = dray("e", "describe", "digits").out
+    assert "trial 3 2x, 5: ZeroDivisionError: division by zero (model_def.py:7 in train_batch)" in out
+    assert "trial 6: the worker died at 7\n" in out
     found = dray("e", "describe", "digits", "--json").value
     assert found["restarts"] == 2
-    assert [each["again"] for each in found["failures"]] == [True, True, False]
+    assert [each["again"] for each in found["failures"]] == [True, True, False, False]
     assert found["failures"][2]["error"] == error
     assert error in dray("t", "describe", "digits", "5").out
     twice = dray("t", "describe", "digits", "3").out

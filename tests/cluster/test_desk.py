@@ -29,7 +29,7 @@ async def settle() -> None:
 
 async def mail(desk: Desk) -> list[Message]:
     await settle()
-    return await desk.messages() if desk._outbox else []
+    return await desk.messages({}) if desk._outbox else []
 
 
 def kinds(messages: list[Message]) -> list[tuple[str, int]]:
@@ -89,65 +89,71 @@ def test_a_report_that_decides_waits_for_the_drivers_answer() -> None:
     async def play(desk: Desk) -> None:
         lease = await lend(desk, 3)
         report = task(desk.report(lease, REPORT, True))
-        handle = task(desk.serve("h", 100, 0))
-        assert await handle == Result(number=1, trial=3, step=1, value=0.5)
+        handle = task(desk.serve(100))
+        assert await handle == [Result(number=1, trial=3, step=1, value=0.5)]
         assert not report.done()
         await desk.answer(3, 1, "continue")
         assert await report == "continue"
-        report, handle = task(desk.report(lease, REPORT, True)), task(desk.serve("h", 100, 1))
-        assert (await handle).number == 2
+        report, handle = task(desk.report(lease, REPORT, True)), task(desk.serve(100))
+        assert [result.number for result in await handle] == [2]
         await desk.answer(3, 2, "stop")
         assert await report == "stop"
 
     scene(play)
 
 
-def test_a_handle_that_died_is_handed_its_unanswered_result_again() -> None:
+def test_the_handle_is_given_all_results_that_wait_each_once_and_of_a_trial_one_after_another() -> None:
     async def play(desk: Desk) -> None:
-        lease = await lend(desk, 3)
-        task(desk.report(lease, REPORT, True))
-        first = await desk.serve("h", 100, 0)
-        await desk.lost("h")
-        assert await desk.serve("h", 101, 0) == first
-
-    scene(play)
-
-
-def test_a_live_handle_is_not_handed_a_result_twice() -> None:
-    async def play(desk: Desk) -> None:
-        lease = await lend(desk, 3)
-        task(desk.report(lease, REPORT, True))
-        result = await desk.serve("h", 100, 0)
-        again = task(desk.serve("h", 100, result.number))
+        for trial, group in ((3, "g"), (4, "h")):
+            task(desk.report(await lend(desk, trial, group=group), REPORT, True))
         await settle()
-        assert not again.done()
-
-    scene(play)
-
-
-def test_results_wait_while_the_process_of_a_handle_starts_and_no_longer_than_the_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(desk_module, "HANDLE_START_S", 0.2)
-
-    async def play(desk: Desk) -> None:
-        lease = await lend(desk, 3)
-        for handle in ("h", "starting"):
-            await desk.expect(handle)
-        served = task(desk.serve("h", 100, 0))
-        task(desk.report(lease, REPORT, True))
+        await desk.finish(3, "errored")
+        assert [(r.trial, r.number) for r in await desk.serve(100) or []] == [(3, 1), (4, 2)]
+        more = task(desk.serve(100))
         await settle()
-        assert not served.done()
-        task(desk.serve("starting", 101, 0))
-        assert (await served).trial == 3
-        # Once more, and this time it never comes up.
+        assert not more.done()
+        await desk.answer(4, 2, "continue")
+        await settle()
+        assert not more.done()
         await desk.answer(3, 1, "continue")
-        await desk.lost("starting")
-        served = task(desk.serve("h", 100, 1))
-        task(desk.report(lease, REPORT, True))
+        assert await more == [Result(number=3, trial=3, outcome="errored")]
+
+    scene(play)
+
+
+def test_what_a_stopped_trial_said_later_is_not_asked_about() -> None:
+    async def play(desk: Desk) -> None:
+        task(desk.report(await lend(desk, 3), REPORT, True))
         await settle()
-        assert not served.done()
-        assert (await served).number == 2
+        await desk.finish(3, "errored")
+        await desk.serve(100)
+        more = task(desk.serve(100))
+        await desk.answer(3, 1, "stop")
+        await settle()
+        assert not more.done()
+
+    scene(play)
+
+
+def test_a_handle_in_the_place_of_a_dead_one_is_given_what_is_not_answered() -> None:
+    async def play(desk: Desk) -> None:
+        report = task(desk.report(await lend(desk, 3), REPORT, True))
+        first = await desk.serve(100)
+        # Its process has died in a call, which takes what comes before another process is there.
+        dead = task(desk.serve(100))
+        await settle()
+        task(desk.report(await lend(desk, 4, group="h"), REPORT, True))
+        assert [result.trial for result in await dead] == [4]
+        dead = task(desk.serve(100))
+        await settle()
+        again = await desk.serve(101)
+        assert await dead is None
+        assert again is not None
+        assert again[:1] == first
+        assert [result.trial for result in again] == [3, 4]
+        assert [message.process for message in await mail(desk) if message.kind == "handle"] == [101]
+        await desk.answer(3, 1, "continue")
+        assert await report == "continue"
 
     scene(play)
 
@@ -157,7 +163,7 @@ def test_the_final_report_ends_the_trial_and_is_not_waited_for() -> None:
         lease = await lend(desk, 3)
         assert await desk.report(lease, FINAL, True) == "continue"
         await desk.leave(lease, 0, "completed")
-        assert await desk.serve("h", 100, 0) == Result(number=1, trial=3, step=4, value=0.25, outcome="completed")
+        assert await desk.serve(100) == [Result(number=1, trial=3, step=4, value=0.25, outcome="completed")]
 
     scene(play)
 
@@ -194,7 +200,7 @@ def test_a_worker_lost_while_it_waits_for_a_decision_is_released_and_the_decisio
         await settle()
         task(desk.next_lease("g", "b", 0, 1, 0))
         assert await report == "fenced"
-        assert (await desk.serve("h", 100, 0)).trial == 3
+        assert [result.trial for result in await desk.serve(100) or []] == [3]
 
     scene(play)
 
@@ -229,9 +235,8 @@ def test_a_paused_trial_leaves_its_group_to_the_next_and_is_lent_again_when_it_i
         assert granted.trial == 3
         await desk.bind(granted.lease, {"number": granted.lease})
         assert await again == {"number": granted.lease}
-        # Its next result is served by any handle: it has none of its own since it paused.
         task(desk.report(granted.lease, REPORT, True))
-        assert (await desk.serve("another", 7, 0)).number == 2  # type: ignore[union-attr]
+        assert [result.number for result in await desk.serve(7) or []] == [2]
 
     scene(play)
 
@@ -246,7 +251,7 @@ def test_a_trial_resumed_while_it_still_saves_waits_until_it_has_left_its_group(
         await desk.enqueue([3, 4], first=True)
         task(desk.next_lease("free", "b", 0, 1, 0))
         assert [m.trial for m in await mail(desk) if m.kind == "granted"] == [4]
-        await desk.recorded({lease: 1})
+        task(desk.messages({lease: 1}))
         assert await desk.may_commit(lease), "what it saves now, it goes on from"
         await desk.leave(lease, 0, "paused")
         task(desk.next_lease("g", "a", 0, 1, lease))
@@ -347,7 +352,7 @@ def test_a_checkpoint_is_committed_only_after_the_driver_has_all_that_was_report
         allowed = task(desk.may_commit(lease))
         await settle()
         assert not allowed.done()
-        await desk.recorded({lease: 1})
+        task(desk.messages({lease: 1}))
         assert await allowed
 
     scene(play)
@@ -385,8 +390,8 @@ def test_closing_interrupts_those_who_wait_and_lends_no_more() -> None:
         await desk.close()
         assert await waiting == "interrupt"
         assert await desk.report(lease, REPORT, False) == "interrupt"
-        await desk.messages()
-        driver = task(desk.messages())
+        await desk.messages({})
+        driver = task(desk.messages({}))
         await settle()
         assert not await desk.quiet()  # trial 3 is out
         await desk.leave(lease, 0, "interrupted")
@@ -394,30 +399,19 @@ def test_closing_interrupts_those_who_wait_and_lends_no_more() -> None:
         assert await idle is None
         assert [message.kind for message in await driver] == ["left"]
         assert not await desk.quiet(), "what the driver was sent last may not have reached it"
-        driver = task(desk.messages())
+        driver = task(desk.messages({}))
         await settle()
         assert await desk.quiet()
 
     scene(play)
 
 
-def test_when_the_search_is_over_waiting_handles_go_home() -> None:
+def test_when_the_search_is_over_or_the_run_ends_the_waiting_handle_goes_home() -> None:
     async def play(desk: Desk) -> None:
-        handle = task(desk.serve("h", 100, 0))
-        await settle()
-        await desk.finished()
-        assert await handle is None
-
-    scene(play)
-
-
-def test_handle_of_an_unfinished_trial_goes_home_too_when_the_run_ends() -> None:
-    async def play(desk: Desk) -> None:
-        lease = await lend(desk, 3)
-        task(desk.report(lease, REPORT, True))
-        assert (await desk.serve("h", 100, 0)).number == 1  # type: ignore[union-attr]
+        task(desk.report(await lend(desk, 3), REPORT, True))
+        await desk.serve(100)
         await desk.answer(3, 1, "continue")
-        waiting = task(desk.serve("h", 100, 1))
+        waiting = task(desk.serve(100))
         await settle()
         assert not waiting.done()
         await desk.finished()

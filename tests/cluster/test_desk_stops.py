@@ -96,3 +96,35 @@ def test_a_rank_hears_at_once_that_the_run_ends_and_waits_no_longer_than_its_lea
         assert await wanted
 
     scene(play)
+
+
+def test_so_many_groups_without_a_trial_are_spared_and_get_none_any_more() -> None:
+    async def play(desk: Desk) -> None:
+        busy = await lend(desk, 3)
+        ranks = [task(desk.next_lease(group, "a", 0, 1, 0)) for group in ("b", "c", "d")]
+        starts = task(desk.next_lease("e", "a", 0, 2, 0))
+        await mail(desk)
+        await desk.spare(2)
+        assert {(message.kind, message.group) for message in await mail(desk)} == {("spare", "c"), ("spare", "d")}
+        await desk.enqueue([4, 5])
+        assert [(message.kind, message.group) for message in await mail(desk)] == [("granted", "b")]
+        await desk.spare(2)
+        assert await mail(desk) == [], "a trial waits for a group"
+        await desk.leave(busy, 0, "completed")
+        assert not any(rank.done() for rank in ranks), "it is for the driver to end them"
+        for rank in (*ranks, starts):
+            rank.cancel()
+
+    scene(play)
+
+
+def test_a_group_that_was_spared_is_not_told_of_as_lost() -> None:
+    async def play(desk: Desk) -> None:
+        rank = task(desk.next_lease("g", "a", 0, 1, 0))
+        await mail(desk)
+        await desk.spare(1)
+        await desk.dismiss("g")
+        assert [message.kind for message in await mail(desk)] == ["spare"]
+        rank.cancel()
+
+    scene(play)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,23 @@ USED = {
         "dray/cluster/ray_cluster.py",
     ),
     # module, attribute path: the parameters that are given (None: not called), and the file that gives them
-    ("ray._private.state", "GlobalState.get_max_resources_from_cluster_config"): (set(), "dray/cluster/ray_cluster.py"),
+    ("ray._private.state", "GlobalState.get_cluster_config"): (set(), "dray/cluster/autoscaler.py"),
+    ("ray.autoscaler.v2.sdk", "get_cluster_status"): ({"gcs_address"}, "dray/cluster/autoscaler.py"),
+    ("ray.experimental.internal_kv", "_internal_kv_get"): ({"key"}, "dray/cluster/autoscaler.py"),
     ("ray._private.state", "GlobalState.get_draining_nodes"): (set(), "dray/cluster/watch.py"),
     ("ray._private.runtime_env.working_dir", "upload_working_dir_if_needed"): (
         {"runtime_env", "include_gitignore", "scratch_dir", "logger"},
-        "dray/cluster/ray_cluster.py",
+        "dray/cluster/packages.py",
+    ),
+    ("ray.autoscaler._private.util", "prepare_config"): ({"config"}, "dray/cluster/launcher.py"),
+    ("ray.autoscaler._private.util", "validate_config"): ({"config"}, "dray/cluster/launcher.py"),
+    ("ray.autoscaler._private.resource_demand_scheduler", "_resource_based_utilization_scorer"): (
+        {"node_resources", "resources", "node_availability_summary"},
+        "dray/cluster/spot_first.py",
+    ),
+    ("ray.autoscaler._private.node_provider_availability_tracker", "NodeProviderAvailabilityTracker.summary"): (
+        set(),
+        "dray/cluster/spot_first.py",
     ),
     ("ray._private.worker", "print_to_stdstream"): ({"data", "ignore_prefix"}, "dray/cluster/chatter.py"),
     ("ray._private.worker", "global_worker_stdstream_dispatcher.handlers"): (None, "dray/cluster/chatter.py"),
@@ -32,15 +45,8 @@ USED = {
         {"tune_controller", "trial", "result"},
         "searchers/ray_tune.py",
     ),
-    ("ray.tune.schedulers", "FIFOScheduler.on_trial_complete"): (
-        {"tune_controller", "trial", "result"},
-        "searchers/ray_tune.py",
-    ),
-    ("ray.tune.schedulers", "FIFOScheduler.choose_trial_to_run"): ({"tune_controller"}, "searchers/ray_tune.py"),
-    ("ray.tune.search", "Searcher.suggest"): ({"trial_id"}, "searchers/ray_tune.py"),
     ("ray.tune.schedulers", "FIFOScheduler.on_trial_error"): ({"tune_controller", "trial"}, "searchers/ray_tune.py"),
-    ("ray.tune.experiment", "Trial.metric_analysis"): (None, "searchers/ray_tune.py"),
-    ("ray.tune.experiment", "Trial.metric_n_steps"): (None, "searchers/ray_tune.py"),
+    ("ray.tune.experiment", "Trial.error_file"): (None, "searchers/ray_tune.py"),
     ("ray.train.v2.api.data_parallel_trainer", "DataParallelTrainer._create_default_callbacks"): (
         set(),
         "dray/cluster/train_run.py",
@@ -75,6 +81,13 @@ USED = {
         set(),
         "dray/cluster/train_run.py",
     ),
+    ("ray._private.authentication.authentication_utils", "is_token_auth_enabled"): (set(), "dray/cluster/admission.py"),
+    ("ray._private.grpc_utils", "init_grpc_channel"): ({"address"}, "dray/cluster/admission.py"),
+    ("ray._private.utils", "read_ray_address"): (set(), "dray/cluster/admission.py"),
+    ("ray.core.generated.gcs_service_pb2", "GetClusterIdRequest"): (None, "dray/cluster/admission.py"),
+    ("ray.core.generated.gcs_service_pb2_grpc", "NodeInfoGcsServiceStub"): ({"channel"}, "dray/cluster/admission.py"),
+    ("ray.cloudpickle", "register_pickle_by_value"): ({"module"}, "dray/cluster/node_checks.py"),
+    ("ray.cloudpickle", "unregister_pickle_by_value"): ({"module"}, "dray/cluster/node_checks.py"),
     ("ray.train.backend", "Backend.share_cuda_visible_devices"): (None, "dray/cluster/train_run.py"),
     ("ray.train.v2.api.config", "RunConfig"): ({"worker_runtime_env", "logging_config"}, "dray/cluster/lending.py"),
     ("ray.train.v2.api.config", "FailureConfig"): (
@@ -104,6 +117,7 @@ def test_ray_has_what_dray_uses_of_its_inside(module: str, path: str) -> None:
         ("ray.train.v2._internal.constants", "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S"),
         ("ray.train.v2._internal.constants", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"),
         ("ray.train.v2._internal.constants", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"),
+        ("ray.autoscaler._private.constants", "RAY_AUTOSCALER_UTILIZATION_SCORER"),  # cluster.yaml does
         ("ray.tune.execution.tune_controller", "TUNE_MAX_PENDING_TRIALS_PG"),
         ("ray.tune.execution.tune_controller", "TUNE_GLOBAL_CHECKPOINT_S"),
         ("ray.tune.execution.tune_controller", "TUNE_PRINT_ALL_TRIAL_ERRORS"),
@@ -152,3 +166,24 @@ def test_ray_still_says_of_a_worker_that_it_was_killed_for_its_memory() -> None:
 
     raylet = Path(ray.__file__).parent / "core" / "src" / "ray" / "raylet" / "raylet"
     assert LOW_MEMORY.encode() in raylet.read_bytes(), f"{raylet} words it otherwise, see dray/cluster/failure.py"
+
+
+def test_autoscaler_is_still_told_its_file_and_its_cluster_on_its_command_line() -> None:
+    from ray._private import ray_constants, services
+
+    source = inspect.getsource(services.start_monitor)
+    for given in ("--gcs-address=", "--autoscaling-config=", '"monitor.py"'):
+        assert given in source, f"dray/cluster/autoscaler.py finds it by {given}"
+    assert ray_constants.DEBUG_AUTOSCALING_STATUS == "__autoscaling_status"
+
+
+def test_autoscaler_of_the_second_version_still_tells_what_it_starts() -> None:
+    from ray.autoscaler.v2.schema import ClusterStatus, LaunchRequest, NodeInfo, Stats
+
+    for kind, names in {
+        ClusterStatus: {"stats", "pending_launches", "pending_nodes", "failed_launches"},
+        LaunchRequest: {"ray_node_type_name", "count", "details", "failed_ts_s"},
+        NodeInfo: {"ray_node_type_name"},
+        Stats: {"autoscaler_version"},
+    }.items():
+        assert names <= {field.name for field in fields(kind)}, f"dray/cluster/autoscaler.py reads {names} of {kind}"

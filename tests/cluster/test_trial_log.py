@@ -18,6 +18,7 @@ import pytest
 
 from dray.cluster import trial_log
 from dray.cluster.children import children
+from dray.cluster.stamper import _begun
 from dray.cluster.trial_log import Stamper, log_as_python_starts, log_as_the_command_line, printed_to
 
 STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3})Z ")
@@ -51,6 +52,33 @@ def test_all_that_a_trial_prints_is_in_its_file_in_order(tmp_path: Path, capfd: 
     lines = ["printed {}", "to stderr", "by the system", "by a child"]
     assert printed(path) == [line.format(turn) for turn in range(2) for line in lines]
     assert capfd.readouterr().out == "before\nafter\n"
+
+
+def test_secrets_are_crossed_out_also_where_they_come_in_pieces(tmp_path: Path) -> None:
+    secrets = ["c4n4ry-t0k3n", "c4n4ry-t0k3n-and-more", 'with "quotes"']
+    with printed_to(tmp_path / "log", secrets) as log:
+        print("one c4n4ry-t0k3n, two c4n4ry-t0k3n, and c4n4ry")
+        subprocess.run(["echo", "c4n4ry-t0k3n-and-more"], check=True)
+        print(repr('with "quotes"'), '{"a": "with \\"quotes\\""}')
+        for piece in ("pieces: c4n4", "ry-t0", "k3n\n", "none: c4n4", "bis\n", "no end: c4n4ry"):
+            os.write(1, piece.encode())
+            time.sleep(0.01)  # most probably each is read by itself; the outcome does not depend on it
+        assert log.end().endswith("    | no end: c4n4ry")
+    assert printed(tmp_path / "log") == [
+        f"one {'x' * 12}, two {'x' * 12}, and c4n4ry",
+        "x" * 21,
+        f'\'{"x" * 13}\' {{"a": "{"x" * 15}"}}',
+        f"pieces: {'x' * 12}",
+        "none: c4n4bis",
+        "no end: c4n4ry",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "held"), [(b"", 0), (b"none", 0), (b"a", 1), (b"xaab", 3), (b"aabaab", 3), (b"aabaabc", 0), (b"aa", 2)]
+)
+def test_what_may_be_the_beginning_of_a_secret_waits(data: bytes, held: int) -> None:
+    assert _begun(b"aabc", data) == held
 
 
 def test_end_shows_the_last_lines_of_this_block_alone(tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from searchers.events import Action, Create, Done, Event, Exited, Pause, Reported, Resume, Started, Stop
 from searchers.promotion import PromotionASHA
-from searchers.ray_tune import Answer, TuneDriver, _Decide
+from searchers.ray_tune import Answer, TuneDriver
 from searchers.search import Search
 from searchers.space import parse
 
@@ -48,13 +50,12 @@ class Tune:
         self.records: list[dict[str, Any]] = []
         self.search = Search(method, parse({}), seed=0, smaller_is_better=True, log=self.records.append)
         self.told: list[Answer] = []
+        self.on_disk = 0
         self._driver = TuneDriver(
             self.search,
             lock=threading.RLock(),
-            act=self.told.append,
-            wanted=lambda: 1,
-            expect=lambda handle: None,
-            lost=lambda handle: None,
+            together=self._on_disk,
+            act=self._carry_out,
             source="desk",
             namespace="",
             directory=Path(),
@@ -63,37 +64,45 @@ class Tune:
         for trial in range(started):
             self.search.on(Started(trial=trial))
 
+    @contextlib.contextmanager
+    def _on_disk(self) -> Iterator[None]:
+        """What the search is told within is on disk after it, and is not to be carried out before."""
+        yield
+        self.on_disk = len(self.records)
+
+    def _carry_out(self, answer: Answer) -> None:
+        assert self.on_disk == len(self.records)
+        self.told.append(answer)
+
     def result(
         self, number: int, trial: int, step: float | None = None, value: float = 0.0, outcome: str | None = None
-    ) -> bool:
-        """Whether Tune is to end the handle."""
-        told = {"search_trial": trial, "number": number, "step": step, "value": value, "outcome": outcome}
-        stops = self._driver._take(told)
+    ) -> None:
+        told = SimpleNamespace(trial=trial, number=number, step=step, value=value, outcome=outcome)
+        goes_on = self._driver._take([told])  # type: ignore[list-item]  # any object with these
         if self._driver.error is not None:
             raise self._driver.error
-        return stops
+        assert goes_on
 
 
-def test_a_paused_trial_gives_its_handle_back_and_a_resumed_one_is_queued() -> None:
+def test_a_trial_is_paused_and_a_resumed_one_is_queued() -> None:
     tune = Tune(PromotionASHA(max_trials=4, max_length=4, num_rungs=2, divisor=2, max_concurrent_trials=1), started=1)
-    assert tune.result(1, 0, step=2, value=0.5)
+    tune.result(1, 0, step=2, value=0.5)
     tune.search.on(Started(trial=1))
-    assert tune.result(2, 1, step=2, value=0.6)
+    tune.result(2, 1, step=2, value=0.6)
     assert tune.told == [
         Answer(trial=0, number=1, decision="pause", creates=(1,)),
         Answer(trial=1, number=2, decision="pause", resumes=(0,)),
     ]
     assert [tune.search.trials[trial].state for trial in (0, 1)] == ["PENDING", "PAUSED"]
-    # Resumed, it reports by another handle.
     tune.search.on(Started(trial=0))
-    assert tune.result(3, 0, step=4, value=0.4, outcome="completed")
+    tune.result(3, 0, step=4, value=0.4, outcome="completed")
     assert tune.told[-1] == Answer(trial=0, number=3, decision="stop", creates=(2,))
 
 
 def test_paused_trials_without_hope_end_with_the_decision_and_the_search_with_them() -> None:
     tune = Tune(PromotionASHA(max_trials=2, max_length=4, num_rungs=2, divisor=2, max_concurrent_trials=2), started=2)
     tune.result(1, 0, step=2, value=0.5)
-    assert not tune.result(2, 1, step=2, value=0.4), "the better one goes on at once"
+    tune.result(2, 1, step=2, value=0.4)
     assert tune.told[-1] == Answer(trial=1, number=2, decision="continue", stops=(0,))
     tune.result(3, 1, step=4, value=0.4, outcome="completed")
     assert tune.told[-1].done
@@ -103,18 +112,18 @@ def test_paused_trials_without_hope_end_with_the_decision_and_the_search_with_th
 
 def test_a_result_that_comes_again_is_decided_and_carried_out_once() -> None:
     tune = Tune(PromotionASHA(max_trials=4, max_length=4, num_rungs=2, divisor=2, max_concurrent_trials=1), started=1)
-    assert tune.result(1, 0, step=2)
-    assert tune.result(1, 0, step=2)
+    tune.result(1, 0, step=2)
+    tune.result(1, 0, step=2)
     assert len(tune.told) == 1
     # Reported anew, as after a restart that crossed the pause: it still is paused.
-    assert tune.result(2, 0, step=2)
+    tune.result(2, 0, step=2)
     assert tune.told[-1] == Answer(trial=0, number=2, decision="pause")
 
 
 def test_a_trial_that_is_paused_and_resumed_by_one_decision_keeps_its_workers() -> None:
     report = Reported(trial=0, step=1, value=0.5)
     tune = Tune(Scripted(1, {report: [Pause(trial=0), Resume(trial=0)]}), started=1)
-    assert not tune.result(1, 0, step=1, value=0.5)
+    tune.result(1, 0, step=1, value=0.5)
     assert tune.told == [Answer(trial=0, number=1, decision="continue")]
     assert tune.search.trials[0].state == "RUNNING"
 
@@ -137,26 +146,26 @@ def test_a_paused_trial_that_failed_ends() -> None:
     report = Reported(trial=0, step=1, value=0.5)
     tune = Tune(Scripted(1, {report: [Pause(trial=0)]}), started=1)
     tune.result(1, 0, step=1, value=0.5)
-    assert tune.result(2, 0, outcome="errored")
+    tune.result(2, 0, outcome="errored")
     assert tune.told[-1] == Answer(trial=0, number=2, decision="stop")
     assert tune.search.trials[0].state == "ERRORED"
 
 
-class Handle:
-    """What Tune keeps of one."""
-
-    def __init__(self) -> None:
-        self.trial_id = "a"
-        self.metric_analysis = {"value": {"max": 1.0}}
-        self.metric_n_steps = {"value": {"5": [1.0]}}
+def test_a_search_that_fails_ends_the_run_with_its_error() -> None:
+    tune = Tune(Scripted(1, {Reported(trial=0, step=1, value=0.5): [Stop(trial=7)]}), started=1)
+    told = SimpleNamespace(trial=0, number=1, step=1, value=0.5, outcome=None)
+    assert not tune._driver._take([told])  # type: ignore[list-item]
+    assert tune._driver.error is not None
 
 
-def test_the_scheduler_hears_of_a_handle_that_died_and_drops_the_statistics_of_one_that_ended() -> None:
-    lost: list[str] = []
-    scheduler, handle = _Decide(lambda result: True, lost.append), Handle()
-    scheduler.on_trial_error(None, handle)
-    assert lost == ["a"]
-    assert handle.metric_analysis
-    scheduler.on_trial_complete(None, handle, {})
-    assert not handle.metric_analysis
-    assert not handle.metric_n_steps
+def test_results_that_come_at_once_are_decided_in_their_order_and_carried_out_when_all_are_on_disk() -> None:
+    tune = Tune(PromotionASHA(max_trials=2, max_length=4, num_rungs=2, divisor=2, max_concurrent_trials=2), started=2)
+    told = [
+        SimpleNamespace(trial=trial, number=number, step=2, value=value, outcome=None)
+        for number, trial, value in ((1, 0, 0.5), (2, 1, 0.4))
+    ]
+    assert tune._driver._take(told)  # type: ignore[arg-type]
+    assert tune.told == [
+        Answer(trial=0, number=1, decision="pause"),
+        Answer(trial=1, number=2, decision="continue", stops=(0,)),
+    ]

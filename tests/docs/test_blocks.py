@@ -80,6 +80,7 @@ def test_few_blocks_are_not_run() -> None:
     assert [(block.page, block.parsed_only) for block in blocks() if block.parsed_only is not None] == [
         ("clusters.md", "needs a cloud"),
         ("clusters.md", "needs a cluster with a dashboard"),
+        ("clusters.md", "needs a cluster"),
     ]
 
 
@@ -137,6 +138,8 @@ def check(words: list[str], page: str) -> None:
             for extra in re.findall(r"\[([\w,]+)\]", " ".join(what)):
                 project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
                 assert set(extra.split(",")) <= set(project["optional-dependencies"])
+        case ["python", file, *_] if file.startswith("clusters/"):
+            assert (ROOT / file).exists()
         case ["python", file] | ["torchrun", *_, file]:
             assert file in files(page)
         case ["ray", *_]:

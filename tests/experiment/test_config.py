@@ -459,6 +459,16 @@ def test_a_trial_has_as_many_slots_of_a_range_as_divide_its_batch() -> None:
         ({"resources": {"slots_per_trial": {"min": 0, "max": 2}}}, "resources.slots_per_trial.min", "must be >= 1"),
         ({"resources": {"slots_per_trial": {"min": 1}}}, "resources.slots_per_trial.max", "required, got nothing"),
         (
+            {"resources": {"slots_per_trial": {"min": 1, "max": 6}, "placement_strategy": "STRICT_PACK"}},
+            "resources.placement_strategy",
+            "can't be held to nodes, got STRICT_PACK; give one number there, or leave it out",
+        ),
+        (
+            {"resources": {"placement_strategy": "pack"}},
+            "resources.placement_strategy",
+            "must be one of PACK, STRICT_PACK, SPREAD, STRICT_SPREAD",
+        ),
+        (
             {"resources": {"slots_per_trial": {"min": 1, "max": 2, "mx": 3}}},
             "resources.slots_per_trial.mx",
             "did you mean max?",

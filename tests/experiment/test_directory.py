@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dray.experiment import directory as directory_module
-from dray.experiment.config import load_config
+from dray.experiment import ignore
+from dray.experiment.config import ExperimentConfig, load_config
 from dray.experiment.directory import ExperimentDirectory, new_path
 from dray.experiment.errors import ConfigError
+from dray.experiment.source import with_storage
 from tests.storage.power import Disk
 
 CONFIG = load_config(
@@ -85,13 +86,10 @@ def test_opening_what_is_no_experiment_says_what_is_missing(tmp_path: Path) -> N
 
 
 def test_directory_of_data_is_not_taken_for_code(tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory_module, "MOST_CODE_BYTES", 1 << 20)
-    with (code / ".git" / "pack").open("wb") as file:
-        file.truncate(2 << 20)
-    ExperimentDirectory.create(tmp_path / "history-does-not-count", CONFIG, code)
+    monkeypatch.setattr(ignore, "MOST_CODE_BYTES", 1 << 20)
     with (code / "parts" / "images.bin").open("wb") as file:
         file.truncate(2 << 20)
-    with pytest.raises(ConfigError, match=r"model_dir: .* holds more than 1 MiB; .* keep data elsewhere"):
+    with pytest.raises(ConfigError, match=r"model_dir: .* holds 2\.0 MiB, more than the 1 MiB"):
         ExperimentDirectory.create(tmp_path / "e", CONFIG, code)
     assert not (tmp_path / "e").exists()
 
@@ -115,6 +113,26 @@ def test_new_path_is_below_the_configs_storage_first(tmp_path: Path, monkeypatch
     assert new_path(config).parent == tmp_path / "storage"
     config = load_config({**CONFIG.to_dict(), "checkpoint_storage": "s3://bucket/results"})
     assert new_path(config).parent == tmp_path / "home"
+
+
+def test_an_experiment_that_says_nothing_of_storage_has_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    def where(config: ExperimentConfig, given: str | None = None) -> str | None:
+        location = with_storage(config, given).checkpoint_storage.location
+        return location and location.uri
+
+    ours = load_config({**CONFIG.to_dict(), "checkpoint_storage": {"type": "s3", "bucket": "ours"}})
+    keeps = load_config({**CONFIG.to_dict(), "checkpoint_storage": {"save_trial_latest": 3}})
+    assert where(CONFIG) is None
+    monkeypatch.setenv("DRAY_STORAGE", "s3://everybodys/results")
+    assert where(CONFIG) == "s3://everybodys/results"
+    assert with_storage(keeps, None).checkpoint_storage.save_trial_latest == 3
+    assert where(ours) == "s3://ours"
+    assert where(CONFIG, "gs://given") == "gs://given"
+    monkeypatch.setenv("DRAY_STORAGE", "")
+    assert where(CONFIG) is None
+    monkeypatch.setenv("DRAY_STORAGE", "s3://")
+    with pytest.raises(ConfigError, match="DRAY_STORAGE: s3:// names no bucket"):
+        where(CONFIG)
 
 
 def test_checkpoints_in_an_object_store_are_below_the_experiments_name(tmp_path: Path) -> None:

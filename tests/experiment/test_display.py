@@ -37,8 +37,8 @@ class FakeResult:
             "state": ["COMPLETED", "STOPPED", "COMPLETED", "ERRORED"],
             "hparams.lr": [0.1, 0.2, 0.3, 0.4],
             "hparams.layers": [[1, 2], [1, 2], [3], [3]],
-            "hparams.same": [64, 64, 64, 64],
-            "hparams.same_list": [[1], [1], [1], [1]],
+            "hparams.same": [64, 64, 64, None],  # the last has not started
+            "hparams.same_list": [[1], [1], [1], None],
             "batches": [20, 10, 20, 0],
             "metric": [0.5, 0.75, 0.25, None],
             "best_metric": [0.5, 0.625, 0.125, None],
@@ -129,6 +129,20 @@ def picture(
 def test_line_tells_that_groups_are_starting() -> None:
     assert line(search(), groups=0, wanted=1) == "digits · 0 of 8 trials ended · the first worker group starts · 0:00"
     assert " · 1 of 2 worker groups starting · " in line(search(), groups=1)
+    assert "worker group" not in line(search())
+
+
+def test_line_tells_what_groups_wait_for_as_long_as_they_do() -> None:
+    shown = Screen()
+    shown.display.begin(search(), [])
+    shown.display.waits("2 of 3 worker groups wait for nodes (2 spot starting)")
+    shown.display.update(search(), FakeCounts(), 1, 3)  # type: ignore[arg-type]
+    told = "digits · 0 of 8 trials ended · 0 running · 2 of 3 worker groups wait for nodes (2 spot starting) · 0:00"
+    assert shown.text.strip() == told
+    shown.display.waits("")
+    shown.display._due = 0.0
+    shown.display.update(search(), FakeCounts(), 1, 3)  # type: ignore[arg-type]
+    assert "2 of 3 worker groups starting" in shown.text
 
 
 @pytest.mark.api("8.16")
@@ -300,9 +314,13 @@ def test_in_a_notebook_one_output_is_kept_up_to_date(monkeypatch: pytest.MonkeyP
         for _ in range(100):
             shown.update(made, FakeCounts(), 1, 1)  # type: ignore[arg-type]
             clock += 0.1
+        assert ipython.versions == 10
+        assert "0 trials ended · 1 running" in ipython.shown[0]
+        for event in ended(0, 0.5)[1:]:
+            made.on(event)
+    # It stays, so it is as in the end.
+    assert "1 trials ended · 0 running" in ipython.shown[0]
     assert len(ipython.shown) == 1
-    assert ipython.versions == 10
-    assert "0 trials ended · 1 running" in ipython.shown[0]
     assert ipython.shown[0].startswith("<pre")
 
 
@@ -383,7 +401,7 @@ def test_end_tells_what_became_of_the_trials_and_where_all_of_it_is() -> None:
     screen = Screen()
     screen.display.result(FakeResult())  # type: ignore[arg-type]
     assert "4 trials (2 completed, 1 stopped, 1 errored) in 0:00. Results: " + str(LONG_PATH) in screen.text
-    assert f"look at them: dray report {LONG_PATH}; dray trial list {LONG_PATH} --best" in screen.text
+    assert f"look at them: dray report {LONG_PATH}\n              dray trial list {LONG_PATH} --best\n" in screen.text
 
 
 def test_an_experiment_in_the_default_storage_is_called_by_its_name(
@@ -392,4 +410,4 @@ def test_an_experiment_in_the_default_storage_is_called_by_its_name(
     monkeypatch.setenv("DRAY_HOME", str(tmp_path))
     screen = Screen(path=tmp_path / "digits-1")
     screen.display.result(FakeResult())  # type: ignore[arg-type]
-    assert screen.text.endswith("look at them: dray report digits-1; dray trial list digits-1 --best\n")
+    assert screen.text.endswith("look at them: dray report digits-1\n              dray trial list digits-1 --best\n")

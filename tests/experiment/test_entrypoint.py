@@ -164,6 +164,14 @@ def test_syntax_error_of_a_program_is_told_with_its_line(tmp_path: Path) -> None
     assert "line 2" in what
 
 
+def test_where_there_is_no_module_at_all_that_is_said(tmp_path: Path) -> None:
+    assert fault("my_model:MyTrial", tmp_path).endswith(f"no module my_model in {tmp_path}, and no other one")
+    write(tmp_path, "other", "")
+    assert fault("my_model:MyTrial", tmp_path).endswith(
+        f"no module my_model in {tmp_path}; the modules there are other"
+    )
+
+
 def test_model_that_needs_its_startup_hook_is_left_to_the_workers(tmp_path: Path) -> None:
     write(tmp_path, "my_model", "import my_absent_library\n")
     with pytest.raises(EntrypointError, match="my_absent_library"):

@@ -61,6 +61,14 @@ def resume(path: Path, **arguments: Any) -> dray.Experiment:
     return dray.Experiment.resume(path, trial=Trial, **arguments)  # type: ignore[arg-type]
 
 
+def test_a_finished_one_says_how_it_would_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = finished(tmp_path / "experiment")
+    resume(path).run()
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert first == f"it has ended already; for more: dray experiment extend {path} --max-trials N (or --max-length)"
+    assert second.startswith("best trials")
+
+
 @pytest.mark.parametrize(
     ("budget", "field"),
     [({"max_trials": 3}, "searcher.max_trials"), ({"max_length": 3}, "searcher.max_length")],

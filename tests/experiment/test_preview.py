@@ -28,11 +28,11 @@ def test_adaptive_shows_each_bracket_with_its_rungs() -> None:
     # Two brackets: 4**2/3 and 4/2 are as 8 to 3; of 24 trials 17 and 6, and the one that is left to the first.
     rows, below = shown(load_config(EXAMPLES / "adaptive.yaml"), 6)
     assert rows == [
-        ["0", "0", "1", "18", "14", "14"],
-        ["", "1", "4", "4", "3", "12"],
+        ["1", "1", "1", "18", "14", "14"],
+        ["", "2", "4", "4", "3", "12"],
+        ["", "3", "16", "1", "1", "16"],
+        ["2", "1", "4", "6", "5", "20"],
         ["", "2", "16", "1", "1", "16"],
-        ["1", "0", "4", "6", "5", "20"],
-        ["", "1", "16", "1", "1", "16"],
     ]
     assert below == (
         "24 trials, 78 epochs in all: as much as 4.9 trials of 16 epochs, 20% of training every one to its end\n"
@@ -43,19 +43,19 @@ def test_adaptive_shows_each_bracket_with_its_rungs() -> None:
 def test_promotion_trains_as_much_as_stopping_is_expected_to() -> None:
     # 32, 8, 2.
     rows, below = shown(load_config(EXAMPLES / "promotion.yaml"))
-    assert rows == [["0", "0", "1", "32", "24", "24"], ["", "1", "4", "8", "6", "24"], ["", "2", "16", "2", "2", "32"]]
+    assert rows == [["1", "1", "1", "32", "24", "24"], ["", "2", "4", "8", "6", "24"], ["", "3", "16", "2", "2", "32"]]
     assert below.startswith("32 trials, 80 epochs in all: as much as 5.0 trials of 16 epochs")
 
 
 def test_grid_has_its_points() -> None:
     rows, below = shown(load_config(EXAMPLES / "grid.yaml"), 0.1)
-    assert rows == [["0", "0", "8", "8", "8", "64"]]
+    assert rows == [["1", "1", "8", "8", "8", "64"]]
     assert below.endswith("about 3 days 8 h, where 0.1 trials of full length train in an hour")
 
 
 def test_search_of_a_program_without_a_length_has_trials_and_a_time() -> None:
     rows, below = shown(load_config(EXAMPLES / "script.yaml"), 2)
-    assert rows == [["0", "0", "as its fit() says", "3", "3", ""]]
+    assert rows == [["1", "1", "as its fit() says", "3", "3", ""]]
     assert below == "3 trials\nabout 1 h 30 min, where 2 trials of full length train in an hour"
 
 
@@ -71,5 +71,5 @@ def test_lengths_are_in_the_searchs_unit(length: dict[str, Any], unit: str) -> N
     searcher = {"name": "asha", "metric": "loss", "max_trials": 4, "num_rungs": 2, "divisor": 2, **length}
     made = {"min_validation_period": {"batches": 1}, "hyperparameters": {"global_batch_size": 1}, "searcher": searcher}
     rows, below = shown(load_config(made))
-    assert rows == [["0", "0", "2", "4", "2", "4"], ["", "1", "4", "2", "2", "8"]]
+    assert rows == [["1", "1", "2", "4", "2", "4"], ["", "2", "4", "2", "2", "8"]]
     assert below.startswith(f"4 trials, 12 {unit} in all: as much as 3.0 trials of 4 {unit}")

@@ -268,10 +268,28 @@ def test_report_of_a_running_experiment_says_so_and_of_its_failures(tmp_path: Pa
     assert '<p class="state running">' in html
     assert "ValueError: &lt;b&gt;17&lt;/b&gt; &amp; more" in html
     assert "<b>17</b>" not in html
-    assert "1 trials had invalid hyperparameters" in text
+    assert "1 trial had invalid hyperparameters" in text
+    # "layers" is [1, 2] in all that have validated, and nothing yet in one that has not started.
+    assert "trial state batches error lr 0 completed 20 0.25 0.1726" in text
     assert "3 failures; after 1 of them a trial was given up" in text
     story.journal.close()
     assert '<p class="state stopped">' in write_report(story.directory.path).read_text()
+
+
+def test_one_trial_alone_is_in_no_table_of_the_best(tmp_path: Path) -> None:
+    text = text_of(write_report(simulated(tmp_path / "one", 1).path).read_text())
+    assert "Trial 0 (completed) had validation_loss" in text
+    assert "1 best" not in text
+
+
+def test_failures_of_one_line_are_told_together_whatever_they_say(tmp_path: Path) -> None:
+    story = told(tmp_path, config())
+    where = "KeyError at model_def.py:14 in train_batch"
+    for trial in (4, 5):
+        story.write({"event": "restarted", "trial": trial, "error": f"KeyError: lr{trial} is missing", "where": where})
+    text = text_of(write_report(story.directory.path).read_text())
+    assert "lr5 is missing model_def.py:14 in train_batch · trial 4, 5" in text
+    assert "lr4" not in text
 
 
 def test_choices_with_hyperparameters_of_their_own_are_told_as_a_person_writes_them() -> None:

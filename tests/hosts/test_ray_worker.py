@@ -3,26 +3,64 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from dray.hosts import ray_worker
 from dray.hosts.ray_worker import Experiment, Lease, RayHost
 from dray.storage import CheckpointStore
+from dray.training.host import Report
+from dray.training.units import Batch
+
+EXPERIMENT = Experiment(
+    experiment_id=1,
+    config={},
+    metric="loss",
+    smaller_is_better=True,
+    max_length=Batch(100),
+    rungs=(),
+    validation_period=None,
+    checkpoint_period=None,
+    checkpoint_policy="best",
+)
+
+
+def lease_in(directory: Path, **fields: Any) -> Lease:
+    where = {"trial_dir": directory, "store": CheckpointStore(directory)}
+    return Lease(number=1, trial_id=1, trial_seed=0, hparams={}, last_step=None, **where, **fields)
+
+
+class Desk:
+    """Keeps the batches of the rows of each report, and never answers."""
+
+    def __init__(self) -> None:
+        self.reports: list[list[int]] = []
+        self.report = self
+
+    def remote(self, lease: int, report: dict[str, Any], decides: bool) -> object:
+        self.reports.append([row["batches"] for row in report["rows"]])
+        return object()
+
+
+@pytest.mark.parametrize(("together_s", "expected"), [(0.0, [[1], [2], [3]]), (1000.0, [[1], [2, 3]])])
+def test_metrics_travel_with_what_is_reported_within_the_time_that_its_lease_says(
+    together_s: float, expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_worker, "ray", SimpleNamespace(wait=lambda refs, timeout: ([], refs)))
+    desk = Desk()
+    host = RayHost(desk=desk, lease=lease_in(tmp_path, together_s=together_s), experiment=EXPERIMENT, code_dir=None)
+    for batches in (1, 2, 3):
+        assert not host.publish(Report(batches=batches, training={"loss": 0.5}))
+    host.flush()
+    assert desk.reports == expected
 
 
 def test_its_pulse_changes_with_every_batch_and_while_it_waits_for_its_store(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
-    lease = Lease(number=1, trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None)
-    experiment = Experiment(
-        experiment_id=1,
-        config={},
-        metric="loss",
-        smaller_is_better=True,
-        max_length=None,
-        rungs=(),
-        validation_period=None,
-        checkpoint_period=None,
-        checkpoint_policy="best",
-    )
-    host = RayHost(desk=None, lease=lease, experiment=experiment, code_dir=None)
+    lease = lease_in(tmp_path)
+    store = lease.store
+    host = RayHost(desk=None, lease=lease, experiment=EXPERIMENT, code_dir=None)
     progress = (0, 0)
     host.watch(lambda: progress)
     first = host.pulse()

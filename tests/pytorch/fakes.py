@@ -23,6 +23,7 @@ class FakeHost:
     latest_checkpoint: str | None = None
     source_checkpoint: str | None = None
     code_dir: Path | None = None
+    secrets: Sequence[str] = ()
     metric: str | None = None
     validation_period: TrainUnit | None = None
     checkpoint_period: TrainUnit | None = None

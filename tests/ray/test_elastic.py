@@ -30,6 +30,13 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, pytest.mark.t
 BATCHES, BATCH_SIZE, SAVED_EVERY = 2000, 16, 20
 RECORDS = 64  # of the trial's data
 PER_EPOCH = RECORDS // BATCH_SIZE
+HEALTH = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 2,
+}
+"""A node's death is noticed within two seconds."""
 
 
 def config(directory: Path, pause_s: float) -> dict[str, Any]:
@@ -65,15 +72,9 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     assert not ray.is_initialized(), "another test left its connection to Ray"
     directory = tmp_path_factory.mktemp("elastic")
     record = directory / "record"
-    health = {
-        "health_check_initial_delay_ms": 0,
-        "health_check_period_ms": 1000,
-        "health_check_timeout_ms": 1000,
-        "health_check_failure_threshold": 2,
-    }
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": health},
+        head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": HEALTH},
     )
     after_s: dict[str, float] = {}
 

@@ -268,6 +268,29 @@ def test_it_costs_no_write_of_its_own(tmp_path: Path, monkeypatch: pytest.Monkey
         assert len(synced) == 1
 
 
+def test_what_a_thread_appends_together_is_on_disk_at_the_end_by_one_write_and_what_others_append_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "j"
+    synced: list[int] = []
+    with Journal(path) as journal:
+        monkeypatch.setattr("os.fsync", synced.append)
+        with journal.together():
+            journal.append({"n": 0})
+            assert Journal.read(path) == []
+            other = threading.Thread(target=journal.append, args=({"n": 1},))
+            other.start()
+            other.join()
+            assert Journal.read(path) == [{"n": 0}, {"n": 1}]
+            journal.append({"n": 2})
+            journal.append({"n": 3})
+            assert len(synced) == 1
+        assert Journal.read(path) == [{"n": n} for n in range(4)]
+        assert len(synced) == 2
+        journal.append({"n": 4})
+        assert len(synced) == 3
+
+
 def test_who_writes_it_can_be_asked_and_asking_hinders_no_one(tmp_path: Path) -> None:
     path = tmp_path / "j"
     assert Journal.writer(path) is None, "there is none yet"

@@ -349,7 +349,7 @@ def first_rung(method: Method, trial: int) -> float:
 @pytest.mark.parametrize(
     "make", [diverging_stopping, diverging_promotion, diverging_adaptive, diverging_adaptive_promotion]
 )
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_no_trial_is_trained_past_the_rung_where_it_diverged(make: Callable[[], Method], seed: int) -> None:
     """A fifth of the configurations diverge, to NaN, an infinity or None, at a length of their own."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,19 @@ class Disk:
         self._files: dict[int, bytes] = {}
         self._folders: dict[int, dict[str, int]] = {}
         self._fsync = os.fsync
+        # What is open keeps its number: another file that got it would pass for this one.
+        self._open: list[int] = []
+        weakref.finalize(self, _close, self._open)
         monkeypatch.setattr(os, "fsync", self._noted)
 
     def _noted(self, descriptor: int) -> None:
         self._fsync(descriptor)
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        number = path.stat().st_ino
+        number = os.fstat(descriptor).st_ino
+        self._open.append(os.dup(descriptor))
         if path.is_dir():
-            self._folders[number] = {each.name: each.lstat().st_ino for each in path.iterdir()}
+            with os.scandir(path) as inside:  # numbers without a look at each: another thread may delete some
+                self._folders[number] = {each.name: each.inode() for each in inside}
         else:
             self._files[number] = path.read_bytes()
 
@@ -43,3 +49,8 @@ class Disk:
             else:
                 # A name may be there before the content is.
                 (there / name).write_bytes(self._files.get(inside, b""))
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -79,7 +79,7 @@ def best_at(good: frozenset[int]) -> Callable[[Command], Seen]:
 
 @pytest.mark.api("9.8")
 @given(plan=plans, good=st.frozensets(st.integers(1, 60)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_resuming_from_any_published_progress_yields_exactly_the_remaining_commands(
     plan: Plan, good: frozenset[int]
 ) -> None:
@@ -116,7 +116,7 @@ def test_a_run_that_was_stopped_and_resumed_does_what_one_never_stopped_does(
 
 
 @given(plan=plans)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_stretch_ends_where_the_next_thing_is_due(plan: Plan) -> None:
     """An oracle that asks batch by batch."""
     log, _ = commands(plan)
@@ -128,7 +128,7 @@ def test_every_stretch_ends_where_the_next_thing_is_due(plan: Plan) -> None:
 
 @pytest.mark.api("8.5")
 @given(plan=plans)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_end_is_validated_and_saved_once(plan: Plan) -> None:
     log, end = commands(plan)
     assert end == Progress(batches=plan.length, validated=plan.length, saved=plan.length)
@@ -226,7 +226,7 @@ def test_a_finished_run_has_nothing_left_to_do() -> None:
 
 
 @given(plan=plans, decide=st.frozensets(st.integers(1, 60)), end=st.integers(1, 60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_where_validations_say_that_a_search_decides_there_is_a_checkpoint_and_at_its_end_an_end(
     plan: Plan, decide: frozenset[int], end: int
 ) -> None:

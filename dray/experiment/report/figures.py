@@ -34,6 +34,8 @@ LEAST_EXPLAINED = 0.1
 """A forest that knows no more tells nothing."""
 MOST_STRETCHES = 4_000
 BINS = 240
+_BELOW_MODEBAR = {"l": 62, "r": 12, "t": 34, "b": 48}
+"""The margin of a figure without a legend, where plotly's buttons would be on the bars."""
 
 
 def curves(seen: Seen) -> Figure:
@@ -291,7 +293,9 @@ def stretches(seen: Seen) -> Figure | None:
         "layout": {
             "barmode": "overlay",
             "bargap": 0.15,
-            "height": 150 + 26 * min(groups, 40),
+            "height": 97 + 26 * min(groups, 40),
+            "showlegend": False,
+            "margin": _BELOW_MODEBAR,
             "xaxis": {"title": {"text": f"{unit} since it was created"}, "rangemode": "tozero"},
             "yaxis": {"automargin": True, "autorange": "reversed", "fixedrange": True},
         },
@@ -330,6 +334,8 @@ def shares(seen: Seen) -> Figure | None:
         "data": data,
         "layout": {
             "hovermode": "x unified",
+            "showlegend": False,
+            "margin": _BELOW_MODEBAR,
             "xaxis": {"title": {"text": f"{unit} since it was created"}, "rangemode": "tozero"},
             "yaxis": {"title": {"text": "slots"}, "rangemode": "tozero"},
         },

@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pandas as pd
 
 import dray
 from dray.experiment.errors import ExperimentError
-from dray.experiment.logs import last_line
+from dray.experiment.logs import alike, last_line, where
 from dray.experiment.report import figures
 from dray.experiment.report.figures import BEST_COLOUR, PHASE_COLOURS, PHASE_NAMES, Figure
 from dray.experiment.report.seen import MOST_CURVES, MOST_TRIALS, Seen
@@ -97,7 +97,8 @@ class _Page:
     def _head(self) -> str:
         seen, now = self.seen, time.time()
         states = seen.trials["state"].value_counts()
-        counted = ", ".join(f"{count:,} {str(state).lower()}" for state, count in states.items())
+        words = {"INVALID_HP": "of invalid hyperparameters"}
+        counted = ", ".join(f"{count:,} {words.get(str(state), str(state).lower())}" for state, count in states.items())
         best = seen.ranked.iloc[0] if not seen.ranked.empty else None
         slot_s = float(((seen.timeline["end"] - seen.timeline["start"]) * seen.timeline["slots"]).sum())
         tiles = [
@@ -147,10 +148,10 @@ class _Page:
         at = int(seen.result.best_batches()[trial])
         drawn = seen.views[trial].hparams or {}
         hparams = _table(["hyperparameter", "value"], [(name, _shown(value)) for name, value in flat(drawn)])
-        where = shlex.quote(str(seen.path))
+        quoted = shlex.quote(str(seen.path))
         shell = (
-            f"dray checkpoint export {where} -o model         # its weights, a state_dict, and its hyperparameters\n"
-            f"dray checkpoint download {where} -o checkpoint  # the whole checkpoint"
+            f"# its weights, a state_dict, and its hyperparameters\ndray checkpoint export {quoted} -o model\n"
+            f"# the whole checkpoint\ndray checkpoint download {quoted} -o checkpoint"
         )
         python = f"import dray\n\nresult = dray.Result({str(seen.path)!r})\ntrial = result.load_best_trial()"
         columns = [f"hparams.{name}" for name in seen.varying]
@@ -165,6 +166,7 @@ class _Page:
             ]
             for index, one in top.iterrows()
         ]
+        table = _table(["trial", "state", "batches", seen.metric, *seen.varying], rows)
         return f"""<section><h2>The best trial</h2>
 <p>Trial <b>{trial}</b> ({str(row["state"]).lower()}) had {escape(seen.metric)} <b>{_number(row["best_metric"])}</b>
 after {at:,} batches.</p>
@@ -172,8 +174,7 @@ after {at:,} batches.</p>
 <p>To get it, from a shell or from Python:</p>
 <pre>{escape(shell)}</pre>
 <pre>{escape(python)}</pre>
-<h3>The {len(top)} best</h3>
-{_table(["trial", "state", "batches", seen.metric, *seen.varying], rows)}</section>"""
+{f"<h3>The {len(top)} best</h3>{table}" if len(top) > 1 else ""}</section>"""
 
     def _learning(self) -> str:
         seen = self.seen
@@ -243,7 +244,8 @@ explains {found.explained:.0%} of the ranks of trials that it has not seen ({fou
         rows.sort(key=lambda row: -float(row[1].rstrip("%")))
         before = float(table["start"].min()) - (seen.overview.began or float(table["start"].min()))
         parts = ["<section><h2>Where the time of slots went</h2>"]
-        parts.append(_table(["phase", "share", "time of slots", ""], rows, raw=True))
+        # Its squares are the legend of the figures below.
+        parts.append(f'<div class="phases">{_table(["phase", "share", "time of slots", ""], rows, raw=True)}</div>')
         if before > 0:
             parts.append(f'<p class="quiet">Before the first worker group was started: {_duration(before)}.</p>')
         shares, stretches = figures.shares(seen), figures.stretches(seen)
@@ -262,25 +264,26 @@ explains {found.explained:.0%} of the ranks of trials that it has not seen ({fou
         seen = self.seen
         failed = [record for record in seen.records if record.get("event") in ("restarted", "gave_up")]
         invalid = int((seen.trials["state"] == "INVALID_HP").sum())
-        told = f"<p>{invalid:,} trials had invalid hyperparameters.</p>" if invalid else ""
+        told = f"<p>{invalid:,} trial{'s' * (invalid != 1)} had invalid hyperparameters.</p>" if invalid else ""
         if not failed:
             return f"<section><h2>Failures</h2>{told or '<p>None.</p>'}</section>"
-        kinds: dict[str, list[Mapping[str, Any]]] = {}
-        for record in failed:
-            kinds.setdefault(last_line(str(record.get("error", ""))), []).append(record)
-        ordered = sorted(kinds.items(), key=lambda item: -len(item[1]))
+        kinds = alike(failed)
         parts = [f"<section><h2>Failures</h2>{told}"]
         ended = sum(record["event"] == "gave_up" for record in failed)
-        parts.append(f"<p>{len(failed):,} failures; after {ended:,} of them a trial was given up.</p>")
-        for line, mine in ordered[:FAILURES_SHOWN]:
+        parts.append(
+            f"<p>{len(failed):,} failure{'s' * (len(failed) != 1)}; after {ended:,} of them a trial was given up.</p>"
+        )
+        for mine in kinds[:FAILURES_SHOWN]:
+            line, place = last_line(mine[-1].get("error")), where(mine[-1])
             trials = list(dict.fromkeys(record["trial"] for record in mine))
             some = ", ".join(map(str, trials[:8])) + (f" and {len(trials) - 8} more" if len(trials) > 8 else "")
             parts.append(
-                f"<details><summary><b>{len(mine)}×</b> {escape(line)} <span class='quiet'>trial {some}</span>"
+                f"<details><summary><b>{len(mine)}×</b> {escape(line)} <span class='quiet'>"
+                f"{escape(place)}{' · ' if place else ''}trial {some}</span>"
                 f"</summary><pre>{escape(str(mine[-1].get('error', '')).strip())}</pre></details>"
             )
-        if len(ordered) > FAILURES_SHOWN:
-            parts.append(f'<p class="quiet">and {len(ordered) - FAILURES_SHOWN} others: see the journal.</p>')
+        if len(kinds) > FAILURES_SHOWN:
+            parts.append(f'<p class="quiet">and {len(kinds) - FAILURES_SHOWN} others: see the journal.</p>')
         return "\n".join(parts) + "</section>"
 
     def _config(self) -> str:

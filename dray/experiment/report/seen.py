@@ -135,9 +135,9 @@ class Seen:
 
     @cached_property
     def varying(self) -> list[str]:
-        """Names of the hyperparameters that are not the same in all trials."""
+        """Names of the hyperparameters that differ among the trials that have validated; others may have none yet."""
         names = [column.removeprefix("hparams.") for column in self.trials.columns if column.startswith("hparams.")]
-        return [name for name in names if self.trials[f"hparams.{name}"].map(str).nunique() > 1]
+        return [name for name in names if self.ranked[f"hparams.{name}"].map(str).nunique() > 1]
 
     def is_log(self, name: str) -> bool:
         """Whether it is searched by its logarithm."""

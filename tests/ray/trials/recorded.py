@@ -80,6 +80,18 @@ class Timed(Recorded):
         return {**super().evaluate_batch(batch, batch_idx), "seconds": self.seconds}
 
 
+class Held(Recorded):
+    """At its sixth batch a trial waits for the file ``until``; and trial 0 after that for the file ``longer``."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
+        if batch_idx == 5:
+            names = ("until", "longer") if self.trial == 0 else ("until",)
+            for file in (Path(self.context.get_hparam(name)) for name in names):
+                while not file.exists():
+                    time.sleep(0.05)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
 class Faulty(Recorded):
     """Trial 1 raises at its sixth batch, whenever it gets there; the hyperparameters of trial 2 are invalid."""
 

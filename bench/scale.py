@@ -1,0 +1,449 @@
+"""How far one driver goes: searches on groups that only report, and what a real group takes beside its worker.
+
+The groups are played by an actor or two that speak the desk's protocol as rank 0 of a group does, without torch and
+Ray Train; all else is real: the driver with its search, journal, metrics and display, the desk, Tune and its handle.
+A trial takes no time, so that the search runs as fast as driver and desk can, with the players on the same cores. It
+is an ASHA search with three rungs; before each decision a trial sends so many reports that nobody decides on
+(--plain), and the difference between two such runs is what one of those costs. CPU time is taken from /proc, without
+that of the first 10% and the last 5% of the trials.
+
+A real group is one of the digits trials on a cluster that was there before: the memory of its processes, each with the
+share that it has of what they share (PSS), and what its controller takes of a processor while nothing happens.
+
+    python bench/scale.py [--groups 10 30 60] [--trials 1000] [--plain 0 10] [--no-real] [--save]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from _measure import (
+    DIGITS,
+    Paper,
+    arguments,
+    end_on_sigterm,
+    machine,
+    of_kind,
+    perform,
+    quantile,
+    run,
+    stamp,
+)
+
+if TYPE_CHECKING:
+    from dray.cluster.desk import Message
+
+GROUPS_PER_PLAYER = 30
+ROWS = 8
+"""Numbers in a report: a metric or two, and what a trial tells of its machine and its time."""
+REAL_S = 10.0
+PARTS = {"ray::Desk": "desk", "ray::ResourceTr": "handle", "ray::Players": "players", "ray::TrainContr": "controller",
+         "ray::RayTrainWo": "worker", "ray::Synchroniz": "synchroniser", "ray::Preemption": "watcher"}  # fmt: skip
+
+# What is asked on paper: slots, trials of the sweep, seconds between two decisions on a trial, and between two of its
+# other reports.
+EXTRAPOLATED = ((1_000, 10_000), (10_000, 100_000))
+DECIDES_EVERY_S, REPORTS_EVERY_S = 60.0, 5.0
+
+
+# ------------------------------------------------------------------------------------------------------------- /proc
+def cpu_s(pid: int, thread: int | None = None) -> float:
+    """CPU time of a process, or of one of its threads, until now."""
+    path = Path(f"/proc/{pid}/stat") if thread is None else Path(f"/proc/{pid}/task/{thread}/stat")
+    fields = path.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_mb(pid: int) -> dict[str, float]:
+    """Resident memory of a process, and its share of it ("Rss", "Pss")."""
+    lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    return {name.rstrip(":"): int(value) / 1024 for name, value, _ in lines if name in ("Rss:", "Pss:")}
+
+
+def parts() -> list[tuple[int, str]]:
+    """Processes below this one that `PARTS` names."""
+    parents, names = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            told = path.read_text()
+        except OSError:  # it has ended
+            continue
+        pid, parent = int(path.parent.name), int(told.rpartition(")")[2].split()[1])
+        parents[pid], names[pid] = parent, told.partition("(")[2].rpartition(")")[0]
+    below, found = {os.getpid()}, 0
+    while len(below) > found:
+        found = len(below)
+        below |= {pid for pid, parent in parents.items() if parent in below}
+    return [(pid, part) for pid in sorted(below) for name, part in PARTS.items() if names[pid].startswith(name)]
+
+
+# --------------------------------------------------------------------------------------------- groups that only report
+class Players:
+    """Plays worker groups of one rank each."""
+
+    def __init__(self, plain: int) -> None:
+        self._plain, self._waits = plain, list[float]()
+
+    async def play(self, desk: Any, group: str, rungs: list[int]) -> None:
+        """What a group does from its start to the end of the search."""
+        from dray.hosts.ray_worker import Lease
+
+        await desk.arrived.remote(group, None)
+        number = 0
+        while (given := await desk.next_lease.remote(group, group, 0, 1, number)) is not None:
+            if given.get("retire"):
+                await asyncio.sleep(3600)
+            number, lease = given["number"], given["lease"]
+            assert isinstance(lease, Lease)
+            desk.begun.remote(number)
+            outcome = await self._trial(desk, number, lease.trial_id, rungs)
+            await desk.leave.remote(number, 0, outcome)
+
+    async def _trial(self, desk: Any, number: int, trial: int, rungs: list[int]) -> str:
+        rng = random.Random(trial)
+        for rung in rungs:
+            for step in range(self._plain):
+                told = {"rows": rows(rung - self._plain + step, "training"), "step": None, "value": None}
+                await desk.report.remote(number, {**told, "final": False}, False)
+            final = rung == rungs[-1]
+            told = {"rows": rows(rung, "validation"), "step": rung, "value": rng.random(), "final": final}
+            began = time.monotonic()
+            verdict = await desk.report.remote(number, told, True)
+            if not final:
+                self._waits.append(time.monotonic() - began)
+            if verdict != "continue":
+                return {"stop": "stopped", "pause": "paused", "interrupt": "interrupted"}[verdict]
+        return "completed"
+
+    async def waits(self) -> list[float]:
+        """Seconds from each report to the decision on it."""
+        return self._waits
+
+
+def rows(batches: int, kind: str) -> list[dict[str, Any]]:
+    """Of one report."""
+    common = {"batches": batches, "epochs": batches / 10, "kind": kind, "time": time.time()}
+    return [{**common, "name": name, "value": 0.5} for name in ("loss", *(f"metric_{n}" for n in range(1, ROWS)))]
+
+
+class LightGroup:
+    """What the driver takes for a `dray.cluster.lending.WorkerGroup`: all are played by a few actors."""
+
+    players: list[Any]
+    made = 0
+
+    def __init__(self, *, name: str, run: str, desk: Any, work: Mapping[str, Any], **_: Any) -> None:
+        self.name, self.run, self.abandoned = name, f"{run}-{name}", False
+        player = self.players[LightGroup.made // GROUPS_PER_PLAYER % len(self.players)]
+        LightGroup.made += 1
+        experiment = work["experiment"]
+        rungs = sorted({int(rung.value) for rung in (*experiment.rungs, experiment.max_length)})
+        player.play.remote(desk, name, rungs)
+
+    def ended(self, by: float) -> bool:
+        return True
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+    def free(self) -> None:
+        pass
+
+
+# --------------------------------------------------------------------------------------------------- in its own process
+class Window:
+    """Hears the desk's messages; takes what is used while the trials end, but for the first 10% and the last 5%."""
+
+    def __init__(self, trials: int) -> None:
+        self._trials, self._ended, self._reports, self._decided = trials, 0, 0, 0
+        self._began: dict[str, float] = {}
+        self._half: dict[str, float] = {}
+
+    def __call__(self, message: Message) -> None:
+        if message.kind == "rows":
+            self._reports += 1
+            self._decided += message.report is not None and message.report["step"] is not None
+        if message.kind != "left":
+            return
+        self._ended += 1
+        if self._ended == self._trials // 10:
+            self._began = self._now()
+        elif self._ended == self._trials // 2:
+            self._half = self._now()
+        elif self._ended == self._trials - self._trials // 20:
+            now = self._now()
+            used = {name: value - self._began.get(name, 0.0) for name, value in now.items()}
+            trials = now["trials"] - self._half["trials"]
+            grown = {f"{name} grows": (now[name] - self._half[name]) / trials for name in ("rss", "desk rss")}
+            stamp("window", **used, **grown, mb=now["rss"])
+        elif self._ended == self._trials:
+            stamp("last")
+
+    def _now(self) -> dict[str, float]:
+        used = {"driver": time.process_time(), "wall": time.monotonic(), "rss": memory_mb(os.getpid())["Rss"]}
+        for thread in threading.enumerate():
+            if thread.name in ("MainThread", "dray-tune") and thread.native_id is not None:
+                used[thread.name] = cpu_s(os.getpid(), thread.native_id)
+        for pid, name in parts():
+            used[name] = used.get(name, 0.0) + cpu_s(pid)
+            used[f"{name} rss"] = used.get(f"{name} rss", 0.0) + memory_mb(pid)["Rss"]
+        return {**used, "reports": self._reports, "decided": self._decided, "trials": self._ended}
+
+
+def light(directory: Path, groups: int, trials: int, plain: int) -> None:
+    """A search on groups that are played."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    import dray
+    import dray.experiment.run
+
+    dray.experiment.run.WorkerGroup = LightGroup  # type: ignore[attr-defined, misc, assignment]
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": groups, "include_dashboard": False})
+    try:
+        experiment = dray.Experiment(
+            config(trials, max_length=64), model_dir=DIGITS, path=directory / "experiment", address=cluster.address
+        )
+        ray.init(address=cluster.address, log_to_driver=False)
+        player = ray.remote(num_cpus=0, max_concurrency=1000)(Players)
+        LightGroup.players = [player.remote(plain) for _ in range(-(-groups // GROUPS_PER_PLAYER))]
+        experiment.run(on_message=Window(trials))
+        stamp("ended")
+        for one in LightGroup.players:
+            stamp("waits", s=ray.get(one.waits.remote()))
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def real(directory: Path) -> None:
+    """One group as it is, on a cluster that was there before; looked at in the middle of a trial that sleeps."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    import dray
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        settings = {**config(4, max_length=64), "entrypoint": "timed:TimedDigits"}
+        settings["hyperparameters"] |= {"slow_trials": [2], "slow_s": REAL_S + 4}
+        model = Path(__file__).parent / "model"
+        experiment = dray.Experiment(settings, model_dir=model, path=directory / "experiment", address=cluster.address)
+        experiment.run(on_message=Look())
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+class Look:
+    """When the third trial has been lent its group, looks at all processes for a while, in a thread."""
+
+    def __init__(self) -> None:
+        self._granted = 0
+
+    def __call__(self, message: Message) -> None:
+        self._granted += message.kind == "granted"
+        if message.kind == "granted" and self._granted == 3:
+            threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        time.sleep(2)
+        them = [(os.getpid(), "driver"), *parts()]
+        before = {pid: cpu_s(pid) for pid, _ in them}
+        time.sleep(REAL_S)
+        for pid, name in them:
+            stamp("process", name=name, **memory_mb(pid), cpu=(cpu_s(pid) - before[pid]) / REAL_S)
+
+
+def config(trials: int, max_length: int) -> dict[str, Any]:
+    """An ASHA search in batches; at three rungs of four, so that two trials in three end at the first."""
+    return {
+        "name": "scale",
+        "entrypoint": "model_def:DigitsTrial",
+        "hyperparameters": {
+            "global_batch_size": 64,
+            "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
+            "hidden": {"type": "int", "minval": 16, "maxval": 256},
+        },
+        "searcher": {
+            "name": "asha",
+            "metric": "validation_loss",
+            "max_length": {"batches": max_length},
+            "max_trials": trials,
+            "divisor": 4,
+            "num_rungs": 3,
+        },
+        "resources": {"slots_per_trial": 1, "slot": "cpu"},
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What one search on played groups tells."""
+
+    groups: int
+    plain: int
+    used: Mapping[str, float]
+    waits: list[float]
+    wait_to_end: float
+    """Seconds from the last trial's end to that of the run."""
+
+    def ms(self, name: str, each: str) -> float:
+        """CPU milliseconds of a process or a thread, for each "trials" or "reports"."""
+        return 1000 * self.used.get(name, 0.0) / self.used[each]
+
+
+def report(paper: Paper, figures: list[Figures]) -> None:
+    """Print the tables."""
+    paper.say(
+        "\nSearches on groups that only report: CPU milliseconds a trial; events a second, with all on these cores\n"
+    )
+    head = ["groups", "reports a trial", "driver", "of it Tune's thread", "main thread", "desk", "handle", "players",
+            "trials / s", "reports / s", "decisions / s", "decision, median", "90th %"]  # fmt: skip
+    columns = ("driver", "dray-tune", "MainThread", "desk", "handle", "players")
+    lines = []
+    for f in figures:
+        rates = (f.used[each] / f.used["wall"] for each in ("trials", "reports", "decided"))
+        lines.append(
+            [
+                str(f.groups),
+                f"{f.used['reports'] / f.used['trials']:.1f}",
+                *(f"{f.ms(name, 'trials'):.2f}" for name in columns),
+                *(f"{rate:.0f}" for rate in rates),
+                *(f"{1000 * quantile(f.waits, share):.0f} ms" for share in (0.5, 0.9)),
+            ]
+        )
+    paper.table(head, lines)
+    paper.say("\nMemory\n")
+    head = ["groups", "reports a trial", "driver, at the end", "grows by, a trial", "desk grows by, a trial",
+            "last trial's end to the run's"]  # fmt: skip
+    lines = []
+    for f in figures:
+        reports, grows = f.used["reports"] / f.used["trials"], (f.used["rss grows"], f.used["desk rss grows"])
+        grown = (f"{1024 * mb:.1f} kB" for mb in grows)
+        lines.append([str(f.groups), f"{reports:.1f}", f"{f.used['mb']:.0f} MB", *grown, f"{f.wait_to_end:.1f} s"])
+    paper.table(head, lines)
+    paper.say("Growth: from half of the trials on.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """CPU seconds of one event in one thread or process."""
+
+    decision: float
+    report: float
+
+
+def costs(figures: list[Figures], name: str) -> Costs:
+    """Of a decision with all that belongs to a trial, and of a report without one, from the two runs that are furthest
+    apart with the most groups."""
+    most = [f for f in figures if f.groups == max(f.groups for f in figures)]
+    few, many = min(most, key=lambda f: f.plain), max(most, key=lambda f: f.plain)
+    if few is many:
+        return Costs(decision=few.ms(name, "decided") / 1000, report=float("nan"))
+    plain = [f.used["reports"] - f.used["decided"] for f in (few, many)]
+    decided = [f.used["decided"] for f in (few, many)]
+    used = [f.used.get(name, 0.0) for f in (few, many)]
+    # Two equations: decisions * x + reports * y = CPU time.
+    determinant = decided[0] * plain[1] - decided[1] * plain[0]
+    return Costs(
+        decision=(used[0] * plain[1] - used[1] * plain[0]) / determinant,
+        report=(decided[0] * used[1] - decided[1] * used[0]) / determinant,
+    )
+
+
+def extrapolate(paper: Paper, figures: list[Figures], processes: list[Mapping[str, Any]]) -> None:
+    """What a cluster of many slots asks for beside its workers, one slot a group."""
+    paper.say(
+        f"\nOn paper: groups of one slot, decided on every {DECIDES_EVERY_S:g} s, and a report every "
+        f"{REPORTS_EVERY_S:g} s beside; shares of one processor of this machine\n"
+    )
+    growth = 1024 * quantile([f.used["rss grows"] for f in figures], 0.5)
+    lines = []
+    for what, name in (("driver, Tune's thread", "dray-tune"), ("driver, main thread", "MainThread"),
+                       ("driver, all", "driver"), ("desk", "desk"), ("handle", "handle")):  # fmt: skip
+        each = costs(figures, name)
+        shares = [
+            slots * (each.decision / DECIDES_EVERY_S + each.report / REPORTS_EVERY_S) for slots, _ in EXTRAPOLATED
+        ]
+        lines.append(
+            [what, f"{1e3 * each.decision:.2f} ms", f"{1e3 * each.report:.2f} ms", *(f"{s:.0%}" for s in shares)]
+        )
+    sizes = [f"{slots:,} slots" for slots, _ in EXTRAPOLATED]
+    paper.table(["CPU", "a decision", "a report", *sizes], lines)
+    paper.say()
+    grown = (f"{growth * trials / 2**20:.1f} GB" for _, trials in EXTRAPOLATED)
+    lines = [["memory of the driver", f"{growth:.0f} kB a trial", *grown]]
+    for names, told in (
+        (("controller",), "Train's controllers, on the head"),
+        (("synchroniser", "watcher"), "Train's synchronisers and watchers, on any node"),
+    ):
+        found = [p for p in processes if p["name"] in names]
+        mb, cpu = (sum(p[what] for p in found) for what in ("Pss", "cpu"))
+        memory = (f"{mb * slots / 1024:.0f} GB" for slots, _ in EXTRAPOLATED)
+        processors = (f"{cpu * slots:.1f} processors" for slots, _ in EXTRAPOLATED)
+        lines.append([f"memory of {told}", f"{mb:.0f} MB a group", *memory])
+        lines.append([f"CPU of {told}", f"{100 * cpu:.1f}% a group", *processors])
+    paper.table(["beside the workers", "each", *sizes], lines)
+
+
+def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
+    """Run all, and print what came of them."""
+    paper.say(machine())
+    figures: list[Figures] = []
+    for groups in options.groups:
+        for plain in options.plain:
+            where = directory / f"{groups}-{plain}"
+            ran = run(__file__, ["--child", "light", str(where), str(groups), str(options.trials), str(plain)], where)
+            [window], [last, ended] = of_kind(ran.stamps, "window"), of_kind(ran.stamps, "last", "ended")
+            waits = [s for told in of_kind(ran.stamps, "waits") for s in told.fields["s"]]
+            figures.append(
+                Figures(groups=groups, plain=plain, used=window.fields, waits=waits, wait_to_end=ended.time - last.time)
+            )
+            print(f"{groups} groups, {plain} reports before each decision: {ran.wall_s:.1f} s", flush=True)
+    report(paper, figures)
+    processes: list[Mapping[str, Any]] = []
+    if not options.no_real:
+        processes = [
+            s.fields
+            for s in of_kind(
+                run(__file__, ["--child", "real", str(directory / "real")], directory / "real").stamps, "process"
+            )
+        ]
+        paper.say(f"\nA real group of one slot, over {REAL_S:g} s in which its trial sleeps\n")
+        paper.table(
+            ["process", "resident", "its share", "CPU"],
+            [[p["name"], f"{p['Rss']:.0f} MB", f"{p['Pss']:.0f} MB", f"{100 * p['cpu']:.1f}%"] for p in processes],
+        )
+    extrapolate(paper, figures, processes)
+
+
+def main() -> None:
+    """Read the command line and measure."""
+    children: dict[str, Callable[..., None]] = {"light": light, "real": real}
+    if sys.argv[1:2] == ["--child"]:
+        name, directory, *numbers = sys.argv[2:]
+        end_on_sigterm()
+        return children[name](Path(directory), *map(int, numbers))
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--groups", type=int, nargs="+", default=[10, 30, 60], help="how many (default 10 30 60)")
+    parser.add_argument("--trials", type=int, default=1000, help="of each search (default 1000)")
+    parser.add_argument("--plain", type=int, nargs="+", default=[0, 10], help="reports before each decision")
+    parser.add_argument("--no-real", action="store_true", help="leave the real group out")
+    options = parser.parse_args()
+    perform(measure, options, name="scale", title="How far one driver goes")
+
+
+if __name__ == "__main__":
+    main()

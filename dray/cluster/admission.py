@@ -1,0 +1,41 @@
+"""Whether a cluster takes the token that this process has: found out in milliseconds, and told in one line.
+
+By itself, Ray tries for twenty seconds, prints a warning for each, and then says that it can't connect.
+"""
+
+from __future__ import annotations
+
+import grpc
+from ray._private.authentication.authentication_utils import is_token_auth_enabled
+from ray._private.grpc_utils import init_grpc_channel
+from ray._private.utils import read_ray_address
+from ray.core.generated.gcs_service_pb2 import GetClusterIdRequest
+from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+from ray.exceptions import AuthenticationError
+
+WITHIN_S = 5.0
+HOW = "export RAY_AUTH_MODE=token, and write the cluster's token to ~/.ray/auth_token, or export it as RAY_AUTH_TOKEN"
+NONE = f"it asks for a token, and there is none here: {HOW}"
+
+
+def refusal(address: str) -> str:
+    """Why the cluster whose head is at ``host:port`` does not let this process in, or "".
+
+    That it does not answer is no refusal.
+    """
+    enabled = is_token_auth_enabled()
+    try:
+        with init_grpc_channel(address) as channel:
+            NodeInfoGcsServiceStub(channel).GetClusterId(GetClusterIdRequest(), timeout=WITHIN_S)
+    except AuthenticationError:
+        return NONE
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+            return f"it does not take the token that is here; {HOW}" if enabled else NONE
+    return ""
+
+
+def refusal_here() -> str:
+    """The same of the cluster on this machine that ``auto`` means."""
+    address = read_ray_address()
+    return refusal(address) if address else ""

@@ -1,0 +1,430 @@
+"""``dray cluster check``: what would go wrong on a cluster, found out before anything trains there.
+
+On each node an actor, which needs no slot, tells what is there, and tries what trials do: write to the storage, send to
+another node. Where nodes have GPUs that are free, one of each joins an all-reduce, by NCCL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from dray.cluster.inspector import ANSWER_S, SIGN, Disk, Inspector, Rank
+from dray.cluster.node_checks import REMEDIES, STORE_S, Trouble, on_node, other_versions, put_up_sign, versions
+from dray.storage import Location, RemoteDirectory, StorageError
+
+FREE_GPUS_S = 30.0
+"""How long the check waits for GPUs that others have."""
+MOST_SKEW_S = 5.0
+LITTLE_ROOM_BYTES = 1 << 30
+RAYS_LIMIT = 0.95
+"""Of a disk: Ray stores nothing more on one that is fuller (``RAY_local_fs_capacity_threshold``)."""
+SLOW_BYTES_S = 100e6
+"""Between two nodes; a gigabit network."""
+MOST_RANKS = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """What a node is like.
+
+    Attributes:
+        address, host: of the network, and its name.
+        gpus_of_ray: what Ray counts.
+        python, ray, torch, dray, cuda, nccl: versions; "" where there is none, or nobody knows.
+        gpus: their names, as torch sees them.
+        disks: those that Ray, trials, and data loaders write to.
+        has_token: whether Ray demands a token there; None where no Ray is.
+        clock_s: how much its clock is ahead of the driver's.
+        sends_bytes_s: to the node after it in the list.
+    """
+
+    address: str
+    host: str = ""
+    gpus_of_ray: int = 0
+    python: str = ""
+    ray: str = ""
+    torch: str = ""
+    dray: str = ""
+    cuda: str = ""
+    nccl: str = ""
+    gpus: list[str] = field(default_factory=list)
+    disks: list[Disk] = field(default_factory=list)
+    has_token: bool | None = None
+    clock_s: float | None = None
+    sends_bytes_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        """For a person."""
+        return f"{self.address} ({self.host})" if self.host else self.address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that somebody should know.
+
+    Attributes:
+        node: a node's name, or "" of the cluster as a whole.
+        is_wrong: trials would fail of it, or others could run theirs; else it is good to know.
+    """
+
+    node: str
+    what: str
+    is_wrong: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Checked:
+    """What was found.
+
+    Attributes:
+        address: of the cluster, None of this machine alone.
+        storage: what was tried.
+        reduces_bytes_s: by NCCL, between GPUs of several nodes, as "bus bandwidth"; None where that was not tried.
+    """
+
+    address: str | None
+    storage: str
+    nodes: list[Node]
+    findings: list[Finding] = field(default_factory=list)
+    reduces_bytes_s: float | None = None
+
+    @property
+    def is_fit(self) -> bool:
+        return not any(finding.is_wrong for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "is_fit": self.is_fit}
+
+    def wrong(self, node: str, what: str) -> None:
+        self.findings.append(Finding(node=node, what=what, is_wrong=True))
+
+    def note(self, node: str, what: str) -> None:
+        self.findings.append(Finding(node=node, what=what, is_wrong=False))
+
+
+def check(address: str | None, storage: Location | None, fallback: Location) -> Checked:
+    """Look at all nodes of a cluster, for as long as the slowest of them takes: ten seconds, or a few minutes.
+
+    Args:
+        address: of the cluster; by default that of ``RAY_ADDRESS``, else this machine alone is looked at.
+        storage: where experiments will be, or their checkpoints.
+        fallback: where they are that don't say; tried if there is no ``storage``.
+
+    Raises:
+        ConnectionError: there is no cluster at the address.
+    """
+    address = address or os.environ.get("RAY_ADDRESS")
+    place = storage or fallback
+    if not address or address == "local":
+        return _this_machine(place)
+    import ray
+
+    from dray.cluster.ray_cluster import join
+
+    join(address)
+    try:
+        return _Check(place, is_asked=storage is not None).run()
+    finally:
+        ray.shutdown()
+
+
+def _this_machine(place: Location) -> Checked:
+    checked = Checked(address=None, storage=str(place), nodes=[Node(address=platform.node())])
+    inspector = Inspector()
+    facts = inspector.facts()
+    _take_over(checked, checked.nodes[0], {**facts, "host": "", "has_token": None}, versions())
+    with _Shared(place, checked) as shared:
+        if shared.place is not None:
+            trouble = inspector.storage(shared.place, shared.sign, "this")
+            if trouble is not None:
+                checked.wrong("", f"this machine {trouble.told}")
+    return checked
+
+
+class _Check:
+    def __init__(self, place: Location, *, is_asked: bool) -> None:
+        import ray
+
+        self._place, self._is_asked = place, is_asked
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        nodes = [
+            Node(address=node["NodeManagerAddress"], gpus_of_ray=int(node["Resources"].get("GPU", 0))) for node in alive
+        ]
+        self.checked = Checked(address=ray.get_runtime_context().gcs_address, storage=str(place), nodes=nodes)
+        self._ids = [node["NodeID"] for node in alive]
+        self._inspectors: dict[int, Any] = {}
+
+    def run(self) -> Checked:
+        self._start()
+        self._look()
+        self._compare_clocks()
+        self._try_storage()
+        self._send()
+        self._reduce()
+        if len(self._ids) == 1:
+            self.checked.note("", "this is the only node now; one that comes later is looked at by its first worker")
+        return self.checked
+
+    def _start(self) -> None:
+        from dray.cluster.packages import environment
+
+        sent = environment()
+        started = {
+            number: on_node(Inspector, node, runtime_env=sent, max_concurrency=2).remote()
+            for number, node in enumerate(self._ids)
+        }
+        ready, failed = self._asked({number: each.__ray_ready__.remote() for number, each in started.items()})
+        self._inspectors = {number: started[number] for number in ready}
+        for number, error in failed.items():
+            self.checked.wrong(self.checked.nodes[number].name, f"can't run dray: {error}")
+
+    def _asked(self, references: Mapping[int, Any]) -> tuple[dict[int, Any], dict[int, str]]:
+        """What nodes answer, and what went wrong with those that don't."""
+        import ray
+
+        answers: dict[int, Any] = {}
+        failed: dict[int, str] = {}
+        if not references:
+            return answers, failed
+        done = set(ray.wait(list(references.values()), num_returns=len(references), timeout=ANSWER_S)[0])
+        for number, reference in references.items():
+            if reference not in done:
+                failed[number] = f"no answer within {ANSWER_S:.0f} s"
+                continue
+            try:
+                answers[number] = ray.get(reference)
+            except Exception as error:  # whatever it raised there
+                failed[number] = " ".join(str(error).split())[-300:]
+        return answers, failed
+
+    def _all(self, what: str) -> dict[int, Any]:
+        """Ask all nodes the same, and tell of those that don't answer."""
+        answers, failed = self._asked(
+            {number: getattr(each, what).remote() for number, each in self._inspectors.items()}
+        )
+        for number, error in failed.items():
+            self._lost(number, error)
+        return answers
+
+    def _lost(self, number: int, error: str) -> None:
+        self._inspectors.pop(number, None)
+        self.checked.wrong(self.checked.nodes[number].name, f"can't be looked at: {error}")
+
+    def _look(self) -> None:
+        drivers = versions()
+        for number, facts in self._all("facts").items():
+            _take_over(self.checked, self.checked.nodes[number], facts, drivers)
+        nodes = self.checked.nodes
+        nccl = {node.nccl for node in nodes if node.gpus and node.nccl}
+        if len(nccl) > 1:
+            where = ", ".join(f"{node.nccl} on {node.name}" for node in nodes if node.gpus)
+            self.checked.wrong("", f"NCCL is not the same everywhere: {where}; install the same build of torch")
+        if any(node.has_token is False for node in nodes):
+            self.checked.wrong(
+                "",
+                "Ray demands no token: whoever reaches its ports runs code there; `ray get-auth-token --generate`, the "
+                "file on all nodes, and RAY_AUTH_MODE=token, before Ray starts",
+            )
+
+    def _compare_clocks(self) -> None:
+        import ray
+
+        for number, inspector in list(self._inspectors.items()):
+            node = self.checked.nodes[number]
+            try:
+                node.clock_s = ahead_s(lambda there=inspector: ray.get(there.clock.remote(), timeout=ANSWER_S))  # type: ignore[misc]
+            except Exception as error:
+                self._lost(number, " ".join(str(error).split())[-300:])
+            else:
+                _judge_clock(self.checked, node, node.clock_s)
+
+    def _try_storage(self) -> None:
+        with _Shared(self._place, self.checked) as shared:
+            if shared.place is None:
+                return
+            asked = {
+                number: each.storage.remote(shared.place, shared.sign, f"node-{number}")
+                for number, each in self._inspectors.items()
+            }
+            answers, failed = self._asked(asked)
+            for number, error in failed.items():
+                self._lost(number, error)
+            for number, answer in answers.items():
+                trouble = None if answer is None else Trouble(*answer)
+                if trouble is None and not shared.has(f"node-{number}"):
+                    trouble = Trouble("unseen", f"writes to {self._place}, but the driver does not see what it wrote")
+                if trouble is not None:
+                    # Nobody needs to know the name of what is gone after the check.
+                    told = trouble.told.replace(str(shared.place), str(self._place))
+                    self._tell_of_storage(self.checked.nodes[number].name, Trouble(trouble.kind, told))
+
+    def _tell_of_storage(self, node: str, trouble: Trouble) -> None:
+        told = f"{trouble.told}; {REMEDIES[trouble.kind]}"
+        if self._is_asked:
+            self.checked.wrong(node, told)
+        else:
+            self.checked.note(node, f"{told}; this is where experiments are that don't say where: give --storage")
+
+    def _send(self) -> None:
+        """Each node to the next one, all at the same time: a network that has no room for that is slow."""
+        numbers = sorted(self._inspectors)
+        if len(numbers) < 2:
+            return
+        places = self._all("listen")
+        after = dict(zip(numbers, [*numbers[1:], numbers[0]], strict=True))
+        asked = {
+            number: self._inspectors[number].send.remote(places[after[number]])
+            for number in numbers
+            if number in self._inspectors and after[number] in places
+        }
+        answers, failed = self._asked(asked)
+        for number, error in failed.items():
+            self._lost(number, error)
+        for number, (speed, error) in answers.items():
+            node, to = self.checked.nodes[number], self.checked.nodes[after[number]]
+            node.sends_bytes_s = speed
+            if speed is None:
+                self.checked.wrong(
+                    node.name,
+                    f"can't send to {to.name}: {error}; workers of one trial open ports of the system's choice: allow "
+                    "all of them between the nodes, and to nobody else",
+                )
+            elif speed < SLOW_BYTES_S:
+                self.checked.note(node.name, f"sends only {speed / 1e6:.0f} MB/s to {to.name}")
+
+    def _reduce(self) -> None:
+        seen = [number for number, node in enumerate(self.checked.nodes) if min(len(node.gpus), node.gpus_of_ray) > 0]
+        if len(seen) == 1 and min(len(self.checked.nodes[seen[0]].gpus), self.checked.nodes[seen[0]].gpus_of_ray) > 1:
+            seen *= 2
+        if len(seen) > 1:
+            self.checked.reduces_bytes_s = reduced(
+                self.checked, [self._ids[number] for number in seen[:MOST_RANKS]], "nccl"
+            )
+
+
+def reduced(checked: Checked, nodes: Sequence[str], backend: Literal["nccl", "gloo"]) -> float | None:
+    """The bus bandwidth of an all-reduce between processes on these nodes, by their ids; None if it was told why."""
+    import ray
+    from ray.exceptions import GetTimeoutError
+
+    from dray.cluster.packages import environment
+
+    options = {"runtime_env": environment(), "num_gpus": 1 if backend == "nccl" else 0}
+    ranks = [on_node(Rank, node, **options).remote() for node in nodes]
+    try:
+        try:
+            ray.get([rank.__ray_ready__.remote() for rank in ranks], timeout=FREE_GPUS_S)
+        except GetTimeoutError:
+            checked.note("", f"all-reduce was not tried: the GPUs are busy, or did not come up in {FREE_GPUS_S:.0f} s")
+            return None
+        at = ray.get(ranks[0].open.remote(), timeout=ANSWER_S)
+        asked = [rank.reduce.remote(at, number, len(ranks), backend) for number, rank in enumerate(ranks)]
+        return min(cast("list[float]", ray.get(asked, timeout=ANSWER_S)))
+    except Exception as error:
+        told = " ".join(str(error).split())[-500:]
+        checked.wrong("", f"all-reduce by {backend} over {len(ranks)} processes fails: {told}")
+        return None
+    finally:
+        for rank in ranks:
+            ray.kill(rank)
+
+
+def _take_over(checked: Checked, node: Node, facts: dict[str, Any], drivers: Mapping[str, str]) -> None:
+    """Note what a node has told, and what is wrong with it."""
+    error, full = facts.pop("error"), facts.pop("full")
+    for name, value in facts.items():
+        setattr(node, name, value)
+    theirs = {name: getattr(node, name) for name in drivers}
+    if (other := other_versions(drivers, theirs)) is not None:
+        checked.wrong(node.name, f"{other.told}; {REMEDIES['versions']}")
+    if error:
+        checked.wrong(node.name, f"torch can't be imported: {error}")
+    elif len(node.gpus) < node.gpus_of_ray:
+        why = f"it is built for CUDA {node.cuda}" if node.cuda else "it is built without CUDA"
+        checked.wrong(node.name, f"Ray counts {node.gpus_of_ray} GPUs, torch sees {len(node.gpus)}; {why}")
+    elif node.gpus and not node.nccl:
+        checked.wrong(node.name, "torch is built without NCCL: trials can't have several GPUs")
+    if full:
+        checked.wrong(node.name, f"{full}; {REMEDIES['full']}")
+    for disk in node.disks:
+        if disk.free < LITTLE_ROOM_BYTES and not full:
+            checked.note(node.name, f"only {disk.free >> 20} MiB are free on {disk.path}")
+        elif disk.path != "/dev/shm" and disk.free < (1 - RAYS_LIMIT) * disk.size:
+            used = f"{100 - 100 * disk.free / disk.size:.0f} %"
+            checked.note(node.name, f"{disk.path} is {used} full: Ray stops storing objects there at 95 %")
+
+
+def ahead_s(ask: Callable[[], float], now: Callable[[], float] = time.time) -> float:
+    """How much a clock that can be asked is ahead of ours, by the quickest of five answers: it lies in least time."""
+    asked = [(now(), ask(), now()) for _ in range(5)]
+    before, there, after = min(asked, key=lambda times: times[2] - times[0])
+    return there - (before + after) / 2
+
+
+def _judge_clock(checked: Checked, node: Node, ahead: float) -> None:
+    if abs(ahead) > MOST_SKEW_S:
+        checked.wrong(
+            node.name,
+            f"its clock is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}: times of metrics won't fit "
+            "together, and object stores refuse it after minutes; let chrony or systemd-timesyncd set it",
+        )
+
+
+class _Shared:
+    """A place in the storage for the time of a check, with the driver's sign in it.
+
+    Attributes:
+        place: None if the driver can't use it, which is told.
+    """
+
+    def __init__(self, storage: Location, checked: Checked) -> None:
+        self.sign = secrets.token_hex(16)
+        self.place: Location | None = storage.child(f".dray-check-{secrets.token_hex(8)}")
+        self._checked = checked
+        self._made: list[Path] = []
+
+    def __enter__(self) -> _Shared:
+        assert self.place is not None
+        try:
+            if self.place.is_local:
+                path = self.place.path
+                self._made = [each for each in (path, *path.parents) if not each.exists()]
+                put_up_sign(path, self.sign)
+            else:
+                RemoteDirectory(self.place, patience_s=STORE_S).write(SIGN, self.sign.encode())
+        except OSError as error:  # a StorageError, too
+            self._checked.wrong("", f"the driver can't write to {self._checked.storage}: {error}")
+            self.place = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.place is None:
+            return
+        if self.place.is_local:
+            shutil.rmtree(self.place.path, ignore_errors=True)
+            for path in self._made[1:]:
+                with contextlib.suppress(OSError):  # somebody else uses it by now
+                    path.rmdir()
+        else:
+            with contextlib.suppress(StorageError):
+                RemoteDirectory(self.place, patience_s=STORE_S).delete()
+
+    def has(self, name: str) -> bool:
+        """Whether a node's file has come here."""
+        assert self.place is not None
+        try:
+            if self.place.is_local:
+                return (self.place.path / name).read_text() == name
+            return RemoteDirectory(self.place, patience_s=STORE_S).read(name).decode() == name
+        except OSError:
+            return False

@@ -1,0 +1,107 @@
+"""How many worker groups an experiment asks a cluster for, and what those that are not up wait for.
+
+A group that starts asks for its resources by a placement group of its own, and that is all that an autoscaler sees: the
+demand ends with the driver, however that ends. So it is a matter of how many groups are started: as many as there are
+trials for them, and no more than the cluster can ever have room for; those for which nothing is left are given back.
+"""
+
+from __future__ import annotations
+
+import time
+
+import ray
+
+from dray.cluster import autoscaler
+from dray.cluster.lending import Slots
+from dray.cluster.ray_cluster import groups_in, most_slots, slots_now
+
+IDLE_S = 15.0
+"""So long there must have been more groups than trials for one to be given back: about what a start takes, so that a
+wrong guess costs at most twice what the better one would have (ski rental; Karlin et al. 1988)."""
+SAID_AFTER_S = 10.0
+"""So long a group must have waited for nodes before that is said: where there are nodes, it takes less than a second;
+and an autoscaler looks every five."""
+LOOK_S = 5.0
+"""How often the autoscaler is asked what it does."""
+
+
+class Demand:
+    """Args:
+    slots: what a group is made of.
+    limits: what an autoscaler may start; None without one.
+    """
+
+    def __init__(self, slots: Slots, limits: autoscaler.Limits | None) -> None:
+        self._slots, self._limits = slots, limits
+        self._too_many_since: float | None = None
+        self._waits_since: float | None = None
+        self._looked_at = -LOOK_S
+        self._told: object = None
+        self.now = ""
+        """What is waited for, in short; empty if nothing is."""
+
+    def room(self) -> int:
+        """How many groups the cluster has room for, at least one."""
+        return self._in(slots_now(self._slots.kind, self._slots.cpus_per_slot))
+
+    def most(self, wanted: int) -> int:
+        """How many of these many groups there may be, at least one, if the cluster grows as far as it can."""
+        nodes = most_slots(self._slots.kind, self._slots.cpus_per_slot, self._limits)
+        return wanted if nodes is None else min(wanted, self._in(nodes))
+
+    def _in(self, nodes: list[int]) -> int:
+        return max(1, groups_in(nodes, self._slots.per_trial, self._slots.placement_strategy))
+
+    def too_many(self, groups: int, trials: int) -> int:
+        """How many groups have had no trial for so long that they are better given back.
+
+        Args:
+            groups: that there are.
+            trials: that can run now.
+        """
+        spare, now = groups - max(1, trials), time.monotonic()
+        if spare <= 0:
+            self._too_many_since = None
+        elif self._too_many_since is None:
+            self._too_many_since = now
+        elif now - self._too_many_since > IDLE_S:
+            self._too_many_since = None
+            return spare
+        return 0
+
+    def wait(self, waiting: int, groups: int) -> str:
+        """What is waited for, in one line, where that is news; else empty.
+
+        Args:
+            waiting: how many of the groups have no resources.
+            groups: that there are.
+        """
+        now = time.monotonic()
+        if not waiting:
+            self._waits_since, self._told, self.now = None, None, ""
+            return ""
+        self._waits_since = now if self._waits_since is None else self._waits_since
+        if now - self._waits_since < SAID_AFTER_S:
+            return ""
+        if self._told is not None and now - self._looked_at < LOOK_S:
+            return ""
+        self._looked_at = now
+        which = f"{waiting} of {groups} worker groups wait" if groups > 1 else "the worker group waits"
+        if self._limits is None:
+            doing, news, short = "there is no autoscaler to start others", "", ""
+        else:
+            told = autoscaler.doing()
+            doing, news, short = str(told), str(sorted(told.failed)), told.short()
+        self.now = f"{which} for nodes{short and f' ({short})'}"
+        if self._told == news:
+            return ""
+        self._told = news
+        return f"{which} for nodes. Each takes {self._slots}. The cluster has {_has()}; {doing}"
+
+
+def _has() -> str:
+    """What the cluster has, and what of it is free."""
+    has, free = ray.cluster_resources(), ray.available_resources()
+    kinds = [f"{has[kind]:g} {kind}s ({free.get(kind, 0):g} free)" for kind in ("GPU", "CPU") if has.get(kind)]
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    return f"{' and '.join(kinds) or 'no CPUs'} on {nodes} node{'s' * (nodes != 1)}"

@@ -1,0 +1,308 @@
+"""What a node of a cluster must be like for trials to run on it, and who looks.
+
+On a cluster that others have started, each worker looks at its own node when it starts, before the long imports:
+whether its versions are the driver's, whether there is room on its disks, and whether it has the experiment's storage.
+Before anything trains, the driver has all nodes that are there look for its storage, if that is a directory: one that
+is not shared would be found out by the second node's first checkpoint. ``dray cluster check`` looks at more
+(``dray.cluster.check``).
+
+Standard library alone: what is here is run where nothing else is known to work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import importlib.util
+import os
+import platform
+import re
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from dray.storage import Location
+
+LEAST_FREE_BYTES = 64 << 20
+"""A disk with less than this is as good as full: code, logs and checkpoints are to come."""
+WRITTEN_BYTES = 64 << 10
+LOOK_S = 30.0
+"""How long nodes may take to look for a directory; one that is slower is told of by its first worker."""
+STORE_S = 10.0
+"""How long a worker tries an object store that does not answer, when it starts."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Trouble(NamedTuple):
+    """What is wrong with a node.
+
+    Attributes:
+        kind: it has other versions than the driver, a full disk, not the storage, or may not write there.
+        told: in half a sentence, whose subject is the node.
+    """
+
+    kind: Literal["versions", "full", "unseen", "refused"]
+    told: str
+
+
+class UnfitNode(RuntimeError):
+    """No trial can run on a node; the message names it.
+
+    Args:
+        node: as `name_of_this_node`.
+        trouble: what is wrong with it.
+    """
+
+    def __init__(self, node: str, trouble: Trouble) -> None:
+        super().__init__(node, trouble)
+        self.node, self.trouble = node, trouble
+
+    def __str__(self) -> str:
+        return f"node {self.node} {self.trouble.told}; {REMEDIES[self.trouble.kind]}"
+
+
+REMEDIES = {
+    "versions": "install there what the driver has, or take the node out of the cluster",
+    "full": "free some, or take the node out of the cluster",
+    "unseen": "put the experiment on a file system that all nodes mount (--path, or checkpoint_storage: "
+    "{type: shared_fs, host_path: /mnt/shared}), or in an object store (checkpoint_storage: {type: s3, bucket: ...})",
+    "refused": "give that node what the others have, such as the mount's options, the user, or the instance profile",
+}
+"""What to do about each kind of trouble."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What an experiment needs of each node.
+
+    Attributes:
+        versions: the driver's, as of `versions`.
+        directory: the experiment's. On nodes where it is not shared, checkpoints for an object store are staged there.
+        sign: what `put_up_sign` has put there, where checkpoints are there; None where they are in the store.
+        store: that store.
+    """
+
+    versions: Mapping[str, str]
+    directory: str
+    sign: str | None
+    store: Location | None
+
+    def check_this_node(self, run: str) -> None:
+        """Look at the node that this process is on.
+
+        Takes a few milliseconds; the first process of a run on a node also tries the object store.
+
+        Args:
+            run: a name of this run of the experiment.
+
+        Raises:
+            UnfitNode: no trial can run here.
+        """
+        trouble = (
+            other_versions(self.versions, versions())
+            or full_disk(disks())
+            or directory_trouble(self.directory, self.sign)
+        )
+        mark = _mark_of(run)
+        if trouble is None and self.store is not None and not mark.exists():
+            trouble = _store_trouble(self.store)
+            if trouble is None:
+                with contextlib.suppress(OSError):
+                    mark.parent.mkdir(mode=0o700, exist_ok=True)
+                    mark.touch()
+        if trouble is not None:
+            raise UnfitNode(name_of_this_node(), trouble)
+
+
+def name_of_this_node() -> str:
+    """Its address and its host's name: ``10.0.0.7 (gpu-1)``."""
+    import ray
+
+    return f"{ray.util.get_node_ip_address()} ({platform.node()})"
+
+
+def versions() -> dict[str, str]:
+    """Of this process: ``python``, ``ray``, ``torch``, ``dray``; torch is not imported for that, and "" is none."""
+    import ray
+
+    return {"python": platform.python_version(), "ray": ray.__version__, "torch": of_torch(), "dray": _of_dray()}
+
+
+def _of_dray() -> str:
+    try:
+        # By name: this floor must not know of those above it, which the package's own module does.
+        return str(importlib.import_module("dray").__version__)
+    except ImportError:
+        return ""
+
+
+def of_torch(field: str = "__version__") -> str:
+    """A value of the version file of the torch that would be imported here; "" if there is none."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return ""
+    with contextlib.suppress(OSError):
+        text = Path(found.origin).with_name("version.py").read_text()
+        if value := re.search(rf"^{field}\s*(?::[^=]*)?=\s*['\"](.*)['\"]", text, re.MULTILINE):
+            return value.group(1)
+    return ""
+
+
+def other_versions(drivers: Mapping[str, str], here: Mapping[str, str]) -> Trouble | None:
+    """What differs: of Python the minor version, of torch what comes before ``+cpu`` or ``+cu126``, else anything."""
+    differ = [name for name in drivers if _that_counts(name, drivers[name]) != _that_counts(name, here[name])]
+    if not differ:
+        return None
+    has, had = (", ".join(f"{name} {those[name] or 'none'}" for name in differ) for those in (here, drivers))
+    return Trouble("versions", f"has {has}, but the driver has {had}")
+
+
+def _that_counts(name: str, version: str) -> str:
+    return version.rpartition(".")[0] if name == "python" else version.partition("+")[0]
+
+
+def disks() -> list[str]:
+    """Directories on those disks of a node that it can't do without: for temporary files, and where Ray puts code."""
+    return [tempfile.gettempdir(), str(Path(__file__).parent)]
+
+
+def full_disk(places: list[str]) -> Trouble | None:
+    """The first of these directories whose disk has no room left."""
+    for place in places:
+        free = shutil.disk_usage(place).free
+        if free < LEAST_FREE_BYTES:
+            return Trouble("full", f"has a full disk: {free >> 20} MiB are free on {mounted(place)}")
+    return None
+
+
+def mounted(place: str) -> str:
+    """What a disk is known by that has this directory."""
+    path = Path(place).resolve()
+    return str(next(each for each in (path, *path.parents) if each.is_mount()))
+
+
+def put_up_sign(directory: Path, sign: str) -> None:
+    """Make a directory known, so that other nodes find out whether they see the same one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    _sign_in(directory).write_text(sign)
+
+
+def _sign_in(directory: Path) -> Path:
+    return directory / ".seen-by-all"
+
+
+def directory_trouble(directory: str, sign: str | None) -> Trouble | None:
+    """Whether this process can write to a directory, and sees the driver's sign there.
+
+    Args:
+        sign: None: the directory need not be the driver's, and is made where it is not there.
+    """
+    where = Path(directory)
+    try:
+        if sign is None:
+            where.mkdir(parents=True, exist_ok=True)
+        elif _sign_in(where).read_text() != sign:
+            return Trouble("unseen", f"has another directory {directory} than the driver")
+    except FileNotFoundError:
+        return Trouble("unseen", f"does not see {directory}, which the driver has and checkpoints are to be written to")
+    except OSError as error:
+        return _trouble_of(error, directory)
+    # A name that nobody else has, and that nobody has looked for: network file systems remember what was not there.
+    mine = where / f".written-by-{platform.node()}-{secrets.token_hex(8)}"
+    try:
+        try:
+            mine.write_bytes(secrets.token_bytes(WRITTEN_BYTES))
+        finally:
+            mine.unlink(missing_ok=True)
+    except OSError as error:
+        return _trouble_of(error, directory)
+    return full_disk([directory])
+
+
+def _trouble_of(error: OSError, directory: str) -> Trouble:
+    if error.errno in _FULL:
+        return Trouble("full", f"has a full disk, which {directory} is on: {error.strerror}")
+    return Trouble("refused", f"can't write to {directory}: {error.strerror}")
+
+
+def _store_trouble(store: Location) -> Trouble | None:
+    from dray.storage import RemoteDirectory, StorageError
+
+    try:
+        RemoteDirectory(store, patience_s=STORE_S).probe()
+    except (StorageError, OSError) as error:
+        return Trouble("refused", f"can't use the experiment's storage: {error}")
+    return None
+
+
+def _mark_of(run: str) -> Path:
+    """Is there when a process of this run has found this node's way to the object store."""
+    return Path(tempfile.gettempdir()) / f"dray-nodes-{os.getuid()}" / run
+
+
+def nodes_without(directory: str, sign: str, resource: str) -> dict[str, Trouble]:
+    """What the cluster's other nodes, those that have some of a resource, find wrong with a directory of this one.
+
+    Args:
+        directory, sign: as of `put_up_sign`.
+        resource: "CPU" or "GPU".
+
+    Returns:
+        By the name of the node. What does not answer is left out: a worker that starts there will tell.
+    """
+    import ray
+    from ray.exceptions import RayError
+
+    here = ray.get_runtime_context().get_node_id()
+    others = [
+        node["NodeID"]
+        for node in ray.nodes()
+        if node["Alive"] and node["NodeID"] != here and node["Resources"].get(resource, 0) > 0
+    ]
+    with pickled_by_value():
+        asked = [on_node(_look, node).remote(directory, sign) for node in others]
+    ready, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S) if asked else ([], [])
+    found: dict[str, Trouble] = {}
+    for reference in ready:
+        with contextlib.suppress(RayError):  # the node is gone
+            name, trouble = ray.get(reference)
+            if trouble is not None:
+                found[name] = Trouble(*trouble)
+    return found
+
+
+@contextlib.contextmanager
+def pickled_by_value(*modules: ModuleType) -> Iterator[None]:
+    """What these modules hold, and this one, needs no dray on the nodes that it is sent to meanwhile."""
+    from ray import cloudpickle
+
+    sent = [sys.modules[__name__], *modules]
+    for module in sent:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in sent:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def on_node(what: Any, node: str, **options: Any) -> Any:
+    """A function, or a class, to be called with ``.remote()`` on this node, by its id, however busy that is."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    options = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False), **options}
+    return ray.remote(**options)(what)
+
+
+def _look(directory: str, sign: str) -> tuple[str, Any]:
+    trouble = directory_trouble(directory, sign)
+    return name_of_this_node(), None if trouble is None else (trouble.kind, trouble.told)

@@ -1,0 +1,98 @@
+"""Directories on their way to the nodes of a cluster that others have started, by Ray's runtime environments.
+
+A directory is put into the cluster's own store, once for each content, and each node that needs it unpacks it, once.
+``ray.init(runtime_env=...)`` does the same, but only for whoever connects first. The uses of Ray's internal APIs that
+this needs are in this file: the upload, and the name of what was unpacked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import searchers
+
+_INSIDE = "dray-code"
+"""The code is in this directory of what Ray puts on a worker's path, so that the process that Ray starts never takes a
+model's ``random.py`` for Python's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """A directory that is in a cluster's store.
+
+    Attributes:
+        uri: what Ray calls it.
+        links: symbolic links in it, which Ray does not keep, with what they lead to.
+    """
+
+    uri: str
+    links: tuple[tuple[str, str], ...] = ()
+
+    def place(self) -> Path:
+        """Where it is on this worker, whose runtime environment has it.
+
+        Raises:
+            FileNotFoundError: it is not there.
+        """
+        name = PurePosixPath(self.uri).stem
+        for entry in map(Path, sys.path):
+            if entry.name == name and (place := entry / _INSIDE).is_dir():
+                for link, target in self.links:
+                    # Another worker of this node may have done it.
+                    with contextlib.suppress(FileExistsError):
+                        (place / link).parent.mkdir(parents=True, exist_ok=True)
+                        (place / link).symlink_to(target)
+                return place
+        raise FileNotFoundError(f"the code that was sent, {name}, is not on this worker's path: {', '.join(sys.path)}")
+
+
+def package(directory: Path, links: tuple[tuple[str, str], ...] = ()) -> Package:
+    """Put a directory, without these links in it, into the store of the cluster that this process is connected to."""
+    return Package(uri=_upload({_INSIDE: directory}, [f"{_INSIDE}/{link}" for link, _ in links]), links=links)
+
+
+def environment(*packages: Package) -> dict[str, Any]:
+    """A runtime environment for actors and tasks: these packages, and dray itself, just as this process has it.
+
+    All else of the job's own environment stays: Ray merges the two, but for the one list that is told here again.
+    """
+    import ray
+
+    parts = Path(__file__).parents[1], Path(searchers.__file__).parent
+    itself = _upload({part.name: part for part in parts}, [])
+    theirs: Sequence[str] = ray.get_runtime_context().runtime_env.get("py_modules") or ()
+    # In the order in which they are looked through for a module.
+    return {"py_modules": [itself, *(package.uri for package in packages), *theirs]}
+
+
+def _upload(directories: Mapping[str, Path], without: Sequence[str]) -> str:
+    """Put directories, by these names, into the store as one; its URI.
+
+    Args:
+        directories: what to upload, and the name of each.
+        without: paths to leave out, relative to what is uploaded.
+    """
+    from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
+
+    # Patterns of .gitignore.
+    excludes = ["__pycache__", *("/" + re.sub(r"([\\*?\[\]])", r"\\\1", path) for path in without)]
+    with tempfile.TemporaryDirectory(prefix="dray-upload-") as scratch:
+        root = Path(scratch, "root")
+        root.mkdir()
+        for name, directory in directories.items():
+            (root / name).symlink_to(directory.resolve())
+        uploaded = upload_working_dir_if_needed(
+            {"working_dir": str(root), "excludes": excludes},
+            include_gitignore=False,
+            scratch_dir=scratch,
+            logger=logging.getLogger("dray"),
+        )
+    return str(uploaded["working_dir"])

@@ -1,0 +1,113 @@
+"""A cloud's notice that it takes this machine away, told to Ray: ``python -m dray.cluster.spot_notice aws HEAD:PORT``.
+
+AWS gives two minutes' notice of the end of a spot machine, and Google Cloud as much of one that was made with
+``preemptionNoticeDuration``, else half a minute, to who asks the machine's metadata. Ray's launcher does not ask, so
+its clusters see such an end as a sudden death. The files for it that dray ships start this program on each worker: it
+asks every few seconds, and has Ray drain the node when there is a notice. Then trials save, and go on elsewhere, with
+not a batch lost.
+
+Sources: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html and
+https://cloud.google.com/compute/docs/instances/create-use-spot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+EVERY_S = 5.0
+"""What AWS recommends."""
+ANSWER_S = 2.0
+GCP_S = 25
+"""Of Google's half minute, after the time that it takes to ask and to tell. It does not say whether there is more."""
+_TOKEN = "X-aws-ec2-metadata-token"
+
+
+def aws(endpoint: str | None = None) -> int | None:
+    """The seconds that are left to this machine of AWS's; None without a notice.
+
+    Args:
+        endpoint: of the metadata service; by default ``AWS_EC2_METADATA_SERVICE_ENDPOINT``, as for AWS's own tools.
+
+    Raises:
+        OSError: the service does not answer.
+    """
+    root = endpoint or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254")
+    root = root.rstrip("/") + "/latest"
+    ask = urllib.request.Request(f"{root}/api/token", method="PUT")
+    ask.add_header(f"{_TOKEN}-ttl-seconds", "60")
+    token = _answer(ask)
+    try:
+        told = _answer(urllib.request.Request(f"{root}/meta-data/spot/instance-action", headers={_TOKEN: token}))
+    except urllib.error.HTTPError as error:
+        if error.code == 404:  # how it says that there is none
+            return None
+        raise
+    end = datetime.datetime.fromisoformat(json.loads(told)["time"].replace("Z", "+00:00"))
+    return max(0, round(end.timestamp() - time.time()))
+
+
+def gcp(host: str | None = None) -> int | None:
+    """The seconds that are left to this machine of Google's; None without a notice.
+
+    Args:
+        host: of the metadata service; by default ``GCE_METADATA_HOST``, as for Google's own tools.
+
+    Raises:
+        OSError: the service does not answer.
+    """
+    host = host or os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+    url = f"http://{host}/computeMetadata/v1/instance/preempted"
+    told = _answer(urllib.request.Request(url, headers={"Metadata-Flavor": "Google"}))
+    return GCP_S if told.strip() == "TRUE" else None
+
+
+CLOUDS = {"aws": aws, "gcp": gcp}
+
+
+def drain(head: str, left_s: int) -> bool:
+    """Have Ray drain this node, which is gone after so many seconds; False if Ray did not take it."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", head]
+    why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the cloud takes this machine away"]
+    return subprocess.run([*command, *why, "--deadline-remaining-seconds", str(left_s)]).returncode == 0
+
+
+def main() -> None:
+    """Ask until there is a notice, and tell it."""
+    parser = argparse.ArgumentParser(prog="python -m dray.cluster.spot_notice", description=__doc__.partition("\n")[0])
+    parser.add_argument("cloud", choices=CLOUDS)
+    parser.add_argument("head", help="its host and port, as of `ray start --address`")
+    given = parser.parse_args()
+    with (Path(tempfile.gettempdir()) / "dray-spot-notice").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return  # another one, of an earlier `ray up`, asks already
+        while True:
+            try:
+                left_s = CLOUDS[given.cloud]()
+            except (OSError, ValueError) as error:  # the metadata are away for a moment
+                print(f"no answer from the metadata of {given.cloud}: {error}", flush=True)
+                left_s = None
+            if left_s is not None and drain(given.head, left_s):
+                return
+            time.sleep(EVERY_S)
+
+
+def _answer(request: urllib.request.Request) -> str:
+    with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+        return str(answer.read().decode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""Which files of a directory are code: what an experiment has a copy of, and its workers get.
+
+All but what ``NOT_CODE`` and the directory's own ``.drayignore`` name, in the syntax of ``.gitignore``; Determined's
+``.detignore`` is read too. Names with a ``!`` come along again. Always left out: virtual environments whatever their
+name, caches that say so (https://bford.info/cachedir/), and other experiments.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from dray.experiment.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+IGNORE_FILES = (".detignore", ".drayignore")
+NOT_CODE = (
+    # Hidden: versions of the code, keys and passwords (.ssh, .aws, .netrc, .env), caches.
+    ".*",
+    "__pycache__/",
+    "*.py[co]",
+    "*.egg-info/",
+    "venv/",
+    "node_modules/",
+    # The key to a cluster's machines, which Ray's launcher puts into the home directory of its head.
+    "ray_bootstrap_*",
+)
+"""Before the directory's own patterns, which may take some back."""
+MOST_CODE_BYTES = 96 * 2**20
+"""Determined's limit."""
+MOST_LINKED_BYTES = 1 << 20
+"""A larger file that a link leads to, out of the directory, is no code: a copy has the link alone."""
+MOST_ENTRIES = 200_000
+"""So many files are looked at, to tell what takes the most of a directory that is too large."""
+
+# A directory that has all of these is no code.
+_FOREIGN = (
+    {"pyvenv.cfg"},
+    {"conda-meta"},
+    {"CACHEDIR.TAG"},
+    {"experiment.yaml", "journal.jsonl"},
+)
+
+
+def told_size(size: int) -> str:
+    """So many bytes, for a person."""
+    if size < 2**10:
+        return f"{size} bytes"
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 / 10 else f"{size / 2**10:.1f} KiB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """The code in a directory.
+
+    Attributes:
+        root: the directory.
+        folders, files, links: relative to it, with slashes; a folder comes before what it holds. A link is followed if
+            it leads to a small file elsewhere, as to a module that several projects share, and only then.
+        size: of the files, in bytes.
+    """
+
+    root: Path
+    folders: tuple[str, ...]
+    files: tuple[str, ...]
+    links: tuple[str, ...]
+    size: int
+
+    @property
+    def told(self) -> str:
+        """How much it is, for a person."""
+        return f"{len(self.files)} {'file' if len(self.files) == 1 else 'files'}, {told_size(self.size)}"
+
+    def targets(self) -> Iterator[tuple[str, str]]:
+        """Where each link leads, told so that it holds in a copy of the directory: within that, or absolutely."""
+        root = os.path.realpath(self.root)
+        for name in self.links:
+            link = self.root / name
+            end = os.path.realpath(link)
+            if Path(end).is_relative_to(root):
+                yield name, os.path.relpath(end, os.path.realpath(link.parent))
+            else:
+                yield name, os.path.abspath(link.parent / os.readlink(link))
+
+    def copy(self, to: Path) -> None:
+        """Copy it; what is there already stays."""
+        for name in ("", *self.folders):
+            (to / name).mkdir(parents=True, exist_ok=True)
+        for name in self.files:
+            shutil.copy2(self.root / name, to / name)
+        link(to, self.targets())
+
+
+def link(directory: Path, targets: Iterator[tuple[str, str]] | Collection[tuple[str, str]]) -> None:
+    """Make links below a directory; one that is there already stays."""
+    for name, target in targets:
+        place = directory / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not os.path.lexists(place):
+            place.symlink_to(target)
+
+
+def code_of(root: Path, *, leave_out: Path | None = None, deep: bool = True, field: str = "model_dir") -> Code:
+    """The code in a directory.
+
+    Args:
+        root: the directory.
+        leave_out: not code, wherever it lies.
+        deep: also what lies in directories of it.
+        field: what the directory was given as, for messages.
+
+    Raises:
+        ConfigError: it is too large to be code, or can't be read; or an ignore file has a pattern that is none.
+    """
+    walk = _Walk(root, _patterns(root, field), leave_out.resolve() if leave_out is not None else None, deep=deep)
+    try:
+        walk.into("")
+    except OSError as error:
+        told = f"can't be read: {error}; make it readable, or name it in {root / IGNORE_FILES[-1]}"
+        raise ConfigError([(field, told)]) from None
+    if walk.size > MOST_CODE_BYTES:
+        raise ConfigError([(field, _too_large(root, walk))])
+    return walk.code()
+
+
+def copied(root: Path) -> Code:
+    """The code in a directory that `Code.copy` made: all that is in it."""
+    walk = _Walk(root, None, None, deep=True)
+    walk.into("")
+    return walk.code()
+
+
+def _patterns(root: Path, field: str) -> GitIgnoreSpec:
+    # Here, not above: commands that only look at experiments need not wait for it.
+    from pathspec import GitIgnoreSpec
+
+    lines = list(NOT_CODE)
+    for name in IGNORE_FILES:
+        if (root / name).is_file():
+            own = (root / name).read_text(encoding="utf-8", errors="replace").splitlines()
+            for number, line in enumerate(own, 1):
+                try:
+                    GitIgnoreSpec.from_lines([line])
+                except ValueError as error:
+                    told = f"line {number} of {root / name} is no pattern of gitignore's: {error}"
+                    raise ConfigError([(field, told)]) from None
+            lines += own
+    return GitIgnoreSpec.from_lines(lines)
+
+
+class _Walk:
+    def __init__(self, root: Path, ignored: GitIgnoreSpec | None, leave_out: Path | None, *, deep: bool) -> None:
+        self._root, self._ignored, self._leave_out, self._deep = root, ignored, leave_out, deep
+        self.folders: list[str] = []
+        self.files: list[str] = []
+        self.links: list[str] = []
+        self.sizes: Counter[str] = Counter()
+        """Of what each file and each directory has in it."""
+        self.entries = 0
+
+    @property
+    def size(self) -> int:
+        return self.sizes["."]
+
+    def code(self) -> Code:
+        return Code(
+            root=self._root,
+            folders=tuple(self.folders),
+            files=tuple(self.files),
+            links=tuple(self.links),
+            size=self.size,
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all was looked at."""
+        return self.entries <= MOST_ENTRIES
+
+    def into(self, folder: str) -> None:
+        with os.scandir(self._root / folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+        names = {entry.name for entry in entries}
+        if folder:
+            if self._ignored is not None and any(marks <= names for marks in _FOREIGN):
+                return
+            self.folders.append(folder.rstrip("/"))
+        for entry in entries:
+            # Of one that is too large, what takes the most is told; else it is looked at to its end, however many.
+            self.entries += 1
+            if self._ignored is not None and not self.is_whole and self.size > MOST_CODE_BYTES:
+                return
+            # Also a link to a directory, where there is one.
+            name, is_folder = f"{folder}{entry.name}", os.path.isdir(entry.path)
+            if self._ignored is not None and self._ignored.match_file(f"{name}/" if is_folder else name):
+                continue
+            if entry.is_symlink() and not self._brings(entry.path):
+                self.links.append(name)
+            elif is_folder:
+                if self._deep and Path(entry.path).resolve() != self._leave_out:
+                    self.into(f"{name}/")
+            elif os.path.isfile(entry.path):  # no socket, no pipe
+                self.files.append(name)
+                path = PurePosixPath(name)
+                for place in (path, *path.parents):
+                    self.sizes[str(place)] += entry.stat().st_size
+
+    def _brings(self, link: str) -> bool:
+        """Whether a link leads to code that lies elsewhere."""
+        return (
+            self._ignored is not None
+            and os.path.isfile(link)
+            and os.path.getsize(link) <= MOST_LINKED_BYTES
+            and not Path(os.path.realpath(link)).is_relative_to(os.path.realpath(self._root))
+        )
+
+
+def _too_large(root: Path, walk: _Walk) -> str:
+    largest = ", ".join(f"{name} ({told_size(size)})" for name, size in _largest(walk))
+    least = "" if walk.is_whole else "at least "
+    return (
+        f"{root} holds {least}{told_size(walk.size)}, more than the {MOST_CODE_BYTES >> 20} MiB that an experiment "
+        f"copies and sends to its workers; the most take {largest}; name what is not code in "
+        f"{root / IGNORE_FILES[-1]}, in the syntax of .gitignore, or give the directory of the model's code alone"
+    )
+
+
+def _largest(walk: _Walk) -> list[tuple[str, int]]:
+    """Three that take the most: files, or directories of which nothing in them takes nearly all."""
+    children: dict[str, list[str]] = {}
+    for name in walk.sizes:
+        if name != ".":
+            children.setdefault(str(PurePosixPath(name).parent), []).append(name)
+
+    def by_size(names: list[str]) -> list[str]:
+        return sorted(names, key=lambda name: -walk.sizes[name])
+
+    found = []
+    for name in by_size(children["."])[:3]:
+        while name in children and walk.sizes[(inner := by_size(children[name])[0])] > 0.8 * walk.sizes[name]:
+            name = inner
+        found.append((f"{name}/" if name in children else name, walk.sizes[name]))
+    return found

@@ -1,0 +1,54 @@
+"""Nodes of a cluster on which an experiment can't run, told before it trains, or by the first worker there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dray.cluster.node_checks import REMEDIES, Needs, UnfitNode, nodes_without, put_up_sign, versions
+from dray.experiment.directory import ExperimentDirectory
+from dray.experiment.errors import ConfigError, ExperimentError
+
+NAMED_NODES = 3
+
+
+def checked_nodes(directory: ExperimentDirectory, run: str, *, gpu: bool) -> Needs:
+    """What each node needs, after a look, where checkpoints are in a directory, at whether all nodes have that.
+
+    Args:
+        run: a name of this run of the experiment.
+        gpu: whether workers are on GPUs: other nodes have none.
+
+    Raises:
+        ConfigError: some don't.
+    """
+    path = str(directory.path)
+    sign = run if directory.storage.is_local else None
+    if sign is not None:
+        put_up_sign(directory.path, sign)
+        found = nodes_without(path, sign, "GPU" if gpu else "CPU")
+        # A trouble that several have is told once.
+        having = {trouble: [name for name in found if found[name] == trouble] for trouble in found.values()}
+        faults = [
+            ("checkpoint_storage", f"node {names[0]} {trouble.told}{_as_well(names[1:])}; {REMEDIES[trouble.kind]}")
+            for trouble, names in having.items()
+        ]
+        if faults:
+            raise ConfigError(faults)
+    store = None if directory.storage.is_local else directory.storage
+    return Needs(versions=versions(), directory=path, sign=sign, store=store)
+
+
+def _as_well(names: list[str]) -> str:
+    if not names:
+        return ""
+    further = len(names) - NAMED_NODES
+    told = ", ".join(names[:NAMED_NODES]) + (f" and {further} more" if further > 0 else "")
+    return f", and so {told}"
+
+
+def told_of_node(unfit: UnfitNode, experiment: Path) -> Exception:
+    """Why no trial can run on a node, for the user; and how the experiment goes on when that is mended."""
+    go_on = f"then go on with: dray experiment resume {experiment}"
+    if unfit.trouble.kind in ("unseen", "refused"):
+        return ConfigError([("checkpoint_storage", f"{unfit}; {go_on}")])
+    return ExperimentError(f"a trial was to run where it can't: {unfit}; {go_on}")

@@ -1,0 +1,83 @@
+"""What a config keeps secret, in an experiment's directory: one file, for its owner alone, and in no other.
+
+``experiment.yaml`` has ``********`` for each value below ``data.secrets``. The true ones are in ``secrets.yaml``, for
+whoever goes on with the experiment on this machine; it is copied nowhere. The credentials of a store are in
+``storage.json``, in the same way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from dray.experiment.errors import ConfigError
+from dray.experiment.schema import ExperimentConfig
+from dray.masking import MASK, hidden, leaves
+
+
+def check_secrets(config: ExperimentConfig) -> None:
+    """See that no secret is masked, in a config that is to be run.
+
+    Raises:
+        ConfigError: one is: the config was taken from where another experiment, or a checkpoint, has it.
+    """
+    told = "is masked, as an experiment's own copy of its config has it; write the true value"
+    faults = [(path, told) for path, value in leaves(config.data.get("secrets"), "data.secrets") if value == MASK]
+    if faults:
+        raise ConfigError(faults)
+
+
+def write_secrets(path: Path, config: ExperimentConfig) -> None:
+    """Write what is below ``data.secrets``, if anything is, to a file that nobody but this user may read."""
+    if config.data.get("secrets") is None:
+        return
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        yaml.safe_dump(config.data["secrets"], file, sort_keys=False)
+
+
+def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
+    """The config that was read from an experiment's directory, with its secrets.
+
+    Raises:
+        ConfigError: they are not on this machine.
+    """
+    masked = [name for name, value in leaves(config.data.get("secrets"), "data.secrets") if value == MASK]
+    if not masked:
+        return config
+    try:
+        secrets = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        told = f"is not here, for secrets stay on the machine that they were given on; write all of them to {path}"
+        raise ConfigError([(name, told) for name in masked]) from None
+    restored = config.model_copy(update={"data": {**config.data, "secrets": secrets}})
+    check_secrets(restored)
+    return restored
+
+
+LARGEST = 16 << 20
+"""Bytes of a file that is looked into."""
+
+
+def hide_in(directory: Path, secret: Sequence[str]) -> list[str]:
+    """Put xxx over these texts in a copy of a model's code: its config is often in there, and so is a driver.
+
+    A link to a file that has one becomes a file. Files of more than `LARGEST` bytes are left as they are.
+
+    Returns:
+        The files that have been changed, by their paths in the directory.
+    """
+    changed = []
+    for path in sorted(directory.rglob("*")) if secret else ():
+        if path.is_file() and path.stat().st_size <= LARGEST:
+            content = path.read_bytes()
+            if (without := hidden(content, secret)) != content:
+                mode = path.stat().st_mode
+                path.unlink()
+                path.write_bytes(without)
+                path.chmod(mode)
+                changed.append(path.relative_to(directory).as_posix())
+    return changed

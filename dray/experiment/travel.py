@@ -1,0 +1,58 @@
+"""Code on its way to the nodes of a cluster that others have started: only dependencies need be there before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ray import cloudpickle
+
+from dray.cluster.packages import Package, environment, package
+from dray.experiment.code import ByValue, FromDirectory, Sent, home_of
+from dray.experiment.config import ExperimentConfig
+from dray.experiment.directory import ExperimentDirectory
+from dray.experiment.ignore import code_of, copied
+
+
+def send(
+    load: FromDirectory | ByValue, directory: ExperimentDirectory, config: ExperimentConfig, say: Callable[[str], None]
+) -> tuple[FromDirectory | Sent, dict[str, Any]]:
+    """Put the experiment's copy of its code, and dray itself, into the cluster's store.
+
+    A class of a script or a notebook has the directory that it may import from copied first, if there is no copy yet.
+
+    Args:
+        load: what brings the code to workers of this machine.
+        directory, config: of the experiment.
+        say: tells the user what goes.
+
+    Returns:
+        What brings it to workers of other machines, and the runtime environment that they need for it.
+
+    Raises:
+        ConfigError: the script's directory is too large to be code.
+    """
+    if isinstance(load, ByValue) and not directory.has_code:
+        _copy_home(load, directory, config)
+    sends: list[Package] = []
+    what = "the trial's class"
+    if directory.has_code or isinstance(load, FromDirectory):  # also of none but installed modules
+        code = copied(directory.code)
+        sends.append(package(directory.code, tuple(code.targets())))
+        what = f"{directory.code} ({code.told})"
+    say(f"to the workers go {what} and dray itself")
+    runtime_env = environment(*sends)
+    if isinstance(load, FromDirectory):
+        return FromDirectory(entrypoint=load.entrypoint, directory=sends[0]), runtime_env
+    pickled = cloudpickle.dumps(load.trial)
+    return Sent(name=load.trial.__qualname__, pickled=pickled, home=sends[0] if sends else None), runtime_env
+
+
+def _copy_home(load: ByValue, directory: ExperimentDirectory, config: ExperimentConfig) -> None:
+    home = home_of(load.trial)
+    if home is None:
+        return
+    # Nobody's home directory is code; where `ray submit` puts a script there, what lies beside it may be.
+    deep = not Path.home().resolve().is_relative_to(home.resolve())
+    directory.copy_code(code_of(home, leave_out=directory.path, deep=deep, field="trial"), config)

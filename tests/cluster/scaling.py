@@ -1,0 +1,203 @@
+"""What test_scaling.py runs in namespaces of its own: `python scaling.py <what> <directory> <nodes> <version>`.
+
+A head without CPUs, and Ray's autoscaler, of this version, that may start so many nodes of one false GPU each, none of
+which is there at the beginning. What was seen is written to <directory>/seen.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group_table
+
+import dray
+from dray.cluster.autoscaler import limits
+from tests.cluster.autoscaling import Nodes, nodes
+from tests.cluster.no_capacity import WHY
+from tests.ray.harness import ROOT, TRIALS, Driver, Meanwhile, lines, recorded, wait_for, write_config
+
+FALSE_GPUS = f"{ROOT / 'tests' / 'cluster' / 'false_gpus'}{os.pathsep}{ROOT}"
+"""PYTHONPATH of all processes."""
+
+
+def config(directory: Path, *, trials: int, at_once: int, **resources: Any) -> dict[str, Any]:
+    """Of trials that wait for a file, so that it is not a matter of speed how many nodes come."""
+    made = recorded(directory / "record", trials=trials, batches=20, entrypoint="recorded:Held")
+    made["hyperparameters"] |= {"until": str(directory / "until"), "longer": str(directory / "longer")}
+    made["searcher"]["max_concurrent_trials"] = at_once
+    # What a slot is, is found out: there is not one GPU yet.
+    made["resources"] = resources
+    return made
+
+
+class Timeline:
+    """What changed, and when, in seconds since its making."""
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[float, str, int]] = []
+        self._began, self._closed = time.monotonic(), False
+
+    def watch(self, **values: Callable[[], int]) -> None:
+        """Until `close`."""
+        known: dict[str, int] = {}
+        while not self._closed:
+            for name, value in values.items():
+                if (now := value()) != known.get(name):
+                    known[name] = now
+                    self.note(name, now)
+            time.sleep(0.1)
+
+    def note(self, name: str, value: int) -> None:
+        self.changes.append((round(time.monotonic() - self._began, 1), name, value))
+
+    def last(self, name: str) -> int:
+        return [value for _, each, value in self.changes if each == name][-1]
+
+    def close(self) -> None:
+        self._closed = True
+
+
+def groups(state: str | None = None) -> int:
+    """Worker groups that have resources, or ask for some; of this state."""
+    table = placement_group_table().values()
+    states = [group["state"] for group in table if any("GPU" in bundle for bundle in group["bundles"].values())]
+    return states.count(state) if state else len(states) - states.count("REMOVED")
+
+
+def sweep(directory: Path, most: int) -> dict[str, Any]:
+    """Trials of two slots, more at once than there is ever room for: from no node to all of use, and back."""
+    timeline = Timeline()
+    (directory / "longer").touch()
+
+    def look() -> None:
+        wait_for(lambda: groups("CREATED") == most // 2, "all groups that there can be", 120)
+        wait_for(lambda: len({line["trial"] for line in lines(directory / "record")}) == most // 2, "their trials", 120)
+        (directory / "until").touch()
+
+    watch = {"nodes": lambda: nodes("GPU"), "groups": lambda: groups("CREATED"), "waiting": lambda: groups("PENDING")}
+    with Meanwhile(lambda: timeline.watch(**watch)):
+        try:
+            made = config(directory, trials=6, at_once=3, slots_per_trial=2)
+            with Meanwhile(look):
+                result = dray.Experiment(made, model_dir=TRIALS, path=directory / "experiment").run()
+            timeline.note("done", 1)
+            left = groups()
+            wait_for(lambda: not nodes("GPU"), "all nodes to be given back", 90)
+            wait_for(lambda: timeline.last("nodes") == 0, "that to be noted", 10)
+        finally:
+            timeline.close()
+    states = result.trials[["state", "restarts"]].values.tolist()
+    return {"trials": states, "timeline": timeline.changes, "left": left}
+
+
+def idle(directory: Path, most: int) -> dict[str, Any]:
+    """As many trials as nodes, one of which goes on for long after the others."""
+    timeline = Timeline()
+
+    def look() -> None:
+        wait_for(lambda: groups("CREATED") == most, "a group on each node", 120)
+        (directory / "until").touch()
+        try:
+            wait_for(lambda: groups() == 1 and nodes("GPU") == 1, "what has no trial to be given back", 120)
+        finally:
+            (directory / "longer").touch()
+
+    with Meanwhile(lambda: timeline.watch(nodes=lambda: nodes("GPU"), groups=groups)):
+        try:
+            made = config(directory, trials=most, at_once=most, slots_per_trial=1)
+            with Meanwhile(look):
+                result = dray.Experiment(made, model_dir=TRIALS, path=directory / "experiment").run()
+        finally:
+            timeline.close()
+    return {"trials": result.trials[["state", "restarts"]].values.tolist(), "timeline": timeline.changes}
+
+
+def killed(directory: Path, most: int) -> dict[str, Any]:
+    """A driver whose groups wait for nodes is killed."""
+    file = write_config(directory, config(directory, trials=3, at_once=3, slots_per_trial=1))
+    driver = Driver("create", file, TRIALS, "--path", directory / "run", log=directory / "log", RAY_ADDRESS="auto")
+    try:
+        driver.wait_for(lambda: groups("PENDING"), "a group that asks for nodes")
+        driver.wait_for(lambda: nodes("GPU"), "a node")
+        driver.process.kill()
+        wait_for(lambda: not groups(), "the demand to end", 60)
+        wait_for(lambda: not nodes("GPU"), "all nodes to be given back", 90)
+    finally:
+        driver.close()
+    return {}
+
+
+def refused(directory: Path, most: int) -> dict[str, Any]:
+    """Trials that there will never be enough nodes for."""
+    told = {}
+    asked: dict[str, dict[str, Any]] = {
+        "more": {"slots_per_trial": most + 1},
+        "on one": {"slots_per_trial": 2, "placement_strategy": "STRICT_PACK"},
+    }
+    for name, resources in asked.items():
+        made = config(directory, trials=1, at_once=1, **resources)
+        try:
+            dray.Experiment(made, model_dir=TRIALS, path=directory / name).run()
+        except dray.ConfigError as error:
+            told[name] = str(error)
+    elsewhere = ray.get(ray.remote(num_gpus=1)(limits).remote(), timeout=90)
+    return {"told": told, "groups": groups(), "same from a worker node": elsewhere == limits()}
+
+
+class NoNodes(Nodes):
+    """Whose autoscaler is refused whatever it asks its cloud for."""
+
+    def _generate_config(self, *args: Any, **options: Any) -> dict[str, Any]:
+        made = super()._generate_config(*args, **options)
+        made["provider"]["module"] = "tests.cluster.no_capacity.NoCapacity"
+        return made
+
+
+def in_vain(directory: Path, most: int) -> dict[str, Any]:
+    """No node comes, for longer than Ray Train waits for one; then Ctrl-C."""
+    file = write_config(directory, config(directory, trials=3, at_once=3, slots_per_trial=1))
+    log = directory / "log"
+    driver = Driver(
+        "create", file, TRIALS, "--path", directory / "run", log=log,
+        RAY_ADDRESS="auto", RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="5",
+    )  # fmt: skip
+    try:
+        driver.wait_for(lambda: "could not start" in log.read_text(), "word of why there are no nodes")
+        driver.wait_for(lambda: groups("REMOVED") > most, "groups to be asked for again")
+        driver.interrupt()
+        began = time.monotonic()
+        code = driver.wait()
+        ended = time.monotonic() - began
+        wait_for(lambda: not groups(), "the demand to end", 10)
+    finally:
+        driver.close()
+    autoscalers = Path("/tmp/ray/session_latest/logs/monitor.log").read_text()
+    return {"code": code, "log": log.read_text(), "ended_s": ended, "in the autoscaler's log": WHY in autoscalers}
+
+
+def main(what: str, directory: Path, most: int, version: int) -> None:
+    worker = {"resources": {"CPU": 1, "GPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": most}
+    kind = NoNodes if what == "in_vain" else Nodes
+    cluster = kind({"CPU": 0}, {"worker": worker}, max_workers=most, autoscaler_v2=version == 2)
+    cluster.start()
+    try:
+        ray.init("auto", log_to_driver=False)
+        assert nodes("GPU") == 0
+        seen = {"sweep": sweep, "idle": idle, "killed": killed, "refused": refused, "in_vain": in_vain}[what](
+            directory, most
+        )
+        seen["record"] = lines(directory / "record")
+        (directory / "seen.json").write_text(json.dumps(seen))
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,239 @@
+"""`dray cluster check`: what it finds, and that it finds nothing where all is well."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray.cluster.check import Checked, Node, _judge_clock, _take_over, ahead_s
+from dray.cluster.inspector import Disk, Inspector
+from dray.cluster.node_checks import put_up_sign, versions
+from dray.storage import Location
+from tests.cli.conftest import _made, dray, home  # noqa: F401 - fixtures
+from tests.cli.said import Said
+from tests.cluster import checked
+from tests.cluster.namespaces import isolated, run_isolated
+from tests.docs.test_cli_page import ROWS, fields
+
+Dray = Callable[..., Said]
+GIB = 1 << 30
+
+# ---------------------------------------------------------------------------------------------------------- judging
+
+
+def facts(**others: Any) -> dict[str, Any]:
+    """What a node tells that is as it should be: one that has a GPU."""
+    return {
+        "host": "gpu-1",
+        "cuda": "12.8",
+        "nccl": "2.27.3",
+        "gpus": ["H200"],
+        "error": "",
+        "full": "",
+        "disks": [Disk(path="/tmp", free=50 * GIB, size=100 * GIB)],
+        "has_token": True,
+        "python": "3.11.7",
+        "ray": "2.60.0",
+        "torch": "2.9.1+cu128",
+        "dray": "0.1.0",
+        **others,
+    }
+
+
+def disk(path: str, free: int, size: int) -> dict[str, Any]:
+    return {"disks": [Disk(path=path, free=free, size=size)]}
+
+
+@pytest.mark.parametrize(
+    ("others", "is_wrong", "told"),
+    [
+        ({}, None, ""),
+        ({"torch": "2.9.0+cu128"}, True, "has torch 2.9.0+cu128, but the driver has torch 2.9.1+cpu; install there "),
+        ({"error": "No module named 'torch'"}, True, "torch can't be imported: No module named 'torch'"),
+        ({"gpus": []}, True, "Ray counts 1 GPUs, torch sees 0; it is built for CUDA 12.8"),
+        ({"gpus": [], "cuda": ""}, True, "Ray counts 1 GPUs, torch sees 0; it is built without CUDA"),
+        ({"gpus": ["H200", "H200"]}, None, ""),  # Ray was given one of them
+        ({"nccl": ""}, True, "torch is built without NCCL"),
+        ({"full": "has a full disk: 3 MiB are free on /tmp"}, True, "has a full disk: 3 MiB are free on /tmp; free"),
+        (disk("/tmp", GIB - 1, 10 * GIB), False, "only 1023 MiB are free on /tmp"),
+        (disk("/tmp", 4 * GIB, 100 * GIB), False, "/tmp is 96 % full: Ray stops storing objects there at 95 %"),
+        (disk("/dev/shm", 4 * GIB, 100 * GIB), None, ""),
+        (disk("/dev/shm", 64 << 20, 64 << 20), False, "only 64 MiB are free on /dev/shm"),
+    ],
+)
+def test_findings_on_a_node(others: dict[str, Any], is_wrong: bool | None, told: str) -> None:
+    node = Node(address="10.0.0.7", gpus_of_ray=1)
+    found = Checked(address="10.0.0.1:6379", storage="s3://bucket", nodes=[node])
+    drivers = {name: facts()[name] for name in ("python", "ray", "dray")} | {"torch": "2.9.1+cpu"}
+    _take_over(found, node, facts(**others), drivers)
+    assert [finding.is_wrong for finding in found.findings] == ([] if is_wrong is None else [is_wrong])
+    assert all(finding.what.startswith(told) for finding in found.findings)
+    assert all(finding.node == "10.0.0.7 (gpu-1)" for finding in found.findings)
+    assert found.is_fit is not is_wrong
+
+
+def test_clocks_are_compared_by_the_quickest_answer() -> None:
+    """A clock that is 7 s ahead, asked over a network whose answers take most of an exchange to come back."""
+    time = 100.0
+    takes = iter([(0.5, 3.0), (0.1, 0.2), (0.2, 0.2), (2.0, 2.0), (1.0, 0.0)])
+
+    def ask() -> float:
+        nonlocal time, back
+        there, back = next(takes)
+        time += there
+        return time + 7
+
+    back = 0.0
+
+    def now() -> float:
+        nonlocal time, back
+        time, back = time + back, 0.0
+        return time
+
+    # By hand: asked at t, it says t + 0.1 + 7 and the answer is there at t + 0.3, whose middle is t + 0.15.
+    assert ahead_s(ask, now) == pytest.approx(7 - 0.05)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "told"),
+    [(4.9, None), (-4.9, None), (5.1, "its clock is 5 s ahead: "), (-90.0, "its clock is 90 s behind: ")],
+)
+def test_a_clock_that_goes_wrong(ahead: float, told: str | None) -> None:
+    node = Node(address="10.0.0.7")
+    found = Checked(address=None, storage="", nodes=[node])
+    _judge_clock(found, node, ahead)
+    assert [finding.what[: len(told or "")] for finding in found.findings] == ([] if told is None else [told])
+
+
+# --------------------------------------------------------------------------------------------------- on one machine
+
+
+def test_what_is_sent_arrives_and_who_listens_to_nobody_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dray.cluster.inspector.SENDING_S", 0.01)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+    inspector = Inspector()
+    speed, error = inspector.send(inspector.listen())
+    assert (speed is not None and speed > 0, error) == (True, "")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = closed.getsockname()
+    assert inspector.send(address) == (None, "[Errno 111] Connection refused")
+
+
+def test_a_node_leaves_what_the_driver_then_sees(tmp_path: Path) -> None:
+    put_up_sign(tmp_path, "sign")
+    inspector = Inspector()
+    assert inspector.storage(Location.of(tmp_path), "sign", "node-1") is None
+    assert (tmp_path / "node-1").read_text() == "node-1"
+    assert inspector.storage(Location.of(tmp_path), "another", "node-2") is not None
+    assert not (tmp_path / "node-2").exists()
+
+
+@pytest.mark.slow
+def test_without_a_cluster_this_machine_is_looked_at(home: Path, dray: Dray) -> None:  # noqa: F811
+    found = dray("cluster", "check", "--json").value
+    assert (found["address"], found["is_fit"], found["findings"]) == (None, True, only_notes(found["findings"]))
+    assert found["storage"] == str(home)
+    [node] = found["nodes"]
+    assert {name: node[name] for name in versions()} == versions()
+    assert sorted(path.name for path in home.iterdir()) == ["digits-1"], "and nothing is left there"
+    assert fields(found) <= set(re.findall(r"`(\w+)`", ROWS["cluster check"]))
+
+
+def only_notes(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [finding for finding in findings if not finding["is_wrong"]]
+
+
+@pytest.mark.slow
+def test_storage_is_that_of_a_config(home: Path, dray: Dray, tmp_path: Path) -> None:  # noqa: F811
+    searcher = "searcher: {name: single, metric: loss, max_length: {batches: 1}}\n"
+    (tmp_path / "file").touch()
+    config = tmp_path / "asha.yaml"
+    config.write_text(f"{searcher}checkpoint_storage: {tmp_path / 'file' / 'results'}\n")
+    said = dray("cluster", "check", "--storage", config)
+    assert said.code == 1
+    assert f"wrong  the driver can't write to {tmp_path / 'file' / 'results'}: " in said.out
+    assert said.out.endswith(": 1 wrong\n")
+
+
+@pytest.mark.parametrize("where", ["s3://", "s3://bucket?regoin=x"])
+def test_a_storage_that_there_can_not_be_is_bad_input(where: str, home: Path, dray: Dray) -> None:  # noqa: F811
+    assert "--storage: s3://" in dray("cluster", "check", "--storage", where).is_one_line()
+
+
+def test_a_cluster_that_does_not_answer_is_told_of(home: Path, dray: Dray) -> None:  # noqa: F811
+    said = dray("cluster", "check", "--address", "127.0.0.1:1")
+    assert said.code == 1
+    assert said.err.startswith("dray: no Ray cluster answers at 127.0.0.1:1")
+
+
+# ---------------------------------------------------------------------------------------------------- on a cluster
+
+
+def seen(directory: Path, case: str, **environment: str) -> dict[str, Any]:
+    ran = run_isolated(checked.__file__, directory, case, home=directory / "home", **environment)
+    assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
+    found: dict[str, Any] = json.loads((directory / "seen.json").read_text())
+    return found
+
+
+def cluster(case: Any) -> Any:
+    for mark in (pytest.mark.ray, pytest.mark.slow, pytest.mark.long, *isolated):
+        case = mark(case)
+    return case
+
+
+@cluster
+def test_a_cluster_where_all_is_well(tmp_path: Path) -> None:
+    home_of_ray = tmp_path / "home" / ".ray"
+    home_of_ray.mkdir(parents=True)
+    (home_of_ray / "auth_token").write_text("0123456789abcdef" * 4)
+    found = seen(tmp_path, "well", RAY_AUTH_MODE="token")
+    print(found["table"]["out"])
+    assert (found["json"]["code"], found["table"]["code"]) == (0, 0), found
+    said = json.loads(found["json"]["out"])
+    assert (said["is_fit"], len(said["nodes"])) == (True, 3)
+    for node in said["nodes"]:
+        assert {name: node[name] for name in versions()} == versions()
+        assert (node["has_token"], node["sends_bytes_s"] > 0) == (True, True)
+        assert abs(node["clock_s"]) < 1, "one clock"
+    assert found["table"]["out"].endswith(f"3 nodes, storage {tmp_path / 'results'}: nothing is wrong\n")
+    assert not found["left"], "a directory that was not there is gone again"
+    print(f"all-reduce by gloo between two processes: {found['reduced'] / 1e6:.0f} MB/s")
+    assert (found["reduced"] > 0, found["findings"]) == (True, [])
+
+
+@cluster
+def test_a_cluster_with_something_wrong_on_each_node(tmp_path: Path) -> None:
+    found = seen(tmp_path, "ill", RAY_AUTH_MODE="disabled")
+    told = {case: wrong(found[case]) for case in ("directory", "store", "unasked")}
+    for case, findings in told.items():
+        print(f"{case}: {findings}")
+        assert found[case]["code"] == 1
+        assert "has torch 1.13.1, but the driver has torch" in findings["127.0.0.2"]
+        assert "torch can't be imported: ImportError: this torch is not for this machine" in findings["127.0.0.2"]
+        assert "Ray counts 2 GPUs, torch sees 0; it is built without CUDA" in findings["127.0.0.3"]
+        assert "Ray demands no token" in findings[""]
+    assert f"does not see {tmp_path / 'results'}, which" in told["directory"]["127.0.0.4"]
+    assert "in an object store (checkpoint_storage: {type: s3" in told["directory"]["127.0.0.4"]
+    assert "can't read s3://bucket/results?" in told["store"]["127.0.0.4"]
+    assert [node for node, what in told["store"].items() if "s3://" in what] == ["127.0.0.4"]
+    assert "127.0.0.4" not in told["unasked"], "a note"
+    notes = [finding["what"] for finding in only_notes(json.loads(found["unasked"]["out"])["findings"])]
+    assert any("does not see" in note and "give --storage" in note for note in notes)
+    assert found["left"] == []
+
+
+def wrong(said: dict[str, Any]) -> dict[str, str]:
+    """By the node's address, all that is wrong with it."""
+    found: dict[str, str] = {}
+    for finding in json.loads(said["out"])["findings"]:
+        if finding["is_wrong"]:
+            address = finding["node"].partition(" ")[0]
+            found[address] = f"{found.get(address, '')} {finding['what']}"
+    return found

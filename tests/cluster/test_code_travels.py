@@ -1,0 +1,55 @@
+"""Code comes to the workers of a cluster by itself: no node but the driver's has the project, and none has dray."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import travels
+from tests.cluster.namespaces import isolated, run_isolated
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, *isolated]
+
+
+def seen(directory: Path, *cases: str) -> dict[str, Any]:
+    ran = run_isolated(travels.__file__, directory, *cases, home=directory / "home")
+    assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
+    found: dict[str, Any] = json.loads((directory / "seen.json").read_text())
+    for case, driver in found.items():
+        print(f"{case}: {driver['seconds']:.1f} s")
+        assert driver["rc"] == 0, f"{case}\n{driver['said']}"
+    return found
+
+
+def check(directory: Path, driver: dict[str, Any], *, trials: int = 1) -> None:
+    """What every trial finds on a worker, and what the user is told."""
+    assert re.search(
+        r"to the workers go \S+-experiment/code \(\d+ files, \d+\.\d KiB\) and dray itself", driver["said"]
+    )
+    assert len(driver["found"]) == trials
+    for found in driver["found"]:
+        for module, file in found["files"].items():
+            assert "/runtime_resources/py_modules_files/" in file, f"{module} is not what the driver has sent"
+        assert Path(found["files"]["beside"]).parent.name == "dray-code"
+        assert found["left_out"] == []
+        assert found["link"] == str(directory / "shared"), "a link leads where it led, and nothing of it went"
+        assert found["edition"] == "first"
+
+
+def test_a_scripts_own_directory_and_dray_reach_a_node_that_has_nothing(tmp_path: Path) -> None:
+    driver = seen(tmp_path, "script")["script"]
+    check(tmp_path, driver)
+    [found] = driver["found"]
+    assert found["cwd"] == str(Path(found["files"]["beside"]).parent), "where the script's own data lie"
+
+
+@pytest.mark.long
+def test_so_does_a_notebooks_and_an_experiment_that_is_resumed_has_the_code_that_it_began_with(tmp_path: Path) -> None:
+    drivers = seen(tmp_path, "notebook", "resumed")
+    check(tmp_path, drivers["notebook"])
+    # Meanwhile the script's directory has another edition.
+    check(tmp_path, drivers["resumed"], trials=2)

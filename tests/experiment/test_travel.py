@@ -1,0 +1,128 @@
+"""What is sent to the workers of a cluster; that it comes there, tests/cluster/test_code_travels.py shows."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from dray.cluster.packages import Package
+from dray.experiment import travel
+from dray.experiment.code import ByValue, FromDirectory, Sent
+from dray.experiment.config import load_config
+from dray.experiment.directory import ExperimentDirectory
+from dray.experiment.errors import ConfigError
+
+CONFIG = load_config({"name": "digits", "searcher": {"name": "single", "metric": "loss", "max_length": {"epochs": 2}}})
+
+
+class Sender:
+    """In the place of a cluster: keeps what is put into its store."""
+
+    def __init__(self) -> None:
+        self.packages: list[list[str]] = []
+        self.said: list[str] = []
+
+    def package(self, directory: Path, links: tuple[tuple[str, str], ...] = ()) -> Package:
+        files = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+        self.packages.append(files)
+        return Package(uri="gcs://_ray_pkg_1.zip", links=links)
+
+    def environment(self, *packages: Package) -> dict[str, Any]:
+        return {"py_modules": ["dray", *(package.uri for package in packages)]}
+
+    def send(self, load: FromDirectory | ByValue, path: Path) -> tuple[FromDirectory | Sent, dict[str, Any]]:
+        return travel.send(load, ExperimentDirectory(path), CONFIG, self.said.append)
+
+
+@pytest.fixture
+def sender(monkeypatch: pytest.MonkeyPatch) -> Sender:
+    sender = Sender()
+    monkeypatch.setattr(travel, "package", sender.package)
+    monkeypatch.setattr(travel, "environment", sender.environment)
+    return sender
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[type]:
+    """A class of <tmp_path>/user/project/driver.py."""
+    project = tmp_path / "user" / "project"
+    (project / "parts").mkdir(parents=True)
+    for name in ("driver.py", "helpers.py", "parts/layers.py", ".env"):
+        (project / name).write_text("")
+    module = ModuleType("a_script")
+    module.__file__ = str(project / "driver.py")
+    sys.modules["a_script"] = module
+    exec("class Mine: ...", module.__dict__)
+    yield module.__dict__["Mine"]
+    del sys.modules["a_script"]
+
+
+def test_models_directory_goes_as_the_experiment_has_it(sender: Sender, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model_def.py").write_text("x = 1\n")
+    (model / "data").symlink_to("/mnt/data")
+    directory = ExperimentDirectory.create(tmp_path / "e", CONFIG, model)
+    (model / "model_def.py").unlink()
+    load, runtime_env = sender.send(
+        FromDirectory(entrypoint="model_def:X", directory=str(directory.code)), tmp_path / "e"
+    )
+    expected = Package(uri="gcs://_ray_pkg_1.zip", links=(("data", "/mnt/data"),))
+    assert load == FromDirectory(entrypoint="model_def:X", directory=expected)
+    assert runtime_env == {"py_modules": ["dray", "gcs://_ray_pkg_1.zip"]}
+    assert sender.packages == [["model_def.py"]]
+    assert sender.said == [f"to the workers go {directory.code} (1 file, 6 bytes) and dray itself"]
+
+
+def test_models_directory_may_be_empty(sender: Sender, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    directory = ExperimentDirectory.create(tmp_path / "e", CONFIG, tmp_path / "model")
+    installed = FromDirectory(entrypoint="python3 -m installed", directory=str(directory.code))
+    load, _ = sender.send(installed, tmp_path / "e")
+    assert load == FromDirectory(entrypoint=installed.entrypoint, directory=Package(uri="gcs://_ray_pkg_1.zip"))
+
+
+def test_what_lies_beside_a_script_is_copied_into_the_experiment_once(
+    sender: Sender, script: type, tmp_path: Path
+) -> None:
+    ExperimentDirectory.create(tmp_path / "e", CONFIG, None)
+    for _ in range(2):  # created, then resumed
+        load, _ = sender.send(ByValue(trial=script), tmp_path / "e")
+        assert isinstance(load, Sent)
+        assert (load.name, load.home) == ("Mine", Package(uri="gcs://_ray_pkg_1.zip"))
+        (tmp_path / "user" / "project" / "later.py").write_text("")
+    assert sender.packages == [["driver.py", "helpers.py", "parts/layers.py"]] * 2
+
+
+@pytest.mark.parametrize(("home", "goes"), [("user/project", ["driver.py", "helpers.py"]), ("user", None)])
+def test_of_a_home_directory_only_what_lies_right_in_it_goes(
+    sender: Sender, script: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, goes: list[str] | None
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / home))
+    sender.send(ByValue(trial=script), tmp_path / "e")
+    assert sender.packages == [goes or ["driver.py", "helpers.py", "parts/layers.py"]]
+
+
+def test_class_of_an_installed_module_goes_alone(sender: Sender, tmp_path: Path) -> None:
+    local = type("Local", (), {"__module__": "yaml"})
+    load, runtime_env = sender.send(ByValue(trial=local), tmp_path / "e")
+    assert isinstance(load, Sent)
+    assert load.home is None
+    assert runtime_env == {"py_modules": ["dray"]}
+    assert sender.said == ["to the workers go the trial's class and dray itself"]
+    assert isinstance(pickle.loads(load.pickled), type)
+
+
+def test_directory_of_data_beside_a_script_is_told_of(
+    sender: Sender, script: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dray.experiment.ignore.MOST_CODE_BYTES", 1000)
+    (tmp_path / "user" / "project" / "data.bin").write_bytes(bytes(2000))
+    with pytest.raises(ConfigError, match=r"trial: .*user/project holds 2\.0 KiB.*; the most take data\.bin"):
+        sender.send(ByValue(trial=script), tmp_path / "e")

@@ -1,0 +1,43 @@
+"""A Tune handle that can't work: the search ends, and says why."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from searchers.random_search import RandomSearch
+from searchers.ray_tune import TuneDriver
+from searchers.search import Search
+from searchers.space import parse
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+@pytest.fixture
+def own_ray() -> Iterator[None]:
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.usefixtures("own_ray")
+def test_a_handle_that_never_starts_ends_the_search(tmp_path: Path) -> None:
+    search = Search(
+        RandomSearch(max_trials=1, max_length=1), parse({}), seed=0, smaller_is_better=True, log=lambda record: None
+    )
+    driver = TuneDriver(
+        search,
+        lock=threading.RLock(),
+        together=contextlib.nullcontext,
+        act=lambda answer: None,
+        source="nobody",
+        namespace=ray.get_runtime_context().namespace,
+        directory=tmp_path / "tune",
+    )
+    driver.run()
+    assert "nobody" in str(driver.error)

@@ -1,0 +1,78 @@
+"""Whatever could run code that stands in a file, or in a message, is named here, with the reason why it may be."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dray.experiment.errors import ConfigError
+from dray.experiment.yaml_file import read_mapping
+
+ROOT = Path(__file__).parents[1]
+
+MODULES = (
+    "pickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "marshal",
+    "shelve",
+    "torch",
+    "np",
+    "numpy",
+    "yaml",
+    "pd",
+    "pandas",
+)
+READ = ("load", "loads", "load_all", "unsafe_load", "full_load", "open", "read_pickle", "Unpickler")
+BY_ITSELF = {"eval", "exec", "Unpickler"}
+
+ALLOWED = {
+    # Read as data; what is no number, text, list or mapping is refused.
+    ("dray/experiment/yaml_file.py", "yaml.load"): "a subclass of SafeLoader, tested below",
+    ("dray/experiment/found.py", "yaml.load"): "CSafeLoader, tested below",
+    ("dray/training/checkpoint.py", "torch.load"): "weights_only, unless the caller of the API says otherwise",
+    ("dray/training/legacy.py", "pickle.Unpickler"): "of Determined's checkpoints, refuses whatever names a function",
+    # Never in a file.
+    ("dray/training/snapshot.py", "pickle.Unpickler"): "copies a state in memory",
+    ("dray/experiment/code.py", "pickle.loads"): "the class of a driver's script, from the driver, by way of Ray",
+    ("dray/core/distributed.py", "pickle.loads"): "what the ranks of a trial tell one another",
+    # The user's own code.
+    ("dray/script.py", "exec"): "runs the program that is the config's entrypoint",
+}
+
+
+def uses(path: Path) -> Iterator[str]:
+    """What a file names that could run code."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr in READ:
+            owner = ast.unparse(node.value)
+            if owner.rpartition(".")[2] in MODULES:
+                yield f"{owner}.{node.attr}"
+        elif isinstance(node, ast.Name) and node.id in BY_ITSELF:
+            yield node.id
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").rpartition(".")[2] in MODULES:
+            yield from (f"{node.module}.{each.name}" for each in node.names if each.name in READ)
+
+
+def test_all_of_it_is_known() -> None:
+    files = [path for package in ("dray", "searchers") for path in (ROOT / package).rglob("*.py")]
+    assert {(path.relative_to(ROOT).as_posix(), use) for path in files for use in uses(path)} == set(ALLOWED)
+
+
+@pytest.mark.parametrize("name", ["SafeLoader", "CSafeLoader"])
+def test_yaml_is_read_as_data(tmp_path: Path, name: str) -> None:
+    ran = tmp_path / "ran"
+    text = f"name: !!python/object/apply:pathlib.Path.touch [{ran}]\n"
+    file = tmp_path / "config.yaml"
+    file.write_text(f"{text}made: !!python/object/apply:os.mkdir [{ran}]\n")
+    with pytest.raises(ConfigError, match="could not determine a constructor"):
+        read_mapping(file)
+    if hasattr(yaml, name):
+        with pytest.raises(yaml.YAMLError):
+            yaml.load(file.read_text(), getattr(yaml, name))
+    assert not ran.exists()
