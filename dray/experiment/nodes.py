@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dray.cluster.node_checks import REMEDIES, Needs, UnfitNode, nodes_without, put_up_sign, versions
+from dray.cluster.node_checks import REMEDIES, Needs, Trouble, UnfitNode, nodes_without, put_up_sign, versions
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.errors import ConfigError, ExperimentError
 
@@ -26,8 +26,10 @@ def checked_nodes(directory: ExperimentDirectory, run: str, *, gpu: bool) -> Nee
     if sign is not None:
         put_up_sign(directory.path, sign)
         found = nodes_without(path, sign, "GPU" if gpu else "CPU")
-        # A trouble that several have is told once.
-        having = {trouble: [name for name in found if found[name] == trouble] for trouble in found.values()}
+        # A trouble that several have is told once; nodes in their order, not in that of their answers.
+        having: dict[Trouble, list[str]] = {}
+        for name in sorted(found):
+            having.setdefault(found[name], []).append(name)
         faults = [
             ("checkpoint_storage", f"node {names[0]} {trouble.told}{_as_well(names[1:])}; {REMEDIES[trouble.kind]}")
             for trouble, names in having.items()
