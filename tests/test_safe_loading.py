@@ -40,7 +40,7 @@ ALLOWED = {
     # Never in a file.
     ("dray/training/snapshot.py", "pickle.Unpickler"): "copies a state in memory",
     ("dray/experiment/code.py", "pickle.loads"): "the class of a driver's script, from the driver, by way of Ray",
-    ("dray/core/distributed.py", "pickle.loads"): "what the ranks of a trial tell one another",
+    ("dray/training/distributed.py", "pickle.loads"): "what the ranks of a trial tell one another",
     # The user's own code.
     ("dray/script.py", "exec"): "runs the program that is the config's entrypoint",
 }

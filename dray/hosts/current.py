@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from dray.core import DistributedContext
+from dray.training.distributed import DistributedContext
 from dray.training.host import Host
 
 _current: ContextVar[Host | None] = ContextVar("dray_host", default=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from dray.core.distributed import DistributedContext
+from dray.training.distributed import DistributedContext
 from dray.training.errors import InvalidHP, PeerFailed, ShouldExit
 
 

@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Literal, TypeVar
 import torch
 from typing_extensions import assert_never
 
-from dray.core.distributed import DistributedContext
 from dray.training import checkpoint, metrics, rng
 from dray.training.agreement import heard, told
 from dray.training.cursor import Cursor
+from dray.training.distributed import DistributedContext
 from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, SearcherMetricError, ShouldExit
 from dray.training.host import Host, Reached, Report
 from dray.training.loop import Command, Publish, Seen, Train, Validate, drive

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dray.core.distributed import DistributedContext
+from dray.training.distributed import DistributedContext
 
 log = logging.getLogger(__name__)
 

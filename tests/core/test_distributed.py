@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dray.core import ClusterInfo, DistributedContext, TrialInfo, get_cluster_info, set_cluster_info
-from dray.core.distributed import StoreTransport
+from dray.training.distributed import StoreTransport
 
 
 def free_port() -> int:

@@ -19,10 +19,10 @@ from torch import nn
 
 from dray import pytorch
 from dray.core import DistributedContext
-from dray.core.distributed import TorchTransport
 from dray.hosts import use_host
 from dray.pytorch import Batch
 from dray.training import saver
+from dray.training.distributed import TorchTransport
 from dray.training.host import Report
 from tests.pytorch.fakes import FakeHost
 
