@@ -42,6 +42,7 @@ def broken_rules(raw: Mapping[str, Any]) -> Iterator[Fault]:
     yield from _searcher(raw.get("searcher"))
     yield from _length(raw)
     yield from _storage(raw.get("checkpoint_storage"))
+    yield from _most_slots(raw)
     hyperparameters = raw.get("hyperparameters", {})
     if isinstance(hyperparameters, Mapping):
         yield from _space(hyperparameters, raw.get("searcher"))
@@ -174,6 +175,14 @@ def _slots(raw: Mapping[str, Any]) -> int | SlotRange | None:
         return Resources.model_validate(raw.get("resources", {})).slots_per_trial
     except ValidationError:
         return None
+
+
+def _most_slots(raw: Mapping[str, Any]) -> Iterator[Fault]:
+    asked, most = _slots(raw), raw["resources"].get("max_slots") if isinstance(raw.get("resources"), Mapping) else None
+    fewest = asked.min if isinstance(asked, SlotRange) else asked
+    if isinstance(most, int) and fewest is not None and most < fewest:
+        told = f"must be at least slots_per_trial ({fewest}), or no trial can run, got {most}; raise it"
+        yield Fault("resources.max_slots", told)
 
 
 def _slot_range(hyperparameters: Mapping[str, Any], raw: Mapping[str, Any]) -> Iterator[Fault]:

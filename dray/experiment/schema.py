@@ -313,6 +313,12 @@ class Resources(_Section):
         "for, where one trial runs at a time",
         examples=[1],
     )
+    max_slots: int | None = Field(
+        default=None,
+        ge=1,
+        description="how many slots all trials of the experiment together have at most; by default all there are",
+        examples=[8],
+    )
     slot: Literal["gpu", "cpu"] | None = Field(
         default=None, description="what a slot is; found out from the cluster where it is not said", examples=["gpu"]
     )

@@ -323,6 +323,12 @@ def test_space_has_the_configs_hyperparameters() -> None:
         ({"resources__slots_per_trial": 0}, "resources.slots_per_trial", "must be >= 1, got 0"),
         ({"optimizations": {"aggregation_frequency": 0}}, "optimizations.aggregation_frequency", "must be >= 1, got 0"),
         ({"optimizations": {"mixed_precision": "O1"}}, "optimizations.mixed_precision", "unknown field"),
+        ({"resources__max_slots": 0}, "resources.max_slots", "must be >= 1, got 0"),
+        (
+            {"resources": {"max_slots": 1, "slots_per_trial": 2}},
+            "resources.max_slots",
+            "must be at least slots_per_trial (2), or no trial can run, got 1; raise it",
+        ),
         ({"resources__slot": "tpu"}, "resources.slot", "must be one of gpu, cpu, got 'tpu'"),
         ({"resources__cpus_per_slot": 0.5}, "resources.cpus_per_slot", "must be a whole number, got 0.5"),
         ({"resources__slots_per_trial": 128}, "hyperparameters.global_batch_size", "slots_per_trial (128)"),
