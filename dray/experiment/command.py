@@ -14,9 +14,14 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _LAUNCHERS = re.compile(r"(determined|dray)\.launch\.(torch_distributed|horovod)")
 _OTHER_LAUNCHERS = re.compile(r"(.*/)?(torchrun|horovodrun|mpirun|deepspeed|accelerate)")
 _OTHER_LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+# Where Determined ran a trial that is a class: its oldest way to name one.
+_HARNESS = "determined.exec.harness"
+_FRAMEWORKS = {"deepspeed": "DeepSpeed", "tensorflow": "TensorFlow"}
 # Of the interpreter; they change nothing where one runs already.
 _IDLE_OPTIONS = ("-u", "-B", "-q")
-_SHELL = ("&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1")
+_SHELL = frozenset("();<>|&")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_SHELLS = re.compile(r"(.*/)?(ba|z|da|k)?sh")
 
 EXAMPLES = "for example model_def:DigitsTrial or python3 train.py --epochs 1"
 
@@ -34,7 +39,8 @@ def parse_entrypoint(entrypoint: object) -> str | Script:
     """``module:Class`` as it is, or the program that a command names.
 
     Launchers of Determined (``python3 -m determined.launch.torch_distributed [options --] ...``) are left out, with
-    their options: a trial's processes are there already.
+    their options: a trial's processes are there already. Its harness (``python3 -m determined.exec.harness``) is what
+    runs a class.
 
     Args:
         entrypoint: A command as text, or as a list of its words.
@@ -51,17 +57,24 @@ def parse_entrypoint(entrypoint: object) -> str | Script:
     if len(words) == 1 and _CLASS.fullmatch(words[0]):
         return words[0]
     command = entrypoint if isinstance(entrypoint, str) else " ".join(map(shlex.quote, words))
-    # In a list it is an argument like any other.
-    shell = [word for word in words if word in _SHELL] if isinstance(entrypoint, str) else []
-    if shell:
-        raise ValueError(
-            f"is run without a shell, which {shell[0]} needs, got {command!r}; put what is to be done before the "
-            "training into startup-hook.sh, in the model's directory"
-        )
+    if isinstance(entrypoint, str):  # in a list there is nothing that a shell would do
+        _check_needs_no_shell(entrypoint, words, command)
     while words:
         program, *words = words
         if _OTHER_LAUNCHERS.fullmatch(program):
             raise ValueError(_launcher(program, command))
+        if _SHELLS.fullmatch(program):
+            raise ValueError(
+                f"can't be a shell's script, got {command!r}: dray runs the program itself, within its workers; name "
+                f"the program that the script runs in the end, {EXAMPLES}, and put what comes before it into "
+                "startup-hook.sh, in the model's directory"
+            )
+        if _ASSIGNMENT.fullmatch(program):
+            raise ValueError(
+                f"can't set {program.partition('=')[0]}, got {command!r}: the program runs in a worker, where Python "
+                f"runs already; write environment: {{environment_variables: [{program}]}}, and here the rest: "
+                f"{shlex.join(words) or EXAMPLES}"
+            )
         if not _PYTHON.fullmatch(program):
             break
         while words and words[0] in _IDLE_OPTIONS:
@@ -81,11 +94,15 @@ def parse_entrypoint(entrypoint: object) -> str | Script:
         module, *rest = rest
         if module in _OTHER_LAUNCHER_MODULES:
             raise ValueError(_launcher(module, command))
+        if module == _HARNESS:
+            return _class_after(module, rest, command)
         if not _LAUNCHERS.fullmatch(module):
+            if module.startswith("determined."):
+                raise ValueError(_none_of_ours(module, command))
             return Script(command=command, module=module, arguments=tuple(rest))
         words = _without_options(rest, command)
         if words[0] == "--trial":
-            return _class_of_launcher(words, command)
+            return _class_after("--trial", words[1:], command)
         if words[0].endswith(".py"):
             words = [program, *words]
     raise ValueError(
@@ -97,7 +114,10 @@ def parse_entrypoint(entrypoint: object) -> str | Script:
 def _words(entrypoint: object) -> list[str]:
     if isinstance(entrypoint, str):
         try:
-            words = shlex.split(entrypoint)
+            # As shlex.split(), with what a shell takes apart in words of its own; a line that ends in \\ goes on.
+            lexer = shlex.shlex(entrypoint.replace("\\\n", ""), posix=True, punctuation_chars="();<>|&")
+            lexer.whitespace_split, lexer.commenters = True, ""
+            words = list(lexer)
         except ValueError as error:
             raise ValueError(f"can't be split into words ({error}), got {entrypoint!r}; {EXAMPLES}") from None
     elif isinstance(entrypoint, list | tuple):
@@ -114,6 +134,8 @@ def _words(entrypoint: object) -> list[str]:
 
 def _without_options(words: list[str], command: str) -> list[str]:
     """What follows a launcher's own options."""
+    if words[:1] == ["--autohorovod"]:
+        words = words[1:]
     if words and words[0].startswith("-") and words[0] not in ("--", "--trial"):
         if "--" not in words:
             raise ValueError(f"needs -- between the launcher's options and the command, got {command!r}")
@@ -125,10 +147,42 @@ def _without_options(words: list[str], command: str) -> list[str]:
     return words
 
 
-def _class_of_launcher(words: list[str], command: str) -> str:
-    if len(words) != 2 or not _CLASS.fullmatch(words[1]):
-        raise ValueError(f"must have module:Class after --trial, got {command!r}; for example model_def:DigitsTrial")
-    return words[1]
+def _class_after(what: str, words: list[str], command: str) -> str:
+    if len(words) != 1 or not _CLASS.fullmatch(words[0]):
+        raise ValueError(
+            f"must have module:Class after {what}, and nothing else, got {command!r}; for example model_def:DigitsTrial"
+        )
+    return words[0]
+
+
+def _check_needs_no_shell(text: str, words: list[str], command: str) -> None:
+    """That there is one command, and nothing in it that a shell would put other words for."""
+    shell = next((word for word in words if word and set(word) <= _SHELL), "")
+    outside = re.sub(r"\\.|'[^']*'", "", text.strip().replace("\\\n", ""))
+    if not shell and "\n" in outside:
+        shell = "a second line"
+    if not shell and (expanded := re.search(r"\$[\w{(]+|`", outside)):
+        raise ValueError(
+            f"is run without a shell, which {expanded[0]} needs, got {command!r}; read the variable in the program "
+            "(os.environ), or write its value here"
+        )
+    if shell:
+        raise ValueError(
+            f"is run without a shell, which {shell} needs, got {command!r}; put what is to be done before the "
+            "training into startup-hook.sh, in the model's directory"
+        )
+
+
+def _none_of_ours(module: str, command: str) -> str:
+    framework = _FRAMEWORKS.get(module.rpartition(".")[2])
+    if framework is not None and module.startswith("determined.launch."):
+        return (
+            f"can't start {module}, got {command!r}: dray has no {framework}; train a PyTorchTrial, or a program of "
+            "PyTorch's own distributed training: python3 -m determined.launch.torch_distributed python3 train.py"
+        )
+    return (
+        f"can't run {module}, got {command!r}: it is a part of Determined that dray has no counterpart for; {EXAMPLES}"
+    )
 
 
 def _launcher(program: str, command: str) -> str:

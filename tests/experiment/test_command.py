@@ -28,6 +28,9 @@ def test_class_stays_a_class() -> None:
         (["python3", "train.py", "a b", ";"], "train.py", None, ("a b", ";")),
         ("/usr/bin/python3.11 -u train.py", "train.py", None, ()),
         ("python -m package.train -- x", None, "package.train", ("--", "x")),
+        ("python3 train.py 'a;b' \"x y\" '$HOME' C# a\\ b", "train.py", None, ("a;b", "x y", "$HOME", "C#", "a b")),
+        ("python3 -m package.train \\\n  --epochs 1\n", None, "package.train", ("--epochs", "1")),
+        (["python3", "train.py", "$HOME", "a\nb"], "train.py", None, ("$HOME", "a\nb")),
     ],
 )
 def test_program_is_a_file_or_a_module_with_arguments(
@@ -36,7 +39,10 @@ def test_program_is_a_file_or_a_module_with_arguments(
     assert parts(entrypoint) == (file, module, arguments)
 
 
-@pytest.mark.parametrize("launcher", ["determined.launch.torch_distributed", "dray.launch.torch_distributed"])
+@pytest.mark.parametrize(
+    "launcher",
+    ["determined.launch.torch_distributed", "dray.launch.torch_distributed", "determined.launch.horovod"],
+)
 @pytest.mark.parametrize("options", ["", "-- ", "--nnodes 2 --nproc_per_node=4 -- "])
 @pytest.mark.parametrize("command", ["python3 train.py --epochs 1", "python3 -u train.py --epochs 1"])
 def test_launcher_is_left_out_with_its_options(launcher: str, options: str, command: str) -> None:
@@ -46,7 +52,16 @@ def test_launcher_is_left_out_with_its_options(launcher: str, options: str, comm
 def test_launcher_may_name_a_class_or_a_file() -> None:
     launcher = "python3 -m determined.launch.torch_distributed"
     assert parse_entrypoint(f"{launcher} --trial model_def:MyTrial") == "model_def:MyTrial"
+    assert parse_entrypoint(f"{launcher} --nproc_per_node 2 -- --trial model_def:MyTrial") == "model_def:MyTrial"
+    assert parse_entrypoint([*launcher.split(), "--trial", "model_def:MyTrial"]) == "model_def:MyTrial"
     assert parts(f"{launcher} train.py x") == ("train.py", None, ("x",))
+    assert parts(f"{launcher} -- python3 -m package.train x") == (None, "package.train", ("x",))
+
+
+def test_determineds_other_ways_to_name_a_class_name_it_here_too() -> None:
+    assert parse_entrypoint("python3 -m determined.exec.harness model_def:MyTrial") == "model_def:MyTrial"
+    autohorovod = "python3 -m determined.launch.horovod --autohorovod --trial model_def:MyTrial"
+    assert parse_entrypoint(autohorovod) == "model_def:MyTrial"
 
 
 def test_command_is_kept_as_it_was_written() -> None:
@@ -66,7 +81,15 @@ def test_command_is_kept_as_it_was_written() -> None:
         ("python3 'train.py", "can't be split into words"),
         ("model_def", "must be module:Class, or a program of Python, got 'model_def'"),
         ("model_def:", "must be module:Class, or a program of Python"),
-        ("bash train.sh", "so it can be no other program"),
+        ("perl train.pl", "so it can be no other program"),
+        ("bash train.sh", "put what comes before it into startup-hook.sh"),
+        ("/bin/sh -c 'python3 train.py'", "can't be a shell's script"),
+        ("A=1 python3 train.py x", "write environment: {environment_variables: [A=1]}, and here the rest: python3 tr"),
+        ("python3 train.py --name ''; python3 test.py", "is run without a shell, which ; needs"),
+        ("python3 train.py 2>&1 | tee log", "is run without a shell, which >& needs"),
+        ("python3 prepare.py\npython3 train.py", "is run without a shell, which a second line needs"),
+        ("python3 train.py --data $DATA/x", "which $DATA needs, got 'python3 train.py --data $DATA/x'; read the varia"),
+        ('python3 train.py "`date`"', "which ` needs"),
         ("python3", "names no script"),
         ("python3 -c pass", "can't give Python the option -c"),
         ("python3 -m", "must name a module after -m"),
@@ -77,7 +100,12 @@ def test_command_is_kept_as_it_was_written() -> None:
         ("python3 -m determined.launch.torch_distributed", "names nothing for the launcher to run"),
         ("python3 -m determined.launch.torch_distributed --nnodes 2 python3 a.py", "needs -- between the launcher's"),
         ("python3 -m determined.launch.torch_distributed --trial", "must have module:Class after --trial"),
-        ("python3 -m determined.launch.torch_distributed bash a.sh", "so it can be no other program"),
+        ("python3 -m determined.launch.torch_distributed --trial a:B c", "must have module:Class after --trial, and n"),
+        ("python3 -m determined.launch.torch_distributed bash a.sh", "can't be a shell's script"),
+        ("python3 -m determined.exec.harness train.py", "must have module:Class after determined.exec.harness"),
+        ("python3 -m determined.launch.deepspeed python3 train.py", "dray has no DeepSpeed; train a PyTorchTrial"),
+        ("python3 -m determined.launch.tensorflow -- python3 train.py", "dray has no TensorFlow"),
+        ("python3 -m determined.exec.launch", "it is a part of Determined that dray has no counterpart for"),
     ],
 )
 def test_what_is_neither_is_told(entrypoint: Any, what: str) -> None:
