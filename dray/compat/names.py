@@ -1,0 +1,123 @@
+"""Which name of Determined's is which of dray's, and which has no counterpart here. Facts, and nothing that runs.
+
+`dray.compat` makes ``import determined`` of them, ``dray migrate check`` reads them.
+"""
+
+from __future__ import annotations
+
+VERSION = "0.38.1"
+"""Of Determined, the last one: whose names these are."""
+
+MODULES: dict[str, str] = {
+    "determined.core": "dray.core",
+    "determined.pytorch": "dray.pytorch",
+    "determined.pytorch.samplers": "dray.pytorch.samplers",
+    "determined.tensorboard.metric_writers.pytorch": "dray.pytorch.tensorboard",
+    # Private there, and named in its documents and in code that was written from them.
+    "determined.core._distributed": "dray.core",
+    "determined.core._context": "dray.core",
+    "determined.pytorch._callback": "dray.pytorch",
+    "determined.pytorch._data": "dray.pytorch",
+    "determined.pytorch._experimental": "dray.pytorch",
+    "determined.pytorch._load": "dray.pytorch",
+    "determined.pytorch._lr_scheduler": "dray.pytorch",
+    "determined.pytorch._pytorch_context": "dray.pytorch",
+    "determined.pytorch._pytorch_trial": "dray.pytorch",
+    "determined.pytorch._reducer": "dray.pytorch",
+    "determined.pytorch._trainer": "dray.pytorch",
+    "determined.pytorch._trainer_utils": "dray.pytorch",
+}
+"""Modules, by Determined's name."""
+
+_CORE = """
+CheckpointContext Context DistributedContext DownloadMode DummyCheckpointContext DummyDistributedContext
+DummyExperimentalCoreContext DummyPreemptContext DummyProfilerContext DummySearcherContext DummySearcherOperation
+DummyTrainContext EarlyExitReason ExperimentalCoreContext PreemptContext PreemptMode ProfilerContext SearcherContext
+SearcherMode SearcherOperation TensorboardMode TrainContext Unit init
+"""
+_PYTORCH = """
+Batch CheckpointLoadContext DataLoader Epoch LRScheduler MetricReducer PyTorchCallback PyTorchExperimentalContext
+PyTorchTrial PyTorchTrialContext Reducer TorchData TrainUnit Trainer _TrainBoundaryType init
+load_trial_from_checkpoint_path
+"""
+_SAMPLERS = """
+DistributedBatchSampler DistributedSampler RepeatBatchSampler RepeatSampler ReproducibleShuffleBatchSampler
+ReproducibleShuffleSampler SkipBatchSampler SkipSampler
+"""
+
+COUNTERPARTS: dict[str, str] = {
+    **MODULES,
+    "determined.ClusterInfo": "dray.core.ClusterInfo",
+    "determined.InvalidHP": "dray.InvalidHP",
+    "determined.LOG_FORMAT": "dray.LOG_FORMAT",
+    "determined.LegacyTrial": "dray.pytorch.PyTorchTrial",
+    "determined.TrialContext": "dray.pytorch.PyTorchTrialContext",
+    "determined.TrialInfo": "dray.core.TrialInfo",
+    "determined.get_cluster_info": "dray.get_cluster_info",
+    "determined.import_from_path": "dray.import_from_path",
+    **{f"determined.core.{name}": f"dray.core.{name}" for name in _CORE.split()},
+    **{f"determined.pytorch.{name}": f"dray.pytorch.{name}" for name in _PYTORCH.split()},
+    **{f"determined.pytorch.samplers.{name}": f"dray.pytorch.samplers.{name}" for name in _SAMPLERS.split()},
+    "determined.pytorch._ShouldExit": "dray.pytorch.ShouldExit",
+    "determined.tensorboard.metric_writers.pytorch.TorchWriter": "dray.pytorch.tensorboard.TorchWriter",
+}
+"""Modules and what is in them, by Determined's name: the same object under both."""
+
+_IN_A_PROGRAM = "train it in a program of your own, with the core API (dray.core.init())"
+_NO_LIGHTNING = f"dray has nothing of its own for Lightning: write a PyTorchTrial, or {_IN_A_PROGRAM}"
+_NO_MASTER = "there is no master to ask: use the command dray, or dray.Experiment and its Result in Python"
+_INTERNAL = "it is a part of Determined's inside, which no model needs: leave it out"
+
+MISSING: dict[str, str] = {
+    "determined.EnvContext": _INTERNAL,
+    "determined.ExperimentConfig": "an experiment's config is a plain dict here: context.get_experiment_config()",
+    "determined.RendezvousInfo": "ask context.distributed, or get_cluster_info().container_addrs",
+    "determined.ResourcesInfo": "ask torch.cuda for the GPUs of this process",
+    "determined.TrialController": _INTERNAL,
+    "determined.cli": "use the command dray",
+    "determined.common": _INTERNAL,
+    "determined.common.api": _NO_MASTER,
+    "determined.common.experimental": _NO_MASTER,
+    "determined.common.set_logger": "logging is set up in an experiment; else logging.basicConfig(format=LOG_FORMAT)",
+    "determined.constants": _INTERNAL,
+    "determined.deploy": "start a Ray cluster: dray cluster up",
+    "determined.errors": "dray raises Python's own exceptions (ValueError, RuntimeError), and InvalidHP",
+    "determined.estimator": f"dray has no TensorFlow: {_IN_A_PROGRAM}",
+    "determined.exec": _INTERNAL,
+    "determined.experimental": _NO_MASTER,
+    "determined.gpu": "ask torch.cuda",
+    "determined.horovod": "dray has no Horovod: a PyTorchTrial trains with PyTorch's own distributed training",
+    "determined.ipc": _INTERNAL,
+    "determined.keras": f"dray has no Keras: {_IN_A_PROGRAM}",
+    "determined.launch": "a trial's processes are there already, one a slot: name the program itself as the entrypoint",
+    "determined.layers": _INTERNAL,
+    "determined.lightning": _NO_LIGHTNING,
+    "determined.load": _INTERNAL,
+    "determined.profiler": "use context.set_profiler(), which is torch.profiler",
+    "determined.pytorch._metric_utils": _INTERNAL,
+    "determined.pytorch.deepspeed": f"dray has no DeepSpeed: write a PyTorchTrial, or {_IN_A_PROGRAM}",
+    "determined.pytorch.dsat": "dray has no DeepSpeed, hence no autotuning of it",
+    "determined.pytorch.experimental": "dray has no batch inference of its own: do it in a program, with the core API",
+    "determined.pytorch.lightning": _NO_LIGHTNING,
+    "determined.searcher": "write the search method with searchers.SearchMethod, and name it in searcher.name",
+    "determined.tensorboard": "use context.get_tensorboard_writer(), or context.get_tensorboard_path()",
+    "determined.transformers": f"dray has nothing of its own for Hugging Face's Trainer: {_IN_A_PROGRAM}",
+    "determined.util": _INTERNAL,
+    "determined.workload": _INTERNAL,
+}
+"""What has no counterpart, by the beginning of Determined's dotted names: what to do instead. The longest one holds."""
+
+
+def missing(name: str) -> str | None:
+    """What to do instead of something of Determined's that dray has no counterpart for; None for all else.
+
+    >>> missing("determined.keras.TFKerasTrial")[:18]
+    'dray has no Keras:'
+    """
+    if name in COUNTERPARTS:
+        return None
+    while name:
+        if name in MISSING:
+            return MISSING[name]
+        name = name.rpartition(".")[0]
+    return None

@@ -1,0 +1,28 @@
+"""Determined's outermost names, which are dray's: what ``import determined`` gives, see `dray.compat`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dray
+from dray.compat import alias
+from dray.compat.names import VERSION
+
+__version__ = f"{VERSION}+dray{dray.__version__}"
+
+# `import *` gives the names that do not bring torch.
+__all__ = ["LOG_FORMAT", "__version__", "get_cluster_info", "import_from_path"]
+
+alias._serve()
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(f"module 'determined' has no attribute {name!r}")
+    value = alias.find(f"{__name__}.{name}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *alias.names_in(__name__)})
