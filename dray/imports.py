@@ -1,4 +1,7 @@
-"""Import a user's model code from a directory, and from another one after it, in one process."""
+"""Import a user's model code from a directory, and from another one after it, in one process.
+
+Such code may import `determined`: where that is not installed, it gets dray.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+
+from dray.compat import install_if_absent
 
 # Never taken for a user's module, wherever they lie: two copies of one of these in a process do not work together.
 _OURS = frozenset({"__main__", "dray", "searchers", "ray", "torch", "numpy"})
@@ -35,6 +40,7 @@ def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
         path: The directory; its modules win over all others of the same names.
     """
     directory = Path(path).resolve()
+    install_if_absent()
     hidden = _forget_clashes(directory)
     sys.path.insert(0, str(directory))
     importlib.invalidate_caches()
@@ -55,6 +61,7 @@ def use_model_dir(path: str | os.PathLike[str]) -> None:
     import by name.
     """
     global _current, _older
+    install_if_absent()
     directory = Path(path).resolve()
     if _current != directory:
         if _current is not None and str(_current) in sys.path:
@@ -109,11 +116,12 @@ def _origin(name: str, module: ModuleType) -> Path | None:
             place = next(iter(getattr(module, "__path__", [])), None)
         except KeyError:
             return None
-    if name.partition(".")[0] in _OURS or not isinstance(place, str) or is_installed(place):
+    if name.partition(".")[0] in _OURS or not isinstance(place, str) or place.startswith(_DRAY) or is_installed(place):
         return None
     return Path(place).resolve()
 
 
+_DRAY = f"{Path(__file__).parent}{os.sep}"  # also where it goes by the name of Determined's package
 _PLACES = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")} | {
     *site.getsitepackages()
 }

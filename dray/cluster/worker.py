@@ -39,6 +39,7 @@ from dray.cluster.trial_log import (
     print_as_python_does,
     printed_to,
 )
+from dray.compat import told_of_real
 from dray.hosts import use_host
 from dray.hosts.ray_worker import Experiment, Lease, LeaseLost, RayHost
 from dray.masking import hidden_text
@@ -253,6 +254,8 @@ def _cluster_info(
 
 def _never_trained(program: Program) -> str:
     assert isinstance(program, Script), "a trial that is a class is one fit()"
+    if real := told_of_real():
+        return f"entrypoint: {program.command} has trained without dray: {real}"
     return (
         f"entrypoint: {program.command} has ended without a call of Trainer.fit(), or with one that was left at once, "
         "so that the search has nothing to compare; make a trainer with pytorch.init() and call its fit() when the "

@@ -54,6 +54,16 @@ def real() -> str | None:
     return getattr(module, "__file__", None) or "a place without a file"
 
 
+def told_of_real() -> str:
+    """For an error, where the objects of Determined's own package have come: that they are, and what to do; else ""."""
+    if (place := real()) is None:
+        return ""
+    return (
+        f"it imports Determined's own package ({place}), which is installed beside dray: pip uninstall determined, and "
+        "`import determined` gives dray"
+    )
+
+
 def find(name: str) -> Any:
     """What a dotted name of Determined's stands for.
 

@@ -37,8 +37,8 @@ SearcherMode SearcherOperation TensorboardMode TrainContext Unit init
 """
 _PYTORCH = """
 Batch CheckpointLoadContext DataLoader Epoch LRScheduler MetricReducer PyTorchCallback PyTorchExperimentalContext
-PyTorchTrial PyTorchTrialContext Reducer TorchData TrainUnit Trainer _TrainBoundaryType init
-load_trial_from_checkpoint_path
+PyTorchTrial PyTorchTrialContext Reducer TorchData TrainUnit Trainer _ShouldExit _TrainBoundaryType adapt_batch_sampler
+data_length init load_trial_from_checkpoint_path to_device
 """
 _SAMPLERS = """
 DistributedBatchSampler DistributedSampler RepeatBatchSampler RepeatSampler ReproducibleShuffleBatchSampler
@@ -58,7 +58,6 @@ COUNTERPARTS: dict[str, str] = {
     **{f"determined.core.{name}": f"dray.core.{name}" for name in _CORE.split()},
     **{f"determined.pytorch.{name}": f"dray.pytorch.{name}" for name in _PYTORCH.split()},
     **{f"determined.pytorch.samplers.{name}": f"dray.pytorch.samplers.{name}" for name in _SAMPLERS.split()},
-    "determined.pytorch._ShouldExit": "dray.pytorch.ShouldExit",
     "determined.tensorboard.metric_writers.pytorch.TorchWriter": "dray.pytorch.tensorboard.TorchWriter",
 }
 """Modules and what is in them, by Determined's name: the same object under both."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dray.cluster.packages import Package
+from dray.compat import install_if_absent
 from dray.experiment.entrypoint import load_entrypoint
 from dray.experiment.errors import EntrypointError
 from dray.imports import is_installed, use_model_dir
@@ -17,6 +18,9 @@ from dray.script import Script
 
 if TYPE_CHECKING:
     from dray.pytorch import PyTorchTrial
+
+# Not only where code is imported: a class that travels by value may name `determined`, and is unpickled before that.
+install_if_absent()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

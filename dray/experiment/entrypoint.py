@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from dray.cluster.startup_hook import HOOK
+from dray.compat import told_of_real
 from dray.experiment.command import EXAMPLES, parse_entrypoint
 from dray.experiment.errors import EntrypointError, ImportRaisedError
 from dray.experiment.modules import import_model, module_file, no_module, raised
@@ -135,7 +136,9 @@ def _find(module: ModuleType, name: str) -> type[PyTorchTrial]:
         if isinstance(value, type) and issubclass(value, PyTorchTrial) and value is not PyTorchTrial
     ]
     near = difflib.get_close_matches(name, trials, n=1)
-    if near:
+    if isinstance(found, type) and (real := told_of_real()):
+        hint = real
+    elif near:
         hint = f"did you mean {module.__name__}:{near[0]}?"
     else:
         hint = (

@@ -2,6 +2,7 @@
 
 from dray.core import DistributedContext
 from dray.pytorch import samplers
+from dray.pytorch.batch_functions import adapt_batch_sampler, data_length, to_device
 from dray.pytorch.callback import PyTorchCallback
 from dray.pytorch.context import PyTorchExperimentalContext, PyTorchTrialContext
 from dray.pytorch.data import DataLoader, TorchData
@@ -13,6 +14,9 @@ from dray.pytorch.trial import PyTorchTrial
 from dray.pytorch.units import Batch, Epoch, TrainUnit, _TrainBoundaryType
 from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, ShouldExit
 from dray.training.reducers import MetricReducer, Reducer
+
+# By the name of old code, which raises it within train_batch().
+_ShouldExit = ShouldExit
 
 __all__ = [
     "Batch",
@@ -35,7 +39,10 @@ __all__ = [
     "TrainUnit",
     "Trainer",
     "_TrainBoundaryType",
+    "adapt_batch_sampler",
+    "data_length",
     "init",
     "load_trial_from_checkpoint_path",
     "samplers",
+    "to_device",
 ]
