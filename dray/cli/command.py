@@ -11,7 +11,7 @@ import typer
 import typer.main
 
 import dray
-from dray.cli import checkpoint, cluster, config, experiment, look, search, trial
+from dray.cli import checkpoint, cluster, config, experiment, look, migrate, search, trial
 from dray.cli.errors import run
 
 EXAMPLES = """Train PyTorch models and search their hyperparameters on Ray.
@@ -37,6 +37,7 @@ for name, short, commands in (
     app.add_typer(commands, name=short, hidden=True)
 app.add_typer(config.app, name="config")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(migrate.app, name="migrate")
 app.command()(search.preview)
 app.command()(look.report)
 app.command()(look.ui)

@@ -1,0 +1,128 @@
+"""Whether a model directory that was made for Determined runs here, told line by line.
+
+All of it by reading: no file of the directory is imported or run.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dray.cluster.startup_hook import HOOK
+from dray.experiment.ignore import code_of
+from dray.experiment.migrate.configs import ExperimentFile
+from dray.experiment.migrate.finding import Finding, Verdict
+from dray.experiment.migrate.places import mounts_of
+from dray.experiment.migrate.python import Sources
+from dray.experiment.migrate.scopes import DETERMINED
+from dray.experiment.migrate.shell import REAL_ONE, read_shell
+
+__all__ = ["Checked", "Finding", "Verdict", "check"]
+
+_REQUIRED = re.compile(r"determined\b(?![\w-])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A directory that was checked.
+
+    Attributes:
+        directory: as it was given.
+        findings: file by file, line by line.
+        experiments: the experiment files in it, from the directory on.
+    """
+
+    directory: Path
+    findings: tuple[Finding, ...]
+    experiments: tuple[str, ...]
+
+    @property
+    def runs(self) -> bool:
+        """Whether nothing must be changed."""
+        return not self.of("change")
+
+    def of(self, verdict: Verdict) -> list[Finding]:
+        """The findings with this verdict."""
+        return [finding for finding in self.findings if finding.verdict == verdict]
+
+    @property
+    def summary(self) -> str:
+        """The whole in one line."""
+        change, look, ignored = (len(self.of(verdict)) for verdict in ("change", "look", "ignored"))
+        counts = f"{change} to change, {look} to look at, {ignored} ignored"
+        if not self.runs:
+            return f"{counts}; the rest runs as it is"
+        return f"{counts}: runs as it is"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a program."""
+        return {
+            "directory": str(self.directory),
+            "runs": self.runs,
+            "experiments": list(self.experiments),
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+
+def check(directory: Path) -> Checked:
+    """Check a model directory.
+
+    Args:
+        directory: what would be given to ``dray experiment create`` as the model's code; it may hold experiment files
+            anywhere.
+
+    Raises:
+        ConfigError: there is no such directory, it can't be read, or it is too large to be code.
+    """
+    code = code_of(directory)
+    names = sorted({*code.files, *(path.name for path in directory.iterdir() if path.is_file())})
+    experiments = [
+        file
+        for name in names
+        if name.endswith((".yaml", ".yml"))
+        if (file := ExperimentFile(name, directory / name)).is_one
+    ]
+    mounts = {there: here for file in experiments for there, here in mounts_of(file.raw).items()}
+    python = {name: (directory / name).read_bytes() for name in code.files if name.endswith(".py")}
+    sources = Sources(python, mounts)
+    findings = [*sources.findings(), *_environment()]
+    for file in experiments:
+        findings += file.findings(directory, sources)
+    for name in code.files:
+        text = (directory / name).read_text(encoding="utf-8", errors="replace") if _is_read(name) else ""
+        if name.endswith(".sh"):
+            findings += read_shell(name, text, mounts, is_hook=name == HOOK)
+        elif text:
+            findings += _requirements(name, text)
+    return Checked(
+        directory=directory,
+        findings=tuple(sorted(findings, key=_as_read)),
+        experiments=tuple(file.name for file in experiments),
+    )
+
+
+def _as_read(finding: Finding) -> tuple[str, int, str]:
+    # What is about a whole file comes after its lines.
+    return finding.file, finding.line or 2**31, finding.what
+
+
+def _is_read(name: str) -> bool:
+    return name.endswith(".sh") or re.fullmatch(r"(.*/)?requirements[\w.-]*\.txt", name) is not None
+
+
+def _requirements(name: str, text: str) -> Iterator[Finding]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if _REQUIRED.match(line.strip()):
+            yield Finding(name, number, "change", f"{line.strip()}: {REAL_ONE}")
+
+
+def _environment() -> Iterator[Finding]:
+    try:
+        version = importlib.metadata.version(DETERMINED)
+    except importlib.metadata.PackageNotFoundError:
+        return
+    yield Finding("", 0, "change", f"determined {version} is installed: {REAL_ONE}")

@@ -1,0 +1,58 @@
+"""Paths that there are in Determined's containers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from dray.experiment.migrate.finding import Verdict
+
+Mounts: TypeAlias = Mapping[str, str]
+"""The machine's path, by that in a container: ``bind_mounts`` of the experiment files."""
+
+_WORKDIR = "/run/determined/workdir"
+_CHECKPOINTS = "/determined_shared_fs"
+
+
+def mounts_of(raw: Mapping[object, object]) -> dict[str, str]:
+    """The bind mounts of an experiment file that have another path in the container than on the machine."""
+    found = {}
+    mounts = raw.get("bind_mounts")
+    for each in mounts if isinstance(mounts, list) else []:
+        if isinstance(each, Mapping):
+            there, here = each.get("container_path"), each.get("host_path")
+            # One without a slash before it is below the working directory: not to be told from other words.
+            if isinstance(there, str) and isinstance(here, str) and there.startswith("/") and there != here:
+                found[there.rstrip("/")] = here.rstrip("/")
+    return found
+
+
+def of_container(text: str, mounts: Mounts) -> tuple[Verdict, str] | None:
+    """What to say of a text that is a path in a container, None if it is none."""
+    if _below(text, _WORKDIR):
+        return "change", (
+            f"{_WORKDIR} is in Determined's containers alone; the working directory is the model's directory here "
+            f"too, write {_rest(text, _WORKDIR) or '.'}"
+        )
+    if _below(text, "/run/determined"):
+        return (
+            "change",
+            f"{text} is in Determined's containers alone; dray.get_cluster_info() says what there is to know",
+        )
+    if _below(text, _CHECKPOINTS):
+        return "change", f"{_CHECKPOINTS} is in Determined's containers alone; give the path on Ray's nodes"
+    for there, here in mounts.items():
+        if _below(text, there):
+            return "look", (
+                f"{there} is what bind_mounts make of {here} in Determined's containers; dray mounts nothing, so write "
+                f"{here}{text[len(there) :]}, or make {there} a link to it on Ray's nodes"
+            )
+    return None
+
+
+def _below(text: str, place: str) -> bool:
+    return text == place or text.startswith(f"{place}/")
+
+
+def _rest(text: str, place: str) -> str:
+    return text.removeprefix(place).strip("/")

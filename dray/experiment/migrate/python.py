@@ -1,0 +1,345 @@
+"""Read the Python of a model directory, without importing or running any: which of Determined's names it uses, and what
+of it holds in Determined's containers alone."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+
+from dray.experiment.migrate.finding import Finding, Verdict
+from dray.experiment.migrate.names import is_nowhere, public, why_not
+from dray.experiment.migrate.places import Mounts, of_container
+from dray.experiment.migrate.scopes import Import, Scope, is_determineds
+from dray.experiment.migrate.shell import of_command
+
+VARIABLES: Mapping[str, str] = {
+    "DET_EXPERIMENT_CONFIG": "dray.get_cluster_info().trial._config",
+    "DET_EXPERIMENT_ID": "dray.get_cluster_info().trial.experiment_id",
+    "DET_HPARAMS": "dray.get_cluster_info().trial.hparams",
+    "DET_LATEST_CHECKPOINT": "dray.get_cluster_info().latest_checkpoint",
+    "DET_SLOT_IDS": "dray.get_cluster_info().slot_ids",
+    "DET_TASK_TYPE": "dray.get_cluster_info().task_type",
+    "DET_TRIAL_ID": "dray.get_cluster_info().trial.trial_id",
+    "DET_TRIAL_SEED": "dray.get_cluster_info().trial.trial_seed",
+    "DET_USER_DATA": "dray.get_cluster_info().user_data",
+}
+"""Of the environment of Determined's tasks, and what says the same."""
+
+_VARIABLE = re.compile(r"DET_[A-Z_]+")
+_READ_BY_DRAY = ("DET_CHIEF_IP",)
+_IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
+_RUNNERS = ("run", "call", "check_call", "check_output", "Popen", "system", "popen")
+
+
+class Sources:
+    """The Python of a directory.
+
+    Args:
+        files: the text of each file, by its name from the directory on.
+        mounts: which paths in a container are which of the machine's, by the experiment files.
+    """
+
+    def __init__(self, files: Mapping[str, bytes], mounts: Mounts) -> None:
+        self._mounts = mounts
+        self._trees: dict[str, ast.Module] = {}
+        self._scopes: dict[str, Scope | None] = {}
+        self._broken: list[Finding] = []
+        self._folders = {part for name in files for part in PurePosixPath(name).parts[:-1]}
+        self._modules = {PurePosixPath(name).stem for name in files}
+        self._told_packages: set[str] = set()
+        for name, text in files.items():
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of the user's literals and escapes
+                    self._trees[name] = ast.parse(text, filename=name)
+            except (SyntaxError, ValueError, RecursionError) as error:
+                line = getattr(error, "lineno", None) or 0
+                what = f"Python {sys.version_info[0]}.{sys.version_info[1]} can't read it: {_told(error)}; mend it"
+                self._broken.append(Finding(name, line, "change", what))
+
+    def findings(self) -> Iterator[Finding]:
+        """What there is to say, file by file."""
+        yield from self._broken
+        for name, tree in self._trees.items():
+            reader = _Reader(self, name, self._scope(name), tree)
+            reader.visit(tree)
+            found = sorted(set(reader.findings))
+            yield from found
+            if reader.uses:
+                what = (
+                    f"{reader.uses} uses of Determined's API are dray's"
+                    if reader.uses > 1
+                    else "1 use of Determined's API is dray's"
+                )
+                yield Finding(name, 0, "runs", what)
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a file, and it could be read."""
+        return name in self._trees
+
+    def defines(self, name: str, attribute: str) -> bool:
+        """Whether the module in this file has this name at its top; also if a star import may have brought it."""
+        has_stars = any(
+            isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
+            for node in ast.walk(self._trees[name])
+        )
+        return has_stars or attribute in self._scope(name).names
+
+    def classes(self, name: str) -> list[str]:
+        """The classes at the top of the module in this file."""
+        return [node.name for node in self._trees[name].body if isinstance(node, ast.ClassDef)]
+
+    # ------------------------------------------------------------------------------------------------- for readers
+    def _scope(self, name: str) -> Scope:
+        scope = self._scopes.get(name)
+        if scope is None:
+            self._scopes[name] = None  # of a module that imports itself, nothing is known yet
+            scope = Scope(self._trees[name], None, lambda node: self._names_of(name, node), public)
+            self._scopes[name] = scope
+        return scope
+
+    def _names_of(self, importer: str, node: ast.ImportFrom) -> Mapping[str, str | None] | None:
+        """What the names of a module of this directory mean."""
+        folder = PurePosixPath(importer).parent
+        parts = (node.module or "").split(".") if node.module else []
+        if node.level:
+            above = list(folder.parts)[: len(folder.parts) - (node.level - 1)]
+            places = [PurePosixPath(*above, *parts)]
+        else:
+            places = [PurePosixPath(*parts), PurePosixPath(folder, *parts)]
+        for place in places:
+            for file in (f"{place}.py", str(place / "__init__.py")):
+                if file in self._trees:
+                    if file in self._scopes and self._scopes[file] is None:
+                        return None  # one that is being read: they import each other
+                    return self._scope(file).names
+        return None
+
+    def is_own(self, package: str) -> bool:
+        """Whether a module or a package of this name lies in the directory, wherever in it."""
+        return package in self._modules or package in self._folders
+
+    def tells_package(self, package: str) -> bool:
+        """Whether this package is to be told, as one that is not here: once."""
+        if package in self._told_packages or self.is_own(package) or package in sys.stdlib_module_names:
+            return False
+        self._told_packages.add(package)
+        try:
+            return importlib.util.find_spec(package) is None
+        except (ImportError, ValueError):
+            return True
+
+    @property
+    def mounts(self) -> Mounts:
+        """Paths in a container."""
+        return self._mounts
+
+
+def _is_determineds_variable(text: str) -> bool:
+    return _VARIABLE.fullmatch(text) is not None and text not in _READ_BY_DRAY
+
+
+def _variable(name: str) -> str:
+    instead = f"{VARIABLES[name]} says it" if name in VARIABLES else "there is nothing of the kind here"
+    return f"{name}: dray sets no such variable; {instead}"
+
+
+def _told(error: Exception) -> str:
+    return error.msg if isinstance(error, SyntaxError) else str(error)
+
+
+class _Reader(ast.NodeVisitor):
+    """One file, from its top to its end."""
+
+    def __init__(self, sources: Sources, file: str, scope: Scope, tree: ast.Module) -> None:
+        self.findings: list[Finding] = []
+        self.uses = 0
+        self._sources, self._file, self._scope = sources, file, scope
+        self._guarded = set(_guarded(tree))
+        self._texts = set(_docstrings(tree))
+
+    def _find(self, node: ast.AST, verdict: Verdict, what: str) -> None:
+        self.findings.append(Finding(self._file, getattr(node, "lineno", 0), verdict, what))
+
+    # ------------------------------------------------------------------------------------------------- imports
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self._import(node, alias.name)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if node.level or not node.module:
+            return
+        if not is_determineds(node.module):
+            self._import(node, node.module)
+            return
+        for alias in node.names:
+            self._import(node, node.module if alias.name == "*" else f"{node.module}.{alias.name}")
+
+    def _import(self, node: Import, path: str) -> None:
+        if is_determineds(path):
+            # What dray has not can be imported, and tells at its first use; what nobody has can't.
+            if is_nowhere(path):
+                self._find(node, "change", f"{path}: {why_not(path)}")
+            elif why_not(path) is None:
+                self.uses += 1
+            return
+        package = path.partition(".")[0]
+        if node in self._guarded:
+            return
+        if package == "horovod" and not self._sources.is_own(package):
+            self._find(
+                node,
+                "change",
+                "horovod: dray starts no processes of Horovod's; use torch.distributed, whose process group is there "
+                "already, or a PyTorchTrial",
+            )
+        elif self._sources.tells_package(package):
+            self._find(
+                node,
+                "look",
+                f"no package {package} in this environment; if it came with the container's image, install it on "
+                "Ray's nodes",
+            )
+
+    # ------------------------------------------------------------------------------------------------- names
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load) and self._scope.assigned(node) is None:
+            self._use(node, self._scope.meaning(node))
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        path = self._scope.meaning(node)
+        if path is None:
+            self.generic_visit(node)
+            return
+        variable = self._scope.assigned(node)
+        if variable is None or (variable != path and why_not(variable) is None):
+            self._use(node, path)
+        inner: ast.expr = node
+        while isinstance(inner, ast.Attribute):
+            inner = inner.value
+        if not isinstance(inner, ast.Name):  # det.get_cluster_info().trial: what is called is a use too
+            self.visit(inner)
+
+    def _use(self, node: ast.expr, path: str | None) -> None:
+        if path is None:
+            return
+        reason = why_not(path)
+        if reason is None:
+            self.uses += 1
+        else:
+            self._find(node, "change", f"{path}: {reason}")
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
+        # What dray has not may be caught: nobody raises it.
+        for each in node.body:
+            self.visit(each)
+
+    # ------------------------------------------------------------------------------------------------- scopes
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        # Annotations are left out: they use nothing.
+        for each in (*node.decorator_list, *node.args.defaults, *(each for each in node.args.kw_defaults if each)):
+            self.visit(each)
+        self._within(node, node.body)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        for each in (*node.args.defaults, *(each for each in node.args.kw_defaults if each)):
+            self.visit(each)
+        self._within(node, [node.body])
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        for each in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
+            self.visit(each)
+        self._within(node, node.body)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.visit(node.value)
+
+    def _within(
+        self,
+        node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef,
+        body: list[ast.stmt] | list[ast.expr],
+    ) -> None:
+        outer, self._scope = self._scope, self._scope.inner(node)
+        for each in body:
+            self.visit(each)
+        self._scope = outer
+
+    # ------------------------------------------------------------------------------------------------- texts
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if not isinstance(node.value, str) or node in self._texts:
+            return
+        if _is_determineds_variable(node.value):
+            self._find(node, "look", _variable(node.value))
+        found = of_container(node.value, self._sources.mounts)
+        if found is not None:
+            self._find(node, *found)
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        # Read so, a variable that is not there is an error.
+        match node:
+            case ast.Subscript(
+                value=ast.Attribute(attr="environ") | ast.Name(id="environ"),
+                slice=ast.Constant(value=str(name)),
+                ctx=ast.Load(),
+            ) if _is_determineds_variable(name):
+                self._find(node, "change", _variable(name))
+                self.visit(node.value)
+            case _:
+                self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
+        if name in ("isinstance", "issubclass") and len(node.args) == 2:
+            self.visit(node.args[0])  # nothing is of a class that dray has not
+            return
+        if name in _RUNNERS and node.args:
+            match node.args[0]:
+                case ast.Constant(value=str(command)):
+                    told = of_command(command.split())
+                case ast.List(elts=elements) | ast.Tuple(elts=elements):
+                    told = of_command(
+                        [
+                            each.value
+                            for each in elements
+                            if isinstance(each, ast.Constant) and isinstance(each.value, str)
+                        ]
+                    )
+                case _:
+                    told = None
+            if told is not None:
+                self._find(node, "change", told)
+        self.generic_visit(node)
+
+
+def _guarded(tree: ast.Module) -> Iterator[ast.AST]:
+    """Imports for whose failing the file is ready, or which are for the reader of types alone."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Try(body=body, handlers=handlers) if any(_catches_imports(handler) for handler in handlers):
+                parts = body
+            case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"), body=body):
+                parts = body
+            case _:
+                continue
+        for part in parts:
+            yield from (each for each in ast.walk(part) if isinstance(each, ast.Import | ast.ImportFrom))
+
+
+def _catches_imports(handler: ast.ExceptHandler) -> bool:
+    caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(each is None or getattr(each, "id", None) in _IMPORT_ERRORS for each in caught)
+
+
+def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
+    """Texts that stand alone: nothing reads them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield node.value

@@ -1,0 +1,111 @@
+"""Read shell scripts of a model directory: ``startup-hook.sh``, and those that call Determined's own command."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+from dray.experiment.migrate.finding import Finding
+from dray.experiment.migrate.places import Mounts, of_container
+
+COMMANDS: Mapping[str, str] = {
+    "experiment create": "dray experiment create",
+    "experiment list": "dray experiment list",
+    "experiment describe": "dray experiment describe",
+    "experiment logs": "dray trial logs",
+    "experiment list-trials": "dray trial list",
+    "experiment list-checkpoints": "dray checkpoint list",
+    "experiment pause": "Ctrl-C in its terminal: trials save first",
+    "experiment activate": "dray experiment resume",
+    "experiment continue": "dray experiment extend",
+    "experiment cancel": "Ctrl-C in its terminal: trials save first",
+    "experiment kill": "Ctrl-C in its terminal, twice",
+    "experiment delete": "dray experiment delete",
+    "experiment download": "dray checkpoint download",
+    "experiment config": "dray experiment describe EXPERIMENT --json",
+    "experiment wait": "dray experiment create, which ends with the experiment",
+    "trial describe": "dray trial describe",
+    "trial logs": "dray trial logs",
+    "trial download": "dray checkpoint download",
+    "checkpoint download": "dray checkpoint download",
+    "checkpoint describe": "dray checkpoint list",
+    "preview-search": "dray preview",
+    "tensorboard": "dray ui",
+    "agent list": "dray cluster status",
+    "slot list": "dray cluster status",
+    "deploy": "dray cluster validate, and ray up",
+}
+"""Determined's commands, and what does the same."""
+
+_SHORT = {
+    "a": "agent", "c": "checkpoint", "cmd": "command", "d": "deploy", "e": "experiment", "s": "slot", "t": "trial",
+}  # fmt: skip
+_SHORT_ACTIONS = {"ls": "list", "lc": "list-checkpoints", "lt": "list-trials", "unpause": "activate"}
+_COMMAND = re.compile(r"(?:^|[;&|(`]|\bthen|\bdo)\s*(?:\w+=\S*\s+)*(det\s+[a-z][^;&|)`]*)")
+_INSTALLS = re.compile(r"\bpip3?\s+install\b.*\s(determined(?:\[[\w,]*\])?(?:[=<>~!][^\s;&|]*)?)(?=\s|$)")
+_PATH = re.compile(r"/[\w./-]+")
+ROOT_ALONE = re.compile(r"(?:^|[;&|]|\bsudo)\s*(apt|apt-get|yum|dnf|apk)\s")
+
+
+def of_command(words: Sequence[str]) -> str | None:
+    """What to write instead of a command of Determined's; None if it is none."""
+    said = [
+        word
+        for before, word in itertools.pairwise(words)
+        if not word.startswith("-") and before not in ("-m", "--master", "-u", "--user")
+    ]
+    if words[:1] != ["det"] or not said:
+        return None
+    group = _SHORT.get(said[0], said[0])
+    action = _SHORT_ACTIONS.get(said[1], said[1]) if len(said) > 1 and group not in COMMANDS else ""
+    instead = COMMANDS.get(f"{group} {action}") or COMMANDS.get(group)
+    name = f"det {group} {action}".strip()
+    return f"{name} is here: {instead}" if instead else f"{name}: dray has no such command; leave it out"
+
+
+def read_shell(file: str, text: str, mounts: Mounts, *, is_hook: bool) -> Iterator[Finding]:
+    """What there is to say of a shell script.
+
+    Args:
+        file: its name, from the directory on.
+        text: what is in it.
+        mounts: which paths in a container are which of the machine's.
+        is_hook: it is ``startup-hook.sh``, which dray runs.
+    """
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        code = line.partition(" #")[0]
+        if code.lstrip().startswith("#"):
+            continue
+        for match in _COMMAND.finditer(code):
+            told = of_command(_words(match[1]))
+            if told is not None:
+                found.append(Finding(file, number, "change", told))
+        if (installs := _INSTALLS.search(code)) is not None:
+            found.append(Finding(file, number, "change", f"{installs[1]}: {REAL_ONE}"))
+        for path in _PATH.findall(code):
+            of_path = of_container(path, mounts)
+            if of_path is not None:
+                found.append(Finding(file, number, *of_path))
+        if is_hook and (needs_root := ROOT_ALONE.search(code)) is not None:
+            what = f"{needs_root[1]} needs root, which workers of Ray may not have; they run this once on each node"
+            found.append(Finding(file, number, "look", what))
+    yield from found
+    if is_hook and not any(each.verdict == "change" for each in found):
+        yield Finding(file, 0, "runs", "once on each node, before the model's code")
+
+
+REAL_ONE = (
+    "where the real package is installed, `import determined` is no longer dray; leave it out "
+    "(pip uninstall determined)"
+)
+"""Why the package of Determined's must not be installed."""
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return command.split()

@@ -1,0 +1,208 @@
+"""What a check says of experiment files, shell scripts and requirements, and on which line."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dray.experiment.errors import ConfigError
+from dray.experiment.migrate import Checked, check
+from dray.experiment.migrate.configs import Lines
+from dray.experiment.migrate.shell import COMMANDS, of_command
+
+WHOLE = """\
+name: digits
+entrypoint: model_def:Digits
+hyperparameters:
+  global_batch_size: 64
+searcher:
+  name: single
+  metric: loss
+  max_length: {batches: 100}
+"""
+
+
+@pytest.fixture
+def checked(tmp_path: Path) -> Callable[..., Checked]:
+    """Write these files beside a model, and check the directory."""
+
+    def run(files: dict[str, str]) -> Checked:
+        for name, text in {"model_def.py": "class Digits: ...\nclass Letters: ...\n", **files}.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+            (tmp_path / name).write_text(text)
+        return check(tmp_path)
+
+    return run
+
+
+def lines(found: Checked) -> list[str]:
+    return [str(finding) for finding in found.findings]
+
+
+def test_an_experiment_file_without_faults_runs(checked: Callable[..., Checked]) -> None:
+    found = checked({"const.yaml": WHOLE})
+    assert lines(found) == ["const.yaml: runs: dray experiment create const.yaml ."]
+    assert found.runs
+    assert found.experiments == ("const.yaml",)
+    assert found.summary == "0 to change, 0 to look at, 0 ignored: runs as it is"
+
+
+def test_all_faults_are_told_with_their_lines(checked: Callable[..., Checked]) -> None:
+    text = WHOLE.replace("metric: loss", "metirc: loss") + "resources:\n  slots_per_trial: many\nlabels: [1, two]\n"
+    found = checked({"const.yaml": text})
+    assert not found.runs
+    told = {line.partition(": change: ")[0]: line.partition(": change: ")[2] for line in lines(found)}
+    assert {where: what.partition(":")[0] for where, what in told.items()} == {
+        "const.yaml:5": "searcher.metric",  # where it is missing from
+        "const.yaml:7": "searcher.metirc",
+        "const.yaml:10": "resources.slots_per_trial",
+        "const.yaml:11": "labels.0",
+    }
+    assert told["const.yaml:7"].endswith("did you mean metric?")
+
+
+def test_what_is_not_used_is_ignored(checked: Callable[..., Checked]) -> None:
+    text = WHOLE + "workspace: me\nenvironment:\n  image: x/y:1\nresources:\n  resource_pool: a\n"
+    found = checked({"const.yaml": text})
+    assert [line.split(": ")[:3] for line in lines(found)] == [
+        ["const.yaml:9", "ignored", "workspace"],
+        ["const.yaml:11", "ignored", "environment.image"],
+        ["const.yaml:13", "ignored", "resources.resource_pool"],
+        ["const.yaml", "runs", "dray experiment create const.yaml ."],
+    ]
+    assert found.runs
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("searcher:\n  name: [single\n", 3),
+        ("entrypoint: a:B\nname: x\nname: y\n", 3),
+        ("- searcher\n", None),
+        ("a: [", None),
+    ],
+)
+def test_yaml_that_cannot_be_read_is_told_if_it_is_an_experiments(
+    checked: Callable[..., Checked], text: str, line: int | None
+) -> None:
+    found = [finding.line for finding in checked({"const.yaml": text}).findings]
+    assert found == ([] if line is None else [line])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["services:\n  web: {image: x}\n", "name: build\nentrypoint: main.js\n", "", "searcher: elastic\n", "[1, 2]"],
+)
+def test_other_yaml_is_passed_over(checked: Callable[..., Checked], text: str) -> None:
+    assert checked({"other.yml": text}).findings == ()
+
+
+def test_experiment_files_are_found_below_and_where_code_is_ignored(checked: Callable[..., Checked]) -> None:
+    found = checked(
+        {".detignore": "*.yaml\ndata/\n", "const.yaml": WHOLE, "configs/asha.yml": WHOLE, "data/x.yaml": WHOLE}
+    )
+    assert found.experiments == ("configs/asha.yml", "const.yaml")
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "told"),
+    [
+        ("model_def:Digits", None),
+        ("python3 -m determined.launch.torch_distributed --trial model_def:Letters", None),
+        ("python3 train.py --epochs 1", None),
+        ("python3 -m pkg.train", None),
+        ("python3 -m pkg", None),
+        ("[python3, train.py]", None),
+        ("starred:Anything", None),
+        ("model_def:Digit", "model_def.py has no class Digit; its classes are Digits, Letters"),
+        ("model_dev:Digits", "no module model_dev in the directory; give one that is there"),
+        ("python3 trian.py", "no script trian.py in the directory; give the path of one from there on"),
+        ("torchrun train.py", "can't start torchrun"),
+        ("null", "required, got nothing"),
+    ],
+)
+def test_the_entrypoint_leads_somewhere(checked: Callable[..., Checked], entrypoint: str, told: str | None) -> None:
+    files = {"train.py": "", "pkg/__main__.py": "", "pkg/train.py": "", "starred.py": "from model_def import *\n"}
+    found = checked({**files, "const.yaml": WHOLE.replace("model_def:Digits", entrypoint)})
+    changes = [finding for finding in found.findings if finding.verdict == "change"]
+    if told is None:
+        assert changes == []
+    else:
+        [change] = changes
+        assert change.line == 2
+        assert change.what.startswith("entrypoint: ")
+        assert told in change.what
+
+
+def test_lines_of_fields() -> None:
+    text = "a:\n  - b: 1\n  - c:\n      d.e: 2\nf: {g: 3}\n"
+    assert [Lines(text).of(path) for path in ("a.0.b", "a.1.c.d.e", "a[1].c", "f.g", "f.h", "z", "")] == [
+        2,
+        4,
+        3,
+        5,
+        5,
+        0,
+        0,
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------- shell
+
+
+def test_a_startup_hook_runs(checked: Callable[..., Checked]) -> None:
+    found = checked({"startup-hook.sh": "# det e list\npip install -r requirements.txt\nmkdir -p data\n"})
+    assert lines(found) == ["startup-hook.sh: runs: once on each node, before the model's code"]
+
+
+def test_lines_of_a_startup_hook(checked: Callable[..., Checked]) -> None:
+    hook = (
+        "apt-get install -y jq && sudo yum install x\n"
+        "pip install 'x' determined==0.38.1\n"
+        "cp data /run/determined/workdir/data\n"
+        'for id in $(det e ls --csv); do FOO=1 det trial logs "$id; done\n'
+        "pip install determined-helpers; detox\n"
+    )
+    found = checked({"startup-hook.sh": hook})
+    assert [line.split("; ")[0].split(", ")[0] for line in lines(found)] == [
+        "startup-hook.sh:1: look: apt-get needs root",
+        "startup-hook.sh:2: change: determined==0.38.1: where the real package is installed",
+        "startup-hook.sh:3: change: /run/determined/workdir is in Determined's containers alone",
+        "startup-hook.sh:4: change: det experiment list is here: dray experiment list",
+        "startup-hook.sh:4: change: det trial logs is here: dray trial logs",
+    ]
+
+
+def test_other_shell_scripts_are_read_for_commands(checked: Callable[..., Checked]) -> None:
+    found = checked({"scripts/submit.sh": "apt-get update\ndet experiment create const.yaml .\n"})
+    assert lines(found) == ["scripts/submit.sh:2: change: det experiment create is here: dray experiment create"]
+
+
+def test_every_command_has_an_answer() -> None:
+    for command, instead in COMMANDS.items():
+        assert of_command(["det", "-u", "me", *command.split(), "7"]) == f"det {command} is here: {instead}"
+    assert of_command(["det", "user", "login", "me"]) == "det user login: dray has no such command; leave it out"
+    assert of_command(["det", "e", "lt", "7"]) == "det experiment list-trials is here: dray trial list"
+    assert of_command(["det"]) is None
+    assert of_command(["ls", "e"]) is None
+
+
+def test_a_requirement_of_the_real_package_must_go(checked: Callable[..., Checked]) -> None:
+    found = checked({"requirements.txt": "torch\ndetermined>=0.30\n# determined\ndetermined-x\n"})
+    assert [(finding.line, finding.verdict) for finding in found.findings] == [(2, "change")]
+
+
+def test_the_real_package_beside_dray_must_go(checked: Callable[..., Checked], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: {"determined": "0.38.1"}[name])
+    [found] = lines(checked({}))
+    assert found.startswith("this environment: change: determined 0.38.1 is installed: ")
+
+
+def test_a_directory_that_is_too_large_to_be_code_is_told(tmp_path: Path) -> None:
+    with (tmp_path / "data.bin").open("wb") as file:
+        file.truncate(100 * 2**20)
+    with pytest.raises(ConfigError, match=r"name what is not code in .*\.drayignore"):
+        check(tmp_path)
