@@ -252,6 +252,8 @@ def _section(
     parts = [f"## {title}\n", section["description"].replace("``", "`") + "\n"]
     parts += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for name, field in section["properties"].items():
+        if field.get("deprecated"):  # Determined's, without a meaning here: docs/migration.md
+            continue
         takers = [kind for kind, names in having.items() if name in names]
         needed = name in section.get("required", ()) or (
             bool(takers) and all(name in needing.get(kind, ()) for kind in takers)

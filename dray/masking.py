@@ -1,12 +1,14 @@
 """What an experiment config keeps secret, and how it is kept out of whatever is written.
 
-Secret are the values below ``data.secrets``, at any depth, as in Determined, and the credentials of
-``checkpoint_storage``. A trial's code gets the true ones; no file of the experiment has them but one for its owner.
+Secret are the values below ``data.secrets``, at any depth, as in Determined, those of environment variables, and the
+credentials of ``checkpoint_storage``. A trial's code gets the true ones; no file of the experiment has them but one for
+its owner.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -16,13 +18,19 @@ MASK = "********"
 SHORTEST = 8
 """Of the texts that are looked for in code, in characters: a shorter one could be any word of a program."""
 
+PLACES = (("data", "secrets"), ("environment", "environment_variables"))
+"""Where in a config secrets are: below these fields of these sections."""
+_SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+
 
 def masked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """An experiment config with ``MASK`` for each value below ``data.secrets``; the names stay."""
-    data = config.get("data")
-    if not isinstance(data, Mapping) or "secrets" not in data:
-        return dict(config)
-    return {**config, "data": {**data, "secrets": _masked(data["secrets"])}}
+    """An experiment config with ``MASK`` for each value that is secret; the names stay."""
+    found = dict(config)
+    for section, field in PLACES:
+        inner = found.get(section)
+        if isinstance(inner, Mapping) and field in inner:
+            found[section] = {**inner, field: _masked(inner[field])}
+    return found
 
 
 def _masked(secret: Any) -> Any:
@@ -34,7 +42,7 @@ def _masked(secret: Any) -> Any:
 
 
 def leaves(secret: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Each value below ``data.secrets`` that is not null, with its path."""
+    """Each value below a place of secrets that is not null, with its path."""
     if isinstance(secret, Mapping):
         for name, value in secret.items():
             yield from leaves(value, f"{path}.{name}")
@@ -46,12 +54,19 @@ def leaves(secret: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def texts(config: Mapping[str, Any]) -> list[str]:
-    """The secrets of a config as they are looked for: lines, for a file in YAML has a key's lines each indented."""
-    data = config.get("data")
-    secret = data.get("secrets") if isinstance(data, Mapping) else None
+    """The secrets of a config as they are looked for: lines, for a file in YAML has a key's lines each indented.
+
+    Of environment variables those whose names say that they are secret: others are paths and numbers, which code has
+    on its own account.
+    """
+    found: list[Any] = []
+    for section, field in PLACES:
+        inner = config.get(section)
+        each = leaves(inner.get(field) if isinstance(inner, Mapping) else None, "")
+        found += [value for name, value in each if section == "data" or _SECRET_NAME.search(name)]
     return [
         line.strip()
-        for _, value in leaves(secret, "")
+        for value in found
         for line in str(value).splitlines()
         if len(line.strip()) >= SHORTEST and not isinstance(value, bool)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dray.experiment.command import is_class, parse_entrypoint
+from dray.experiment.determined_fields import not_used, without_not_used
 from dray.experiment.errors import ConfigError, EntrypointError, Fault
 from dray.experiment.faults import faults_of
 from dray.experiment.length import Length, LengthUnit
@@ -46,6 +48,8 @@ __all__ = [
     "load_config",
 ]
 
+log = logging.getLogger(__name__)
+
 
 def load_config(source: str | os.PathLike[str] | Mapping[str, Any] | ExperimentConfig) -> ExperimentConfig:
     """Read and check an experiment config.
@@ -54,7 +58,8 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any] | ExperimentC
         source: The path of a YAML file, or a mapping of the same shape. A field that is null has its default.
             In a mapping, ``hyperparameters`` may also be Optuna's distributions, or domains of ``ray.tune``.
             Without a ``name``, the experiment has that of the file, or of the entrypoint's class. Without an
-            ``experiment_seed``, one is drawn; it stands in the result.
+            ``experiment_seed``, one is drawn; it stands in the result. Fields of Determined's that have no meaning here
+            are left out; one warning, in the log, names them.
 
     Raises:
         ConfigError: the file cannot be read, or the config has faults: all of them are listed, each with its path.
@@ -74,7 +79,8 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any] | ExperimentC
     else:
         path = Path(source)
         raw, told, name = _plain(read_mapping(path)), str(source), path.stem
-    raw = _without_nulls(raw)
+    passed_over = not_used(raw)
+    raw = _without_nulls(without_not_used(raw))
     raw.setdefault("name", name or _name_of(raw.get("entrypoint")) or "experiment")
     faults = [*_schema_faults(raw), *broken_rules(raw)]
     if faults:
@@ -88,6 +94,9 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any] | ExperimentC
             build_method(config)
         except MethodError as error:
             raise ConfigError(error.faults, told) from None
+    if passed_over:
+        lines = (f"\n  {field}: {why}" for field, why in passed_over)
+        log.warning("%s has fields of Determined's that are not used here:%s", told, "".join(lines))
     return config
 
 

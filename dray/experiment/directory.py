@@ -37,7 +37,7 @@ class ExperimentDirectory:
                optuna.db               see `dray.experiment.optuna_study`; derived from the two above
                trial_7/checkpoint_352/ see `dray.training.checkpoint`; or in an object store, below a like path
                storage.json            where that is, and the config's credentials for it; readable by the owner alone
-               secrets.yaml            what is below the config's data.secrets, as storage.json for its owner alone
+               secrets.yaml            the config's secrets, as storage.json for its owner alone
                ray.log                 what Ray said in the driver's process, see `dray.cluster.chatter`
                ray/                    Ray's own books of this experiment; never read back
                .seen-by-all            by which the nodes of a cluster know that they see this very directory

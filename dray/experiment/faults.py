@@ -10,19 +10,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from dray.experiment.determined_fields import NO_MORE, NOT_USED
 from dray.experiment.errors import Fault
 from dray.experiment.schema import SECRETS, SECTIONS, SLOT_FORMS
-
-# Fields of Determined's configs that describe its cluster and its web pages, or features that dray does not have.
-_DETERMINED_ONLY = frozenset(
-    """
-    agent_label bind_mounts debug devices environment integrations internal is_single_node log_policies
-    max_slots native_parallel optimizations pbs perform_initial_validation preemption_timeout
-    priority profiling project propagation records_per_epoch resource_manager resource_pool retention_policy
-    scheduling_unit shm_size slurm
-    tensorboard_storage weight workspace
-    """.split()  # noqa: SIM905 - read as words, not as a column of quotes
-)
 
 _KINDS = {
     "int_type": "a whole number",
@@ -50,15 +40,18 @@ def faults_of(error: ValidationError) -> list[Fault]:
 def unknown_field(location: tuple[str, ...], name: str) -> Fault:
     """The fault of a field that is not there, with the nearest that is."""
     path = ".".join((*location, name))
+    if path in NO_MORE:
+        return Fault(path, NO_MORE[path])
     known = SECTIONS[location].model_fields
-    near = difflib.get_close_matches(name, known, n=1)
+    prefix = path.removesuffix(name)
+    also = [field.removeprefix(prefix) for field in NOT_USED if field.startswith(prefix)]
+    near = difflib.get_close_matches(name, [*known, *(field for field in also if "." not in field)], n=1)
     if near:
         return Fault(path, f"unknown field; did you mean {near[0]}?")
-    for place, model in SECTIONS.items():
-        if name in model.model_fields:
-            return Fault(path, f"unknown field here; it belongs at {'.'.join((*place, name))}")
-    if name in _DETERMINED_ONLY:
-        return Fault(path, "a field of Determined that dray does not have; remove it")
+    places = [".".join((*place, name)) for place, model in SECTIONS.items() if name in model.model_fields]
+    places += [field for field in NOT_USED if field.rpartition(".")[2] == name]
+    if places:
+        return Fault(path, f"unknown field here; it belongs at {places[0]}")
     return Fault(path, f"unknown field; the fields here are {', '.join(sorted(known))}")
 
 
@@ -82,7 +75,7 @@ def _what(details: ErrorDetails, place: tuple[str, ...], name: str) -> str:
     kind, got, context = details["type"], details["input"], details.get("ctx", {})
     if name in SECRETS:
         return f"must be text, got a {type(got).__name__}"
-    if (*place, name)[0] == "data":  # it may be, or hold, a secret
+    if (*place, name)[0] in ("data", "environment") and kind != "value_error":  # it may be, or hold, a secret
         return f"must be a mapping of names to values, got a {type(got).__name__}"
     field = _field(place, name)
     example = f"; {_example(name, field)}" if field is not None else ""

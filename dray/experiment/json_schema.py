@@ -8,14 +8,17 @@ share, the bounds of a space, a program that says its length itself) it leaves t
 from __future__ import annotations
 
 import copy
+import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 
+from dray.experiment.determined_fields import NOT_USED
 from dray.experiment.length import UNITS
 from dray.experiment.rules import REQUIRED
-from dray.experiment.schema import SEARCHER_FIELDS, STORAGE_FIELDS, ExperimentConfig, Loggers, searcher_fields
+from dray.experiment.schema import DEVICES, SEARCHER_FIELDS, STORAGE_FIELDS, ExperimentConfig, Loggers, searcher_fields
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _CLASS = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
@@ -24,6 +27,7 @@ _SECTIONS = (
     "Searcher",
     "Resources",
     "Optimizations",
+    "Environment",
     "CheckpointStorage",
     "Loggers",
     "MLflow",
@@ -55,6 +59,7 @@ def json_schema() -> dict[str, Any]:
     _replace(root, "checkpoint_storage", {"anyOf": places})
     logger = [{"enum": list(Loggers.model_fields)}, {"$ref": "#/$defs/Loggers"}]
     _replace(root, "loggers", {"anyOf": [*logger, {"type": "array", "items": {"anyOf": logger}}]})
+    _older_forms(root, definitions)
     definitions["Searcher"]["allOf"] = list(_methods())
     definitions["CheckpointStorage"]["allOf"] = list(_kinds_of_storage())
     found["required"] = ["searcher"]  # a name it has from its file
@@ -63,7 +68,45 @@ def json_schema() -> dict[str, Any]:
         for name, field in section["properties"].items():
             if name not in section.get("required", ()):
                 _allow_null(field)
+    _pass_over(found, definitions)
     return {"$schema": DIALECT, "title": "An experiment of dray's", **found}
+
+
+def _older_forms(root: dict[str, Any], definitions: dict[str, Any]) -> None:
+    """What Determined's configs have said in several ways."""
+    definitions.pop("LogPolicy", None)
+    text, names = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
+    _replace(root, "labels", {"anyOf": [names, {"type": "object", "description": "its names"}]})
+    action = {"anyOf": [text, {"type": "object"}]}
+    policy = {"pattern": text, "name": text, "signal": text, "policy": action, "action": action}
+    policy["actions"] = {"type": "array", "items": action}
+    items = {"type": "object", "properties": policy, "required": ["pattern"], "additionalProperties": False}
+    _replace(root, "log_policies", {"type": "array", "items": items})
+    _replace(root, "records_per_epoch", {"type": "integer", "minimum": 0})
+    slots = definitions["Resources"]["properties"]["slots_per_trial"]
+    for form in slots.get("anyOf", slots.get("oneOf", ())):
+        if form.get("type") == "integer":
+            form["minimum"] = 0
+    named: dict[str, Any] = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
+    of_a_device = {"anyOf": [names, named, text, dict(_NULL)]}
+    forms = [names, {**named, "properties": dict.fromkeys(DEVICES, of_a_device)}]
+    _replace(definitions["Environment"]["properties"], "environment_variables", {"anyOf": forms})
+
+
+def _pass_over(root: dict[str, Any], definitions: dict[str, Any]) -> None:
+    """What is read, and told, and not used; editors strike it through."""
+    for path, why in NOT_USED.items():
+        section, _, name = path.rpartition(".")
+        inner = _section_of(root, definitions, section) if section else root
+        if section != "log_policies":  # a list, of forms of its own
+            inner["properties"][name] = {"description": f"not used: {why}", "deprecated": True}
+    known = definitions["CheckpointStorage"]["properties"]
+    known["checkpoint_path"] = {"description": "an older name of storage_path, of shared_fs", "deprecated": True}
+
+
+def _section_of(root: dict[str, Any], definitions: dict[str, Any], name: str) -> dict[str, Any]:
+    field = root["properties"][name]
+    return next((definitions[target] for target in re.findall(r"#/\$defs/(\w+)", json.dumps(field))), {})
 
 
 def _nodes(node: Any) -> Iterator[dict[str, Any]]:

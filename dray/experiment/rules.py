@@ -42,7 +42,7 @@ def broken_rules(raw: Mapping[str, Any]) -> Iterator[Fault]:
     yield from _searcher(raw.get("searcher"))
     yield from _length(raw)
     yield from _storage(raw.get("checkpoint_storage"))
-    yield from _most_slots(raw)
+    yield from _resources(raw.get("resources"))
     hyperparameters = raw.get("hyperparameters", {})
     if isinstance(hyperparameters, Mapping):
         yield from _space(hyperparameters, raw.get("searcher"))
@@ -177,12 +177,25 @@ def _slots(raw: Mapping[str, Any]) -> int | SlotRange | None:
         return None
 
 
-def _most_slots(raw: Mapping[str, Any]) -> Iterator[Fault]:
-    asked, most = _slots(raw), raw["resources"].get("max_slots") if isinstance(raw.get("resources"), Mapping) else None
+def _resources(raw: object) -> Iterator[Fault]:
+    if not isinstance(raw, Mapping):
+        return
+    placed = raw.get("placement_strategy", "STRICT_PACK")
+    if raw.get("is_single_node") is True and placed != "STRICT_PACK":
+        told = f"true is placement_strategy: STRICT_PACK, but placement_strategy is {placed}; remove one"
+        yield Fault("resources.is_single_node", told)
+    if raw.get("slots_per_trial") == 0 and raw.get("slot", "cpu") != "cpu":
+        told = f"0 is one slot of slot: cpu, but slot is {raw['slot']}; write slots_per_trial: 1"
+        yield Fault("resources.slots_per_trial", told)
+    asked, most = _slots({"resources": raw}), raw.get("max_slots")
     fewest = asked.min if isinstance(asked, SlotRange) else asked
     if isinstance(most, int) and fewest is not None and most < fewest:
         told = f"must be at least slots_per_trial ({fewest}), or no trial can run, got {most}; raise it"
         yield Fault("resources.max_slots", told)
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _slot_range(hyperparameters: Mapping[str, Any], raw: Mapping[str, Any]) -> Iterator[Fault]:
@@ -194,9 +207,11 @@ def _slot_range(hyperparameters: Mapping[str, Any], raw: Mapping[str, Any]) -> I
     if asked.min > asked.max:
         yield Fault(path, f"min must be at most max, got {asked.min} and {asked.max}; swap them")
         return
-    if (placed := str(raw["resources"].get("placement_strategy"))).startswith("STRICT_"):
-        told = f"a range of slots ({path}) can't be held to nodes, got {placed}; give one number there, or leave it out"
-        yield Fault("resources.placement_strategy", told)
+    for field in ("placement_strategy", "is_single_node"):
+        placed = raw["resources"].get(field)
+        if placed is True or str(placed).startswith("STRICT_"):
+            held = f"a range of slots ({path}) can't be held to nodes, got {_written(placed)}"
+            yield Fault(f"resources.{field}", f"{held}; give one number there, or leave it out")
     if isinstance(searcher, Mapping):
         name, at_once = searcher.get("name"), searcher.get("max_concurrent_trials")
         if name != "single" and at_once != 1:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,9 +23,11 @@ from pydantic import (
     PlainSerializer,
     SecretStr,
     Tag,
+    model_validator,
 )
 
 from dray.experiment.command import is_class, parse_entrypoint
+from dray.experiment.determined_fields import actions
 from dray.experiment.length import Length, LengthUnit, parse_length
 from dray.masking import masked, texts
 from dray.storage import Location
@@ -44,6 +47,8 @@ _SUCCESSORS = {
     "sync_halving": "asha (its max_length, num_rungs and divisor mean the same)",
     "adaptive": "adaptive_asha",
     "adaptive_simple": "adaptive_asha",
+    "manual": "custom, with a method of your own",
+    "pbt": "adaptive_asha, or a method of your own",
 }
 
 #: The method that is given from Python, as in Determined.
@@ -109,6 +114,9 @@ def _no_number(raw: object) -> object:
 def _storage_of(raw: object) -> object:
     if isinstance(raw, str | os.PathLike):
         return _storage(raw)
+    if isinstance(raw, dict) and raw.get("type") == "shared_fs" and "storage_path" not in raw:
+        # What storage_path was called once.
+        raw = {("storage_path" if name == "checkpoint_path" else name): value for name, value in raw.items()}
     where = raw.get("storage_path") if isinstance(raw, Mapping) else None
     # Its credentials are fields of their own, which are not stored.
     return {**raw, **_storage(where)} if isinstance(raw, dict) and isinstance(where, str) and "://" in where else raw
@@ -139,6 +147,94 @@ def _storage(raw: str | os.PathLike[str]) -> dict[str, Any]:
             raise ValueError(f"{name} can't be given in the URI of a storage; leave it to the environment")
     return {"type": "uri", "storage_path": where.uri, **dict(where.secrets)}
 
+
+def _labels(raw: object) -> object:
+    # Older configs have them as the names of a mapping.
+    return list(raw) if isinstance(raw, Mapping) else raw
+
+
+def _records(raw: object) -> object:
+    # Determined writes "not said" as 0.
+    return None if raw == 0 and not isinstance(raw, bool) else raw
+
+
+def _precision(raw: object) -> object:
+    if raw == "O3":
+        raise ValueError("O3, which computes all in float16, has no counterpart; write O1, which takes care of losses")
+    return raw
+
+
+#: What Determined calls the devices of slots; gpu is an older word for cuda.
+DEVICES = ("cpu", "cuda", "gpu", "rocm")
+
+
+def _variables(raw: object) -> object:
+    """A list of ``NAME=VALUE``, or a mapping; or one of these for each kind of device."""
+    if not isinstance(raw, Mapping):
+        return _named(raw, "")
+    found: dict[str, Any] = {}
+    for name, value in raw.items():
+        if name in DEVICES and not isinstance(value, str):
+            found[name] = {} if value is None else _named(value, f"{name}: ")
+        else:
+            found |= _named({name: value}, "")
+    return found
+
+
+def _named(raw: object, where: str) -> dict[str, str]:
+    """Values, which may be secrets, are in no message."""
+    if isinstance(raw, list):
+        pairs = [line.partition("=") if isinstance(line, str) else ("", "", "") for line in raw]
+        wrong = [str(place) for place, (name, sign, _) in enumerate(pairs, start=1) if not name or not sign]
+        if wrong:
+            raise ValueError(f"{where}must be a list of NAME=VALUE, which number {', '.join(wrong)} of it is not")
+        return {name: value for name, _, value in pairs}
+    if not isinstance(raw, Mapping):
+        raise ValueError(f"{where}must be a list of NAME=VALUE, or a mapping, got a {type(raw).__name__}")
+    found = {}
+    for name, value in raw.items():
+        if not isinstance(name, str) or not name or "=" in name:
+            raise ValueError(f"{where}must have names of variables, got {name!r}")
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            told = f"{where}{name} must be text, got a {type(value).__name__}; write it in quotes"
+            raise ValueError(told)
+        found[name] = str(value)
+    return found
+
+
+_ACTIONS = ("cancel_retries", "exclude_node", "signal", "send_webhook")
+_OF_A_POLICY = ("pattern", "action", "actions", "policy", "signal", "name")
+
+
+def _policies(raw: object) -> object:
+    """Those that say something here, which is to start no trial again."""
+    if not isinstance(raw, list):
+        return raw
+    kept = []
+    for number, policy in enumerate(raw):
+        if not isinstance(policy, Mapping) or not isinstance(pattern := policy.get("pattern"), str):
+            raise ValueError(f"number {number} must have a pattern; for example {_POLICY}")
+        for field in policy:
+            if field not in _OF_A_POLICY:
+                near = difflib.get_close_matches(str(field), _OF_A_POLICY, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_OF_A_POLICY)}"
+                raise ValueError(f"number {number} has an unknown field {field}; {hint}")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"number {number}: {pattern!r} is no regular expression of Python's: {error}") from None
+        asked = actions(policy)
+        for action in asked:
+            if action not in _ACTIONS:
+                raise ValueError(f"number {number}: action must be one of {', '.join(_ACTIONS)}, got {action!r}")
+        if not asked:
+            raise ValueError(f"number {number} says nothing of what to do; for example {_POLICY}")
+        if "cancel_retries" in asked:
+            kept.append({"pattern": pattern, "action": "cancel_retries"})
+    return kept
+
+
+_POLICY = "{pattern: CUDA out of memory, action: cancel_retries}"
 
 _as_dict = PlainSerializer(lambda length: None if length is None else length.to_dict())
 MaxLength: TypeAlias = Annotated[Length, BeforeValidator(_length), _as_dict]
@@ -305,7 +401,7 @@ SlotsPerTrial: TypeAlias = Annotated[
 
 
 class Resources(_Section):
-    """What one trial runs on."""
+    """What one trial runs on. With ``slots_per_trial: 0`` that is one slot of ``slot: cpu``."""
 
     slots_per_trial: SlotsPerTrial = Field(
         default=1,
@@ -328,21 +424,77 @@ class Resources(_Section):
         description="a trial's workers on few nodes if that is possible, on one, on many if possible, each on its own",
         examples=["STRICT_PACK"],
     )
+    is_single_node: bool | None = Field(
+        default=None, description="Determined's placement_strategy: true is STRICT_PACK", examples=["true"]
+    )
     reuse_workers: bool = Field(
         default=True,
         description="whether trials follow one another in the same processes; a new start takes seconds",
         examples=["false"],
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _in_our_words(cls, raw: object) -> object:
+        if not isinstance(raw, dict):
+            return raw
+        raw = dict(raw)
+        if isinstance(raw.get("is_single_node"), bool) and raw.pop("is_single_node"):
+            raw["placement_strategy"] = "STRICT_PACK"
+        if raw.get("slots_per_trial") == 0 and not isinstance(raw["slots_per_trial"], bool):
+            raw |= {"slots_per_trial": 1, "slot": "cpu"}
+        return raw
+
 
 class Optimizations(_Section):
-    """How gradients become steps, for a trial that is a class; a program says so in ``pytorch.init()``."""
+    """How gradients become steps. ``aggregation_frequency`` and ``mixed_precision`` are for a trial that is a class; a
+    program says the one in ``pytorch.init()`` and the other with ``context.experimental.use_amp()``.
+    """
 
     aggregation_frequency: int = Field(
         default=1, ge=1, description="batches whose gradients are added up before the optimizer steps", examples=[4]
     )
     average_aggregated_gradients: bool = Field(
         default=True, description="divide the sum of gradients by aggregation_frequency", examples=["true"]
+    )
+    gradient_compression: bool = Field(
+        default=False, description="exchange gradients between slots in float16", examples=["true"]
+    )
+    mixed_precision: Annotated[Literal["O0", "O1", "O2"], BeforeValidator(_precision)] = Field(
+        default="O0", description="O1 or O2: train in mixed precision, as use_amp() does; O0: don't", examples=["O1"]
+    )
+
+
+class Environment(_Section):
+    """What trials find around them."""
+
+    environment_variables: Annotated[dict[str, str | dict[str, str]], BeforeValidator(_variables)] = Field(
+        default_factory=dict,
+        description="set before any code of the trial is imported: a list of NAME=VALUE, or a mapping; or one of these "
+        "for each of cpu, cuda, rocm. Values are stored and shown nowhere",
+        examples=["[OMP_NUM_THREADS=4]"],
+        repr=False,
+    )
+
+    def variables(self, device: Literal["cpu", "cuda", "rocm"]) -> dict[str, str]:
+        """Those of trials on such devices."""
+        said = self.environment_variables
+        found = {name: value for name, value in said.items() if isinstance(value, str)}
+        for kind in (device, "gpu") if device == "cuda" else (device,):
+            mine = said.get(kind)
+            found |= mine if isinstance(mine, dict) else {}
+        return found
+
+
+class LogPolicy(_Section):
+    """What is done about a line of a trial's log."""
+
+    pattern: str = Field(
+        description="a regular expression, found in a line of what a trial that failed has printed",
+        examples=["CUDA out of memory"],
+    )
+    action: Literal["cancel_retries"] = Field(
+        description="cancel_retries: the trial is not started again", examples=["cancel_retries"]
     )
 
 
@@ -512,7 +664,9 @@ class ExperimentConfig(_Section):
 
     name: str = Field(min_length=1, description="the experiment's name", examples=["digits-asha"])
     description: str = Field(default="", description="for people", examples=["a first sweep"])
-    labels: list[str] = Field(default_factory=list, description="for people", examples=["[digits, sweep]"])
+    labels: Annotated[list[str], BeforeValidator(_labels)] = Field(
+        default_factory=list, description="for people", examples=["[digits, sweep]"]
+    )
     data: dict[str, Any] = Field(
         default_factory=dict,
         description="free for the trial; values below secrets are stored and shown nowhere",
@@ -536,6 +690,25 @@ class ExperimentConfig(_Section):
         description="how gradients become steps",
         examples=["{aggregation_frequency: 4}"],
     )
+    environment: Environment = Field(
+        default_factory=Environment,
+        description="what trials find around them",
+        examples=["{environment_variables: [OMP_NUM_THREADS=4]}"],
+    )
+    scheduling_unit: int = Field(
+        default=100,
+        ge=1,
+        description="how often the training metrics of a trial that is a class are reported, in batches",
+        examples=[100],
+    )
+    records_per_epoch: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_records)] = Field(
+        default=None,
+        description="how many records an epoch has where the training data does not say it itself",
+        examples=[50000],
+    )
+    perform_initial_validation: bool = Field(
+        default=False, description="a trial that is a class validates before its first batch", examples=["true"]
+    )
     min_validation_period: Period = Field(default=None, description="how often to validate", examples=["{epochs: 1}"])
     min_checkpoint_period: Period = Field(default=None, description="how often to save", examples=["{epochs: 1}"])
     checkpoint_policy: Literal["best", "all", "none"] = Field(
@@ -547,6 +720,11 @@ class ExperimentConfig(_Section):
         examples=["{type: directory, container_path: /mnt/results}"],
     )
     max_restarts: int = Field(default=5, ge=0, description="restarts of one trial after failures", examples=[5])
+    log_policies: Annotated[list[LogPolicy], BeforeValidator(_policies)] = Field(
+        default_factory=list,
+        description="what is done when a trial has failed after it printed such a line",
+        examples=[f"[{_POLICY}]"],
+    )
     hang_timeout_s: Seconds | None = Field(
         default=None, description="how long a trial may make no progress before it is ended", examples=[600]
     )
@@ -587,7 +765,8 @@ class ExperimentConfig(_Section):
         """Texts that no file may hold which the experiment leaves."""
         storage = self.checkpoint_storage.location
         keys = dict(storage.secrets) if storage is not None else {}
-        return texts({"data": {"secrets": [self.data.get("secrets"), keys]}})
+        environment = {"environment_variables": self.environment.environment_variables}
+        return texts({"data": {"secrets": [self.data.get("secrets"), keys]}, "environment": environment})
 
 
 def constant(spec: Any) -> Any:
@@ -607,6 +786,7 @@ SECTIONS: dict[tuple[str, ...], type[_Section]] = {
     ("resources",): Resources,
     ("resources", "slots_per_trial"): SlotRange,
     ("optimizations",): Optimizations,
+    ("environment",): Environment,
     ("checkpoint_storage",): CheckpointStorage,
     ("loggers",): Loggers,
     ("loggers", "mlflow"): MLflow,

@@ -1,8 +1,8 @@
 """What a config keeps secret, in an experiment's directory: one file, for its owner alone, and in no other.
 
-``experiment.yaml`` has ``********`` for each value below ``data.secrets``. The true ones are in ``secrets.yaml``, for
-whoever goes on with the experiment on this machine; it is copied nowhere. The credentials of a store are in
-``storage.json``, in the same way.
+``experiment.yaml`` has ``********`` for each value below ``data.secrets``, and for that of each environment variable.
+The true ones are in ``secrets.yaml``, for whoever goes on with the experiment on this machine; it is copied nowhere.
+The credentials of a store are in ``storage.json``, in the same way.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from dray.experiment.errors import ConfigError
 from dray.experiment.schema import ExperimentConfig
-from dray.masking import MASK, hidden, leaves
+from dray.masking import MASK, PLACES, hidden, leaves
 
 
 def check_secrets(config: ExperimentConfig) -> None:
@@ -25,18 +26,18 @@ def check_secrets(config: ExperimentConfig) -> None:
         ConfigError: one is: the config was taken from where another experiment, or a checkpoint, has it.
     """
     told = "is masked, as an experiment's own copy of its config has it; write the true value"
-    faults = [(path, told) for path, value in leaves(config.data.get("secrets"), "data.secrets") if value == MASK]
-    if faults:
+    if faults := [(path, told) for path in _masked_in(config)]:
         raise ConfigError(faults)
 
 
 def write_secrets(path: Path, config: ExperimentConfig) -> None:
-    """Write what is below ``data.secrets``, if anything is, to a file that nobody but this user may read."""
-    if config.data.get("secrets") is None:
+    """Write what is secret in a config, if anything is, to a file that nobody but this user may read."""
+    found = {place: secret for place, secret in _secrets(config).items() if secret}
+    if not found:
         return
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        yaml.safe_dump(config.data["secrets"], file, sort_keys=False)
+        yaml.safe_dump(found, file, sort_keys=False)
 
 
 def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
@@ -45,17 +46,38 @@ def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
     Raises:
         ConfigError: they are not on this machine.
     """
-    masked = [name for name, value in leaves(config.data.get("secrets"), "data.secrets") if value == MASK]
+    masked = _masked_in(config)
     if not masked:
         return config
     try:
-        secrets = yaml.safe_load(path.read_text())
+        found = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         told = f"is not here, for secrets stay on the machine that they were given on; write all of them to {path}"
         raise ConfigError([(name, told) for name in masked]) from None
-    restored = config.model_copy(update={"data": {**config.data, "secrets": secrets}})
+    if not found.keys() & _secrets(config).keys():  # as older versions wrote it
+        found = {_DATA: found}
+    data, environment = dict(config.data), config.environment
+    if _DATA in found:
+        data["secrets"] = found[_DATA]
+    if _VARIABLES in found:
+        environment = environment.model_copy(update={"environment_variables": found[_VARIABLES]})
+    restored = config.model_copy(update={"data": data, "environment": environment})
     check_secrets(restored)
     return restored
+
+
+_DATA, _VARIABLES = (".".join(place) for place in PLACES)
+
+
+def _secrets(config: ExperimentConfig) -> dict[str, Any]:
+    """What is secret, by where it is."""
+    return {_DATA: config.data.get("secrets"), _VARIABLES: config.environment.environment_variables}
+
+
+def _masked_in(config: ExperimentConfig) -> list[str]:
+    return [
+        path for place, secret in _secrets(config).items() for path, value in leaves(secret, place) if value == MASK
+    ]
 
 
 LARGEST = 16 << 20
