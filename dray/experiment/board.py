@@ -19,7 +19,7 @@ from searchers.domains import Const, Nested
 from searchers.search import Search, TrialView
 
 if TYPE_CHECKING:
-    from dray.experiment.run import Counts
+    from dray.experiment.counts import Counts
 
 CURVE_WIDTHS = (10, 24)
 """Of the sparkline, in columns: on a narrow terminal, and on one of `WIDE` columns."""

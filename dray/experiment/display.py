@@ -23,8 +23,8 @@ from searchers.preview import is_simulated, preview
 from searchers.search import Search
 
 if TYPE_CHECKING:
+    from dray.experiment.counts import Counts
     from dray.experiment.result import Result
-    from dray.experiment.run import Counts
 
 DRAWN_EVERY_S = 0.25
 """How often the picture on a terminal is drawn; in a notebook, a fourth as often."""

@@ -8,40 +8,36 @@ counts restarts, starts groups, and shows all of it.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
-import math
-import os
 import secrets
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group_table
 
 import dray
-from dray.cluster.autoscaler import limits
 from dray.cluster.demand import Demand
 from dray.cluster.desk import Message
 from dray.cluster.elastic import Elastic
 from dray.cluster.failure import Failure
-from dray.cluster.lending import Slots, WorkerGroup, end_groups, start_desk, waiting
+from dray.cluster.lending import Slots, WorkerGroup, start_desk
 from dray.cluster.node_checks import UnfitNode
-from dray.cluster.ray_cluster import Cluster, groups_in, most_slots, slot_kind, slots_now
+from dray.cluster.ray_cluster import Cluster, slots_now
 from dray.cluster.startup_hook import HOOK, StartupHookFailed
 from dray.cluster.watch import Watch
 from dray.experiment.code import ByValue, FromDirectory, Sent
 from dray.experiment.config import ExperimentConfig
+from dray.experiment.counts import Counts
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.display import Display
 from dray.experiment.errors import ConfigError, DeskLost, ExperimentError
+from dray.experiment.groups import IN_TURN_S, Groups, OnEnd, find_slots
 from dray.experiment.metrics_log import MetricsLog
 from dray.experiment.nodes import checked_nodes, told_of_node
 from dray.experiment.observers import Observers
@@ -61,33 +57,12 @@ from searchers.search import Search, TrialView
 
 POLL_S = 0.25
 """How often the driver looks at signals and the display when nothing happens."""
-CLUSTER_CHECK_S = 5.0
-"""How often the driver looks whether the cluster has grown."""
-GROUPS_CHECK_S = 1.0
-"""How often the driver looks, on a cluster, which groups have what they need, and which are needed."""
 REPORTS_PER_S = 300
 """Of all trials together, that nobody waits for: a third of what the desk can take (`bench/scale.py`)."""
-GROUP_STARTS_IN_VAIN = 5
-"""A group that starts so often without finishing one lease ends the experiment."""
-IN_TURN_S = 30.0
-"""How long the first group, then Tune, then further groups, are given to start in turn on a machine of our own."""
 TUNE_END_S = 60.0
 """How long Tune may take to notice its end. A thread that is in Ray when that is shut down may end the process."""
-GROUPS_END_S = 30.0
-"""How long all groups together may take to leave a cluster that goes on without them."""
 STOP_GRACE_S = 120.0
 """How long trials may take to save when the driver is told to stop."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Counts:
-    """What the run did; printed by benchmarks and looked at by tests."""
-
-    handles_started: int = 0
-    groups_started: int = 0
-    groups_lost: int = 0
-    groups_retired: int = 0
-    restarts: Counter[int] = field(default_factory=Counter)
 
 
 class Run:
@@ -127,16 +102,7 @@ class Run:
         self._lock = threading.RLock()
         self._error: BaseException | None = None
         self._stop_signals = 0
-        self._groups: dict[str, WorkerGroup] = {}
-        self._booting: set[str] = set()
-        self._sought_at = -math.inf
-        self._starts: Counter[str] = Counter()
-        self._placements: dict[str, PlacementGroup] = {}
-        self._taken_away: set[Any] = set()
-        self._ended_groups: list[tuple[str, BaseException | None]] = []
         self._recorded: Counter[int] = Counter()
-        self._group_numbers = itertools.count()
-        self._failed_groups = 0
         self._records = records
         self._retention = Retention(
             Policy.of(config.checkpoint_storage, smaller_is_better=config.searcher.smaller_is_better),
@@ -146,25 +112,43 @@ class Run:
             say=display.say,
         )
         # On a machine of our own they share its few CPUs. While the first group imports torch, on one core, Tune may
-        # start; further groups wait for `_groups_may_start`.
+        # start; further groups wait for that one to train.
         self._tune_may_start = not cluster.own
-        self._began = time.monotonic()
-        self._first: dict[str, float] = {}
-        self._few_cores = _groups_at_once() == 1
-        self._slots = self._find_slots(load_trial)
+        sizes = config.slots_per_trial
+        kind, limits = find_slots(cluster, config.resources, sizes[0])
+        environment: dict[str, Any] = {}
+        if not cluster.own:
+            self._load_trial, environment = send(load_trial, directory, config, display.say)
+        slots = Slots(
+            per_trial=sizes[0],
+            gpu=kind == "gpu",
+            cpus_per_slot=config.resources.cpus_per_slot,
+            runtime_env=environment,
+            placement_strategy=config.resources.placement_strategy,
+        )
         self._experiment = self._for_trials()
         # Of this run of the experiment; one that resumes it is another.
         self._name = f"{directory.path.name}-{secrets.token_hex(4)}"
-        self._needs = None if cluster.own else checked_nodes(directory, self._name, gpu=self._slots.gpu)
-        sizes = config.slots_per_trial
-        if cluster.own:  # it does not grow
-            sizes = tuple(size for size in sizes if size <= sum(self._slots_now()))
-        self._elastic = Elastic(self._slots, sizes, name=self._name) if len(config.slots_per_trial) > 1 else None
-        self._groups_looked_at = 0.0
-        self._waiting: set[str] = set()
-        self._given_up: set[str] = set()
+        self._needs = None if cluster.own else checked_nodes(directory, self._name, gpu=slots.gpu)
         name = f"dray-desk-{self._name}"
-        self.desk = start_desk(name, self._slots.runtime_env)
+        self.desk = start_desk(name, environment)
+        elastic = len(sizes) > 1
+        if cluster.own:  # it does not grow
+            here = sum(slots_now(kind, slots.cpus_per_slot))
+            sizes = tuple(size for size in sizes if size <= here)
+        self.groups = Groups(
+            self._worker_group,
+            desk=self.desk,
+            slots=slots,
+            demand=Demand(slots, limits),
+            elastic=Elastic(slots, sizes, name=self._name) if elastic else None,
+            own_cluster=cluster.own,
+            runnable=self._count_runnable,
+            counts=self.counts,
+            timeline=self._timeline,
+            display=display,
+            experiment=directory.path,
+        )
         self._tune = TuneDriver(
             search,
             lock=self._lock,
@@ -177,35 +161,6 @@ class Run:
         )
 
     # ------------------------------------------------------------------ before anything trains
-    def _find_slots(self, load_trial: FromDirectory | ByValue) -> Slots:
-        asked, least = self.config.resources, self.config.slots_per_trial[0]
-        grows = None if self.cluster.own else limits()
-        kind = slot_kind(asked.slot, grows)
-        if kind is None:
-            told = f"{self.cluster.told} has an autoscaler that does not tell what it can start: say gpu, or cpu"
-            raise ConfigError([("resources.slot", told)])
-        most = most_slots(kind, asked.cpus_per_slot, grows)
-        if most is not None and not groups_in(most, least, asked.placement_strategy):
-            other = "cpu" if kind == "gpu" else "gpu"
-            told = (
-                f"{least} slots asked{_placed(asked.placement_strategy)}, but {self.cluster.told} has, or can grow to, "
-                f"{sum(most)} {kind} slots (with {asked.cpus_per_slot} CPUs each) on {sum(map(bool, most))} nodes; ask "
-                f"for fewer, or for resources.slot: {other}"
-            )
-            raise ConfigError([("resources.slots_per_trial", told)])
-        environment: dict[str, Any] = {}
-        if not self.cluster.own:
-            self._load_trial, environment = send(load_trial, self._directory, self.config, self.display.say)
-        slots = Slots(
-            per_trial=least,
-            gpu=kind == "gpu",
-            cpus_per_slot=asked.cpus_per_slot,
-            runtime_env=environment,
-            placement_strategy=asked.placement_strategy,
-        )
-        self._demand = Demand(slots, grows)
-        return slots
-
     def _for_trials(self) -> TrialsExperiment:
         searcher = self.config.searcher
         length = _unit(searcher.max_length)
@@ -246,11 +201,11 @@ class Run:
         started = [trial.id for trial in self.search.trials.values() if trial.hparams is not None]
         self._retention.start(self._records, started, _metric_at)
         with self._signals(), self.display:
-            self._start_groups()
+            self.groups.start()
             tune = threading.Thread(target=self._tune.run, name="dray-tune", daemon=True)
             watch = Watch(
                 ray.get_runtime_context().gcs_address,
-                draining=None if self.cluster.own else self._draining,
+                draining=None if self.cluster.own else self.groups.draining,
                 silent=self._head_is_silent,
             )
             try:
@@ -273,7 +228,7 @@ class Run:
             raise KeyboardInterrupt
 
     def _serve(self, tune: threading.Thread) -> None:
-        began = looked = time.monotonic()
+        began = time.monotonic()
         self._ask_for_mail()
         while self._error is None and self._tune.error is None and not self._stop_signals:
             self._read_mail()
@@ -282,12 +237,12 @@ class Run:
                     tune.start()
             elif not tune.is_alive() and self.search.done is not None:
                 break
-            self._look_after_groups()
+            if self.search.done is None:
+                self.groups.look_after()
+            if self.groups.error is not None:
+                self._error = self.groups.error
             self._metrics.pack()
-            if time.monotonic() - looked > (CLUSTER_CHECK_S if self._groups_may_start() else IN_TURN_S):
-                looked = time.monotonic()
-                self._start_groups()
-            self.display.update(self.search, self.counts, len(self._groups) - len(self._booting), len(self._groups))
+            self.display.update(self.search, self.counts, self.groups.up, self.groups.there)
 
     def _read_mail(self) -> bool:
         """Read what the desk has sent, waiting a little for it; False if there was nothing."""
@@ -313,15 +268,8 @@ class Run:
             tune.join(TUNE_END_S)
         lost = isinstance(self._error, DeskLost)
         self._retention.close()
-        if self._elastic is not None:
-            with contextlib.suppress(ray.exceptions.RayError):  # as above
-                self._elastic.close()
-        if not self.cluster.own and not lost:
-            with contextlib.suppress(ray.exceptions.RayError):  # as above
-                for name in waiting(self._groups) | self._booting:  # for nodes, or processes, that are wanted no more
-                    self._give_up(name)
         # On a cluster of others its workers first give back what they hold. Without a desk they would try for ever.
-        end_groups(self._groups.values(), within_s=0 if self.cluster.own or lost else GROUPS_END_S)
+        self.groups.end(at_once=self.cluster.own or lost)
         if not self.cluster.own:
             ray.kill(self.desk)
         self._timeline.close()
@@ -338,39 +286,14 @@ class Run:
         for message in messages:
             if self._on_message is not None:
                 self._on_message(message)
-            self._timeline.hear(message)
-            self._first.setdefault(message.kind, time.monotonic())
+            self.groups.hear(message)
             match message.kind:
                 case "arrived":
                     self._tune_may_start = True
-                    self._placements[message.group] = message.placement
-                    if self._elastic is not None:
-                        self._elastic.arrived()
                 case "broken":
                     self._error = _told_by_worker(message.cause, self._directory.path)
-                case "joined":
-                    self._booting.discard(message.group)
-                    self._starts[message.group] += 1
-                    self.counts.groups_started += 1
-                    if self._elastic is not None:
-                        self._elastic.joined()
-                case "vacated":
-                    if self._elastic is not None:
-                        self._give_up(message.group)
-                case "spare":
-                    self._give_up(message.group)
-                case "retired":
-                    self.counts.groups_retired += 1
-                    if self.config.resources.reuse_workers:
-                        self.display.retired(message.group, message.trial, message.error)
-                case "lost":
-                    self.counts.groups_lost += 1
-                    if self._starts[message.group] >= GROUP_STARTS_IN_VAIN:
-                        self._error = ExperimentError(
-                            f"worker group {message.group} was started {self._starts[message.group]} times and never "
-                            f"finished a trial; see Ray's logs, and resume with: dray experiment resume "
-                            f"{self._directory.path}"
-                        )
+                case "retired" if self.config.resources.reuse_workers:
+                    self.display.retired(message.group, message.trial, message.error)
                 case "handle":
                     self.counts.handles_started += 1
                 case "granted":
@@ -386,9 +309,6 @@ class Run:
                 case "damaged":
                     self._retention.damaged(message.trial, message.checkpoint, message.error)
                 case "left":
-                    self._starts[message.group] = 0
-                    if message.outcome != "errored":
-                        self._failed_groups = 0
                     self._left(message)
 
     def _bind(self, message: Message) -> None:
@@ -410,7 +330,7 @@ class Run:
                 store=self._directory.store(message.trial),
                 last_step=view.last_step,
                 revived=message.trial in self._revived,
-                together_s=max(TOGETHER_S, len(self._groups) / REPORTS_PER_S),
+                together_s=max(TOGETHER_S, self.groups.there / REPORTS_PER_S),
             )
         if wanted:
             self.desk.bind.remote(message.lease, {"number": message.lease, "lease": lease})
@@ -463,150 +383,33 @@ class Run:
     def _runnable(self) -> list[TrialView]:
         return [trial for trial in self.search.trials.values() if _is_runnable(trial)]
 
-    # ------------------------------------------------------------------ groups
-    def _slots_now(self) -> list[int]:
-        return slots_now(self._slots.kind, self._slots.cpus_per_slot)
-
-    def _groups_may_start(self) -> bool:
-        """Groups after the first: at once on a cluster; on a machine of our own, when the first one trains.
-
-        Where cores are few, what starts takes one from the group that trains. Whether that pays, the rest of the search
-        tells, which nobody knows: so it starts when the first group has trained for as long as starting takes (ski
-        rental: at most twice as long as the better of now and never; Karlin et al. 1988).
-        """
-        if not self.cluster.own:
-            return True
-        if "rows" not in self._first:
-            return False
-        group = self._first["joined"] - self._began
-        handle = self._first.get("handle", math.inf) - self._first["arrived"]
-        return not self._few_cores or time.monotonic() - self._first["rows"] > group + handle
-
-    def _start_groups(self) -> None:
-        """Start as many groups as the search has trials for and the cluster has room, or may come to have."""
-        self._sought_at = time.monotonic()
+    def _count_runnable(self) -> int:
         with self._lock:
-            runnable = len(self._runnable())
-        if runnable <= len(self._groups):  # mostly; what follows asks Ray for its nodes
-            return
-        room = 1 if self._elastic else self._demand.room()
-        wanted = min(runnable, room) if self.cluster.own or self._elastic else self._demand.most(runnable)
-        while len(self._groups) < wanted and self._another_may_start(room):
-            name = f"group-{next(self._group_numbers)}"
-            self._booting.add(name)
-            slots = replace(self._slots, per_trial=self._elastic.start()) if self._elastic else self._slots
-            self._timeline.starts(name, slots.per_trial)
-            self._groups[name] = WorkerGroup(
-                name=name,
-                run=self._name,
-                desk=self.desk,
-                slots=slots,
-                own_cluster=self.cluster.own,
-                work={
-                    "experiment": self._experiment,
-                    "load_trial": self._load_trial,
-                    "run": self._name,
-                    "log_format": dray.LOG_FORMAT,
-                    "needs": self._needs,
-                },
-                directory=self._directory.ray,
-                on_end=lambda name, error: self._ended_groups.append((name, error)),
-            )
+            return len(self._runnable())
 
-    def _another_may_start(self, room: int) -> bool:
-        starting = self._booting - self._waiting
-        if len(self._groups) < room:
-            return len(starting) < _groups_at_once()
-        # It waits for another node: until then it takes nothing from those whose workers start, and of the driver's
-        # machine, which its controller is on, one CPU for a second or two.
-        return len(starting - self._placements.keys()) < max(1, (os.cpu_count() or 1) // 2)
-
-    def _draining(self, nodes: Collection[str]) -> None:
-        """These nodes are to be taken away: their groups' trials save, and go on elsewhere. In the watch's thread."""
-        for group, placement in list(self._placements.items()):
-            if group in self._booting:  # told in a second again, when there is something to save
-                continue
-            on = placement_group_table(placement).get("bundles_to_node_id", {}).values()
-            if placement.id not in self._taken_away and not set(on).isdisjoint(nodes):
-                self._taken_away.add(placement.id)
-                self.display.say(f"a node of worker group {group} is to be taken away: what it runs goes on elsewhere")
-                self.desk.vacate.remote(group)
-
-    def _look_at_cluster(self) -> bool:
-        """See which groups wait for nodes, and which should not be there: have another size, or no trial.
-
-        False if it is not time for it.
-        """
-        if self.cluster.own or time.monotonic() < self._groups_looked_at + GROUPS_CHECK_S:
-            return False
-        self._groups_looked_at = time.monotonic()
-        there = {name: group for name, group in self._groups.items() if name not in self._given_up}
-        self._waiting = waiting(there)
-        if self._elastic is not None:
-            self._look_at_size(self._elastic, there)
-        else:
-            with self._lock:
-                runnable = len(self._runnable())
-            if spare := self._demand.too_many(len(there), runnable):
-                # First those that wait for nodes, which are wanted no more. If one of them has lost its node, and no
-                # other comes, its trial goes on in a group that has one.
-                ends = sorted(self._waiting)[:spare]
-                for name in ends:
-                    self._give_up(name)
-                self.desk.spare.remote(spare - len(ends))
-        if told := self._demand.wait(len(self._waiting), len(there)):
-            self.display.say(told)
-        self.display.waits(self._demand.now)
-        return True
-
-    def _look_at_size(self, elastic: Elastic, groups: Mapping[str, WorkerGroup]) -> None:
-        """Let go of an elastic group that another size would serve better; one of that size takes its place."""
-        for name in groups:
-            if elastic.must_shrink(name in self._waiting):
-                self.display.say(f"worker group {name} has lost a part of it: what it runs goes on with fewer slots")
-                self._give_up(name)
-            elif name not in self._booting and (size := elastic.may_grow()):
-                self.display.say(f"there are more slots than worker group {name} has: what it runs goes on with {size}")
-                self.desk.vacate.remote(name)
-
-    def _give_up(self, name: str) -> None:
-        """End a group of ours, on purpose."""
-        if name in self._groups and name not in self._given_up:
-            self._given_up.add(name)
-            self._groups[name].abandon()
+    def _worker_group(self, name: str, slots: Slots, on_end: OnEnd) -> WorkerGroup:
+        return WorkerGroup(
+            name=name,
+            run=self._name,
+            desk=self.desk,
+            slots=slots,
+            own_cluster=self.cluster.own,
+            work={
+                "experiment": self._experiment,
+                "load_trial": self._load_trial,
+                "run": self._name,
+                "log_format": dray.LOG_FORMAT,
+                "needs": self._needs,
+            },
+            directory=self._directory.ray,
+            on_end=on_end,
+        )
 
     def _head_is_silent(self) -> None:
         self.display.say(
             f"the head of the Ray cluster does not answer; if it is gone, go on with: dray experiment resume "
             f"{self._directory.path}"
         )
-
-    def _look_after_groups(self) -> None:
-        looked = self._look_at_cluster()
-        while self._ended_groups:
-            name, error = self._ended_groups.pop()
-            if self.search.done is not None:
-                continue
-            # Its Train run has ended: Ray's controller of it died, unless we gave it up. Another takes its place.
-            if (group := self._groups.pop(name, None)) is not None:
-                group.free()
-            self._timeline.ends(name)
-            self._placements.pop(name, None)
-            self._booting.discard(name)
-            self.desk.dismiss.remote(name)
-            if name in self._given_up:
-                continue
-            self._failed_groups += 1
-            self.display.say(
-                f"worker group {name} ended: {str(error).strip().splitlines()[-1] if error else 'no error'}"
-            )
-            if self._failed_groups > GROUP_STARTS_IN_VAIN:
-                self._error = ExperimentError(f"{self._failed_groups} worker groups ended, the last with: {error}")
-                return
-        # Not with every message: it asks Ray for its nodes, and goes through all trials.
-        looks = looked or (not self._booting and time.monotonic() > self._sought_at + POLL_S)
-        if looks and self._groups_may_start():
-            self._start_groups()
 
     # ------------------------------------------------------------------ signals
     def _signals(self) -> _Signals:
@@ -649,16 +452,6 @@ def _metric_at(store: CheckpointStore, batches: int) -> float | None:
     except (FileNotFoundError, ValueError):  # another tool's, or damaged
         return None
     return value if isinstance(value, int | float) else None
-
-
-def _groups_at_once() -> int:
-    """How many groups start beside one another: starting one takes several seconds of CPU."""
-    return max(1, int(ray.cluster_resources().get("CPU", 1)) // 4)
-
-
-def _placed(placement_strategy: str) -> str:
-    """What it asks of nodes, for a person."""
-    return {"STRICT_PACK": " on one node", "STRICT_SPREAD": " on as many nodes"}.get(placement_strategy, "")
 
 
 def _told_by_worker(cause: Exception | None, experiment: Path) -> Exception:

@@ -1,0 +1,324 @@
+"""The worker groups of a run on Ray: how many there are, when one starts, and when it is given back.
+
+What a group is made of, and how much of that a cluster has or may come to have, is the cluster's floor's to say
+(`dray.cluster`); what its trials do, the search's. Here the two meet: as many groups as there are trials to run and
+slots to be had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group_table
+
+from dray.cluster import autoscaler
+from dray.cluster.autoscaler import Limits
+from dray.cluster.demand import Demand
+from dray.cluster.desk import Message
+from dray.cluster.elastic import Elastic
+from dray.cluster.lending import Slots, WorkerGroup, end_groups, waiting
+from dray.cluster.ray_cluster import Cluster, groups_in, most_slots, slot_kind
+from dray.experiment.counts import Counts
+from dray.experiment.display import Display
+from dray.experiment.errors import ConfigError, ExperimentError
+from dray.experiment.schema import Resources
+from dray.experiment.timeline import Timeline
+
+SEEK_S = 0.25
+"""How long after a look for room for a group the next one comes, when nothing happens."""
+CLUSTER_CHECK_S = 5.0
+"""The same while one starts."""
+LOOK_S = 1.0
+"""How often it is looked, on a cluster, which groups have what they need, and which are needed."""
+STARTS_IN_VAIN = 5
+"""A group that starts so often without finishing one lease ends the experiment."""
+IN_TURN_S = 30.0
+"""How long the first group, then Tune, then further groups, are given to start in turn on a machine of our own."""
+END_S = 30.0
+"""How long all groups together may take to leave a cluster that goes on without them."""
+
+OnEnd: TypeAlias = Callable[[str, BaseException | None], None]
+"""Called in any thread when a group has ended: its name, and the error that ended it."""
+
+
+def find_slots(cluster: Cluster, asked: Resources, least: int) -> tuple[str, Limits | None]:
+    """What a slot is, "gpu" or "cpu", and what an autoscaler may start; None without one.
+
+    Args:
+        asked: by the config.
+        least: slots of the smallest group.
+
+    Raises:
+        ConfigError: the cluster can't have room for one group.
+    """
+    limits = None if cluster.own else autoscaler.limits()
+    kind = slot_kind(asked.slot, limits)
+    if kind is None:
+        told = f"{cluster.told} has an autoscaler that does not tell what it can start: say gpu, or cpu"
+        raise ConfigError([("resources.slot", told)])
+    most = most_slots(kind, asked.cpus_per_slot, limits)
+    if most is not None and not groups_in(most, least, asked.placement_strategy):
+        other = "cpu" if kind == "gpu" else "gpu"
+        told = (
+            f"{least} slots asked{_placed(asked.placement_strategy)}, but {cluster.told} has, or can grow to, "
+            f"{sum(most)} {kind} slots (with {asked.cpus_per_slot} CPUs each) on {sum(map(bool, most))} nodes; ask "
+            f"for fewer, or for resources.slot: {other}"
+        )
+        raise ConfigError([("resources.slots_per_trial", told)])
+    return kind, limits
+
+
+class Groups:
+    """Args:
+    make: starts a group of this name, on these slots.
+    desk: the desk's actor.
+    slots: what a group is made of.
+    demand: how many of them there may be.
+    elastic: how large the only one is, where that changes.
+    own_cluster: the cluster is there for this experiment alone.
+    runnable: how many trials could run now; also those that do.
+    counts: where what happens to groups is counted.
+    experiment: the experiment's directory, for errors that say how to go on.
+
+    Attributes:
+        error: why the experiment can't go on; None as long as it can.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[str, Slots, OnEnd], WorkerGroup],
+        *,
+        desk: Any,
+        slots: Slots,
+        demand: Demand,
+        elastic: Elastic | None,
+        own_cluster: bool,
+        runnable: Callable[[], int],
+        counts: Counts,
+        timeline: Timeline,
+        display: Display,
+        experiment: Path,
+    ) -> None:
+        self.error: ExperimentError | None = None
+        self._make, self._desk, self._slots, self._runnable = make, desk, slots, runnable
+        self._demand, self._elastic, self._own_cluster = demand, elastic, own_cluster
+        self._counts, self._timeline, self._display, self._experiment = counts, timeline, display, experiment
+        self._numbers = itertools.count()
+        self._groups: dict[str, WorkerGroup] = {}
+        self._booting: set[str] = set()
+        self._waiting: set[str] = set()
+        self._given_up: set[str] = set()
+        self._placements: dict[str, PlacementGroup] = {}
+        self._taken_away: set[Any] = set()
+        self._ended: list[tuple[str, BaseException | None]] = []
+        self._failed = 0
+        self._starts: Counter[str] = Counter()
+        self._at_once = _at_once()
+        self._first: dict[str, float] = {}
+        self._sought_at = self._looked_at = -math.inf
+
+    @property
+    def there(self) -> int:
+        """How many groups there are, also such as start, or end."""
+        return len(self._groups)
+
+    @property
+    def up(self) -> int:
+        """How many of them have started."""
+        return len(self._groups) - len(self._booting)
+
+    # ------------------------------------------------------------------ what is heard of them
+    def hear(self, message: Message) -> None:
+        """Take note of what the desk has told."""
+        self._timeline.hear(message)
+        self._first.setdefault(message.kind, time.monotonic())
+        group = message.group
+        match message.kind:
+            case "arrived":
+                self._placements[group] = message.placement
+                if self._elastic is not None:
+                    self._elastic.arrived()
+            case "joined":
+                self._booting.discard(group)
+                self._starts[group] += 1
+                self._counts.groups_started += 1
+                if self._elastic is not None:
+                    self._elastic.joined()
+            case "vacated":
+                if self._elastic is not None:
+                    self._give_up(group)
+            case "spare":
+                self._give_up(group)
+            case "retired":
+                self._counts.groups_retired += 1
+            case "lost":
+                self._counts.groups_lost += 1
+                if self._starts[group] >= STARTS_IN_VAIN:
+                    self.error = ExperimentError(
+                        f"worker group {group} was started {self._starts[group]} times and never finished a trial; "
+                        f"see Ray's logs, and resume with: dray experiment resume {self._experiment}"
+                    )
+            case "left":
+                self._starts[group] = 0
+                if message.outcome != "errored":
+                    self._failed = 0
+
+    def draining(self, nodes: Collection[str]) -> None:
+        """These nodes are to be taken away: their groups' trials save, and go on elsewhere. From any thread."""
+        for group, placement in list(self._placements.items()):
+            if group in self._booting:  # told in a second again, when there is something to save
+                continue
+            on = placement_group_table(placement).get("bundles_to_node_id", {}).values()
+            if placement.id not in self._taken_away and not set(on).isdisjoint(nodes):
+                self._taken_away.add(placement.id)
+                self._display.say(f"a node of worker group {group} is to be taken away: what it runs goes on elsewhere")
+                self._desk.vacate.remote(group)
+
+    # ------------------------------------------------------------------ starting
+    def start(self) -> None:
+        """Start as many groups as the search has trials for and the cluster has room, or may come to have."""
+        self._sought_at = time.monotonic()
+        self._first.setdefault("start", self._sought_at)
+        runnable = self._runnable()
+        if runnable <= len(self._groups):  # mostly; what follows asks Ray for its nodes
+            return
+        room = 1 if self._elastic else self._demand.room()
+        wanted = min(runnable, room) if self._own_cluster or self._elastic else self._demand.most(runnable)
+        while len(self._groups) < wanted and self._another_may_start(room):
+            name = f"group-{next(self._numbers)}"
+            self._booting.add(name)
+            slots = replace(self._slots, per_trial=self._elastic.start()) if self._elastic else self._slots
+            self._timeline.starts(name, slots.per_trial)
+            self._groups[name] = self._make(name, slots, lambda name, error: self._ended.append((name, error)))
+
+    def _another_may_start(self, room: int) -> bool:
+        starting = self._booting - self._waiting
+        if len(self._groups) < room:
+            return len(starting) < self._at_once
+        # It waits for another node: until then it takes nothing from those whose workers start, and of the driver's
+        # machine, which its controller is on, one CPU for a second or two.
+        return len(starting - self._placements.keys()) < max(1, (os.cpu_count() or 1) // 2)
+
+    def _more_may_start(self) -> bool:
+        """Groups after the first: at once on a cluster; on a machine of our own, when the first one trains.
+
+        Where cores are few, what starts takes one from the group that trains. Whether that pays, the rest of the search
+        tells, which nobody knows: so it starts when the first group has trained for as long as starting takes (ski
+        rental: at most twice as long as the better of now and never; Karlin et al. 1988).
+        """
+        if not self._own_cluster:
+            return True
+        if "rows" not in self._first:
+            return False
+        group = self._first["joined"] - self._first["start"]
+        handle = self._first.get("handle", math.inf) - self._first["arrived"]
+        return self._at_once > 1 or time.monotonic() - self._first["rows"] > group + handle
+
+    # ------------------------------------------------------------------ while they run
+    def look_after(self) -> None:
+        """Replace groups that have ended, let go of those that are of no use, start those that are wanted.
+
+        Not when the search is done: then they end by themselves.
+        """
+        while self._ended:
+            self._has_ended(*self._ended.pop())
+        if self.error is not None:
+            return
+        looked = self._look_at_cluster()
+        # Not with every message: it asks Ray for its nodes, and goes through all trials.
+        pause = IN_TURN_S if not self._more_may_start() else CLUSTER_CHECK_S if self._booting else SEEK_S
+        if looked or time.monotonic() - self._sought_at > pause:
+            self.start()
+
+    def _has_ended(self, name: str, error: BaseException | None) -> None:
+        """Its Train run has ended: Ray's controller of it died, unless we gave it up. Another takes its place."""
+        if (group := self._groups.pop(name, None)) is not None:
+            group.free()
+        self._timeline.ends(name)
+        self._placements.pop(name, None)
+        self._booting.discard(name)
+        self._desk.dismiss.remote(name)
+        if name in self._given_up:
+            return
+        self._failed += 1
+        self._display.say(f"worker group {name} ended: {str(error).strip().splitlines()[-1] if error else 'no error'}")
+        if self._failed > STARTS_IN_VAIN:
+            self.error = ExperimentError(f"{self._failed} worker groups ended, the last with: {error}")
+
+    def _look_at_cluster(self) -> bool:
+        """See which groups wait for nodes, and which should not be there: have another size, or no trial.
+
+        False if it is not time for it.
+        """
+        if self._own_cluster or time.monotonic() < self._looked_at + LOOK_S:
+            return False
+        self._looked_at = time.monotonic()
+        there = {name: group for name, group in self._groups.items() if name not in self._given_up}
+        self._waiting = waiting(there)
+        if self._elastic is not None:
+            self._look_at_size(self._elastic, there)
+        elif spare := self._demand.too_many(len(there), self._runnable()):
+            # First those that wait for nodes, which are wanted no more. If one of them has lost its node, and no other
+            # comes, its trial goes on in a group that has one.
+            ends = sorted(self._waiting)[:spare]
+            for name in ends:
+                self._give_up(name)
+            self._desk.spare.remote(spare - len(ends))
+        if told := self._demand.wait(len(self._waiting), len(there)):
+            self._display.say(told)
+        self._display.waits(self._demand.now)
+        return True
+
+    def _look_at_size(self, elastic: Elastic, groups: Mapping[str, WorkerGroup]) -> None:
+        """Let go of an elastic group that another size would serve better; one of that size takes its place."""
+        for name in groups:
+            if elastic.must_shrink(name in self._waiting):
+                self._display.say(f"worker group {name} has lost a part of it: what it runs goes on with fewer slots")
+                self._give_up(name)
+            elif name not in self._booting and (size := elastic.may_grow()):
+                self._display.say(
+                    f"there are more slots than worker group {name} has: what it runs goes on with {size}"
+                )
+                self._desk.vacate.remote(name)
+
+    def _give_up(self, name: str) -> None:
+        """End a group of ours, on purpose."""
+        if name in self._groups and name not in self._given_up:
+            self._given_up.add(name)
+            self._groups[name].abandon()
+
+    # ------------------------------------------------------------------ the end
+    def end(self, *, at_once: bool) -> None:
+        """End them all.
+
+        Args:
+            at_once: without the time to give back by themselves what they hold; for such as have no desk any more, or
+                no cluster to give it back to.
+        """
+        with contextlib.suppress(ray.exceptions.RayError):  # there may be no Ray to ask any more
+            if self._elastic is not None:
+                self._elastic.close()
+            if not at_once:
+                for name in waiting(self._groups) | self._booting:  # for nodes, or processes, that are wanted no more
+                    self._give_up(name)
+        end_groups(self._groups.values(), within_s=0 if at_once else END_S)
+
+
+def _at_once() -> int:
+    """How many groups start beside one another: starting one takes several seconds of CPU."""
+    return max(1, int(ray.cluster_resources().get("CPU", 1)) // 4)
+
+
+def _placed(placement_strategy: str) -> str:
+    """What it asks of nodes, for a person."""
+    return {"STRICT_PACK": " on one node", "STRICT_SPREAD": " on as many nodes"}.get(placement_strategy, "")
