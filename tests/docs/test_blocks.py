@@ -19,6 +19,7 @@ import yaml
 
 from dray.cli import app
 from dray.experiment.config import load_config
+from dray.experiment.determined_fields import NOT_USED
 from dray.experiment.schema import ExperimentConfig
 from tests.cli.conftest import _made, dray, home  # noqa: F401 - fixtures
 from tests.cli.said import Said
@@ -31,6 +32,7 @@ PYTHON = {
     "cli.md": "tests/docs/test_cli_page.py",
     "index.md": "tests/ray/test_quick_start.py",
     "looking.md": "tests/docs/test_looking_page.py",
+    "migration.md": "tests/docs/test_migration_page.py",
     "porting.md": "tests/docs/test_porting.py",
     # Out of the docstrings: tests/pytorch/test_doctests.py runs what is an example there.
     "pytorch-api.md": "tests/docs/test_api_page.py",
@@ -66,7 +68,8 @@ def test_every_page_with_python_has_a_test_that_runs_it() -> None:
 def test_languages_are_those_that_are_tested() -> None:
     assert {block.language for block in blocks()} <= {"python", "yaml", "sh", "text"}
     # Words to be read, in no language: what dray says. Each is compared in the test of its page.
-    assert Counter(block.page for block in blocks("text")) <= Counter({"README.md": 1, "looking.md": 1})
+    pages = ["README.md", "looking.md", "migration.md"]
+    assert Counter(block.page for block in blocks("text")) <= Counter(pages)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -89,7 +92,7 @@ def test_few_blocks_are_not_run() -> None:
 def test_yaml_is_a_config_or_a_part_of_one(block: Block) -> None:
     given = yaml.safe_load(block.text) or {}
     assert given or "yaml-language-server" in block.text
-    assert set(given) <= set(ExperimentConfig.model_fields)
+    assert set(given) <= set(ExperimentConfig.model_fields) | set(NOT_USED)
     config = load_config({"name": "page", **BASE, **given})
     for section in ("searcher", "resources", "checkpoint_storage"):
         for field, value in given.get(section, {}).items():

@@ -24,7 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "experiment kill": "Ctrl-C in its terminal, twice",
     "experiment delete": "dray experiment delete",
     "experiment download": "dray checkpoint download",
-    "experiment config": "dray experiment describe EXPERIMENT --json",
+    "experiment config": "dray experiment describe latest --json",
     "experiment wait": "dray experiment create, which ends with the experiment",
     "trial describe": "dray trial describe",
     "trial logs": "dray trial logs",

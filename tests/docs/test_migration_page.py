@@ -1,0 +1,51 @@
+"""docs/migration.md: the check says what the page says it does, its code runs, its tables are those of the code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from dray.compat.names import missing
+from dray.experiment.migrate.shell import COMMANDS
+from tests.cli.conftest import _made, dray, home  # noqa: F401 - fixtures
+from tests.cli.said import Said
+from tests.docs.pages import PAGES, blocks, files
+
+PAGE = PAGES["migration.md"]
+
+
+def test_the_check_says_what_the_page_says(
+    tmp_path: Path,
+    home: Path,  # noqa: F811
+    dray: Callable[..., Said],  # noqa: F811
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("model_def.py", "const.yaml"):
+        (model / name).write_text(files("migration.md")[name])
+    said = dray("migrate", "check", model)
+    [shown] = blocks("text", page="migration.md")
+    assert said.out == shown.text
+    assert said.code == 1
+
+
+def test_the_program_of_ones_own_runs(tmp_path: Path) -> None:
+    [program] = [block.text for block in blocks("python", page="migration.md") if "install()" in block.text]
+    assured = f"{program}\nimport dray.pytorch\nassert pytorch is dray.pytorch\nassert info is None\n"
+    subprocess.run([sys.executable, "-c", assured], cwd=tmp_path, check=True, timeout=60)
+
+
+def test_commands_are_those_that_the_check_knows() -> None:
+    table = PAGE.split("The commands:\n\n")[1].split("\n\n")[0]
+    told = dict(re.findall(r"^\| `det ([^`]+)` \| (.*) \|$", table, flags=re.MULTILINE))
+    assert {command: instead.replace("`", "") for command, instead in told.items()} == COMMANDS
+
+
+def test_what_is_said_to_be_missing_is() -> None:
+    table = PAGE.split("## What there is not")[1].split("## ")[0]
+    named = re.findall(r"`(determined\.[\w.]+)`", table)
+    assert len(named) >= 6
+    assert [name for name in named if missing(name) is None] == []
