@@ -316,6 +316,10 @@ class Desk:
         self._best, self._best_of = score, (books.trial, lease)
         return True
 
+    async def best(self) -> float | None:
+        """The best score so far, smaller is better; None if there is none."""
+        return self._best
+
     async def leave(
         self,
         lease: int,
@@ -326,12 +330,14 @@ class Desk:
         *,
         failure: Failure | None = None,
         second_hand: bool = False,
+        alone: bool = False,
         stale: str = "",
     ) -> None:
         """This rank has left its trial. The first word on it counts; an error ends the trial of the other ranks too.
 
         ``failure``: what the error is.
         ``second_hand``: the error is that of another rank, whose own word on it is better.
+        ``alone``: this rank was made to leave, and the others do not know of it: they may wait for it for ever.
         ``stale``: why this rank's process should serve no other trial; the group is then started anew.
         """
         books = self._leases.get(lease)
@@ -358,7 +364,7 @@ class Desk:
             if books.leaves and outcomes == {"interrupted"} and not self._closing:
                 self._queue.appendleft(books.trial)
             self._end(books)
-        elif failed:
+        elif failed or alone:
             asyncio.get_running_loop().call_later(PEERS_GRACE_S, self._retire_unless_left, books, group)
 
     def _retire_unless_left(self, lease: _Lease, group: _Group) -> None:

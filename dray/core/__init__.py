@@ -1,6 +1,51 @@
-"""Where am I, and who are my peers: the parts of dray that work without a trainer."""
+"""For programs with a loop of their own: metrics, checkpoints, and when to end, without a trainer; and where am I, and
+who are my peers."""
 
+from dray.core.checkpoint import CheckpointContext, DownloadMode
+from dray.core.context import Context, ExperimentalCoreContext, ProfilerContext, init
+from dray.core.preempt import PreemptContext, PreemptMode
+from dray.core.searcher import SearcherContext, SearcherMode, SearcherOperation, Unit
+from dray.core.train import EarlyExitReason, TensorboardMode, TrainContext
 from dray.training.cluster_info import ClusterInfo, TrialInfo, get_cluster_info, set_cluster_info
 from dray.training.distributed import DistributedContext
 
-__all__ = ["ClusterInfo", "DistributedContext", "TrialInfo", "get_cluster_info", "set_cluster_info"]
+# Determined has other classes for runs without a cluster. Here a local run is none of a lesser kind.
+DummyCheckpointContext = CheckpointContext
+DummyDistributedContext = DistributedContext
+DummyExperimentalCoreContext = ExperimentalCoreContext
+DummyPreemptContext = PreemptContext
+DummyProfilerContext = ProfilerContext
+DummySearcherContext = SearcherContext
+DummySearcherOperation = SearcherOperation
+DummyTrainContext = TrainContext
+
+__all__ = [
+    "CheckpointContext",
+    "ClusterInfo",
+    "Context",
+    "DistributedContext",
+    "DownloadMode",
+    "DummyCheckpointContext",
+    "DummyDistributedContext",
+    "DummyExperimentalCoreContext",
+    "DummyPreemptContext",
+    "DummyProfilerContext",
+    "DummySearcherContext",
+    "DummySearcherOperation",
+    "DummyTrainContext",
+    "EarlyExitReason",
+    "ExperimentalCoreContext",
+    "PreemptContext",
+    "PreemptMode",
+    "ProfilerContext",
+    "SearcherContext",
+    "SearcherMode",
+    "SearcherOperation",
+    "TensorboardMode",
+    "TrainContext",
+    "TrialInfo",
+    "Unit",
+    "get_cluster_info",
+    "init",
+    "set_cluster_info",
+]

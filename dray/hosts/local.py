@@ -40,6 +40,7 @@ class LocalHost:
         directory: of this run; a fresh one below `<home>/local` if None.
         trial_seed: a random one if None.
         code_dir: what is copied into checkpoints; the working directory if None.
+        store: for checkpoints, if they do not go there too.
     """
 
     experiment_id = 0
@@ -54,9 +55,15 @@ class LocalHost:
     best_supported = False
     is_remote = False
     secrets: Sequence[str] = ()
+    lengths: Sequence[float] = ()
 
     def __init__(
-        self, directory: Path | None = None, *, trial_seed: int | None = None, code_dir: Path | None = None
+        self,
+        directory: Path | None = None,
+        *,
+        trial_seed: int | None = None,
+        code_dir: Path | None = None,
+        store: CheckpointStore | None = None,
     ) -> None:
         # Absolute, for the program may change its directory while a checkpoint is written.
         self.directory = (directory or _fresh_directory()).absolute()
@@ -64,7 +71,7 @@ class LocalHost:
         self.trial_seed = random.SystemRandom().getrandbits(31) if trial_seed is None else trial_seed
         self.code_dir: Path | None = code_dir or Path.cwd()
         self.tensorboard_path = self.directory / "tensorboard"
-        self._store = CheckpointStore(self.directory)
+        self._store = CheckpointStore(self.directory) if store is None else store
         self._unsaved = Unsaved()
         self._carried: list[dict[str, Any]] = []
         self._stopping = False
@@ -109,11 +116,23 @@ class LocalHost:
 
     def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
         rows = [*self._carried, _row(report)]
-        (staging / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        path = Path(self._store.commit(staging, report.batches, digests))
+        if not (carried := staging / "metrics.jsonl").exists():  # a program may have a file of this name
+            carried.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path = self._store.commit(staging, report.batches, digests)
         self._unsaved.saved = report.batches
         log.info("saved %s", path)
-        return f"{self.directory.name}/{path.name}"
+        return self.checkpoint_id(report.batches)
+
+    def checkpoint_id(self, batches: int) -> str:
+        path = self._store.id_of(batches)
+        return path if self._store.is_remote else f"{self.directory.name}/{Path(path).name}"
+
+    def delete_checkpoint(self, checkpoint: str) -> None:
+        for batches, path in self._store.listed():
+            if checkpoint in (path, self.checkpoint_id(batches)):
+                self._store.delete(batches)
+                return
+        raise ValueError(f"there is no checkpoint {checkpoint!r} of this run; a run deletes only its own")
 
     def open_checkpoint(self, checkpoint: str) -> Path:
         """A checkpoint of this home by its id (`<run>/checkpoint_<batches>`), or any by its path or URI."""
@@ -132,8 +151,17 @@ class LocalHost:
     def asked_to_stop(self) -> bool:
         return self._stopping
 
+    def interrupted(self) -> None:
+        """The program ends, and so does the run."""
+
+    def best_validation(self) -> float | None:
+        return None
+
+    def report(self, report: Report) -> bool:
+        return self.publish(report)
+
     def publish(self, report: Report) -> bool:
-        if report.training is not None or report.validation is not None or report.checkpoint is not None:
+        if any(part is not None for part in (report.training, report.validation, report.checkpoint, report.groups)):
             row = _row(report)
             if self._metrics is None:
                 self.directory.mkdir(parents=True, exist_ok=True)
@@ -147,7 +175,7 @@ class LocalHost:
 
 
 def _row(report: Report) -> dict[str, Any]:
-    row = {name: getattr(report, name) for name in Report.__slots__ if name != "system"}
+    row = {name: getattr(report, name) for name in Report.__slots__ if name not in ("system", "compared", "length")}
     return {name: value for name, value in row.items() if value is not None and value is not False}
 
 

@@ -58,6 +58,7 @@ class Experiment:
         time_rungs: the lengths at which it then decides, in that metric's unit; a trial ends at the last one.
         validation_period, checkpoint_period: at least so often, or None.
         checkpoint_policy: best, all or none.
+        environment: variables that trials have in their environment.
     """
 
     experiment_id: int
@@ -73,6 +74,7 @@ class Experiment:
     time_metric: str | None = None
     time_rungs: Sequence[float] = ()
     data: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     secrets: Sequence[str] = field(default=(), repr=False)
 
     def for_code(self) -> dict[str, Any]:
@@ -141,6 +143,7 @@ class RayHost:
         self.checkpoint_period = in_batches(experiment.checkpoint_period, records)
         self.metric: str | None = experiment.metric
         self.outcome: Ending = "completed"
+        self.watched = False  # whether this rank trains, or has
         self._progress: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._commits = 0
         self._desk, self._lease, self._experiment = desk, lease, experiment
@@ -160,6 +163,7 @@ class RayHost:
         self._validated: tuple[int, float | None] = (-1, None)
         self._value: float | None = None
         self._began: float | None = time.monotonic()
+        self._found: dict[str, Any] = {}
 
     # ------------------------------------------------------------------ checkpoints
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
@@ -175,7 +179,7 @@ class RayHost:
         return reached
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
-        self._progress = progress
+        self._progress, self.watched = progress, True
 
     @property
     def batches(self) -> int:
@@ -260,7 +264,7 @@ class RayHost:
         path = directory / REPORT
         if not path.exists():  # a checkpoint that another tool wrote
             return None
-        message = json.loads(path.read_text())
+        message = self._found = json.loads(path.read_text())
         batches, value = message.pop("batches", None), message.pop("metric", None)
         if batches is not None:  # who committed it may have been killed before this was told
             self._desk.saved.remote(self.trial_id, self.latest_checkpoint, batches, value)
@@ -352,6 +356,7 @@ class RayHost:
                 ("training", report.training),
                 ("validation", report.validation),
                 ("system", self._system(report)),
+                *(report.groups or {}).items(),
             )
             for name, value in (metrics or {}).items()
             if isinstance(value, (int, float)) and name not in ("batches", "epochs")
@@ -365,7 +370,7 @@ class RayHost:
             "final": report.final and not self._script and self.outcome == "completed",
         }
 
-    def _step(self, report: Report, validation: Mapping[str, object]) -> float:
+    def _step(self, report: Report, validation: Mapping[str, object]) -> float | None:
         if self._experiment.time_metric is not None:
             return time_of(self._experiment.time_metric, validation)
         match self._experiment.max_length:

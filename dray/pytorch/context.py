@@ -10,19 +10,20 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from dray.core import DistributedContext
 from dray.pytorch.data import ToDevice
 from dray.pytorch.lr_scheduler import LRScheduler
 from dray.pytorch.side_stream import SideStream
-from dray.pytorch.tensorboard import TensorBoard
 from dray.training.amp import MixedPrecision
 from dray.training.cursor import Cursor
 from dray.training.host import Host
 from dray.training.optimisation import Optimisation
 from dray.training.reducers import ReducerRegistry
 from dray.training.spread import SpreadModel
+from dray.training.tensorboard import TensorBoard
 from dray.training.torchmetrics import TorchMetricReducer, is_torchmetric
 from dray.training.units import is_int
 
@@ -54,6 +55,7 @@ class PyTorchTrialContext:
         exp_conf: dict[str, Any] | None,
         aggregation_frequency: int = 1,
         average_aggregated_gradients: bool = True,
+        gradient_compression: bool = False,
         enable_tensorboard_logging: bool = True,
     ) -> None:
         self.distributed = distributed
@@ -62,6 +64,7 @@ class PyTorchTrialContext:
         self._trial_seed = trial_seed
         self._hparams = hparams
         self._exp_conf = exp_conf
+        self._gradient_compression = gradient_compression
         self._cursor = Cursor()
         self._optimisation = Optimisation(self._cursor, aggregation_frequency, average_aggregated_gradients)
         self._reducers = ReducerRegistry()
@@ -281,7 +284,10 @@ class PyTorchTrialContext:
         model = model.to(self.device)
         if self.distributed.size > 1 and any(parameter.requires_grad for parameter in model.parameters()):
             device_ids = [self.device] if self.device.type == "cuda" else None
-            model = cast(M, SpreadModel(model, **{"device_ids": device_ids, **ddp_kwargs}))
+            spread = SpreadModel(model, **{"device_ids": device_ids, **ddp_kwargs})
+            if self._gradient_compression:
+                spread.register_comm_hook(None, fp16_compress_hook)
+            model = cast(M, spread)
         self.models.append(model)
         return model
 

@@ -31,6 +31,22 @@ class ShouldExit(Exception):
         self.skip_exit_checkpoint = skip_exit_checkpoint
 
 
+class TrialEnded(ShouldExit):
+    """The program goes on reporting after it was told to end: it is ended here, as the search has decided.
+
+    Args:
+        why: for the log.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(skip_exit_checkpoint=True)
+        self.why = why
+        self.args = (why,)
+
+    def __str__(self) -> str:
+        return self.why
+
+
 class DataExhausted(RuntimeError):
     """The training data ended before the planned length did. What was trained is saved."""
 

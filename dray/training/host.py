@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from dray.training.units import TrainUnit
 
@@ -27,6 +27,9 @@ class Report:
         interrupted: the run was asked to stop, and ends here to be gone on with.
         checkpoint: the id that `Host.commit` gave; None if nothing was saved, or it is yet to be committed.
         system: what was taken of time and of the machine, as `dray.training.usage` has it, now and then.
+        groups: further metrics of a program with a loop of its own, by the names of its groups.
+        length: how long the trial is in the search's own unit, where a program says so; None: found from the others.
+        compared: whether a search may compare this validation.
     """
 
     batches: int
@@ -38,6 +41,9 @@ class Report:
     interrupted: bool = False
     checkpoint: str | None = field(default=None)
     system: Mapping[str, float] | None = None
+    groups: Mapping[str, Mapping[str, object]] | None = None
+    length: float | None = None
+    compared: bool = True
 
 
 class Host(Protocol):
@@ -126,4 +132,47 @@ class Host(Protocol):
 
     def publish(self, report: Report) -> bool:
         """Pass on what was measured; return whether training should stop here."""
+        ...
+
+
+@runtime_checkable
+class ProgramHost(Host, Protocol):
+    """A host that can also run programs with a loop of their own: what `dray.core` asks of it beside.
+
+    Called on the chief only, but for `interrupted`.
+    """
+
+    #: Lengths that the search is yet to have a report of: where it decides, and the last one, ascending, in its own
+    #: unit; () if it counts none.
+    lengths: Sequence[float]
+
+    def report(self, report: Report) -> bool:
+        """Pass on what was measured; return whether the program should save what it needs, and return.
+
+        As `publish`, but the host finds out from the report whether the search decides on it.
+
+        Raises:
+            SearcherMetricError: the report does not say how long the trial is in the search's unit.
+            TrialEnded: the program was told to end before, and goes on.
+        """
+        ...
+
+    def interrupted(self) -> None:
+        """The program has heard that it is asked to stop, and ends soon, to be gone on with."""
+        ...
+
+    def checkpoint_id(self, batches: int) -> str:
+        """The id of what `commit` makes at so many batches."""
+        ...
+
+    def delete_checkpoint(self, checkpoint: str) -> None:
+        """Remove a checkpoint of this trial.
+
+        Raises:
+            ValueError: it is another one's.
+        """
+        ...
+
+    def best_validation(self) -> float | None:
+        """The best value of the search's metric that any trial has reported; None if there is none, or no search."""
         ...

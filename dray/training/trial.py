@@ -61,7 +61,7 @@ class Callback(Protocol):
 
 
 class Scalars(Protocol):
-    """See `dray.pytorch.tensorboard.TensorBoard`."""
+    """See `dray.training.tensorboard.TensorBoard`."""
 
     enabled: bool
 

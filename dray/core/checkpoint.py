@@ -1,0 +1,315 @@
+"""Checkpoints of a program with a loop of its own: directories of whatever files it writes."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import hashlib
+import json
+import logging
+import operator
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dray.storage import CheckpointError, writing
+from dray.storage.manifest import MANIFEST
+from dray.training.agreement import all_or_none
+from dray.training.distributed import DistributedContext
+from dray.training.host import ProgramHost, Report
+
+log = logging.getLogger(__name__)
+
+METADATA = "metadata.json"
+#: Of a checkpoint, but not of the program.
+OURS = (MANIFEST, "report.json")
+
+Selector = Callable[[str], bool]
+
+
+class DownloadMode(enum.Enum):
+    """Who calls `download()` and `restore_path()`.
+
+    LocalWorkersShareDownload: all ranks of a machine, in step; they share the files. NoSharedDownload: any rank by
+    itself.
+    """
+
+    LocalWorkersShareDownload = "LOCAL_WORKERS_SHARE_DOWNLOAD"
+    NoSharedDownload = "NO_SHARED_DOWNLOAD"
+
+
+class CheckpointContext:
+    """Saves and restores what a program needs to go on.
+
+    A checkpoint is there whole or not at all. In an experiment it is the trial's, in its store: when the trial is
+    started again, `info.latest_checkpoint` names the latest one. In a local run it is below the run's directory.
+    """
+
+    def __init__(self, host: ProgramHost, peers: DistributedContext, pulse: Callable[[], None]) -> None:
+        self._host, self._peers, self._pulse = host, peers, pulse
+
+    # --------------------------------------------------------------------------------------------------------- save
+    @contextlib.contextmanager
+    def store_path(
+        self, metadata: Mapping[str, Any] | None = None, *, shard: bool = False
+    ) -> Iterator[tuple[Path, str]]:
+        """A directory to write files into, and the id of the checkpoint that they become when the block ends.
+
+        If the block is left by an error there is no checkpoint. A second one with the same `steps_completed` takes the
+        place of the first.
+
+        Args:
+            metadata: JSON; `steps_completed` has to be in it: how far training is, as metrics are reported with it.
+            shard: all ranks call this in step, and each writes its own files into the directory, which those of a
+                machine share. Otherwise the chief alone calls it.
+
+        Raises:
+            ValueError: no steps_completed in the metadata; a file has a name that dray needs.
+            RuntimeError: called by another rank than the chief without `shard`; ranks disagree on metadata.
+            StorageFull: there is no room for it.
+        """
+        if not shard:
+            self._check_chief("store_path")
+            steps = _steps(metadata)
+            staging = self._host.new_checkpoint(steps)
+            with writing(staging):
+                yield staging, self._host.checkpoint_id(steps)
+                self._commit(staging, metadata or {}, steps)
+            return
+        with all_or_none(self._peers, "preparing a sharded checkpoint"):
+            if self._host.is_remote and self._peers.cross_size > 1:
+                raise RuntimeError(
+                    "store_path(shard=True) over several machines needs a directory that all of them see: write "
+                    "checkpoint_storage: {type: directory, container_path: ...} in the config, or gather on the chief"
+                )
+        merged = _merged(self._peers.allgather(dict(metadata or {})))
+        steps = _steps(merged)
+        staging, checkpoint = self._on_chief(
+            lambda: (self._host.new_checkpoint(steps), self._host.checkpoint_id(steps)), "preparing a checkpoint"
+        )
+        with writing(staging) if self._peers.rank == 0 else contextlib.nullcontext():
+            with all_or_none(self._peers, "writing a sharded checkpoint"):
+                yield staging, checkpoint
+            # What a rank has put into its metadata meanwhile counts, too.
+            merged = _merged(self._peers.allgather(dict(metadata or {})))
+            self._on_chief(lambda: self._commit(staging, merged, steps), "committing a checkpoint")
+
+    def upload(
+        self,
+        ckpt_dir: str | os.PathLike[str] | None,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        shard: bool = False,
+        selector: Selector | None = None,
+    ) -> str:
+        """Make a checkpoint of the files in a directory, and return its id.
+
+        Args:
+            ckpt_dir: where the files are. With `shard`, a rank that has none says None.
+            metadata, shard: as of `store_path`.
+            selector: takes a path below `ckpt_dir`; says whether it belongs to the checkpoint.
+
+        Raises:
+            ValueError, StorageFull: as of `store_path`.
+            RuntimeError: as of `store_path`; no rank has a directory; ranks have different files of one name.
+            NotADirectoryError: there is no such directory.
+        """
+        if not shard:
+            self._check_chief("upload")
+        if not shard and ckpt_dir is None:
+            raise RuntimeError("upload(ckpt_dir=None) without shard=True would save nothing")
+        if ckpt_dir is None and selector is not None:
+            raise RuntimeError("upload(ckpt_dir=None, selector=...): there is nothing to select from")
+        source = None if ckpt_dir is None else Path(ckpt_dir)
+        if source is not None and not source.is_dir() and not shard:
+            raise NotADirectoryError(f"upload(): there is no directory {str(source)!r}")
+        if not shard:
+            with self.store_path(metadata) as (staging, checkpoint):
+                assert source is not None
+                _copy(source, staging, _files(source, selector))
+            return checkpoint
+        with all_or_none(self._peers, "upload()"):
+            if source is not None and not source.is_dir():
+                raise NotADirectoryError(f"upload(): there is no directory {str(source)!r}")
+            mine = [] if source is None else _files(source, selector)
+        ranks = self._peers.allgather(None if source is None else mine)
+        if all(names is None for names in ranks):
+            raise RuntimeError("upload(ckpt_dir=None, shard=True) by all ranks would save nothing")
+        self._refuse_conflicts(source, mine, [names or [] for names in ranks])
+        before = {name for names in ranks[: self._peers.rank] for name in names or []}
+        with self.store_path(metadata, shard=True) as (staging, checkpoint):
+            if source is not None:
+                _copy(source, staging, [name for name in mine if name not in before])
+        return checkpoint
+
+    def _refuse_conflicts(self, source: Path | None, mine: Sequence[str], ranks: list[list[str]]) -> None:
+        names = [name for each in ranks for name in each]
+        twice = {name for name in names if names.count(name) > 1} if len(names) > len(set(names)) else set()
+        if not twice:
+            return
+        digests = {} if source is None else {name: _digest(source / name) for name in twice & set(mine)}
+        everyones = self._peers.allgather(digests)
+        different = sorted(name for name in twice if len({each[name] for each in everyones if name in each}) > 1)
+        if different:
+            raise RuntimeError(
+                f"upload(shard=True): ranks have different files of the same name: {', '.join(different)}; put the "
+                "rank into the names, or give each rank a selector"
+            )
+
+    def _commit(self, staging: Path, metadata: Mapping[str, Any], steps: int) -> None:
+        if taken := [name for name in OURS if (staging / name).exists()]:
+            raise ValueError(f"a checkpoint can't have a file {taken[0]!r} of its own: dray needs the name; rename it")
+        (staging / METADATA).write_text(json.dumps(dict(metadata), indent=2))
+        checkpoint = self._host.commit(staging, Report(batches=steps), {})
+        self._pulse()
+        log.debug("checkpoint %s", checkpoint)
+
+    # ------------------------------------------------------------------------------------------------------ restore
+    @contextlib.contextmanager
+    def restore_path(
+        self,
+        storage_id: str,
+        download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
+        *,
+        selector: Selector | None = None,
+    ) -> Iterator[Path]:
+        """The local directory of a checkpoint, to read from: of a store a network away it is brought here first.
+
+        Args:
+            storage_id: an id of `store_path` or `upload`, `info.latest_checkpoint`, a directory or a URI.
+            download_mode: see there.
+            selector: without effect, all files are there.
+
+        Raises:
+            FileNotFoundError: there is no such checkpoint.
+            CheckpointError: it is damaged.
+        """
+        with self._in_step(download_mode):
+            directory = self._host.open_checkpoint(storage_id)
+        yield directory
+        self._pulse()
+
+    def download(
+        self,
+        storage_id: str,
+        ckpt_dir: str | os.PathLike[str],
+        download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
+        *,
+        selector: Selector | None = None,
+    ) -> None:
+        """Copy the files of a checkpoint into a directory, which is made if it is not there.
+
+        Args:
+            storage_id, download_mode: as of `restore_path`.
+            ckpt_dir: where to.
+            selector: takes a path; says whether to copy it. Of ranks that share, what one of them wants is copied.
+
+        Raises:
+            FileNotFoundError, CheckpointError: as of `restore_path`.
+        """
+        shared = DownloadMode(download_mode) is DownloadMode.LocalWorkersShareDownload
+        with self.restore_path(storage_id, download_mode) as source:
+            wanted = set(_files(source, selector))
+            if shared:
+                wanted = set().union(*self._peers.allgather_local(wanted))
+            with self._in_step(download_mode):
+                if not shared or self._peers.local_rank == 0:
+                    Path(ckpt_dir).mkdir(parents=True, exist_ok=True)
+                    _copy(source, Path(ckpt_dir), sorted(wanted - set(OURS)))
+
+    def get_metadata(self, storage_id: str) -> dict[str, Any]:
+        """What a checkpoint was stored with.
+
+        Raises:
+            FileNotFoundError, CheckpointError: as of `restore_path`.
+        """
+        path = self._host.open_checkpoint(storage_id) / METADATA
+        try:
+            return dict(json.loads(path.read_text()))
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise CheckpointError(f"{storage_id}: its {METADATA} is no JSON ({error})") from None
+
+    def delete(self, storage_id: str) -> None:
+        """Remove a checkpoint of this trial, or of this local run. On the chief.
+
+        Raises:
+            ValueError: it is another one's.
+        """
+        self._host.delete_checkpoint(storage_id)
+
+    # -------------------------------------------------------------------------------------------------------- ranks
+    def _in_step(self, mode: DownloadMode) -> contextlib.AbstractContextManager[None]:
+        if DownloadMode(mode) is DownloadMode.NoSharedDownload:
+            return contextlib.nullcontext()
+        return all_or_none(self._peers, "reading a checkpoint")
+
+    def _on_chief(self, work: Callable[[], Any], doing: str) -> Any:
+        result = None
+        with all_or_none(self._peers, doing):
+            if self._peers.rank == 0:
+                result = work()
+        return self._peers.broadcast(result)
+
+    def _check_chief(self, what: str) -> None:
+        if self._peers.rank > 0:
+            raise RuntimeError(
+                f"checkpoint.{what}() was called by rank {self._peers.rank}: without shard=True rank 0 alone may"
+            )
+
+
+def _steps(metadata: Mapping[str, Any] | None) -> int:
+    given = (metadata or {}).get("steps_completed")
+    try:
+        steps = operator.index(given)  # type: ignore[arg-type]
+    except TypeError:
+        steps = -1
+    if steps < 0 or isinstance(given, bool):
+        raise ValueError(
+            "a checkpoint's metadata needs 'steps_completed', an int >= 0, as metrics are reported with it: "
+            f'{{"steps_completed": batches_trained}}; got {dict(metadata or {})!r}'
+        )
+    return steps
+
+
+def _merged(ranks: Sequence[Mapping[str, Any]], where: str = "") -> dict[str, Any]:
+    """The metadata of all ranks; what is a dict in several is merged in turn.
+
+    Raises:
+        RuntimeError: they say different things by one name.
+    """
+    merged: dict[str, Any] = {}
+    for metadata in ranks:
+        for key, value in metadata.items():
+            there = merged.get(key, value)
+            if isinstance(value, dict) and isinstance(there, dict):
+                merged[key] = _merged([there, value], f"{where}{key}.")
+            elif there != value:
+                raise RuntimeError(
+                    f"metadata of a sharded checkpoint: ranks disagree on {where}{key}: {there!r}, {value!r}"
+                )
+            else:
+                merged[key] = value
+    return merged
+
+
+def _files(directory: Path, selector: Selector | None) -> list[str]:
+    names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+    return [name for name in names if selector is None or selector(name)]
+
+
+def _copy(source: Path, target: Path, names: Sequence[str]) -> None:
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, target / name)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()

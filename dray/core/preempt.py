@@ -1,0 +1,79 @@
+"""Whether a program is to save what it needs, and return."""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from typing import Any
+
+from dray.core.train import TrainContext
+from dray.training.distributed import DistributedContext
+from dray.training.host import ProgramHost
+
+
+class PreemptMode(enum.Enum):
+    """Who asks.
+
+    WorkersAskChief: all ranks call `should_preempt()` in step, and get the chief's answer. ChiefOnly: the chief alone
+    calls it, and tells the others itself. WorkersAskMaster: each rank calls it when it likes; what the chief has heard,
+    the others hear at about the same time.
+    """
+
+    WorkersAskChief = "WORKERS_ASK_CHIEF"
+    ChiefOnly = "CHIEF_ONLY"
+    WorkersAskMaster = "WORKERS_ASK_MASTER"
+
+
+class PreemptContext:
+    """Asks whether the trial is to end: the search has stopped or paused it, its workers are needed elsewhere, the
+    experiment is interrupted; in a local run, the process has got a SIGTERM."""
+
+    def __init__(self, host: ProgramHost, peers: DistributedContext, train: TrainContext, mode: PreemptMode) -> None:
+        self._host, self._peers, self._train, self._mode = host, peers, train, PreemptMode(mode)
+        self._store: Any = None
+        self._key = ""
+
+    def start(self) -> PreemptContext:
+        """Be ready to answer. Every rank calls it; `core.Context` does."""
+        if self._mode is PreemptMode.WorkersAskMaster and self._store is None:
+            self._store = self._peers.side_store()
+            # The processes of a trial may have served another one before.
+            self._key = self._peers.broadcast(f"preempt/{uuid.uuid4().hex}")
+        return self
+
+    def should_preempt(self, auto_ack: bool = True) -> bool:
+        """Whether to save what is needed, and return from the program.
+
+        A trial that was paused or interrupted is started again later, with `info.latest_checkpoint`.
+
+        Args:
+            auto_ack: a true answer counts as heard. With False, call `acknowledge_preemption_signal()` if the program
+                does return for it.
+
+        Raises:
+            RuntimeError: called by another rank than the chief, with ChiefOnly.
+        """
+        self._train.pulse()
+        chief = self._peers.rank == 0
+        if self._mode is PreemptMode.ChiefOnly and not chief:
+            raise RuntimeError(
+                f"should_preempt() was called by rank {self._peers.rank}: with PreemptMode.ChiefOnly rank 0 alone may"
+            )
+        if self._mode is PreemptMode.WorkersAskChief:
+            told = self._peers.broadcast(self._asked() if chief else False)
+        else:
+            told = self._asked()
+            if self._store is not None:
+                if told:
+                    self._store.set(self._key, b"1")
+                told = told or bool(self._store.check([self._key]))
+        if told and auto_ack:
+            self.acknowledge_preemption_signal()
+        return told
+
+    def acknowledge_preemption_signal(self) -> None:
+        """Say that the program returns because it was asked to, before it has finished: it is gone on with later."""
+        self._host.interrupted()
+
+    def _asked(self) -> bool:
+        return self._train.told or self._host.asked_to_stop()

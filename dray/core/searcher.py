@@ -1,0 +1,183 @@
+"""How long to train, as the search wants it: step by step, an operation for each length where it compares trials."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dray.core.train import TrainContext
+from dray.training.distributed import DistributedContext
+from dray.training.errors import SearcherMetricError
+from dray.training.host import ProgramHost, Report
+from dray.training.metrics import as_number, to_numpy
+
+log = logging.getLogger(__name__)
+
+LOCAL_LENGTH = 1.0
+"""Of the one operation of a run without a search."""
+_NOTHING = 0.0
+"""What ranks are told for a length when there are no more."""
+
+
+class Unit(enum.Enum):
+    """What a length counts."""
+
+    EPOCHS = "EPOCHS"
+    RECORDS = "RECORDS"
+    BATCHES = "BATCHES"
+
+
+class SearcherMode(enum.Enum):
+    """Who calls `SearcherContext.operations()`: all ranks in step (WorkersAskChief), or the chief alone (ChiefOnly)."""
+
+    WorkersAskChief = "WORKERS_ASK_CHIEF"
+    ChiefOnly = "CHIEF_ONLY"
+
+
+class SearcherOperation:
+    """A length to train to.
+
+    Args:
+        length: absolute, counted from the beginning of the trial, in the search's unit.
+    """
+
+    def __init__(self, length: float, searcher: SearcherContext, is_chief: bool) -> None:
+        self._length, self._searcher, self._is_chief = length, searcher, is_chief
+        self._completed = False
+
+    @property
+    def length(self) -> Any:
+        """How long the trial is to be after this operation, from its beginning; mostly a whole number."""
+        return int(self._length) if float(self._length).is_integer() else self._length
+
+    def report_progress(self, length: float) -> None:
+        """Say how long the trial is by now, in the unit of `length`. On the chief.
+
+        Raises:
+            RuntimeError: not on the chief, or the operation is completed.
+        """
+        self._check_chief("report_progress")
+        if self._completed and length != self.length:
+            raise RuntimeError("op.report_progress() was called after op.report_completed()")
+        self._searcher.progress(length)
+
+    def report_completed(self, searcher_metric: Any) -> None:
+        """Say that training has come to `length`, with the metric that the search compares. On the chief.
+
+        Raises:
+            RuntimeError: not on the chief, or for the second time.
+            SearcherMetricError: the metric is no number.
+        """
+        self._check_chief("report_completed")
+        if self._completed:
+            raise RuntimeError("op.report_completed() was called twice; it ends an operation")
+        self._completed = True
+        self._searcher.completed(self._length, searcher_metric)
+
+    def _check_chief(self, what: str) -> None:
+        if not self._is_chief:
+            raise RuntimeError(f"op.{what}() was called by another rank than the chief, which alone may")
+
+
+class SearcherContext:
+    """Tells how long to train. A program may also train as long as it likes, report validations, and ask
+    `preempt.should_preempt()`; that is how Determined has it since 0.38."""
+
+    def __init__(
+        self,
+        host: ProgramHost,
+        peers: DistributedContext,
+        train: TrainContext,
+        config: Mapping[str, Any] | None,
+    ) -> None:
+        self._host, self._peers, self._train = host, peers, train
+        self._searcher: Mapping[str, Any] | None = None if config is None else config.get("searcher") or {}
+
+    def operations(
+        self, searcher_mode: SearcherMode = SearcherMode.WorkersAskChief, auto_ack: bool = True
+    ) -> Iterator[SearcherOperation]:
+        """Yield an operation for each length at which the search decides on the trial, as long as it lets it go on.
+
+        Lengths are absolute; those that the search had a report of before a restart are not among them. In a run
+        without a search there is one, of length 1.
+
+        Raises:
+            ValueError: the search sets no length.
+            RuntimeError: an operation was left without `report_completed()`; with ChiefOnly, on another rank.
+        """
+        mode, chief = SearcherMode(searcher_mode), self._peers.rank == 0
+        if mode is SearcherMode.ChiefOnly and not chief:
+            raise RuntimeError(
+                f"searcher.operations() was called by rank {self._peers.rank}: with SearcherMode.ChiefOnly rank 0 alone"
+                " may"
+            )
+        self._check_length()
+        if not chief:
+            while (told := self._peers.broadcast(_NOTHING)) != _NOTHING:
+                yield SearcherOperation(told, self, is_chief=False)
+            return
+        shared = mode is SearcherMode.WorkersAskChief
+        self._train.operate()
+        for length in self._host.lengths if self._searcher is not None else [LOCAL_LENGTH]:
+            if self._train.told:
+                break
+            if shared:
+                self._peers.broadcast(length)
+            operation = SearcherOperation(length, self, is_chief=True)
+            yield operation
+            if not operation._completed:
+                raise RuntimeError(
+                    f"the operation of length {operation.length} was left without op.report_completed(); call it with "
+                    "the searcher's metric, or leave the loop when preempt.should_preempt() is true"
+                )
+        if shared:
+            self._peers.broadcast(_NOTHING)
+
+    def acknowledge_out_of_ops(self) -> None:
+        """Without effect."""
+
+    def get_configured_units(self) -> Unit | None:
+        """What the config's `searcher.max_length` counts; None where it counts by a metric.
+
+        Raises:
+            ValueError: the search sets no length.
+        """
+        self._check_length()
+        if self._searcher is None:
+            return Unit.EPOCHS
+        length = self._searcher.get("max_length")
+        if isinstance(length, Mapping):
+            return Unit(next(iter(length)).upper())
+        return None
+
+    def _check_length(self) -> None:
+        if self._searcher is not None and not (self._searcher.get("max_length") or self._searcher.get("max_time")):
+            raise ValueError(
+                "searcher.max_length: the search sets no length, so that there are no operations; write "
+                "searcher.max_length: {epochs: 10} (or batches), or train as long as you like and report validations"
+            )
+
+    def progress(self, length: float) -> None:
+        """An operation's."""
+        self._train.pulse()
+        log.debug("progress: %s", length)
+
+    def completed(self, length: float, metric: Any) -> None:
+        """An operation's."""
+        value = as_number(to_numpy(metric))
+        if value is None:
+            raise SearcherMetricError(f"searcher.metric: op.report_completed() takes a number, got {metric!r}")
+        unit = self.get_configured_units() if self._searcher is not None else None
+        steps = self._train.steps_completed or 0
+        metric_name = (self._searcher or {}).get("metric")
+        self._train.publish(
+            Report(
+                # A length without a unit is taken for batches, and may be something else.
+                batches=max(steps, int(length)) if unit is Unit.BATCHES or not steps else steps,
+                epochs=length if unit is Unit.EPOCHS else None,
+                validation={str(metric_name or "searcher_metric"): value},
+                length=length,
+            )
+        )

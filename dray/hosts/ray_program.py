@@ -1,0 +1,178 @@
+"""A host inside a lent Ray worker whose trial is a program: it may bring its own loop, and report by `dray.core`.
+
+The search counts such a trial's length in its own unit, so each validation that it compares has to say it:
+`steps_completed` are batches, `epochs` is a metric beside the others, `time_metric` the one that the config names.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from dray.hosts.ray_worker import Ending, RayHost
+from dray.training.errors import SearcherMetricError, TrialEnded
+from dray.training.host import Report
+from dray.training.metrics import as_number
+from dray.training.time_metric import crossed, time_of
+from dray.training.units import Batch, Epoch
+
+LATE_REPORTS = 2
+"""Validations that a program may report after it was told to end, before it is ended: it may validate once more, and
+save. One that does not listen must not hold the search up."""
+
+
+class RayProgramHost(RayHost):
+    """The `dray.training.host.ProgramHost` of one rank for one lease.
+
+    Args:
+        **arguments: of `RayHost`.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(script=True, **arguments)
+        experiment, known = self._experiment, self._lease.last_step
+        by_time = experiment.time_metric is not None
+        counted = experiment.time_rungs if by_time else [rung.value for rung in experiment.rungs]
+        self._ends: list[float] = sorted({length for length in counted if isinstance(length, (int, float))})
+        self.lengths: Sequence[float] = [length for length in self._ends if known is None or length > known]
+        self._own_loop = False
+        self._names: set[str] = set()
+        self._compared: dict[str, Any] | None = None  # the last message with a value to compare
+        self._at: Report | None = None  # the last validation
+        self._enough = False
+        self._late = 0
+        self._saved = -1
+
+    # ------------------------------------------------------------------ reports
+    def report(self, report: Report) -> bool:
+        self._own_loop = self._reported = True
+        self._began = None  # what a program does before its first report is not all its start
+        message = self._message(report)
+        self._unsaved.add(message["rows"])
+        if report.validation is not None:
+            self._names |= report.validation.keys()
+            self._heed(report, message)
+        if self.outcome != "completed" or self._enough:
+            return self._late_report(report, message)
+        if report.validation is None:
+            self._kept += message["rows"]
+            if time.monotonic() < self._sent + self._lease.together_s:
+                return self._obey(self._heard())
+            message["rows"] = []
+        reached = "nothing"
+        if message["step"] is not None and self._ends:
+            reached = crossed(self._ends, self._time, message["step"])
+            self._time = max(message["step"], self._time or 0.0)
+        told = self._obey(self._send(message, decides=reached != "nothing"))
+        # A search that compares at one length alone leaves it to the program how long it trains.
+        self._enough = reached == "end" and len(self._ends) > 1
+        return told or self._enough
+
+    def _heed(self, report: Report, message: Mapping[str, Any]) -> None:
+        """Keep what comes with the end, and with a checkpoint."""
+        value, self._at = message["value"], report
+        self._validated = (report.batches, value)
+        if message["step"] is not None:
+            self._compared = {**message, "rows": []}
+        if value is not None:
+            self._desk.improves.remote(self._lease.number, self._experiment.score(value))
+            if report.batches == self._saved:  # before its metric was known
+                self._desk.saved.remote(self.trial_id, self.checkpoint_id(self._saved), self._saved, value)
+
+    def _late_report(self, report: Report, message: dict[str, Any]) -> bool:
+        self._late += report.validation is not None
+        verdict = self._send(message, decides=False)
+        if not self._enough or verdict == "fenced":
+            self._obey(verdict)
+        if self._late > LATE_REPORTS:
+            raise TrialEnded(
+                f"trial {self.trial_id} was told to end, and has reported {self._late} further validations: it is "
+                "ended here. Ask core_context.preempt.should_preempt() after each validation, and return if it is true"
+            )
+        return True
+
+    def interrupted(self) -> None:
+        if self.outcome == "completed" and not self._enough:
+            self.outcome = "interrupted"
+
+    def go_on(self) -> Ending | None:
+        ended = super().go_on()
+        if self._found.get("step") is not None:
+            self._compared = {**self._found, "rows": []}
+        return ended
+
+    def end(self) -> Ending:
+        if self._own_loop and self.outcome == "completed":
+            if self._compared is None and self._lease.last_step is None:
+                raise SearcherMetricError(
+                    f"searcher.metric: the search compares {self.metric!r}, but the program has reported "
+                    f"{sorted(self._names) or 'no validation metrics'}; report it with "
+                    "core_context.train.report_validation_metrics(), or name one of these"
+                )
+            self._last = self._compared
+        return super().end()
+
+    def best_validation(self) -> float | None:
+        score: float | None = ray.get(self._desk.best.remote())
+        return score if score is None or self._experiment.smaller_is_better else -score
+
+    def _message(self, report: Report) -> dict[str, Any]:
+        epochs = as_number((report.validation or report.training or {}).get("epochs"))
+        return super()._message(report if epochs is None else replace(report, epochs=epochs))
+
+    def _step(self, report: Report, validation: Mapping[str, object]) -> float | None:
+        if not self._own_loop:
+            return super()._step(report, validation)
+        experiment = self._experiment
+        if not report.compared or experiment.metric not in validation:
+            return None
+        if report.length is not None:
+            return report.length
+        if experiment.time_metric is not None:
+            return time_of(experiment.time_metric, {"batches": report.batches, **validation})
+        match experiment.max_length:
+            case Batch() | None:
+                return report.batches
+            case Epoch():
+                if report.epochs is not None:
+                    return report.epochs
+                if report.batches > 0 and len(self._ends) > 1:
+                    raise SearcherMetricError(
+                        "searcher.max_length: the search counts epochs, but the program has reported no 'epochs' with "
+                        f"steps_completed={report.batches}, only {sorted(validation)}; add 'epochs' (trained in all) "
+                        "to these metrics, or train by core_context.searcher.operations(), or count steps_completed: "
+                        "write searcher.max_length: {batches: N}"
+                    )
+                return report.batches  # nothing is decided by it
+            case _:
+                records = as_number(validation.get("records"))
+                per_batch = int(self._lease.hparams.get("global_batch_size", 1))
+                return report.batches * per_batch if records is None else records
+
+    def _metric_of(self, validation: Mapping[str, object]) -> float | None:
+        # A program may report other metrics by themselves.
+        return super()._metric_of(validation) if self._experiment.metric in validation else None
+
+    # ------------------------------------------------------------------ checkpoints
+    def checkpoint_id(self, batches: int) -> str:
+        return self._store.id_of(batches)
+
+    def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
+        if self._own_loop and self._at is not None and self._at.batches == report.batches:
+            # Whoever goes on from here may have nothing left to report.
+            report = self._at
+        checkpoint = super().commit(staging, report, digests)
+        self._saved = report.batches
+        return checkpoint
+
+    def delete_checkpoint(self, checkpoint: str) -> None:
+        batches = next((batches for batches, found in self._store.listed() if found == checkpoint), None)
+        if batches is None:
+            raise ValueError(f"there is no checkpoint {checkpoint!r} of this trial; a trial deletes only its own")
+        self._store.delete(batches)
+        self._desk.damaged.remote(self.trial_id, checkpoint, "the trial's program has deleted it")
