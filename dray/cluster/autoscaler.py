@@ -22,6 +22,8 @@ import ray
 import yaml
 from ray.experimental.internal_kv import _internal_kv_get
 
+from dray.cluster.nodes import nodes
+
 logger = logging.getLogger("dray")
 
 HEAD = "node:__internal_head__"
@@ -86,7 +88,7 @@ def limits() -> Limits | None:
 
 def _wait_for(machines: int) -> None:
     deadline = time.monotonic() + JOIN_S
-    while (there := sum(node["Alive"] for node in ray.nodes())) < machines:
+    while (there := len(nodes())) < machines:
         if time.monotonic() > deadline:
             logger.warning(
                 "only %d of %d machines have joined the Ray cluster; not waiting any longer", there, machines
@@ -124,7 +126,7 @@ def _file_of_the_autoscaler() -> str | None:
     """The text of its file; `_WITHOUT_A_FILE` if it has none; None if there is no process of it on the head."""
     port = ray.get_runtime_context().gcs_address.rpartition(":")[2]
     here = ray.get_runtime_context().get_node_id()
-    if any(node["NodeID"] == here and HEAD in node["Resources"] for node in ray.nodes()):
+    if any(node.id == here and HEAD in node.resources for node in nodes()):
         return _look(port)
     look = ray.remote(num_cpus=0, resources={HEAD: 0.0001})(_look)
     try:

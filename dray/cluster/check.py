@@ -155,13 +155,16 @@ class _Check:
     def __init__(self, place: Location, *, is_asked: bool) -> None:
         import ray
 
+        from dray.cluster.nodes import nodes
+
         self._place, self._is_asked = place, is_asked
-        alive = [node for node in ray.nodes() if node["Alive"]]
-        nodes = [
-            Node(address=node["NodeManagerAddress"], gpus_of_ray=int(node["Resources"].get("GPU", 0))) for node in alive
-        ]
-        self.checked = Checked(address=ray.get_runtime_context().gcs_address, storage=str(place), nodes=nodes)
-        self._ids = [node["NodeID"] for node in alive]
+        there = nodes()
+        self.checked = Checked(
+            address=ray.get_runtime_context().gcs_address,
+            storage=str(place),
+            nodes=[Node(address=node.address, gpus_of_ray=int(node.resources.get("GPU", 0))) for node in there],
+        )
+        self._ids = [node.id for node in there]
         self._inspectors: dict[int, Any] = {}
 
     def run(self) -> Checked:

@@ -13,6 +13,7 @@ import ray
 
 from dray.cluster import autoscaler
 from dray.cluster.lending import Slots
+from dray.cluster.nodes import nodes
 from dray.cluster.ray_cluster import groups_in, most_slots, slots_now
 
 IDLE_S = 15.0
@@ -46,11 +47,12 @@ class Demand:
 
     def most(self, wanted: int) -> int:
         """How many of these many groups there may be, at least one, if the cluster grows as far as it can."""
-        nodes = most_slots(self._slots.kind, self._slots.cpus_per_slot, self._limits)
-        return wanted if nodes is None else min(wanted, self._in(nodes))
+        slots = most_slots(self._slots.kind, self._slots.cpus_per_slot, self._limits)
+        return wanted if slots is None else min(wanted, self._in(slots))
 
-    def _in(self, nodes: list[int]) -> int:
-        return max(1, groups_in(nodes, self._slots.per_trial, self._slots.placement_strategy))
+    def _in(self, slots: list[int]) -> int:
+        """How many groups have room on nodes with so many slots each."""
+        return max(1, groups_in(slots, self._slots.per_trial, self._slots.placement_strategy))
 
     def too_many(self, groups: int, trials: int) -> int:
         """How many groups have had no trial for so long that they are better given back.
@@ -103,5 +105,5 @@ def _has() -> str:
     """What the cluster has, and what of it is free."""
     has, free = ray.cluster_resources(), ray.available_resources()
     kinds = [f"{has[kind]:g} {kind}s ({free.get(kind, 0):g} free)" for kind in ("GPU", "CPU") if has.get(kind)]
-    nodes = sum(node["Alive"] for node in ray.nodes())
-    return f"{' and '.join(kinds) or 'no CPUs'} on {nodes} node{'s' * (nodes != 1)}"
+    there = len(nodes())
+    return f"{' and '.join(kinds) or 'no CPUs'} on {there} node{'s' * (there != 1)}"

@@ -12,10 +12,10 @@ import uuid
 from collections.abc import Sequence
 from itertools import pairwise
 
-import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
 from dray.cluster.lending import Slots
+from dray.cluster.nodes import nodes
 from dray.cluster.ray_cluster import slots_of
 from dray.cluster.watch import draining_nodes
 
@@ -149,5 +149,5 @@ def _largest(sizes: Sequence[int], slots: int) -> int:
 def slots_that_stay(slots: Slots) -> int:
     """How many slots the nodes have, whoever uses them, without those that are about to be taken away."""
     leaving = draining_nodes()
-    stay = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in leaving]
+    stay = [node.resources for node in nodes() if node.id not in leaving]
     return sum(slots_of(resources, slots.kind, slots.cpus_per_slot) for resources in stay)

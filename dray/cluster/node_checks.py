@@ -261,12 +261,10 @@ def nodes_without(directory: str, sign: str, resource: str) -> dict[str, Trouble
     import ray
     from ray.exceptions import RayError
 
+    from dray.cluster.nodes import nodes
+
     here = ray.get_runtime_context().get_node_id()
-    others = [
-        node["NodeID"]
-        for node in ray.nodes()
-        if node["Alive"] and node["NodeID"] != here and node["Resources"].get(resource, 0) > 0
-    ]
+    others = [node.id for node in nodes() if node.id != here and node.resources.get(resource, 0) > 0]
     with pickled_by_value():
         asked = [on_node(_look, node).remote(directory, sign) for node in others]
     ready, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S) if asked else ([], [])

@@ -18,6 +18,7 @@ from typing import Any
 import ray
 
 from dray.cluster.autoscaler import HEAD, Limits
+from dray.cluster.nodes import nodes
 
 TRAIN_ENVIRONMENT = {
     # A dead worker is noticed after this long; the controller's poll costs a millisecond.
@@ -118,14 +119,14 @@ def slot_kind(asked: str | None, limits: Limits | None) -> str | None:
     None where nobody can know: there are no GPUs, and an autoscaler that does not tell what it may start.
     """
     kinds = [] if limits is None else limits.types or ()
-    if asked or any(resources.get("GPU", 0) > 0 for resources in (*_nodes(), *(kind.resources for kind in kinds))):
+    if asked or any(resources.get("GPU", 0) > 0 for resources in (*_has(), *(kind.resources for kind in kinds))):
         return asked or "gpu"
     return None if limits is not None and limits.types is None else "cpu"
 
 
 def slots_now(kind: str, cpus_per_slot: float) -> list[int]:
     """How many slots each node has now."""
-    return [slots_of(resources, kind, cpus_per_slot) for resources in _nodes()]
+    return [slots_of(resources, kind, cpus_per_slot) for resources in _has()]
 
 
 def most_slots(kind: str, cpus_per_slot: float, limits: Limits | None) -> list[int] | None:
@@ -136,7 +137,7 @@ def most_slots(kind: str, cpus_per_slot: float, limits: Limits | None) -> list[i
     if limits.types is None:
         return None
     slots = sorted((slots_of(resources, kind, cpus_per_slot) for resources in limits.nodes()), reverse=True)
-    most = [slots_of(resources, kind, cpus_per_slot) for resources in _nodes() if HEAD in resources]
+    most = [slots_of(resources, kind, cpus_per_slot) for resources in _has() if HEAD in resources]
     most += slots[: limits.most]
     # Machines may have been added by hand.
     return max(now, most, key=sum)
@@ -160,9 +161,9 @@ def groups_in(nodes: Sequence[int], slots: int, placement_strategy: str) -> int:
     return sum(nodes) // slots
 
 
-def _nodes() -> list[dict[str, float]]:
+def _has() -> list[Mapping[str, float]]:
     """The resources of each node."""
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [node.resources for node in nodes()]
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -33,18 +34,19 @@ def status(address: str | None) -> dict[str, Any]:
     # Here, not above: without a named cluster nothing of it is needed, and it takes a second.
     import ray
 
+    from dray.cluster.nodes import known_nodes
     from dray.cluster.ray_cluster import join
 
     join(address)
     try:
         nodes = [
             {
-                "address": node["NodeManagerAddress"],
-                "is_alive": bool(node["Alive"]),
-                **_counts(node["Resources"]),
-                "memory": int(node["Resources"].get("memory", 0)),
+                "address": node.address,
+                "is_alive": node.is_alive,
+                **_counts(node.resources),
+                "memory": int(node.resources.get("memory", 0)),
             }
-            for node in ray.nodes()
+            for node in known_nodes()
         ]
         free = _counts(ray.available_resources())
         return {
@@ -58,5 +60,5 @@ def status(address: str | None) -> dict[str, Any]:
         ray.shutdown()
 
 
-def _counts(resources: dict[str, float]) -> dict[str, int]:
+def _counts(resources: Mapping[str, float]) -> dict[str, int]:
     return {"cpus": int(resources.get("CPU", 0)), "gpus": int(resources.get("GPU", 0))}

@@ -38,6 +38,11 @@ available_node_types:
 """
 
 
+def node(resources: dict[str, float], *, alive: bool = True) -> dict[str, Any]:
+    """What Ray tells of a node."""
+    return {"NodeID": "id", "NodeManagerAddress": "10.0.0.1", "Alive": alive, "Resources": resources}
+
+
 class World:
     """A cluster of these nodes, and a clock."""
 
@@ -52,7 +57,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
     monkeypatch.setattr("dray.cluster.demand.time.monotonic", lambda: world.now)
     monkeypatch.setattr(autoscaler, "doing", lambda: world.doing)
-    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": each} for each in world.nodes])
+    monkeypatch.setattr(ray, "nodes", lambda: [node(each) for each in world.nodes])
     total = lambda: {kind: sum(node.get(kind, 0.0) for node in world.nodes) for kind in ("CPU", "GPU")}  # noqa: E731
     monkeypatch.setattr(ray, "cluster_resources", total)
     monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 1.0})
@@ -214,8 +219,8 @@ OWN_MACHINES = "provider: {type: local, head_ip: 10.0.0.1, worker_ips: [10.0.0.2
 
 
 def test_machines_that_are_there_are_waited_for_and_no_others_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    dead = {"Alive": False}
-    seen = [[{"Alive": True}, dead], [{"Alive": True}, dead, {"Alive": True}, {"Alive": True}]]
+    alive, dead = node({}), node({}, alive=False)
+    seen = [[alive, dead], [alive, dead, alive, alive]]
     monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
     monkeypatch.setattr(autoscaler, "_file_of_the_autoscaler", lambda: OWN_MACHINES)
     monkeypatch.setattr(ray, "nodes", lambda: seen.pop(0))
@@ -228,7 +233,7 @@ def test_a_machine_that_does_not_join_is_not_waited_for_for_ever(
 ) -> None:
     monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
     monkeypatch.setattr(autoscaler, "_file_of_the_autoscaler", lambda: OWN_MACHINES)
-    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}, {"Alive": True}])
+    monkeypatch.setattr(ray, "nodes", lambda: [node({}), node({})])
     monkeypatch.setattr(autoscaler, "JOIN_S", -1.0)
     assert autoscaler.limits() is None
     assert "only 2 of 3 machines" in caplog.text

@@ -20,6 +20,7 @@ from dray.experiment.counts import Counts
 from dray.experiment.groups import CLUSTER_CHECK_S, IN_TURN_S, LOOK_S, SEEK_S, STARTS_IN_VAIN, Groups, OnEnd, find_slots
 from dray.experiment.schema import Resources
 from dray.experiment.timeline import Timeline
+from tests.cluster.test_demand import node
 
 
 class FakeGroup:
@@ -121,10 +122,9 @@ def worlds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     def make(*cpus: int, own: bool = True, slots: int = 1) -> World:
         world = World(tmp_path, list(cpus), own=own, slots=slots)
         worlds.append(world)
-        nodes = lambda: [{"Alive": True, "Resources": {"CPU": float(each)}} for each in world.nodes]  # noqa: E731
         for module in ("dray.experiment.groups", "dray.cluster.demand"):
             monkeypatch.setattr(f"{module}.time.monotonic", lambda: world.now)
-        monkeypatch.setattr(ray, "nodes", nodes)
+        monkeypatch.setattr(ray, "nodes", lambda: [node({"CPU": float(each)}) for each in world.nodes])
         monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": float(sum(world.nodes))})
         monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 0.0})
         monkeypatch.setattr(groups_module, "waiting", lambda groups: world.lacking & groups.keys())
