@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+_PACKAGE = f"{Path(__file__).parent}{os.sep}"
+
 
 class ScriptFailed(RuntimeError):
-    """The program ended with an exit code other than 0."""
+    """The program ended with an exit code other than 0, or within a call of ours; the traceback says where."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,8 @@ class Script:
         ``sys.argv``, ``sys.path``, ``__main__`` and the working directory are afterwards as they were.
 
         Raises:
-            ScriptFailed: it exited with a code other than 0. What it raises besides is not caught.
+            ScriptFailed: it exited with a code other than 0, or in the midst of training. What it raises besides is not
+                caught.
         """
         with _as_it_was():
             os.chdir(directory)
@@ -59,8 +62,11 @@ class Script:
                     runpy.run_module(self.module, run_name="__main__", alter_sys=True)
             except SystemExit as end:
                 code = _exit_code(end)
-                if code:
-                    raise ScriptFailed(f"{self.command} exited with code {code}") from None
+                if code or _within_ours(end):
+                    told = f"{self.command} exited with code {code}"
+                    if not code:
+                        told += " in the midst of training; to end that early, call context.set_stop_requested(True)"
+                    raise ScriptFailed(told).with_traceback(end.__traceback__) from None
 
     def _run_file(self, path: Path) -> None:
         # Not by runpy.run_path(), which has another argv[0] than Python, and looks into the file's kind each time.
@@ -79,6 +85,12 @@ def _exit_code(end: SystemExit) -> int:
         return int(end.code or 0)
     print(end.code, file=sys.stderr)
     return 1
+
+
+def _within_ours(end: SystemExit) -> bool:
+    """Whether the program has called us, and exited in what we called: training, which it left so."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(end.__traceback__)]
+    return any(file.startswith(_PACKAGE) and file != __file__ for file in files)
 
 
 @contextmanager

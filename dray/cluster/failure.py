@@ -75,6 +75,10 @@ def _kind(error: BaseException) -> Kind:
     return "error"
 
 
+PRINTED = "the end of what it printed"
+"""How an error goes on that has no traceback."""
+
+
 def told_first(error: BaseException, trace: str, code: Path | None) -> str:
     """A traceback with what a user looks for above it: the error, and the line of their own code that it came from.
 
@@ -91,22 +95,34 @@ def told_first(error: BaseException, trace: str, code: Path | None) -> str:
                 lr = hparams["lrr"]
     """
     for each in _chain(error):
-        if users := _users_frames(each):
-            frame = users[-1]
-            file = Path(frame.filename)
-            if code is not None and file.resolve().is_relative_to(code.resolve()):
-                file = file.resolve().relative_to(code.resolve())
+        if lines := users_line(each, code):
             said = str(each).strip().partition("\n")[0]
             kind = type(each).__qualname__
-            lines = [f"{kind}: {said}" if said else kind, f"  {file}:{frame.lineno}, in {frame.name}"]
-            if frame.line:
-                lines.append(f"    {frame.line}")
-            return "\n".join([*lines, "", trace])
+            return "\n".join([f"{kind}: {said}" if said else kind, *lines, "", trace])
     return trace
 
 
+def users_line(error: BaseException, code: Path | None) -> list[str]:
+    """The innermost line of the user's own code that an error came from, with its place above it; [] if there is none.
+
+    Args:
+        error, code: as in ``told_first``.
+    """
+    users = _users_frames(error)
+    if not users:
+        return []
+    frame, file = users[-1], Path(users[-1].filename)
+    if code is not None and file.resolve().is_relative_to(code.resolve()):
+        file = file.resolve().relative_to(code.resolve())
+    return [f"  {file}:{frame.lineno}, in {frame.name}", *([f"    {frame.line}"] if frame.line else [])]
+
+
 def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    frames = traceback.extract_tb(error.__traceback__)
+    frames: list[traceback.FrameSummary] = list(traceback.extract_tb(error.__traceback__))
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        # No frame has its line, for none came to run.
+        line = (error.text or "").strip()
+        frames.append(traceback.FrameSummary(error.filename, error.lineno, "<module>", line=line))
     return [one for one in frames if not one.filename.startswith(("<", _PACKAGE)) and not is_installed(one.filename)]
 
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import sys
+import time
 import traceback
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from dray import core, pytorch
 from dray.cluster.baseline import Baseline
 from dray.cluster.desk import Outcome
 from dray.cluster.entry import give_up
-from dray.cluster.failure import Failure, failure_of, told_first
+from dray.cluster.failure import PRINTED, Failure, failure_of, told_first, users_line
 from dray.cluster.handlers import handlers_of_a_trial
 from dray.cluster.hang import ended_if_it_hangs
 from dray.cluster.process_group import joined
@@ -41,15 +42,21 @@ from dray.cluster.trial_log import (
 )
 from dray.compat import told_of_real
 from dray.hosts import use_host
+from dray.hosts.ray_program import RayProgramHost
 from dray.hosts.ray_worker import Experiment, Lease, LeaseLost, RayHost
 from dray.masking import hidden_text
+from dray.pytorch.class_entrypoint import train
 from dray.script import Script, ScriptFailed, users_traceback
 from dray.storage.checkpoints import RemoteStore
 from dray.storage.printed import LogCopies
 from dray.storage.remote import PATIENCE_S
 from dray.training import rng
-from dray.training.errors import PeerFailed, SearcherMetricError
+from dray.training.errors import PeerFailed, SearcherMetricError, TrialEnded
 from dray.training.units import ENDLESS
+
+ENDED = "its program has ended"
+"""What a rank tells the others then; where they don't expect it, it is how that rank has failed."""
+ENDED_POLL_S = 0.05
 
 Program: TypeAlias = type[pytorch.PyTorchTrial] | Script
 
@@ -79,6 +86,7 @@ def serve(work: dict[str, Any]) -> None:
 
 def _serve(work: dict[str, Any], program: Program, code: Path | None, distributed: core.DistributedContext) -> None:
     rank, size = distributed.rank, distributed.size
+    distributed.side_store()  # together, and at once: later each rank asks for it when it comes to it
     desk, group = work["desk"], work["group"]
     # Shared by the ranks that Train has started together, and by no others.
     incarnation = distributed.broadcast(uuid.uuid4().hex)
@@ -104,7 +112,8 @@ def _serve(work: dict[str, Any], program: Program, code: Path | None, distribute
                 stale.insert(0, _SPOILT[left.failure.kind])
             if not work["experiment"].config["resources"]["reuse_workers"]:
                 stale.append("resources.reuse_workers is false")
-            told = {"failure": left.failure, "second_hand": left.second_hand, "stale": "; ".join(stale)}
+            told = {"failure": left.failure, "second_hand": left.second_hand, "alone": left.alone}
+            told |= {"stale": "; ".join(stale)}
             ray.get(desk.leave.remote(number, rank, left.outcome, left.error, left.fatal, **told))
 
 
@@ -130,6 +139,7 @@ class _Left:
         fatal: the error is that of all trials.
         failure: what the error is, if the trial may be started again after it.
         second_hand: the error is another rank's.
+        alone: this rank was made to leave, and the others train on.
     """
 
     outcome: Outcome
@@ -137,6 +147,7 @@ class _Left:
     fatal: bool = False
     failure: Failure | None = None
     second_hand: bool = False
+    alone: bool = False
 
     def without(self, secrets: Sequence[str]) -> _Left:
         """The same in words that may be written down."""
@@ -154,7 +165,8 @@ def _run_trial(
     """Run one lease."""
     experiment: Experiment = work["experiment"]
     script = isinstance(program, Script)
-    host = RayHost(desk=work["desk"], lease=lease, experiment=experiment, code_dir=code, script=script)
+    kind = RayProgramHost if script else RayHost
+    host = kind(desk=work["desk"], lease=lease, experiment=experiment, code_dir=code)
     with printed_to(_log(lease, distributed.rank), experiment.secrets) as log:
         try:
             with _watched(host, lease, work, distributed.rank, log), use_host(host, distributed), handlers_of_a_trial():
@@ -171,12 +183,18 @@ def _run_trial(
                         else:
                             log_as_the_command_line(work["log_format"])
                             _train(program, code, experiment, host)
+                    if script and not _all_have_ended(host, lease, distributed):
+                        told = _never_trained(program, f" on rank {distributed.rank}, and not on all others")
+                        return _Left(outcome="errored", error=told, fatal=True)
                     # Only the chief's host knows of reports.
                     ended = distributed.rank == 0 and (host.trained or not script)
                     outcome = distributed.broadcast(host.end() if ended else None)
             if outcome is None:
                 return _Left(outcome="errored", error=_never_trained(program), fatal=True)
             return _Left(outcome=outcome)
+        except TrialEnded as e:
+            print(e, file=sys.stderr)
+            return _Left(outcome=host.end(), alone=True)
         except LeaseLost:
             return _Left(outcome="interrupted")
         except pytorch.InvalidHP as e:
@@ -184,9 +202,9 @@ def _run_trial(
         except SearcherMetricError as e:
             return _Left(outcome="errored", error=str(e), fatal=True)
         except ScriptFailed as e:
-            told = f"{e}; the end of what it printed ({log.path}):\n{log.end()}"
+            told = "\n".join([str(e), *users_line(e, code), "", f"{PRINTED} ({log.path}):", log.end()])
             return _Left(outcome="errored", error=told, failure=failure_of(e, host.batches))
-        except Exception as e:
+        except BaseException as e:  # a class may end itself by sys.exit(), of which the process would end
             trace = users_traceback(e, code) if script and code is not None else traceback.format_exc()
             told = told_first(e, trace, code)
             print(told, end="", file=sys.stderr)
@@ -194,6 +212,21 @@ def _run_trial(
             return _Left(outcome="errored", error=told, failure=failure, second_hand=isinstance(e, PeerFailed))
         finally:
             host.flush()
+
+
+def _all_have_ended(host: RayHost, lease: Lease, distributed: core.DistributedContext) -> bool:
+    """Wait for the programs of all ranks, which may end at different times; whether they all have ended.
+
+    Not so where one has never trained, and another is about to: that one then hears of it, and nobody waits.
+    """
+    store = distributed.side_store()
+    if store is not None:
+        store.set(f"ended/{lease.number}/{distributed.rank}", b"1")
+        keys = [f"ended/{lease.number}/{rank}" for rank in range(distributed.size)]
+        # Not by a collective, which has its time: what one rank does in the end, alone, may take longer.
+        while host.watched and not store.check(keys):
+            time.sleep(ENDED_POLL_S)
+    return all(told == ENDED for told in distributed.allgather(ENDED))
 
 
 def _watched(
@@ -216,14 +249,13 @@ def _train(trial_class: type[pytorch.PyTorchTrial], code: Path | None, experimen
     """What a trial that is a class is: one ``fit()``, as the experiment's config has it."""
     if code is not None:
         os.chdir(code)
-    frequency = experiment.config["optimizations"]["aggregation_frequency"]
-    with pytorch.init(aggregation_frequency=frequency) as context:
-        pytorch.Trainer(trial_class(context), context).fit(
-            # Where the search counts by a metric it says when to end, and nothing else does.
-            max_length=ENDLESS if host.max_length is None else None,
-            checkpoint_policy=experiment.checkpoint_policy,
-            latest_checkpoint=host.latest_checkpoint,
-        )
+    train(
+        trial_class,
+        experiment.config,
+        # Where the search counts by a metric it says when to end, and nothing else does.
+        max_length=ENDLESS if host.max_length is None else None,
+        latest_checkpoint=host.latest_checkpoint,
+    )
 
 
 @contextlib.contextmanager
@@ -252,14 +284,14 @@ def _cluster_info(
         core.set_cluster_info(before)
 
 
-def _never_trained(program: Program) -> str:
+def _never_trained(program: Program, where: str = "") -> str:
     assert isinstance(program, Script), "a trial that is a class is one fit()"
     if real := told_of_real():
         return f"entrypoint: {program.command} has trained without dray: {real}"
     return (
-        f"entrypoint: {program.command} has ended without a call of Trainer.fit(), or with one that was left at once, "
-        "so that the search has nothing to compare; make a trainer with pytorch.init() and call its fit() when the "
-        "program runs as __main__"
+        f"entrypoint: {program.command} has ended{where} without a call of Trainer.fit(), or with one that was left at "
+        "once, so that the search has nothing to compare; make a trainer with pytorch.init(), and call its fit() when "
+        "the program runs as __main__"
     )
 
 

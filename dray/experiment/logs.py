@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dray.cluster.failure import PRINTED
 from dray.experiment.preview import unit_of
 from dray.experiment.schema import ExperimentConfig
 from dray.storage.printed import NAME
@@ -17,6 +18,7 @@ from searchers.errors import JournalError
 POLL_S = 0.3
 """How often a file that grows is looked at."""
 _WHERE = re.compile(r"[^\s:]+ at (.+:\d+ in \S+)")
+_HEAD_ENDS = re.compile(rf"\n\n(?:Traceback \(most recent call last\):\n|{PRINTED})")
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
 
 
@@ -114,8 +116,8 @@ def in_short(error: object) -> list[str]:
 
     Where no line of the user's led to it, what it says in the end.
     """
-    head, begins, _ = str(error or "").strip().partition("\n\nTraceback (most recent call last):\n")
-    return head.splitlines()[:3] if begins else [last_line(error)]
+    head, *rest = _HEAD_ENDS.split(str(error or "").strip(), maxsplit=1)
+    return head.splitlines()[:3] if rest else [last_line(error)]
 
 
 def last_line(error: object) -> str:
@@ -154,9 +156,9 @@ def _told(record: Mapping[str, Any], metric: str, unit: str, space: Mapping[str,
         case "exited":
             return f"{trial} {_ENDED.get(record['reason'], record['reason'])}{_decided(record)}"
         case "restarted":
-            return f"{trial} failed, and starts again: {last_line(record.get('error'))}"
+            return f"{trial} failed, and starts again: {in_short(record.get('error'))[0]}"
         case "gave_up":
-            return f"{trial} failed for good: {record.get('why') or last_line(record.get('error'))}"
+            return f"{trial} failed for good: {record.get('why') or in_short(record.get('error'))[0]}"
         case "damaged":
             return f"{trial} passes over a checkpoint: {record.get('error')}"
         case "extended":

@@ -1,0 +1,3 @@
+"""A module that a trial imports, late."""
+
+import no_such_library  # type: ignore
