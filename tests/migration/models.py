@@ -1,0 +1,86 @@
+"""The model directories below `models/`: written for Determined, as its users wrote them. None of them knows dray."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).parent
+GOLDEN = HERE / "golden"
+
+Hparams = Mapping[str, Any]
+
+
+def _one_json(hparams: Hparams) -> list[str]:
+    return ["--hparams", json.dumps(hparams)]
+
+
+def _one_each(hparams: Hparams) -> list[str]:
+    return [f"--{name}={value}" for name, value in hparams.items() if name != "global_batch_size"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model directory, and how its user starts it.
+
+    Args:
+        name: of the directory.
+        config: its experiment file.
+        command: what its user calls without a cluster, after ``python3``; none where a class is the entrypoint.
+        arguments: the rest of that command, which says the hyperparameters that otherwise the search says.
+        launched: the command is for torchrun, also with one process.
+    """
+
+    name: str
+    config: str
+    command: Sequence[str] = ()
+    arguments: Callable[[Hparams], list[str]] = field(default=lambda hparams: [])
+    launched: bool = False
+
+    @property
+    def directory(self) -> Path:
+        return HERE / "models" / self.name
+
+    @property
+    def file(self) -> Path:
+        return self.directory / self.config
+
+    @property
+    def golden(self) -> Path:
+        return GOLDEN / f"{self.name}.json"
+
+    def read(self) -> dict[str, Any]:
+        """The experiment file, as it is."""
+        config: dict[str, Any] = yaml.safe_load(self.file.read_text())
+        return config
+
+    def of_slots(self, slots: int) -> dict[str, Any]:
+        """The experiment file with another number of slots, which is all that differs between the ways to run it."""
+        config = self.read()
+        return {**config, "resources": {**config["resources"], "slots_per_trial": slots}}
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        Model(name="digits_class", config="config.yaml"),
+        Model(name="digits_script", config="grid.yaml", command=["train.py", "--epochs=2"], arguments=_one_each),
+        Model(name="launched_script", config="random.yaml", command=["train.py", "--epochs=3"], arguments=_one_json),
+        Model(name="launched_trial", config="adaptive.yaml"),
+        Model(
+            name="core_api",
+            config="adaptive.yaml",
+            command=["train.py", "--epochs=4"],
+            arguments=_one_json,
+            launched=True,
+        ),
+        Model(name="reducers", config="adaptive.yaml"),
+        Model(name="stream", config="single.yaml"),
+        Model(name="accumulated", config="random.yaml"),
+    )
+}

@@ -1,0 +1,3 @@
+from networks.residual import Residual
+
+__all__ = ["Residual"]

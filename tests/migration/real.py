@@ -1,0 +1,79 @@
+"""A model directory with the real Determined, in an environment of its own that `make test-determined` makes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dray.experiment.config import load_config
+from dray.experiment.search import recorded_search
+from searchers.journal import Journal
+from tests.migration.models import HERE, Hparams, Model
+
+PYTHON = Path(os.environ.get("DETERMINED_PYTHON", HERE.parents[1] / "build" / "determined" / "bin" / "python"))
+TAKES_AT_MOST_S = 200
+
+
+def trials(path: Path) -> dict[int, tuple[dict[str, Any], int]]:
+    """Hyperparameters and seed of each trial that an experiment of dray's began."""
+    records = list(Journal.read(path / "journal.jsonl"))
+    search = recorded_search(load_config(path / "experiment.yaml"), records)
+    begun = [record for record in records if record["event"] == "started"]
+    return {record["trial"]: (record["hparams"], search.seed_of(record["trial"])) for record in begun}
+
+
+def run(model: Model, hparams: Hparams, seed: int, slots: int, scratch: Path) -> dict[str, Any]:
+    """Train one trial in Determined's local mode, with as many processes as slots; what `reference.py` wrote down.
+
+    Raises:
+        RuntimeError: it failed; with the end of what it printed.
+    """
+    code = scratch / "code"
+    shutil.copytree(model.directory, code, ignore=shutil.ignore_patterns("__pycache__"))
+    config = model.of_slots(slots)
+    spec = {
+        "config": config,
+        "hparams": hparams,
+        "seed": seed,
+        "class": None if model.command else config["entrypoint"].split()[-1],
+        "command": [*model.command, *model.arguments(hparams)],
+    }
+    (scratch / "spec.json").write_text(json.dumps(spec))
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={slots}"]
+    done = subprocess.run(
+        [
+            str(PYTHON),
+            *(launcher if slots > 1 or model.launched else []),
+            str(HERE / "reference.py"),
+            str(scratch / "spec.json"),
+            str(scratch / "told.json"),
+        ],
+        cwd=code,
+        env=_environment(config, slots, scratch),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TAKES_AT_MOST_S,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{model.name} with Determined on {slots} slots:\n{done.stdout[-3000:]}")
+    told: dict[str, Any] = json.loads((scratch / "told.json").read_text())
+    return told
+
+
+def _environment(config: Mapping[str, Any], slots: int, scratch: Path) -> dict[str, str]:
+    variables = config.get("environment", {}).get("environment_variables", [])
+    return {
+        # Not this process's PYTHONPATH: the environment is Determined's own.
+        **{name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))},
+        **dict(each.split("=", 1) for each in variables),
+        "HOME": str(scratch),
+        "XDG_DATA_HOME": str(scratch / "data"),
+        "OMP_NUM_THREADS": "1",
+        **({"USE_TORCH_DISTRIBUTED": "true"} if slots > 1 else {}),
+    }
