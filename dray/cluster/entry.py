@@ -10,6 +10,7 @@ from typing import Any
 import ray
 from ray.util import get_current_placement_group
 
+from dray.cluster.environment import set_variables
 from dray.cluster.node_checks import UnfitNode
 
 
@@ -22,6 +23,8 @@ def serve_leases(work: dict[str, Any]) -> None:
             ``Script`` to run; its ``place()`` is the directory of the code, or None: where trials run), ``log_format``
             (of what trials log), ``needs`` (``dray.cluster.node_checks.Needs``, or None on a machine of our own).
     """
+    # Before torch is imported, which reads some of them.
+    set_variables(work["experiment"].environment)
     work["desk"].arrived.remote(work["group"], get_current_placement_group(), (os.uname().nodename, _oom_kills()))
     if work["needs"] is not None:
         try:

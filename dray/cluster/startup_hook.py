@@ -11,9 +11,10 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
+
+from dray.cluster.environment import set_variables
 
 HOOK = "startup-hook.sh"
 _SHOWN_LINES = 20
@@ -88,27 +89,15 @@ def run_startup_hook_once(code: Path, run: str) -> None:
             file.write(json.dumps(outcome))
     if outcome["error"] is not None:
         raise StartupHookFailed(outcome["error"])
-    _apply(outcome["environment"])
+    set_variables(outcome["environment"])
 
 
 def _take_over(listed: bytes) -> None:
     """Make the environment that ``env -0`` told this process's own."""
     after = dict(os.fsdecode(line).split("=", 1) for line in listed.split(b"\0") if b"=" in line)
-    _apply(_changes(dict(os.environ), after))
+    set_variables(_changes(dict(os.environ), after))
 
 
 def _changes(before: dict[str, str], after: os._Environ[str] | dict[str, str]) -> dict[str, str | None]:
     names = (before.keys() | after.keys()) - _OF_THE_SHELL
     return {name: after.get(name) for name in names if before.get(name) != after.get(name)}
-
-
-def _apply(changes: dict[str, str | None]) -> None:
-    for name, value in changes.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-    # Python has read it long ago.
-    for entry in reversed((changes.get("PYTHONPATH") or "").split(os.pathsep)):
-        if entry and entry not in sys.path:
-            sys.path.insert(1, entry)

@@ -9,7 +9,10 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import torch
+
 from dray import core, pytorch
+from dray.cluster.environment import device, variables_set
 from dray.cluster.startup_hook import run_startup_hook
 from dray.experiment.config import ExperimentConfig
 from dray.experiment.entrypoint import check_entrypoint, load_entrypoint
@@ -18,6 +21,7 @@ from dray.experiment.search import build_search
 from dray.experiment.secret import check_secrets
 from dray.experiment.source import with_source
 from dray.hosts import LocalHost, use_host
+from dray.pytorch.class_entrypoint import train
 from dray.script import Script
 from dray.training.host import Reached
 from dray.training.time_metric import crossed, time_of
@@ -43,12 +47,12 @@ class OneTrialHost(LocalHost):
     def __init__(self, config: ExperimentConfig, search: Search, *, code_dir: Path, directory: Path | None) -> None:
         super().__init__(directory, trial_seed=search.seed_of(0), code_dir=code_dir)
         searcher = config.searcher
-        length = searcher.max_length
+        length = searcher.counted_length
         self.metric = searcher.metric
         self.secrets = config.secrets
         self.source_checkpoint = searcher.source_checkpoint_uuid
         self.max_length = None if length is None else length.to_unit()
-        self._time_metric = searcher.time_metric if searcher.max_time is not None else None
+        self._time_metric = searcher.counted_by
         self._rungs = search.method.rungs
         self._time: float | None = None
         if length is not None and self._time_metric is None:
@@ -101,6 +105,17 @@ def run_local(
             sees them.
     """
     check_secrets(config)
+    gpu = config.resources.slot != "cpu" and torch.cuda.is_available()
+    with variables_set(config.environment.variables(device(gpu=gpu))):
+        return _run(config, model_dir, trial, path)
+
+
+def _run(
+    config: ExperimentConfig,
+    model_dir: str | os.PathLike[str],
+    trial: type[pytorch.PyTorchTrial] | None,
+    path: str | os.PathLike[str] | None,
+) -> Path:
     if trial is None:
         check_entrypoint(config.entrypoint, model_dir)
         run_startup_hook(Path(model_dir))
@@ -132,9 +147,7 @@ def run_local(
 
 
 def _train(trial: type[pytorch.PyTorchTrial], config: ExperimentConfig) -> None:
-    with pytorch.init(aggregation_frequency=config.optimizations.aggregation_frequency) as context:
-        length = None if config.searcher.max_length is not None else ENDLESS
-        pytorch.Trainer(trial(context), context).fit(max_length=length, checkpoint_policy=config.checkpoint_policy)
+    train(trial, config.to_dict(), max_length=None if config.searcher.counted_length is not None else ENDLESS)
 
 
 @contextlib.contextmanager

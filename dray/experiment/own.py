@@ -178,7 +178,7 @@ def _check_rungs(field: str, method: Method, searcher: Searcher) -> None:
     told = f"must be the last of the method's rungs {tuple(rungs)!r}, got {length or 'nothing'}"
     if rungs and rungs[-1] != length:
         raise ConfigError([("searcher.max_length" if searcher.max_time is None else "searcher.max_time", told)])
-    if searcher.max_time is None and any(rung != int(rung) for rung in rungs):
+    if searcher.counted_by is None and any(rung != int(rung) for rung in rungs):
         raise ConfigError([(field, f"its rungs must be whole numbers where max_length is their unit, got {rungs!r}")])
 
 

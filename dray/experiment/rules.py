@@ -91,7 +91,8 @@ def _length(raw: Mapping[str, Any]) -> Iterator[Fault]:
     except ValueError:
         return  # told elsewhere, and unknown whether it is one
     if "max_time" in searcher:
-        if not isinstance(program, Script) and raw.get("min_validation_period") is None:
+        by_itself = searcher.get("time_metric") in schema.OWN_TIMES
+        if not by_itself and not isinstance(program, Script) and raw.get("min_validation_period") is None:
             what = "required with searcher.max_time, got nothing; the time is looked at whenever a trial validates, "
             yield Fault("min_validation_period", what + "for example min_validation_period: {epochs: 1}")
         return

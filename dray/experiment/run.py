@@ -25,6 +25,7 @@ import dray
 from dray.cluster.demand import Demand
 from dray.cluster.desk import Message
 from dray.cluster.elastic import Elastic
+from dray.cluster.environment import Device, device
 from dray.cluster.failure import Failure
 from dray.cluster.lending import Slots, WorkerGroup, start_desk
 from dray.cluster.node_checks import UnfitNode
@@ -38,6 +39,7 @@ from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.display import Display
 from dray.experiment.errors import ConfigError, DeskLost, ExperimentError
 from dray.experiment.groups import IN_TURN_S, Groups, OnEnd, find_slots
+from dray.experiment.log_policies import forbidden, printed
 from dray.experiment.metrics_log import MetricsLog
 from dray.experiment.nodes import checked_nodes, told_of_node
 from dray.experiment.observers import Observers
@@ -126,7 +128,7 @@ class Run:
             runtime_env=environment,
             placement_strategy=config.resources.placement_strategy,
         )
-        self._experiment = self._for_trials()
+        self._experiment = self._for_trials(device(gpu=slots.gpu))
         # Of this run of the experiment; one that resumes it is another.
         self._name = f"{directory.path.name}-{secrets.token_hex(4)}"
         self._needs = None if cluster.own else checked_nodes(directory, self._name, gpu=slots.gpu)
@@ -161,23 +163,24 @@ class Run:
         )
 
     # ------------------------------------------------------------------ before anything trains
-    def _for_trials(self) -> TrialsExperiment:
+    def _for_trials(self, slot: Device) -> TrialsExperiment:
         searcher = self.config.searcher
-        length = _unit(searcher.max_length)
+        length = _unit(searcher.counted_length)
         unit = type(length) if length is not None else Batch
         rungs = self.search.method.rungs
-        by_time = searcher.max_time is not None
+        by_time = searcher.counted_by is not None
         return TrialsExperiment(
             experiment_id=1,
             config=self.config.to_dict(),
             data=self.config.data,
+            environment=self.config.environment.variables(slot),
             secrets=self.config.secrets,
             metric=searcher.metric,
             smaller_is_better=searcher.smaller_is_better,
             max_length=length,
             rungs=() if by_time else tuple(unit(int(rung)) for rung in rungs),
             source_checkpoint=searcher.source_checkpoint_uuid,
-            time_metric=searcher.time_metric if by_time else None,
+            time_metric=searcher.counted_by,
             time_rungs=rungs if by_time else (),
             validation_period=_unit(self.config.min_validation_period),
             checkpoint_period=_unit(self.config.min_checkpoint_period),
@@ -350,7 +353,7 @@ class Run:
             return
         failures = self._failures.setdefault(trial, [])
         failures.append(message.failure or Failure(kind="died"))
-        why = why_given_up(failures, self.config.max_restarts)
+        why = why_given_up(failures, self.config.max_restarts) or self._forbidden(trial, message.error)
         self.display.failure(trial, message.error, why)
         told = {"trial": trial, "error": message.error, **record(failures[-1]), "time": time.time()}
         if why:
@@ -364,6 +367,14 @@ class Run:
             runs = self.search.trials[trial].state == "RUNNING"
             if runs:
                 self.desk.enqueue.remote([trial], first=True)
+
+    def _forbidden(self, trial: int, error: str) -> str:
+        """Why the trial must not be started again, by what it has printed; "" if it may."""
+        policies, directory = self.config.log_policies, self._directory
+        if not policies:
+            return ""
+        store = directory.storage.child(f"trial_{trial}")
+        return forbidden(policies, printed(error, directory.trial(trial) / "logs", store))
 
     def _act(self, answer: Answer) -> None:
         """Carry out a decision. In Tune's thread; the journal has it already."""

@@ -270,6 +270,10 @@ class SamplerChoice(_Section):
     )
 
 
+#: What ``time_metric`` may name that no trial has to report.
+OWN_TIMES: tuple[LengthUnit, ...] = ("batches", "epochs")
+
+
 class Searcher(_Section):
     """Which trials run, and for how long.
 
@@ -308,7 +312,7 @@ class Searcher(_Section):
     time_metric: str | None = Field(
         default=None,
         min_length=1,
-        description="the validation metric that max_time and the rungs count by",
+        description="what max_time and the rungs count by: batches, epochs, or a validation metric",
         examples=["seconds"],
     )
     mode: Mode = Field(default="standard", description="how many brackets there are", examples=["standard"])
@@ -345,6 +349,17 @@ class Searcher(_Section):
         if self.max_time is not None:
             return self.max_time
         return None if self.max_length is None else self.max_length.value
+
+    @property
+    def counted_length(self) -> Length | None:
+        """``max_length``, or a ``max_time`` that counts batches or epochs, which every trial knows by itself."""
+        unit = next((own for own in OWN_TIMES if own == self.time_metric), None)
+        return self.max_length if unit is None or self.max_time is None else Length(unit=unit, value=self.max_time)
+
+    @property
+    def counted_by(self) -> str | None:
+        """The validation metric that length is counted by; None for what every trial knows by itself."""
+        return self.time_metric if self.max_time is not None and self.time_metric not in OWN_TIMES else None
 
     def of_length(self, length: int) -> Searcher:
         """The same with another ``length``, in the unit that it counts in."""

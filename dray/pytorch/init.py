@@ -66,6 +66,7 @@ def init(
             exp_conf=exp_conf,
             aggregation_frequency=aggregation_frequency,
             average_aggregated_gradients=_optimizations(exp_conf).get("average_aggregated_gradients", True),
+            gradient_compression=_optimizations(exp_conf).get("gradient_compression", False),
             enable_tensorboard_logging=enable_tensorboard_logging,
         )
         if host.latest_checkpoint is not None and (saved := Path(host.latest_checkpoint)).is_dir():

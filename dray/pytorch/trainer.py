@@ -338,13 +338,21 @@ class Trainer:
         """(batches an epoch as the chief has them, whether any rank's callbacks want each batch's metrics)."""
         wanted = any(_overrides(callback, "on_training_workload_end") for callback in callbacks.values())
         ranks = self._context.distributed.allgather((_length_of(loader), wanted))
-        length = ranks[0][0]
+        length = self._records_per_epoch() if ranks[0][0] is None else ranks[0][0]
         if length == 0:
             raise RuntimeError(
                 "the training data is empty: build_training_data_loader() returned a loader without a batch; check its "
                 "dataset, and drop_last with a dataset smaller than a batch"
             )
         return length, any(row[1] for row in ranks)
+
+    def _records_per_epoch(self) -> int | None:
+        """Batches an epoch by what the experiment's config says of data that does not say it itself."""
+        records, context = (self._context._exp_conf or {}).get("records_per_epoch"), self._context
+        if not records or context._global_batch_size is None:
+            return None
+        # As in Determined: what is left over makes no batch.
+        return max(1, int(records) // context.get_global_batch_size())
 
     def _load_state(self, directory: Path, callbacks: dict[str, PyTorchCallback]) -> dict[str, Any]:
         """Models, optimizers, schedules and callbacks as a checkpoint has them."""
