@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import textwrap
 from collections.abc import Callable
@@ -154,6 +153,27 @@ def test_attributes_of_what_determined_returns_are_known(said: Checker, code: st
     ]
 
 
+def test_the_context_of_a_trial_is_known(said: Checker) -> None:
+    code = """\
+        import determined.pytorch as p
+        class Digits(p.PyTorchTrial):
+            def __init__(self, context):
+                self.context = context
+                context._epoch_len
+            def train_batch(self, batch, epoch_idx, batch_idx):
+                self._own = self.context._anything
+                self.context.get_hparam("lr")
+        class Other:
+            def __init__(self, context):
+                context._epoch_len
+    """
+    assert said(code)[:2] == [
+        "model_def.py:5: change: determined.pytorch.PyTorchTrialContext._epoch_len",
+        "model_def.py:7: change: determined.pytorch.PyTorchTrialContext._anything",
+    ]
+    assert len(said(code)) == 3
+
+
 def test_a_missing_thing_is_told_where_it_is_taken_and_not_again(said: Checker) -> None:
     code = """\
         import determined as det
@@ -213,7 +233,7 @@ def test_variables_of_determineds_environment(tmp_path: Path) -> None:
         "a.py:2: change: DET_TRIAL_ID: dray sets no such variable; dray.get_cluster_info().trial.trial_id says it",
         "a.py:3: look: DET_HPARAMS: dray sets no such variable; dray.get_cluster_info().trial.hparams says it",
         "a.py:4: change: DET_MASTER: dray sets no such variable; there is nothing of the kind here",
-        "a.py:6: look: DET_TRIAL_ID: dray sets no such variable; dray.get_cluster_info().trial.trial_id says it",
+        "a.py:5: change: DET_CHIEF_IP: dray sets no such variable; MASTER_ADDR says it",
     ]
 
 
@@ -278,4 +298,4 @@ def test_members_that_are_said_to_be_missing_are(path: str) -> None:
     module, _, there = COUNTERPARTS[of].rpartition(".")
     found = getattr(importlib.import_module(module), there)
     assert not hasattr(found, name)
-    assert name not in {field.name for field in dataclasses.fields(found)}
+    assert name not in getattr(found, "__dataclass_fields__", {})

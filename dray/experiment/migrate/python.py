@@ -18,6 +18,7 @@ from dray.experiment.migrate.scopes import Import, Scope, is_determineds
 from dray.experiment.migrate.shell import of_command
 
 VARIABLES: Mapping[str, str] = {
+    "DET_CHIEF_IP": "MASTER_ADDR",
     "DET_EXPERIMENT_CONFIG": "dray.get_cluster_info().trial._config",
     "DET_EXPERIMENT_ID": "dray.get_cluster_info().trial.experiment_id",
     "DET_HPARAMS": "dray.get_cluster_info().trial.hparams",
@@ -31,7 +32,6 @@ VARIABLES: Mapping[str, str] = {
 """Of the environment of Determined's tasks, and what says the same."""
 
 _VARIABLE = re.compile(r"DET_[A-Z_]+")
-_READ_BY_DRAY = ("DET_CHIEF_IP",)
 _IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
 _RUNNERS = ("run", "call", "check_call", "check_output", "Popen", "system", "popen")
 
@@ -141,7 +141,7 @@ class Sources:
 
 
 def _is_determineds_variable(text: str) -> bool:
-    return _VARIABLE.fullmatch(text) is not None and text not in _READ_BY_DRAY
+    return _VARIABLE.fullmatch(text) is not None
 
 
 def _variable(name: str) -> str:
@@ -283,14 +283,15 @@ class _Reader(ast.NodeVisitor):
             self._find(node, *found)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        # Read so, a variable that is not there is an error.
+        # Read so, a variable that is not there is an error; set so, it is the user's own.
         match node:
             case ast.Subscript(
                 value=ast.Attribute(attr="environ") | ast.Name(id="environ"),
                 slice=ast.Constant(value=str(name)),
-                ctx=ast.Load(),
+                ctx=context,
             ) if _is_determineds_variable(name):
-                self._find(node, "change", _variable(name))
+                if isinstance(context, ast.Load):
+                    self._find(node, "change", _variable(name))
                 self.visit(node.value)
             case _:
                 self.generic_visit(node)

@@ -36,6 +36,8 @@ _Scoped: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.L
 _SCOPED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 Import: TypeAlias = ast.Import | ast.ImportFrom
 
+_TRIAL, _CONTEXT = "determined.pytorch.PyTorchTrial", "determined.pytorch.PyTorchTrialContext"
+
 Elsewhere: TypeAlias = Callable[[ast.ImportFrom], "Mapping[str, str | None] | None"]
 """What the names of another module of the directory mean, None if it is none of the directory's."""
 
@@ -185,6 +187,15 @@ class Scope:
         for each in every:
             if each is not None:
                 self.names[each.arg] = self._annotated(each.annotation)
+        if len(every) > 1 and every[1] is not None and self._is_constructor_of_a_trial():
+            self.names[every[1].arg] = self.names[every[1].arg] or _CONTEXT
+
+    def _is_constructor_of_a_trial(self) -> bool:
+        around = self._outer._node if self._outer is not None else None
+        if not isinstance(around, ast.ClassDef) or getattr(self._node, "name", None) != "__init__":
+            return False
+        assert self._outer is not None
+        return any(self._outer.meaning(base) == _TRIAL for base in around.bases)
 
     def _bind(self, node: ast.AST) -> None:
         match node:
