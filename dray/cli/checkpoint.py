@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
+from typing import Annotated
 
 import typer
 
@@ -136,27 +138,52 @@ def download(
         typer.echo(path)
 
 
+class Format(str, Enum):
+    """What ``export`` writes."""
+
+    weights = "weights"
+    determined = "determined"
+
+
 @app.command()
-def export(experiment: Checkpoint, trial: TrialOrBest = "best", batches: Batches = None, output: Output = None) -> None:
+def export(
+    experiment: Checkpoint,
+    trial: TrialOrBest = "best",
+    batches: Batches = None,
+    output: Output = None,
+    format: Annotated[
+        Format, typer.Option(help="weights: for plain PyTorch; determined: as Determined 0.38.1 writes them.")
+    ] = Format.weights,
+) -> None:
     """Write a checkpoint's weights and hyperparameters so that they serve without dray.
 
     model.pt is the model's state_dict: model.load_state_dict(torch.load("model.pt", weights_only=True)). hparams.json
     has what the model was made with.
 
+    With --format determined it is a whole checkpoint, code/ too: Determined 0.38.1 loads it
+    (pytorch.load_trial_from_checkpoint_path) and goes on from it (Trainer.fit(latest_checkpoint=...)).
+
     \b
     dray checkpoint export latest -o model
+    dray checkpoint export latest --format determined -o checkpoint
     """
     with told():
-        from dray.experiment.checkpoints import export
+        from dray.experiment.checkpoints import export, export_determined
 
+        notes: list[str] = []
         with _chosen(experiment, trial, batches) as (place, name):
-            path = target(output, f"{name}-weights")
+            path = target(output, f"{name}-{format.value}")
             try:
-                files = export(place, path)
+                if format is Format.determined:
+                    files, notes = export_determined(place, path)
+                else:
+                    files = export(place, path)
             except ValueError as error:
                 raise BadUse(" ".join(str(error).split())) from None
         for file in files:
             typer.echo(file)
+        for note in notes:
+            typer.echo(f"note: {note}", err=True)
 
 
 @contextmanager

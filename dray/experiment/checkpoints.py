@@ -120,6 +120,62 @@ def export(checkpoint: Location, target: Path) -> list[Path]:
     return [target / name for name in (*names, "hparams.json", "checkpoint.json")]
 
 
+def export_determined(checkpoint: Location, target: Path) -> tuple[list[Path], list[str]]:
+    """Write a checkpoint as Determined 0.38.1 does into a new directory.
+
+    Returns:
+        The files beside code/; and what is not as it was, a sentence each.
+
+    Raises:
+        FileNotFoundError, CheckpointError, StorageError: see ``dray.storage.opened``.
+        ValueError: it holds what can't be loaded as data, or is one of Determined's.
+    """
+    from dray.training import checkpoint as contents
+    from dray.training import legacy
+
+    notes = []
+    with opened(checkpoint) as found, made(target) as partial:
+        if legacy.is_legacy(found):
+            raise ValueError(f"{checkpoint} is one of Determined's already; dray checkpoint download copies it")
+        state = contents.read_state(found, [])
+        chief = contents.read_rank(found, state, 0, 1)
+        metadata = contents.read_json(found / contents.METADATA) or {}
+        epoch_length = (contents.read_json(found / contents.PROGRESS) or {}).get("epoch_length")
+        about = {**contents.describe(found), "framework": metadata.get("framework")}
+        legacy.write(
+            partial,
+            state=state,
+            rng_state=(chief and chief.rng) or None,
+            progress=contents.read_progress(found),
+            epoch_length=epoch_length,
+            about=about,
+        )
+        if chief is not None and chief.gradients is not None:
+            notes.append("the gradients of an aggregation that was cut in two are left out: Determined keeps none")
+        if epoch_length is None:
+            notes.append("an older dray wrote it, or its epoch is endless: Determined will count epochs from 0")
+        if about["trial_cls_spec"] is None:
+            notes.append("it does not say which class its trial was: load it with trial_class=...")
+        code = found / "code"
+        if code.is_dir():
+            shutil.copytree(code, partial / "code")
+        ours = sorted(path.relative_to(code).as_posix() for path in code.rglob("*.py") if _imports_dray(path))
+        if ours:
+            notes.append(
+                f"code/ imports dray ({', '.join(ours)}): where only determined is installed, write determined in the "
+                "place of dray there, or give trial_class=..."
+            )
+    names = ("state_dict.pth", "trial_state.pkl", legacy.LOAD_DATA, legacy.METADATA)
+    return [target / name for name in names], notes
+
+
+_IMPORTS_DRAY = re.compile(r"^\s*(?:from|import)\s+dray\b", re.MULTILINE)
+
+
+def _imports_dray(path: Path) -> bool:
+    return _IMPORTS_DRAY.search(path.read_text(errors="replace")) is not None
+
+
 @contextmanager
 def made(target: Path) -> Iterator[Path]:
     """A new directory to fill, which becomes ``target`` at the end of the block, or is removed if that raises."""

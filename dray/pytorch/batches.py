@@ -25,6 +25,9 @@ class NumberedBatches(BatchSampler):
     Args:
         records: the numbers of the records in their natural order.
         seed: None for the natural order.
+        drawn: the seeds of some epochs' orders, in the place of those that are made of `seed`.
+        draws: draw the seed of an epoch that is not in `drawn` when it begins, from the process's own numbers and as
+            torch's `RandomSampler` does, and put it there.
         (others): see `DataLoader.get_data_loader`.
     """
 
@@ -38,6 +41,8 @@ class NumberedBatches(BatchSampler):
         batch_size: int,
         drop_last: bool = False,
         seed: int | None = None,
+        drawn: dict[int, int] | None = None,
+        draws: bool = False,
         repeat: bool = False,
         skip: int = 0,
         num_replicas: int = 1,
@@ -49,6 +54,8 @@ class NumberedBatches(BatchSampler):
         self.drop_last = drop_last
         self._records = records
         self._seed = seed
+        self._drawn = {} if drawn is None else drawn
+        self._draws = draws
         self._repeat = repeat
         self._skip = skip
         self._num_replicas = num_replicas
@@ -77,11 +84,18 @@ class NumberedBatches(BatchSampler):
         for number in numbers:
             yield list(records[number * size : (number + 1) * size])
 
+    def _seed_of(self, epoch: int) -> int:
+        if self._draws and epoch not in self._drawn:
+            self._drawn[epoch] = drawn_seed()
+        if epoch in self._drawn:
+            return self._drawn[epoch]
+        return random.Random(f"{self._seed}:shuffle:{epoch}").getrandbits(63)
+
     def _shuffled(self, epoch: int, numbers: range) -> Iterator[list[Any]]:
         """The batches of these numbers, of an epoch's order."""
         records, size = self._records, self.batch_size
         generator = torch.Generator()
-        generator.manual_seed(random.Random(f"{self._seed}:shuffle:{epoch}").getrandbits(63))
+        generator.manual_seed(self._seed_of(epoch))
         order = torch.randperm(len(records), generator=generator).numpy()
         whole = order[: len(order) // size * size].reshape(-1, size)
         # Some at a time: one by one costs more, and all at once would be long for who starts in the middle.
@@ -243,6 +257,11 @@ class SeededBatch(list[Any]):
 
     def __reduce__(self) -> Any:
         return _arrive, (list(self), self.seed)
+
+
+def drawn_seed() -> int:
+    """A seed as torch's samplers draw one."""
+    return int(torch.empty((), dtype=torch.int64).random_().item())
 
 
 def _arrive(records: list[Any], seed: int) -> list[Any]:

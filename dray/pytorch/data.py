@@ -12,7 +12,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler
 
-from dray.pytorch.batches import DividedAnew, NumberedBatches, SampledBatches, SeededBatches
+from dray.pytorch.batches import DividedAnew, NumberedBatches, SampledBatches, SeededBatches, drawn_seed
 from dray.pytorch.samplers import DistributedBatchSampler
 from dray.training.division import Division
 from dray.training.units import is_int
@@ -117,6 +117,11 @@ class DataLoader:
         self.persistent_workers = persistent_workers
         #: Set by the trainer: the trial's. None outside training.
         self.seed: int | None = None
+        #: Set by the trainer in a run that goes on from a checkpoint of Determined's, to go on as that run would have:
+        #: what torch draws for its loaders comes from the process's own numbers, and so do the seeds of epochs' orders,
+        #: which are here, by epochs. Each of several processes would draw its own, and not see that the others differ:
+        #: these know those seeds only that the checkpoint tells.
+        self.drawn: dict[int, int] | None = None
         self.batch_sampler = batch_sampler
 
     def get_data_loader(
@@ -130,7 +135,8 @@ class DataLoader:
             num_replicas, rank: take every num_replicas-th batch, beginning with the rank-th.
         """
         seed = self._shuffle_seed()
-        return self._over(self._batches(repeat, skip, num_replicas, rank, seed), skip, rank, seed)
+        batches = self._batches(repeat, skip, num_replicas, rank, seed, draws=num_replicas == 1)
+        return self._over(batches, skip, rank, seed)
 
     def _divided_anew(
         self, division: Division, *, skip: int, num_replicas: int, rank: int
@@ -143,7 +149,7 @@ class DataLoader:
             division: how that run divided its data.
         """
         seed, replicas = self._shuffle_seed(), division.replicas
-        whole = self._batches(True, skip * replicas, 1, 0, seed, division.batch_size)
+        whole = self._batches(True, skip * replicas, 1, 0, seed, division.batch_size, draws=num_replicas == 1)
         batches = DividedAnew(whole, replicas=replicas, num_replicas=num_replicas, rank=rank)
         return self._over(batches, skip, rank, seed)
 
@@ -160,8 +166,9 @@ class DataLoader:
         if self.num_workers > 0:
             batches = SeededBatches(batches, seed=workers_seed, first=skip)
         # Torch seeds its worker processes by a draw; not from the global generator, which is the model's.
-        generator = torch.Generator()
-        generator.manual_seed(workers_seed)
+        generator = torch.Generator() if self.drawn is None else None
+        if generator is not None:
+            generator.manual_seed(workers_seed)
         return torch.utils.data.DataLoader(
             self.dataset,
             batch_sampler=batches,
@@ -177,17 +184,27 @@ class DataLoader:
         )
 
     def _batches(
-        self, repeat: bool, skip: int, num_replicas: int, rank: int, seed: int, batch_size: int | None = None
+        self,
+        repeat: bool,
+        skip: int,
+        num_replicas: int,
+        rank: int,
+        seed: int,
+        batch_size: int | None = None,
+        draws: bool = False,
     ) -> Any:
         batch_size = batch_size or self.batch_size
         records = _numbers(self.dataset, self.sampler) if self.batch_sampler is None else None
         if records is not None:
             assert batch_size is not None
+            drawn = self.drawn if self.generator is None else None
             return NumberedBatches(
                 records=records,
                 batch_size=batch_size,
                 drop_last=self.drop_last,
                 seed=seed if self.shuffle or _is_shuffle(self.sampler) else None,
+                drawn=drawn,
+                draws=draws and drawn is not None,
                 repeat=repeat,
                 skip=skip,
                 num_replicas=num_replicas,
@@ -214,7 +231,7 @@ class DataLoader:
         if self.seed is not None:
             return self.seed
         # Outside of training, as torch's RandomSampler.
-        return int(torch.empty((), dtype=torch.int64).random_().item())
+        return drawn_seed()
 
 
 def _numbers(dataset: Any, sampler: Any) -> Sequence[Any] | None:

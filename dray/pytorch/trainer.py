@@ -15,11 +15,12 @@ import torch.utils.data
 
 from dray.hosts import LocalHost
 from dray.masking import masked, texts
+from dray.pytorch.batches import drawn_seed
 from dray.pytorch.callback import PyTorchCallback
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.data import DataLoader
 from dray.pytorch.trial import PyTorchTrial
-from dray.training import checkpoint, rng, source
+from dray.training import checkpoint, legacy, rng, source
 from dray.training.agreement import all_or_none
 from dray.training.division import Division
 from dray.training.errors import ShouldExit
@@ -125,6 +126,7 @@ class Trainer:
                         source_state = host.open_checkpoint(host.source_checkpoint)
                     at = self._position(directory)
                     cursor.batch_idx, cursor.initial_batch, cursor.stop_requested = None, at.batches, False
+                    cursor.drawn = None if directory is None else checkpoint.read_drawn(directory)
                     callbacks = self._callbacks()
                     for callback in callbacks.values():
                         callback.on_trial_startup(at.batches, latest_checkpoint)
@@ -297,9 +299,12 @@ class Trainer:
             self._check_loader(loader, "build_training_data_loader")
             return loader, None
         loader.seed = self._context.get_trial_seed()
+        loader.drawn = self._context._cursor.drawn
         peers = self._context.distributed
         now = Division(replicas=peers.size, batch_size=loader.batch_size)
         before = None if directory is None else checkpoint.read_division(directory)
+        if before is not None and before.replicas == now.replicas and self._context._cursor.drawn is not None:
+            before = now  # of Determined's the size of a batch is what slots imply, which a trial need not take
         if before is None and self._context._elastic and loader.batch_size is not None:
             # Of however many processes it happens to begin with, it has the batches of a single one.
             before = Division(replicas=1, batch_size=peers.size * loader.batch_size)
@@ -319,6 +324,7 @@ class Trainer:
         loader: Any = self._trial.build_validation_data_loader()
         if isinstance(loader, DataLoader):
             loader.seed = self._context.get_trial_seed()
+            loader.drawn = None if self._context._cursor.drawn is None else {}
             if full_dataset:
                 return loader.get_data_loader() if peers.rank == 0 else None
             return loader.get_data_loader(num_replicas=peers.size, rank=peers.rank)
@@ -379,12 +385,26 @@ class Trainer:
             context._optimisation.restore_gradients(mine.gradients)
         if mine is not None and mine.rng:
             rng.restore(mine.rng, context.device)
+            self._draw_order(directory, state)
         else:
             # Not on with what the constructor has left: those are the numbers of the first batches.
             log.info("the checkpoint has no random numbers of rank %d: they are seeded anew", peers.rank)
             rng.seed_all(
                 Random(f"{context.get_trial_seed()}:{peers.rank}:{context.get_initial_batch()}").getrandbits(31)
             )
+
+    def _draw_order(self, directory: Path, state: dict[str, Any]) -> None:
+        """The seed of the epoch in hand as a run of Determined's drew it, or would now: the same on all ranks."""
+        cursor = self._context._cursor
+        if cursor.drawn is None or cursor.epoch_length is None or not legacy.is_legacy(directory):
+            return
+        epoch, seed = cursor.epoch_of(cursor.initial_batch), None
+        if not cursor.starts_epoch(cursor.initial_batch):
+            seed = legacy.order_seed(directory, state, epoch * cursor.epoch_length)
+        elif self._context.distributed.size > 1:
+            seed = drawn_seed()
+        if seed is not None:
+            cursor.drawn[epoch] = seed
 
 
 @contextlib.contextmanager
@@ -443,6 +463,7 @@ class _Description:
                 if host.code_dir is None
                 else source.collect(host.code_dir, leave_out=leave_out, secrets=secrets),
                 division=self._division,
+                epoch_length=context._cursor.epoch_length,
             )
         return self._made
 

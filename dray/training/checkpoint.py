@@ -2,8 +2,10 @@
 
 state-dict.pth   models_state_dict, optimizers_state_dict, lr_schedulers_state_dict (lists), callbacks (dict), and
                  scaler_state_dict with AMP; plain tensors, without DDP's `module.` prefix
-progress.json    how far training had come, over how many processes, and how the run divided its data when it began
-rng/rank_N.pth   the random number generators of every rank
+progress.json    how far training had come, over how many processes, the batches of an epoch, and how the run divided
+                 its data when it began
+rng/rank_N.pth   the random number generators of every rank; in a run that began with a checkpoint of Determined's also
+                 the seeds of epochs' orders, which it drew
 gradients/rank_N.pth   which the next batch adds to: of an aggregation that is cut in two, or kept by the trial's code
 code/, experiment.yaml, hparams.json, metadata.json   what the trial was, so that it can be built again
 
@@ -43,7 +45,7 @@ PROGRESS = "progress.json"
 METADATA = "metadata.json"
 HPARAMS = "hparams.json"
 EXPERIMENT = "experiment.yaml"
-
+DRAWN = "epochs"
 
 PIECE_BYTES = 1 << 20
 """What is written and hashed in turn: still in the processor's cache."""
@@ -61,6 +63,7 @@ class RankState:
 
     rng: dict[str, Any]
     gradients: list[list[torch.Tensor | None]] | None = None
+    drawn: dict[int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +75,7 @@ class Description:
         hparams, experiment: None if the run has none.
         code: source files by relative path.
         division: of the data; None with a loader of the user's own.
+        epoch_length: in batches; None for one endless epoch.
     """
 
     metadata: Mapping[str, Any]
@@ -79,6 +83,7 @@ class Description:
     experiment: Mapping[str, Any] | None = None
     code: Mapping[str, bytes] = field(default_factory=dict)
     division: Division | None = None
+    epoch_length: int | None = None
 
     @cached_property
     def texts(self) -> Mapping[str, bytes]:
@@ -115,12 +120,19 @@ def contents(
     nbytes = check_savable(state)
     objects: dict[str, Any] = {STATE: state}
     for rank, part in enumerate(ranks):
-        objects[f"rng/rank_{rank}.pth"] = part.rng
+        objects[f"rng/rank_{rank}.pth"] = part.rng if part.drawn is None else {**part.rng, DRAWN: part.drawn}
         if part.gradients is not None:
             objects[f"gradients/rank_{rank}.pth"] = part.gradients
     division = None if description.division is None else description.division.as_dict()
     texts = {
-        PROGRESS: _json({**progress.as_dict(), "size": len(ranks), "division": division}),
+        PROGRESS: _json(
+            {
+                **progress.as_dict(),
+                "size": len(ranks),
+                "division": division,
+                "epoch_length": description.epoch_length,
+            }
+        ),
         METADATA: _json({**description.metadata, "steps_completed": progress.batches}),
         **description.texts,
     }
@@ -214,8 +226,22 @@ def read_progress(directory: Path) -> Progress:
 
 def read_division(directory: Path) -> Division | None:
     """How the run that wrote a checkpoint divided its data; None if it is not known."""
+    if legacy.is_legacy(directory):
+        return legacy.read_division(directory)
     division = (read_json(directory / PROGRESS) or {}).get("division")
     return None if division is None else Division.from_dict(division)
+
+
+def read_drawn(directory: Path) -> dict[int, int] | None:
+    """The seeds of epochs' orders that were drawn; None for a run that does not draw them.
+
+    Raises:
+        ValueError: a file holds what can't be loaded as data, or something else than it should.
+    """
+    if legacy.is_legacy(directory):
+        return {}
+    path = directory / "rng" / "rank_0.pth"
+    return _load_as(dict, path).get(DRAWN) if path.exists() else None
 
 
 def read_trial_seed(directory: Path) -> int | None:

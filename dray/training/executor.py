@@ -443,7 +443,11 @@ class Executor:
         leave: Leave | None = None
         if command.save:
             began = time.perf_counter()
-            state = checkpoint.RankState(rng=rng.capture(self.device), gradients=self.optimisation.pending_gradients())
+            state = checkpoint.RankState(
+                rng=rng.capture(self.device),
+                gradients=self.optimisation.pending_gradients(),
+                drawn=self.cursor.drawn_from(command.at.batches),
+            )
             parts = self.peers.gather((state, self.hears_of_checkpoints)) or []
             uuid, _ = self._on_chief("saving a checkpoint", lambda: self._save(command, report, parts))
             if uuid is not None:

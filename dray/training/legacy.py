@@ -1,4 +1,5 @@
-"""Checkpoints that Determined wrote (0.12 to 0.38), read as ours are: as data, without running anything in them.
+"""Checkpoints that Determined wrote (0.12 to 0.38), read as ours are: as data, without running anything in them. And
+one of ours written as 0.38 does, for it to read.
 
 Where the state is       state_dict.pth, determined/state_dict.pth, pedl/state_dict.pth or checkpoint.pt
 Keys of the state        lists as ours; or model_state_dict, optimizer_state_dict and lr_scheduler for a single one
@@ -17,10 +18,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 
 from dray.storage import determined_state
 from dray.training import rng
+from dray.training.division import Division
 from dray.training.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -85,6 +88,49 @@ def rng_of(state: Mapping[str, Any]) -> dict[str, Any] | None:
     return found
 
 
+def order_seed(directory: Path, state: Mapping[str, Any], epoch_began: int) -> int | None:
+    """The seed of the order that an epoch had which a checkpoint cuts in two, with `shuffle=True`.
+
+    It was drawn as the epoch began, and is not in the checkpoint; but torch's generator is, and with it the last
+    numbers that were drawn. If training itself draws none on the CPU, the seed is the last of them, or the one before
+    if there was a validation since, for which torch draws too. Else what is found is a seed as good as any other.
+
+    Args:
+        epoch_began: the batch that the epoch began with.
+
+    Returns:
+        None if the numbers are not known.
+    """
+    generator = (state.get("rng_state") or {}).get("cpu_rng_state")
+    if generator is None or generator.numel() != MT19937_BYTES:
+        return None
+    validated = read_progress(directory).validated
+    drawn = mt19937_drawn(generator, 2 * (1 + (validated is not None and validated > epoch_began)))
+    if drawn is None:
+        return None
+    return (drawn[0] << 32 | drawn[1]) % 2**63
+
+
+MT19937_BYTES = 5056
+"""Of the CPU generator's state: seed, numbers left, whether seeded, the place of the next, 624 words of 8 bytes, ..."""
+
+
+def mt19937_drawn(state: torch.Tensor, count: int) -> list[int] | None:
+    """The last `count` numbers of 32 bits that torch's CPU generator gave; None just after it has made new ones."""
+    content = state.numpy().tobytes()
+    following = int.from_bytes(content[16:24], "little")
+    if following < count:
+        return None
+    words = np.frombuffer(content, dtype=np.uint64, count=624, offset=24)[following - count : following]
+    found = []
+    for word in map(int, words):
+        word ^= word >> 11
+        word ^= word << 7 & 0x9D2C5680
+        word ^= word << 15 & 0xEFC60000
+        found.append((word ^ word >> 18) & 0xFFFFFFFF)
+    return found
+
+
 def read_progress(directory: Path) -> Progress:
     """How far training had come, in batches.
 
@@ -114,6 +160,73 @@ def read_progress(directory: Path) -> Progress:
     return Progress()
 
 
+def write(
+    directory: Path,
+    *,
+    state: Mapping[str, Any],
+    rng_state: Mapping[str, Any] | None,
+    progress: Progress,
+    epoch_length: int | None,
+    about: Mapping[str, Any],
+) -> None:
+    """What Determined 0.38.1 loads, and goes on from: the files beside code/.
+
+    It loads with torch's default since 2.6, as data: Determined's own do not.
+
+    Args:
+        directory: to write them into.
+        state: as ours.
+        rng_state: of the chief, as `rng.capture` gave it; None if it is not known.
+        progress, epoch_length: where training was; an epoch of None is endless.
+        about: trial_cls_spec, hparams, experiment_config; framework.
+    """
+    saved = dict(state)
+    if rng_state is not None:
+        saved["rng_state"] = _rng_state(rng_state)
+    torch.save(saved, directory / "state_dict.pth")
+    batches = progress.batches
+    position = {
+        # That of a local run. In another one Determined takes the weights, and counts from 0.
+        "trial_id": 0,
+        "last_ckpt": batches,
+        "step_id": 0,
+        "last_val": progress.validated or 0,
+        "batches_trained": batches,
+        "epochs_trained": 0 if epoch_length is None else batches // epoch_length,
+    }
+    (directory / "trial_state.pkl").write_bytes(pickle.dumps(position, protocol=4))
+    load_data = {
+        "trial_type": "PyTorchTrial",
+        "experiment_config": about["experiment_config"],
+        "hparams": about["hparams"],
+        "trial_cls_spec": about["trial_cls_spec"],
+        # The class is made with a plain context, or may be given.
+        "is_trainer": True,
+    }
+    (directory / LOAD_DATA).write_text(json.dumps(load_data))
+    metadata = {"steps_completed": batches, "framework": about["framework"], "format": "pickle"}
+    (directory / METADATA).write_text(json.dumps(metadata))
+
+
+def _rng_state(packed: Mapping[str, Any]) -> dict[str, Any]:
+    """The reverse of `rng_of`, in plain data: numpy takes a list in the place of its array."""
+    python, numpy = packed["python"], packed["numpy"]
+    found = {
+        "cpu_rng_state": packed["torch"],
+        "np_rng_state": (
+            numpy["name"],
+            numpy["keys"].tolist(),
+            numpy["position"],
+            numpy["has_gauss"],
+            numpy["cached"],
+        ),
+        "random_rng_state": (python["version"], tuple(python["words"].tolist()), python["gauss"]),
+    }
+    if "cuda" in packed:
+        found["gpu_rng_state"] = packed["cuda"]
+    return found
+
+
 def describe(directory: Path) -> dict[str, Any]:
     """What the trial was: trial_cls_spec, hparams, experiment_config; None for what is not known."""
     found = _read_json(directory / LOAD_DATA) or _read_json(directory / METADATA) or {}
@@ -125,6 +238,16 @@ def describe(directory: Path) -> dict[str, Any]:
         "hparams": found.get("hparams"),
         "experiment_config": config,
     }
+
+
+def read_division(directory: Path) -> Division | None:
+    """How many processes there were, and the batches of each, if the trial took the size that its slots imply."""
+    about = describe(directory)
+    resources = (about["experiment_config"] or {}).get("resources") or {}
+    slots, size = resources.get("slots_per_trial"), (about["hparams"] or {}).get("global_batch_size")
+    if not _is_count(slots) or not _is_count(size) or slots < 1 or size < slots:
+        return None
+    return Division(replicas=slots, batch_size=size // slots)
 
 
 class _PlainUnpickler(pickle.Unpickler):
