@@ -91,7 +91,7 @@ class Missing(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"{self.__name__} has no attribute {name!r}")
-        return _stand_in(f"{self.__name__}.{name}")
+        return find(f"{self.__name__}.{name}")
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotSupported(f"{self.__name__}: {missing(self.__name__)}")
@@ -122,7 +122,7 @@ _stand_ins: dict[str, Any] = {}
 def _stand_in(name: str) -> Any:
     """In the place of something that is missing; of an exception, one that nobody raises, so that it can be caught."""
     made: Any
-    if name.endswith(("Error", "Exception")):
+    if name.endswith(("Error", "Exception")) or name.startswith("determined.errors."):
         made = type(name.rpartition(".")[2], (Exception,), {"__module__": name.rpartition(".")[0]})
     else:
         made = Missing(name)
@@ -144,6 +144,9 @@ class _Finder(MetaPathFinder):
                 return spec_from_file_location(name, _INIT) if self.whole else None
             if not _is_ours(sys.modules.get(package)):
                 return None
+            if name not in MODULES and missing(name) is None:
+                # Left to others, `determined.pytorch.trainer` would be found in the directory of ours, a second time.
+                raise ModuleNotFoundError(f"No module named {name!r}: neither Determined nor dray has it", name=name)
         elif package == "dray" and rest.startswith(("core.", "pytorch.")):
             # `from determined.pytorch import deepspeed` asks the module for its name, which is dray's.
             if MODULES.get(f"determined.{rest}") == name:

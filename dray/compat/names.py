@@ -8,24 +8,19 @@ from __future__ import annotations
 VERSION = "0.38.1"
 """Of Determined, the last one: whose names these are."""
 
+_INNER_CORE = "_checkpoint _context _distributed _preempt _profiler _searcher _tensorboard_mode _train"
+_INNER_PYTORCH = """
+_callback _data _experimental _load _lr_scheduler _pytorch_context _pytorch_trial _reducer _trainer _trainer_utils
+"""
+
 MODULES: dict[str, str] = {
     "determined.core": "dray.core",
     "determined.pytorch": "dray.pytorch",
     "determined.pytorch.samplers": "dray.pytorch.samplers",
     "determined.tensorboard.metric_writers.pytorch": "dray.pytorch.tensorboard",
     # Private there, and named in its documents and in code that was written from them.
-    "determined.core._distributed": "dray.core",
-    "determined.core._context": "dray.core",
-    "determined.pytorch._callback": "dray.pytorch",
-    "determined.pytorch._data": "dray.pytorch",
-    "determined.pytorch._experimental": "dray.pytorch",
-    "determined.pytorch._load": "dray.pytorch",
-    "determined.pytorch._lr_scheduler": "dray.pytorch",
-    "determined.pytorch._pytorch_context": "dray.pytorch",
-    "determined.pytorch._pytorch_trial": "dray.pytorch",
-    "determined.pytorch._reducer": "dray.pytorch",
-    "determined.pytorch._trainer": "dray.pytorch",
-    "determined.pytorch._trainer_utils": "dray.pytorch",
+    **{f"determined.core.{name}": "dray.core" for name in _INNER_CORE.split()},
+    **{f"determined.pytorch.{name}": "dray.pytorch" for name in _INNER_PYTORCH.split()},
 }
 """Modules, by Determined's name."""
 
@@ -79,7 +74,8 @@ MISSING: dict[str, str] = {
     "determined.common.experimental": _NO_MASTER,
     "determined.common.set_logger": "logging is set up in an experiment; else logging.basicConfig(format=LOG_FORMAT)",
     "determined.constants": _INTERNAL,
-    "determined.deploy": "start a Ray cluster: dray cluster up",
+    "determined.core.SearcherContextMissing": _INTERNAL,
+    "determined.deploy": "start a Ray cluster: ray up cluster.yaml",
     "determined.errors": "dray raises Python's own exceptions (ValueError, RuntimeError), and InvalidHP",
     "determined.estimator": f"dray has no TensorFlow: {_IN_A_PROGRAM}",
     "determined.exec": _INTERNAL,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import logging
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
+from dray.compat import told_of_real
 from dray.core import DistributedContext
 from dray.hosts import LocalHost
 from dray.imports import import_from_path
@@ -107,4 +108,7 @@ def _import_class(code: Path, spec: str | None) -> type[PyTorchTrial]:
                 found = getattr(found, part)
     except (ImportError, AttributeError, FileNotFoundError) as error:
         raise ValueError(f"can't import the trial's class {spec!r} from {code}: {error}; pass trial_class=") from error
-    return cast("type[PyTorchTrial]", found)
+    if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):
+        hint = told_of_real() or "pass trial_class="
+        raise ValueError(f"{spec!r} from {code} must be a subclass of PyTorchTrial, got {found!r}; {hint}")
+    return found

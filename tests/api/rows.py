@@ -154,8 +154,6 @@ ROWS = {
 #: Rows that no test here shows, and why.
 ELSEWHERE = {
     "3.6": "out of scope: Horovod, DeepSpeed, TensorFlow",
-    "10.2": "issue 8: the alias",
-    "10.3": "issue 8: the alias",
 }
 
 

@@ -1,0 +1,509 @@
+"""`import determined` gives dray: the same objects, and one clear error for what dray lacks."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pickle
+import sys
+import textwrap
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dray
+import dray.core
+import dray.pytorch
+from dray import compat
+from dray.compat.names import COUNTERPARTS, MISSING, MODULES, missing
+from dray.experiment.entrypoint import load_trial_class
+from dray.experiment.errors import EntrypointError
+from dray.imports import import_from_path, use_model_dir
+from dray.script import Script
+
+HERE = Path(__file__).parent
+
+
+def listed(file: str) -> list[str]:
+    lines = (HERE / file).read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def found(name: str) -> Any:
+    """What a dotted name is: attributes as they lie in their class, and modules that are still to be imported."""
+    at, *parts = name.split(".")
+    thing: Any = importlib.import_module(at)
+    for part in parts:
+        at = f"{at}.{part}"
+        if isinstance(thing, type):
+            thing = inspect.getattr_static(thing, part)
+        else:
+            thing = getattr(thing, part) if hasattr(thing, part) else importlib.import_module(at)
+    return thing
+
+
+def test_here_is_no_determined() -> None:
+    """What the others stand on."""
+    path = [entry for entry in sys.path if not entry.startswith(str(Path(dray.__file__).parent))]
+    assert importlib.machinery.PathFinder.find_spec("determined", path) is None
+
+
+@pytest.mark.api("10.1", "10.2")
+def test_every_name_of_the_api_is_the_same_object(alias: None) -> None:
+    names = listed("api_names.txt")
+    assert len(names) > 130
+    assert {name for name in names if found(f"determined.{name}") is not found(ours(f"determined.{name}"))} == set()
+
+
+def ours(name: str) -> str:
+    """The name here of what lies in something with a counterpart: it goes by the same name there."""
+    known = name
+    while known not in COUNTERPARTS:
+        known = known.rpartition(".")[0]
+    return COUNTERPARTS[known] + name[len(known) :]
+
+
+@pytest.mark.api("10.2")
+def test_every_counterpart_is_the_same_object(alias: None) -> None:
+    assert {name for name, here in COUNTERPARTS.items() if found(name) is not found(here)} == set()
+
+
+def test_every_public_name_of_determined_has_a_counterpart_or_an_answer(alias: None) -> None:
+    names = listed("determined-0.38.1.txt")
+    assert {name for name in names if (name in COUNTERPARTS) == (missing(name) is not None)} == set()
+    assert all(found(name) is not None for name in names)
+
+
+def test_the_names_are_those_of_the_last_version() -> None:
+    known = set(listed("determined-0.38.1.txt"))
+    older = {"determined.estimator", "determined.profiler", "determined.pytorch.dsat", "determined.pytorch.lightning"}
+    inner = {"determined.common.api", "determined.common.experimental", "determined.common.set_logger"}
+    for name in {*COUNTERPARTS, *MISSING} - {name for name in MODULES if "._" in name}:
+        if name not in older | inner and "._" not in name:
+            assert name in known or name == "determined.common" or name == "determined.searcher"
+
+
+IMPORTS = [
+    "import determined.pytorch; got = determined.pytorch",
+    "import determined as det, determined.pytorch; got = det.pytorch",
+    "import determined as det; got = det.pytorch",
+    "import determined.pytorch as got",
+    "from determined import pytorch as got",
+    "from determined.pytorch import samplers; import determined; got = determined.pytorch",
+    "import determined.pytorch.samplers; got = determined.pytorch",
+    "import importlib; got = importlib.import_module('determined.pytorch')",
+    "got = __import__('determined.pytorch', fromlist=['x'])",
+]
+
+
+@pytest.mark.api("10.2")
+@pytest.mark.parametrize("statement", IMPORTS)
+def test_all_ways_to_import_give_the_module_itself(alias: None, statement: str) -> None:
+    space: dict[str, Any] = {}
+    exec(statement, space)
+    assert space["got"] is dray.pytorch
+    assert sys.modules["determined.pytorch"] is sys.modules["dray.pytorch"]
+
+
+def test_import_star_gives_what_dray_exports(alias: None) -> None:
+    space: dict[str, Any] = {}
+    exec("from determined.pytorch import *\nfrom determined import *", space)
+    assert space["PyTorchTrial"] is dray.pytorch.PyTorchTrial
+    assert space["get_cluster_info"] is dray.get_cluster_info
+
+
+def test_the_modules_stay_what_they_are(alias: None) -> None:
+    """Import puts the alias's spec into the module that it is given; by that it would be reloaded."""
+    import determined.pytorch.samplers as samplers  # type: ignore[import-not-found]
+
+    assert samplers.__name__ == samplers.__spec__.name == "dray.pytorch.samplers"
+    assert inspect.getmodule(samplers.SkipSampler) is samplers
+    assert "class SkipSampler" in inspect.getsource(samplers)
+    assert importlib.reload(samplers) is samplers is sys.modules["dray.pytorch.samplers"]
+
+
+def test_the_package_has_a_version_a_source_and_names(alias: None) -> None:
+    import determined as det
+
+    assert det.__version__.startswith("0.38.1+dray")
+    assert "def __getattr__" in inspect.getsource(det)
+    assert {"pytorch", "core", "InvalidHP", "get_cluster_info"} <= set(dir(det))
+    assert importlib.reload(det) is det
+    assert det.pytorch is dray.pytorch
+    assert not hasattr(det, "no_such_name")
+    with pytest.raises(AttributeError, match=r"module 'determined' .* has no attribute 'pytroch'"):
+        _ = det.pytroch
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'determined\.no_such_module'"):
+        importlib.import_module("determined.no_such_module")
+
+
+def test_our_own_modules_are_not_loaded_again_under_its_name(alias: None) -> None:
+    """`determined.pytorch` is ours, with our directory as its path."""
+    from determined import pytorch
+
+    assert pytorch.__path__
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'determined\.pytorch\.trainer'"):
+        importlib.import_module("determined.pytorch.trainer")
+
+
+def test_the_import_brings_no_torch(run_python: Any) -> None:
+    said = run_python(
+        """
+        import sys
+        import dray.compat
+        dray.compat.install()
+        import determined as det
+        from determined.keras import TFKerasTrial
+        print(det.LOG_FORMAT == dray.LOG_FORMAT, det.get_cluster_info.__name__, "torch" in sys.modules)
+        """.replace("det.get_cluster_info.__name__, ", "")
+    )
+    assert said == "True False"
+
+
+# ------------------------------------------------------------------------------------------------- what dray lacks
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("determined.keras.TFKerasTrial", "dray has no Keras: .*dray.core.init"),
+        ("determined.pytorch.deepspeed.DeepSpeedTrial", "dray has no DeepSpeed: write a PyTorchTrial"),
+        ("determined.experimental.client.login", "no master to ask: use the command dray"),
+        ("determined.experimental.Determined", "no master to ask: use the command dray"),
+        ("determined.transformers.DetCallback", "Hugging Face"),
+        ("determined.pytorch.experimental.torch_batch_process", "batch inference"),
+        ("determined.common.set_logger", "logging"),
+        ("determined.keras.callbacks.EarlyStopping", "dray has no Keras"),
+    ],
+)
+def test_what_is_missing_is_imported_and_told_at_its_first_use(alias: None, name: str, answer: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    space: dict[str, Any] = {}
+    exec(f"from {module} import {attribute} as thing", space)
+    thing = space["thing"]
+    for use in (lambda: thing(), lambda: thing("a", b=1), lambda: types.new_class("Mine", (thing,))):
+        with pytest.raises(compat.NotSupported, match=f"^{name}: .*{answer}"):
+            use()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from determined.experimental import client",
+        "import determined.experimental.client as client",
+        "import determined as det; client = det.experimental.client",
+        "import determined.experimental; client = determined.experimental.client",
+    ],
+)
+def test_a_missing_module_is_imported_in_all_ways(alias: None, statement: str) -> None:
+    space: dict[str, Any] = {}
+    exec(statement, space)
+    with pytest.raises(compat.NotSupported, match=r"determined\.experimental\.client\.create_experiment: "):
+        space["client"].create_experiment(config="c.yaml", model_dir=".")
+
+
+def test_a_missing_module_of_a_package_that_is_there(alias: None) -> None:
+    from determined.pytorch import deepspeed
+
+    with pytest.raises(compat.NotSupported, match=r"determined\.pytorch\.deepspeed\.init"):
+        deepspeed.init()
+    with pytest.raises(ImportError, match="no_such"):
+        exec("from determined.pytorch import no_such")
+
+
+def test_what_is_missing_may_be_named_where_it_is_not_used(alias: None) -> None:
+    """In annotations, in isinstance(), as a decorator's argument, in the table of a program's own."""
+    from determined.keras import TFKerasTrial, TFKerasTrialContext
+
+    assert typing.Optional[TFKerasTrialContext]  # noqa: UP045
+    assert typing.Union[int, TFKerasTrialContext]  # noqa: UP007
+    assert (TFKerasTrialContext | None) is (None | TFKerasTrialContext)
+    assert not isinstance(object(), TFKerasTrial)
+    assert not issubclass(int, TFKerasTrial)
+    assert {TFKerasTrial: 1}[TFKerasTrial] == 1
+    assert "determined.keras.TFKerasTrial" in repr(TFKerasTrial)
+    assert pickle.loads(pickle.dumps(TFKerasTrial)) is TFKerasTrial
+    assert not hasattr(TFKerasTrial, "__wrapped__")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "determined.errors.InvalidExperimentException",
+        "determined.errors.CheckpointNotFound",
+        "determined.common.api.errors.APIException",
+    ],
+)
+def test_an_exception_of_what_is_missing_can_be_caught_and_raised(alias: None, name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    exception = getattr(importlib.import_module(module), attribute)
+    with pytest.raises(ZeroDivisionError):
+        try:
+            _ = 1 / 0
+        except exception:
+            pytest.fail("it is no such exception")
+    with pytest.raises(exception, match="mine"):
+        raise exception("mine")
+
+
+def test_the_error_names_the_users_line(untouched: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "keras_def.py").write_text(
+        "from determined.keras import TFKerasTrial\n\n\nclass Mine(TFKerasTrial):\n    pass\n"
+    )
+    with pytest.raises(EntrypointError) as told:
+        load_trial_class("keras_def:Mine", tmp_path)
+    text = str(told.value)
+    assert 'keras_def.py", line 4' in text
+    assert "class Mine(TFKerasTrial):" in text
+    assert text.count("determined.keras.TFKerasTrial: dray has no Keras") == 1
+
+
+# ------------------------------------------------------------------------------------- model directories and programs
+
+
+TRIAL = """
+import torch
+import determined as det
+from determined import pytorch
+from determined.pytorch import DataLoader, PyTorchTrial, PyTorchTrialContext
+from determined.tensorboard.metric_writers.pytorch import TorchWriter
+
+
+class Trial(PyTorchTrial):
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        self.context = context
+        self.model = context.wrap_model(torch.nn.Linear(1, 1))
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=context.get_hparam("lr")))
+
+    def build_training_data_loader(self) -> DataLoader:
+        return DataLoader(torch.ones(4, 1), batch_size=2)
+
+    build_validation_data_loader = build_training_data_loader
+
+    def train_batch(self, batch: pytorch.TorchData, epoch_idx: int, batch_idx: int):
+        return {"loss": self.model(batch).mean()}
+
+    def evaluate_batch(self, batch: pytorch.TorchData):
+        return {"validation_loss": self.model(batch).mean()}
+"""
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "det_model_def.py").write_text(TRIAL)
+    return directory
+
+
+@pytest.mark.api("10.2", "10.3")
+def test_a_model_directory_needs_no_install(untouched: None, model_dir: Path) -> None:
+    trial = load_trial_class("det_model_def:Trial", model_dir)
+    assert trial.__base__ is dray.pytorch.PyTorchTrial
+
+
+@pytest.mark.api("9.4", "10.3")
+def test_a_checkpoints_code_may_import_determined(untouched: None, model_dir: Path, tmp_path: Path) -> None:
+    """One as Determined 0.38 has left it."""
+    old = tmp_path / "checkpoint"
+    (old / "code").mkdir(parents=True)
+    (old / "code" / "det_model_def.py").write_text(TRIAL)
+    (old / "load_data.json").write_text(
+        '{"trial_type": "PyTorchTrial", "trial_cls_spec": "det_model_def:Trial", "hparams": {"lr": 0.5},'
+        ' "experiment_config": {}}'
+    )
+    weights = {"weight": torch.full((1, 1), 3.0), "bias": torch.zeros(1)}
+    state = {"models_state_dict": [weights], "optimizers_state_dict": [], "lr_schedulers_state_dict": []}
+    torch.save({**state, "callbacks": {}}, old / "state_dict.pth")
+    (old / "metadata.json").write_text('{"steps_completed": 5}')
+    trial: Any = dray.pytorch.load_trial_from_checkpoint_path(str(old))
+    assert isinstance(trial, dray.pytorch.PyTorchTrial)
+    assert trial.model.weight.item() == 3.0
+    assert trial.context.get_hparam("lr") == 0.5
+
+
+def test_a_directory_of_this_name_without_code_is_not_the_package(untouched: None, model_dir: Path) -> None:
+    (model_dir / "determined").mkdir()
+    (model_dir / "determined" / "notes.txt").write_text("of the user's")
+    assert load_trial_class("det_model_def:Trial", model_dir).__base__ is dray.pytorch.PyTorchTrial
+
+
+def test_a_module_of_the_users_of_this_name_goes_first(untouched: None, model_dir: Path) -> None:
+    (model_dir / "determined.py").write_text("mine = True\n")
+    use_model_dir(model_dir)
+    assert importlib.import_module("determined").mine
+
+
+def test_the_next_model_directory_has_the_same_alias(untouched: None, model_dir: Path, tmp_path: Path) -> None:
+    first = load_trial_class("det_model_def:Trial", model_dir)
+    package = sys.modules["determined"]
+    (tmp_path / "next").mkdir()
+    (tmp_path / "next" / "det_model_def.py").write_text(TRIAL)
+    second = load_trial_class("det_model_def:Trial", tmp_path / "next")
+    assert first is not second
+    assert sys.modules["determined"] is package
+    assert sys.modules["determined.pytorch"] is dray.pytorch
+
+
+def test_the_alias_outlives_import_from_path(untouched: None, model_dir: Path) -> None:
+    with import_from_path(model_dir):
+        import det_model_def  # type: ignore[import-not-found]
+    assert issubclass(det_model_def.Trial, dray.pytorch.PyTorchTrial)
+    assert sys.modules["determined.pytorch"] is dray.pytorch
+
+
+@pytest.mark.api("10.3")
+def test_a_program_and_a_module_run(untouched: None, model_dir: Path) -> None:
+    (model_dir / "train.py").write_text(
+        "import determined as det\nfrom determined import core, pytorch\n"
+        "assert det.get_cluster_info() is None\nopen('ran.txt', 'a').write(f'{__name__} {pytorch.__name__}\\n')\n"
+    )
+    use_model_dir(model_dir)
+    Script(command="python3 train.py", file="train.py").run(model_dir)
+    Script(command="python3 -m train", module="train").run(model_dir)
+    assert (model_dir / "ran.txt").read_text() == "__main__ dray.pytorch\n" * 2
+
+
+@pytest.mark.slow
+def test_threads_may_import_at_once(untouched: None, run_python: Any) -> None:
+    """In a process that has not imported torch yet, so that they meet within the import."""
+    said = run_python(
+        """
+        import threading
+        from dray.compat import install_if_absent
+        install_if_absent()
+        got, gate = [], threading.Barrier(8)
+        statements = ["import determined.pytorch as got", "from determined import pytorch as got",
+                      "import determined as det; got = det.pytorch", "import dray.pytorch as got"]
+        def load(statement):
+            space = {}
+            gate.wait()
+            exec(statement, space)
+            space["got"].PyTorchTrial, space["got"].samplers.SkipSampler
+            got.append(space["got"])
+        threads = [threading.Thread(target=load, args=(statements[i % 4],)) for i in range(8)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        print(len(got), len(set(map(id, got))))
+        """
+    )
+    assert said == "8 1"
+
+
+@pytest.mark.slow
+def test_a_spawned_process_finds_it(untouched: None, run_python: Any, tmp_path: Path) -> None:
+    """As the workers of a data loader, where they are not forked: they import the dataset's module by name."""
+    (tmp_path / "spawn_data.py").write_text(
+        "from determined.experimental import client\nimport determined as det\n"
+        "def tell(queue):\n    queue.put((det.__version__, client.__name__))\n"
+    )
+    said = run_python(
+        f"""
+        import multiprocessing
+        from dray.imports import use_model_dir
+        if __name__ == "__main__":
+            use_model_dir({str(tmp_path)!r})
+            import spawn_data
+            context = multiprocessing.get_context("spawn")
+            queue = context.Queue()
+            process = context.Process(target=spawn_data.tell, args=(queue,))
+            process.start()
+            print(*queue.get(timeout=60))
+            process.join()
+        """
+    )
+    assert said == f"0.38.1+dray{dray.__version__} determined.experimental.client"
+
+
+@pytest.mark.slow
+def test_a_class_of_a_notebook_travels_with_its_modules(alias: None, run_python: Any, tmp_path: Path) -> None:
+    """By value: it names `determined`, and is made in a worker before anything of the user's is imported there."""
+    import ray.cloudpickle
+
+    from dray.experiment.code import ByValue
+
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(
+        textwrap.dedent(
+            """
+            import determined as det
+            from determined import pytorch
+            from determined.keras import TFKerasTrial
+
+            class Mine(pytorch.PyTorchTrial):
+                def train_batch(self, batch, epoch_idx, batch_idx):
+                    return det.get_cluster_info(), det.pytorch.Batch(1), TFKerasTrial
+                build_training_data_loader = build_validation_data_loader = __init__ = None
+            """
+        ),
+        space,
+    )
+    (tmp_path / "class.pkl").write_bytes(ray.cloudpickle.dumps(ByValue(trial=space["Mine"])))
+    said = run_python(
+        f"""
+        import pickle
+        with open({str(tmp_path / "class.pkl")!r}, "rb") as file:
+            trial = pickle.load(file)()
+        import dray.pytorch
+        print(trial.__base__ is dray.pytorch.PyTorchTrial, *trial.train_batch(None, None, 0, 0))
+        """
+    )
+    assert said == "True None Batch(1) <determined.keras.TFKerasTrial, which dray has no counterpart for>"
+
+
+# ---------------------------------------------------------------------------------------------- the real one is there
+
+
+@pytest.fixture
+def real(untouched: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A distribution `determined`, installed."""
+    place = tmp_path / "site-packages"
+    (place / "determined" / "pytorch").mkdir(parents=True)
+    (place / "determined" / "__init__.py").write_text("__version__ = '0.38.1'\n")
+    (place / "determined" / "pytorch" / "__init__.py").write_text(
+        "class PyTorchTrial: pass\nclass PyTorchTrialContext: pass\nclass DataLoader: pass\nTorchData = object\n"
+    )
+    (place / "determined" / "tensorboard" / "metric_writers").mkdir(parents=True)
+    (place / "determined" / "tensorboard" / "metric_writers" / "pytorch.py").write_text("class TorchWriter: pass\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(place)])
+    importlib.invalidate_caches()
+    return place
+
+
+def test_the_real_package_goes_first(real: Path) -> None:
+    compat.install_if_absent()
+    import determined as det
+
+    assert det.__version__ == "0.38.1"
+    assert "dray" not in importlib.import_module("determined.pytorch").__name__
+
+
+def test_a_class_of_the_real_package_is_told_with_the_cure(real: Path, model_dir: Path) -> None:
+    with pytest.raises(EntrypointError) as told:
+        load_trial_class("det_model_def:Trial", model_dir)
+    assert len(told.value.faults) == 1
+    assert f"Determined's own package ({real / 'determined' / '__init__.py'})" in str(told.value)
+    assert "pip uninstall determined" in str(told.value)
+
+
+def test_install_wins_over_the_real_package(real: Path) -> None:
+    compat.install()
+    import determined as det
+
+    assert det.pytorch is dray.pytorch
+    compat.install()
+    assert importlib.import_module("determined") is det
+
+
+def test_install_after_the_real_package_is_an_error(real: Path) -> None:
+    importlib.import_module("determined")
+    with pytest.raises(
+        RuntimeError, match=r"imported already, from .*determined/__init__\.py; call .* before the first"
+    ):
+        compat.install()
