@@ -224,9 +224,13 @@ def _slot_range(hyperparameters: Mapping[str, Any], raw: Mapping[str, Any]) -> I
         yield Fault(batch_path, f"must be one number with a range of slots ({path}), got {spec!r:.60}; set it")
     elif spec is None:
         yield Fault(batch_path, f"required with a range of slots ({path}), got nothing; for example 64")
-    elif isinstance(size := constant(spec), int) and size >= 1 and not even_sizes(asked, size):
-        told = f"no number of slots from {asked.min} to {asked.max} ({path}) divides it, got {size}"
-        yield Fault(batch_path, f"{told}; set it to a multiple of {asked.max}")
+        return
+    most = raw["resources"].get("max_slots")
+    last = min(asked.max, most) if isinstance(most, int) else asked.max
+    size = constant(spec)
+    if isinstance(size, int) and size >= 1 and asked.min <= last and not even_sizes(asked, size, last):
+        told = f"no number of slots from {asked.min} to {last} ({path}) divides it, got {size}"
+        yield Fault(batch_path, f"{told}; set it to a multiple of {last}")
 
 
 def _extremes(spec: object) -> list[object]:

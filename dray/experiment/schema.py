@@ -759,7 +759,7 @@ class ExperimentConfig(_Section):
         asked = self.resources.slots_per_trial
         if isinstance(asked, int):
             return (asked,)
-        return even_sizes(asked, constant(self.hyperparameters["global_batch_size"]))
+        return even_sizes(asked, constant(self.hyperparameters["global_batch_size"]), self.resources.max_slots)
 
     def to_dict(self) -> dict[str, Any]:
         """The config as plain lists, mappings and scalars, with every default filled in and without its secrets.
@@ -789,9 +789,10 @@ def constant(spec: Any) -> Any:
     return spec.get("val") if isinstance(spec, Mapping) else spec
 
 
-def even_sizes(asked: SlotRange, batch_size: int) -> tuple[int, ...]:
-    """The numbers of workers in a range among which a batch can be divided evenly."""
-    return tuple(size for size in range(asked.min, min(asked.max, batch_size) + 1) if batch_size % size == 0)
+def even_sizes(asked: SlotRange, batch_size: int, most: int | None) -> tuple[int, ...]:
+    """The numbers of workers in a range, up to ``most``, among which a batch can be divided evenly."""
+    last = min(asked.max, batch_size, asked.max if most is None else most)
+    return tuple(size for size in range(asked.min, last + 1) if batch_size % size == 0)
 
 
 SECTIONS: dict[tuple[str, ...], type[_Section]] = {

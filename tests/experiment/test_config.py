@@ -482,6 +482,8 @@ def test_a_trial_has_as_many_slots_of_a_range_as_divide_its_batch() -> None:
     assert config.slots_per_trial == (1, 2, 3, 4, 6)
     assert load_config(config.to_dict()) == config
     assert config.to_dict()["resources"]["slots_per_trial"] == {"min": 1, "max": 6}
+    few = load_config(elastic(resources={"slots_per_trial": {"min": 1, "max": 6}, "max_slots": 3}))
+    assert few.slots_per_trial == (1, 2, 3)
     const = load_config(elastic(hyperparameters={"global_batch_size": {"type": "const", "val": 9}}))
     assert const.slots_per_trial == (1, 3)
     assert load_config(elastic(searcher={**RANDOM, "max_concurrent_trials": 1})).slots_per_trial == (1, 2, 3, 4, 6)
@@ -520,6 +522,16 @@ def test_a_trial_has_as_many_slots_of_a_range_as_divide_its_batch() -> None:
             {"hyperparameters": {"global_batch_size": {"type": "int", "minval": 8, "maxval": 16}}},
             "hyperparameters.global_batch_size",
             "must be one number with a range of slots",
+        ),
+        (
+            {"resources": {"slots_per_trial": {"min": 5, "max": 9}, "max_slots": 5}},
+            "hyperparameters.global_batch_size",
+            "no number of slots from 5 to 5 (resources.slots_per_trial) divides it, got 12",
+        ),
+        (
+            {"resources": {"slots_per_trial": {"min": 3, "max": 9}, "max_slots": 2}},
+            "resources.max_slots",
+            "must be at least slots_per_trial (3), or no trial can run, got 2",
         ),
         (
             {"resources": {"slots_per_trial": {"min": 7, "max": 11}}},
