@@ -7,6 +7,7 @@ trials for them, and no more than the cluster can ever have room for; those for 
 
 from __future__ import annotations
 
+import math
 import time
 
 import ray
@@ -14,7 +15,7 @@ import ray
 from dray.cluster import autoscaler
 from dray.cluster.lending import Slots
 from dray.cluster.nodes import nodes
-from dray.cluster.ray_cluster import groups_in, most_slots, slots_now
+from dray.cluster.ray_cluster import groups_in, most_slots, slots_now, slots_of
 
 IDLE_S = 15.0
 """So long there must have been more groups than trials for one to be given back: about what a start takes, so that a
@@ -22,6 +23,8 @@ wrong guess costs at most twice what the better one would have (ski rental; Karl
 SAID_AFTER_S = 10.0
 """So long a group must have waited for nodes before that is said: where there are nodes, it takes less than a second;
 and an autoscaler looks every five."""
+CPUS_OF_A_START = 4
+"""So many of a node's CPUs there must be for each group that starts there beside another."""
 LOOK_S = 5.0
 """How often the autoscaler is asked what it does."""
 
@@ -30,10 +33,12 @@ class Demand:
     """Args:
     slots: what a group is made of.
     limits: what an autoscaler may start; None without one.
+    most: how many slots all groups may have together; None: as many as there are.
     """
 
-    def __init__(self, slots: Slots, limits: autoscaler.Limits | None) -> None:
+    def __init__(self, slots: Slots, limits: autoscaler.Limits | None, most: int | None = None) -> None:
         self._slots, self._limits = slots, limits
+        self._most = math.inf if most is None else most // slots.per_trial
         self._too_many_since: float | None = None
         self._waits_since: float | None = None
         self._looked_at = -LOOK_S
@@ -45,14 +50,21 @@ class Demand:
         """How many groups the cluster has room for, at least one."""
         return self._in(slots_now(self._slots.kind, self._slots.cpus_per_slot))
 
+    def at_once(self) -> int:
+        """How many groups may start beside one another: each worker takes several seconds of its node's CPUs."""
+        kind, cpus = self._slots.kind, self._slots.cpus_per_slot
+        there = [node.resources for node in nodes() if slots_of(node.resources, kind, cpus)]
+        return max(1, sum(max(1, int(each["CPU"] // CPUS_OF_A_START)) for each in there))
+
     def most(self, wanted: int) -> int:
         """How many of these many groups there may be, at least one, if the cluster grows as far as it can."""
         slots = most_slots(self._slots.kind, self._slots.cpus_per_slot, self._limits)
-        return wanted if slots is None else min(wanted, self._in(slots))
+        return int(min(wanted, self._most if slots is None else self._in(slots)))
 
     def _in(self, slots: list[int]) -> int:
         """How many groups have room on nodes with so many slots each."""
-        return max(1, groups_in(slots, self._slots.per_trial, self._slots.placement_strategy))
+        there = groups_in(slots, self._slots.per_trial, self._slots.placement_strategy)
+        return int(max(1, min(there, self._most)))
 
     def too_many(self, groups: int, trials: int) -> int:
         """How many groups have had no trial for so long that they are better given back.

@@ -123,7 +123,7 @@ class Groups:
         self._ended: list[tuple[str, BaseException | None]] = []
         self._failed = 0
         self._starts: Counter[str] = Counter()
-        self._at_once = _at_once()
+        self._few_cores = own_cluster and demand.at_once() == 1
         self._first: dict[str, float] = {}
         self._sought_at = self._looked_at = -math.inf
 
@@ -203,11 +203,11 @@ class Groups:
 
     def _another_may_start(self, room: int) -> bool:
         starting = self._booting - self._waiting
-        if len(self._groups) < room:
-            return len(starting) < self._at_once
-        # It waits for another node: until then it takes nothing from those whose workers start, and of the driver's
-        # machine, which its controller is on, one CPU for a second or two.
-        return len(starting - self._placements.keys()) < max(1, (os.cpu_count() or 1) // 2)
+        # Its controller, on the driver's machine, takes a CPU of that for a second or two.
+        if len(starting - self._placements.keys()) >= (os.cpu_count() or 1):
+            return False
+        # One that waits for another node takes nothing until then from those whose workers start.
+        return len(self._groups) >= room or len(starting) < self._demand.at_once()
 
     def _more_may_start(self) -> bool:
         """Groups after the first: at once on a cluster; on a machine of our own, when the first one trains.
@@ -222,7 +222,7 @@ class Groups:
             return False
         group = self._first["joined"] - self._first["start"]
         handle = self._first.get("handle", math.inf) - self._first["arrived"]
-        return self._at_once > 1 or time.monotonic() - self._first["rows"] > group + handle
+        return not self._few_cores or time.monotonic() - self._first["rows"] > group + handle
 
     # ------------------------------------------------------------------ while they run
     def look_after(self) -> None:
@@ -312,11 +312,6 @@ class Groups:
                 for name in waiting(self._groups) | self._booting:  # for nodes, or processes, that are wanted no more
                     self._give_up(name)
         end_groups(self._groups.values(), within_s=0 if at_once else END_S)
-
-
-def _at_once() -> int:
-    """How many groups start beside one another: starting one takes several seconds of CPU."""
-    return max(1, int(ray.cluster_resources().get("CPU", 1)) // 4)
 
 
 def _placed(placement_strategy: str) -> str:

@@ -142,7 +142,7 @@ class Run:
             self._worker_group,
             desk=self.desk,
             slots=slots,
-            demand=Demand(slots, limits),
+            demand=Demand(slots, limits, config.resources.max_slots),
             elastic=Elastic(slots, sizes, name=self._name) if elastic else None,
             own_cluster=cluster.own,
             runnable=self._count_runnable,

@@ -152,6 +152,15 @@ def test_as_many_groups_are_wanted_as_there_will_be_room_for(world: World) -> No
     assert Demand(slots(), GPUS).room() == 2
 
 
+def test_all_groups_together_have_no_more_slots_than_they_may(world: World) -> None:
+    world.nodes = [HEAD, *[GPU_NODE] * 5]
+    assert [Demand(slots(), GPUS, most).room() for most in (2, 3, 4, 9, 99, None)] == [1, 1, 2, 4, 5, 5]
+    assert [Demand(slots(), GPUS, most).most(9) for most in (2, 5, 99)] == [1, 2, 5]
+    assert [Demand(slots(), UNKNOWN, most).most(9) for most in (2, 5, 99)] == [1, 2, 9]
+    world.nodes = [HEAD]
+    assert Demand(slots(), GPUS, 4).most(9) == 2, "nor does an autoscaler start nodes for them"
+
+
 # --------------------------------------------------------------------------------------------- the autoscaler's file
 
 

@@ -283,6 +283,44 @@ def test_a_group_that_was_given_up_ends_without_a_word(worlds: Any) -> None:
     assert list(world.made) == ["group-0", "group-1"]
 
 
+def test_groups_of_many_small_nodes_start_at_once_each_on_its_own(worlds: Any) -> None:
+    world = worlds(1, 1, 1, 1, own=False)
+    groups = world.groups()
+    world.trials = 4
+    groups.start()
+    assert groups.there == 4
+
+
+def test_a_large_cluster_does_not_overrun_the_drivers_machine_with_controllers(worlds: Any) -> None:
+    world = worlds(*[8] * 64, own=False)
+    groups = world.groups()
+    world.trials = 100
+    groups.start()
+    assert groups.there == 4, "as many as that machine has CPUs"
+    for name in ("group-0", "group-1"):
+        hear(groups, "arrived", group=name)
+    world.later(groups, LOOK_S)
+    assert groups.there == 6, "whose workers run, its controller has done its part"
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_all_groups_together_never_have_more_slots_than_they_may(worlds: Any, own: bool) -> None:
+    world = worlds(16, 16, own=own, slots=2)
+    groups = world.groups(demand=Demand(world.slots, None, 5))
+    world.trials = 30
+    groups.start()
+    for _ in range(30):
+        for name in list(world.made):
+            comes_up(groups, name)
+            hear(groups, "rows", group=name)
+        world.later(groups, CLUSTER_CHECK_S + 1)
+        assert groups.there * world.slots.per_trial <= 5
+    assert groups.there == len(world.made) == 2
+    world.made["group-0"].on_end("group-0", RuntimeError("gone"))
+    world.later(groups, CLUSTER_CHECK_S + 1)
+    assert (groups.there, len(world.made)) == (2, 3), "what one had, the next may have"
+
+
 def test_what_waits_for_nodes_is_said(worlds: Any) -> None:
     world = worlds(2, own=False)
     groups = world.groups()
