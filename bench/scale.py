@@ -41,7 +41,7 @@ from _measure import (
 )
 
 if TYPE_CHECKING:
-    from dray.cluster.desk import Message
+    from dray.cluster.messages import Message
 
 GROUPS_PER_PLAYER = 30
 ROWS = 8

@@ -39,7 +39,7 @@ from _measure import (
 )
 
 if TYPE_CHECKING:
-    from dray.cluster.desk import Message
+    from dray.cluster.messages import Message
     from searchers import Action, Event, Method
 
 TARGET_S = 0.1

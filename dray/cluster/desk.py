@@ -19,19 +19,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from dray.cluster.failure import LOW_MEMORY, Failure
-
-Decision = Literal["continue", "stop", "pause"]
-"""The search's, on a report: go on; end; leave, until the search resumes the trial."""
-Verdict = Literal["continue", "stop", "pause", "interrupt", "fenced"]
-"""What to do after a report: as the search decides; save and leave, to be resumed later; drop everything."""
-Outcome = Literal["completed", "stopped", "paused", "interrupted", "errored", "invalid_hp"]
+from dray.cluster.messages import Decision, Message, Outcome, Result, Verdict
 
 PEERS_GRACE_S = 5.0
 """How long the other ranks of a group may take to leave a lease after one rank left it with an error."""
@@ -41,63 +35,6 @@ OUT_OF_STEP = "its ranks are no longer in step"
 OTHERS = "others are in their place"
 VACATED = "what it ran goes on elsewhere"
 SPARE = "there are more groups than trials"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What the Tune handle hands to Tune, and so to the search: a report that is decided on, or the end of a trial."""
-
-    number: int
-    trial: int
-    step: float | None = None
-    value: float | None = None
-    outcome: Outcome | None = None
-    """Set when the trial ends with this result."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """What the driver learns of, in order."""
-
-    kind: Literal[
-        "arrived",
-        "broken",
-        "joined",
-        "retired",
-        "lost",
-        "granted",
-        "rows",
-        "saved",
-        "damaged",
-        "left",
-        "handle",
-        "vacated",
-        "spare",
-    ]
-    group: str = ""
-    trial: int = -1
-    lease: int = -1
-    outcome: Outcome | None = None
-    error: str = ""
-    """Of "left"; of "retired": why."""
-    fatal: bool = False
-    """The error is one of configuration: no restart and no other trial can do better."""
-    failure: Failure | None = None
-    """Of "left" with an error."""
-    report: dict[str, Any] | None = None
-    cause: Exception | None = None
-    """Of "broken"."""
-    placement: Any = None
-    """Of "arrived": the placement group."""
-    process: int = -1
-    """Of "handle": the process id."""
-    checkpoint: str = ""
-    """Of "saved" and "damaged": its id."""
-    batches: int = -1
-    value: float | None = None
-    """Of "saved": the search's metric there."""
-    time: float = field(default_factory=time.time)
-    """When it happened, in seconds since the epoch."""
 
 
 class Signal:

@@ -26,11 +26,11 @@ import torch.distributed
 
 from dray import core, pytorch
 from dray.cluster.baseline import Baseline
-from dray.cluster.desk import Outcome
 from dray.cluster.entry import give_up
 from dray.cluster.failure import PRINTED, Failure, failure_of, told_first, users_line
 from dray.cluster.handlers import handlers_of_a_trial
 from dray.cluster.hang import ended_if_it_hangs
+from dray.cluster.messages import Outcome
 from dray.cluster.process_group import joined
 from dray.cluster.startup_hook import run_startup_hook_once
 from dray.cluster.trial_log import (

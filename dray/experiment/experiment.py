@@ -38,7 +38,7 @@ from searchers.search import Record, Search
 from searchers.space import Constraint
 
 if TYPE_CHECKING:
-    from dray.cluster.desk import Message
+    from dray.cluster.messages import Message
     from dray.pytorch import PyTorchTrial
 
 

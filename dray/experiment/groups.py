@@ -24,9 +24,9 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 from dray.cluster import autoscaler
 from dray.cluster.autoscaler import Limits
 from dray.cluster.demand import Demand
-from dray.cluster.desk import Message
 from dray.cluster.elastic import Elastic
 from dray.cluster.lending import Slots, WorkerGroup, end_groups, waiting
+from dray.cluster.messages import Message
 from dray.cluster.ray_cluster import Cluster, groups_in, most_slots, slot_kind
 from dray.experiment.counts import Counts
 from dray.experiment.display import Display

@@ -23,11 +23,11 @@ import ray
 
 import dray
 from dray.cluster.demand import Demand
-from dray.cluster.desk import Message
 from dray.cluster.elastic import Elastic
 from dray.cluster.environment import Device, device
 from dray.cluster.failure import Failure
 from dray.cluster.lending import Slots, WorkerGroup, start_desk
+from dray.cluster.messages import Message
 from dray.cluster.node_checks import UnfitNode
 from dray.cluster.ray_cluster import Cluster, slots_now
 from dray.cluster.startup_hook import HOOK, StartupHookFailed

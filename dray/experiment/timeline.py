@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 if TYPE_CHECKING:
-    from dray.cluster.desk import Message
+    from dray.cluster.messages import Message
 
 FILE = "_timeline.jsonl"
 PHASES = ("starting", "training", "data", "validating", "checkpointing", "waiting", "ending", "idle", "booting")

@@ -23,7 +23,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 import dray
-from dray.cluster.desk import Message
+from dray.cluster.messages import Message
 from dray.experiment.errors import ConfigError, ExperimentError
 from tests.cluster.namespaces import ROOT
 from tests.ray.harness import TRIALS, lines, recorded, wait_for

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from dray.cluster import desk as desk_module
-from dray.cluster.desk import Desk, Message, Result
+from dray.cluster.desk import Desk
 from dray.cluster.failure import Failure
+from dray.cluster.messages import Message, Result
 
 REPORT = {"rows": [], "step": 1, "value": 0.5, "final": False}
 FINAL = {"rows": [], "step": 4, "value": 0.25, "final": True}

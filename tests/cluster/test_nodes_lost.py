@@ -15,7 +15,7 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
 import dray
-from dray.cluster.desk import Message
+from dray.cluster.messages import Message
 from tests.ray.harness import TRIALS, Meanwhile, journal, lines, recorded, wait_for
 from tests.ray.test_elastic import HEALTH, kill
 from tests.ray.test_preemption import drain

@@ -10,9 +10,9 @@ import pytest
 import ray
 
 from dray.cluster.demand import IDLE_S, Demand
-from dray.cluster.desk import Message
 from dray.cluster.failure import Failure
 from dray.cluster.lending import Slots
+from dray.cluster.messages import Message
 from dray.cluster.ray_cluster import Cluster
 from dray.experiment import groups as groups_module
 from dray.experiment.config import ConfigError

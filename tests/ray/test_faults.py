@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import dray
-from dray.cluster.desk import Message
+from dray.cluster.messages import Message
 from tests.ray.harness import TRIALS, Attempt, Meanwhile, attempts, ends, in_the_middle, journal, recorded, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

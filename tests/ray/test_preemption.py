@@ -14,7 +14,7 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
 import dray
-from dray.cluster.desk import Message
+from dray.cluster.messages import Message
 from dray.storage import latest_checkpoint
 from tests.ray.harness import TRIALS, Attempt, Meanwhile, attempts, journal, lines, recorded, wait_for
 

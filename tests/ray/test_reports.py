@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import dray
-from dray.cluster.desk import Message
+from dray.cluster.messages import Message
 from tests.ray.harness import TRIALS, recorded
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -1,0 +1,72 @@
+"""What the desk, the worker groups, the Tune handle and the driver tell one another."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dray.cluster.failure import Failure
+
+Decision = Literal["continue", "stop", "pause"]
+"""The search's, on a report: go on; end; leave, until the search resumes the trial."""
+Verdict = Literal["continue", "stop", "pause", "interrupt", "fenced"]
+"""What to do after a report: as the search decides; save and leave, to be resumed later; drop everything."""
+Outcome = Literal["completed", "stopped", "paused", "interrupted", "errored", "invalid_hp"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What the Tune handle hands to Tune, and so to the search: a report that is decided on, or the end of a trial."""
+
+    number: int
+    trial: int
+    step: float | None = None
+    value: float | None = None
+    outcome: Outcome | None = None
+    """Set when the trial ends with this result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What the driver learns of, in order."""
+
+    kind: Literal[
+        "arrived",
+        "broken",
+        "joined",
+        "retired",
+        "lost",
+        "granted",
+        "rows",
+        "saved",
+        "damaged",
+        "left",
+        "handle",
+        "vacated",
+        "spare",
+    ]
+    group: str = ""
+    trial: int = -1
+    lease: int = -1
+    outcome: Outcome | None = None
+    error: str = ""
+    """Of "left"; of "retired": why."""
+    fatal: bool = False
+    """The error is one of configuration: no restart and no other trial can do better."""
+    failure: Failure | None = None
+    """Of "left" with an error."""
+    report: dict[str, Any] | None = None
+    cause: Exception | None = None
+    """Of "broken"."""
+    placement: Any = None
+    """Of "arrived": the placement group."""
+    process: int = -1
+    """Of "handle": the process id."""
+    checkpoint: str = ""
+    """Of "saved" and "damaged": its id."""
+    batches: int = -1
+    value: float | None = None
+    """Of "saved": the search's metric there."""
+    time: float = field(default_factory=time.time)
+    """When it happened, in seconds since the epoch."""
