@@ -52,7 +52,7 @@ def with_source(config: ExperimentConfig) -> ExperimentConfig:
                 raise ValueError(told)
             found = Location.of(latest)
         elif checkpoint is not None:
-            found = _place(checkpoint, config)
+            found = _checkpoint(checkpoint, config)
             with opened(found):
                 pass
         else:
@@ -63,6 +63,19 @@ def with_source(config: ExperimentConfig) -> ExperimentConfig:
     whole = str(found.path.resolve()) if found.is_local else found.uri
     source = {"source_trial_id": None, "source_checkpoint_uuid": whole}
     return config.model_copy(update={"searcher": searcher.model_copy(update=source)})
+
+
+def _checkpoint(named: str, config: ExperimentConfig) -> Location:
+    """A path or a URI; or a name alone, as Determined's UUIDs are, which is looked for in ``checkpoint_storage`` too."""
+    place, own = _place(named, config), config.checkpoint_storage.location
+    if "/" in named or not place.is_local or place.path.exists():
+        return place
+    if own is None:
+        told = (
+            f"there is no directory {named!r} here, and no checkpoint_storage to look for it in; give its path or URI"
+        )
+        raise FileNotFoundError(told)
+    return own.child(named)
 
 
 def _place(where: str, config: ExperimentConfig) -> Location:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from dray import imports
 from dray.cluster.startup_hook import StartupHookFailed
+from dray.experiment.checkpoints import export_determined
 from dray.experiment.config import ConfigError, build_space, load_config
 from dray.experiment.local import run_local
 from dray.pytorch import load_trial_from_checkpoint_path
@@ -120,12 +122,30 @@ def test_every_trial_begins_with_the_state_of_the_source_at_its_own_first_batch(
         assert 1 - trial.model.weight.item() == pytest.approx((1 - 2 * lr) ** 8, rel=1e-3)
 
 
+@pytest.mark.parametrize("remote", [False, True], ids=["directory", "object store"])
+def test_a_checkpoint_of_determineds_is_found_in_the_storage_by_its_uuid(model_dir: Path, remote: bool) -> None:
+    lr = build_space(load_config(CONFIG)).sample(Random("7:0"))["lr"]
+    assert isinstance(lr, float)
+    source = run_local(load_config(CONFIG), model_dir, path=model_dir / "source")
+    storage, uuid = model_dir / "storage", "3f0e2b5c-8f61-4c1b-9d3a-0d6f7a3b9e11"
+    export_determined(Location.of(source / "checkpoint_8"), storage / uuid)
+    if remote:
+        place = Location.of(f"memory://determined{storage}")
+        RemoteDirectory(place.child(uuid)).upload(storage / uuid, last="metadata.json")
+    where = place.uri if remote else {"type": "shared_fs", "host_path": str(model_dir), "storage_path": "storage"}
+    searcher = {**CONFIG["searcher"], "source_checkpoint_uuid": uuid}
+    config = load_config({**CONFIG, "searcher": searcher, "checkpoint_storage": where})
+    seen = validations(run_local(config, model_dir, path=model_dir / "run"))
+    assert seen == pytest.approx({n: (1 - 2 * lr) ** (2 * (8 + n)) for n in (2, 4, 8)}, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("source", "path", "what"),
     [
         ({"source_trial_id": 7}, "searcher.source_trial_id", "as RESULTS/trial_7, got 7"),
         ({"source_trial_id": "nowhere"}, "searcher.source_trial_id", "no checkpoint in nowhere; give the directory"),
-        ({"source_checkpoint_uuid": "nowhere"}, "searcher.source_checkpoint_uuid", "no such directory"),
+        ({"source_checkpoint_uuid": "nowhere"}, "searcher.source_checkpoint_uuid", "give its path or URI"),
+        ({"source_checkpoint_uuid": "no/where"}, "searcher.source_checkpoint_uuid", "no such directory"),
         ({"source_checkpoint_uuid": "a", "source_trial_id": "b"}, "searcher.source_trial_id", "remove one of them"),
     ],
 )
@@ -280,6 +300,21 @@ def test_failing_startup_hook_ends_a_local_run_before_it_begins(program: dict[st
     with pytest.raises(StartupHookFailed, match=r"exited with code 6; .*\n    \| no network"):
         run_local(load_config(program), model_dir, path=model_dir / "run")
     assert not (model_dir / "run").exists()
+
+
+def test_program_that_a_launcher_started_elsewhere_makes_its_process_group(
+    program: dict[str, Any], model_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (model_dir / "launched.py").write_text(
+        "import os, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "print('rank', dist.get_rank(), 'of', dist.get_world_size(), 'local', os.environ['LOCAL_RANK'])\n"
+        "dist.destroy_process_group()\n"
+    )
+    command = "python3 -m determined.launch.torch_distributed -- python3 launched.py"
+    run_local(load_config({**program, "entrypoint": command}), model_dir, path=model_dir / "run")
+    assert "rank 0 of 1 local 0" in capfd.readouterr().out
+    assert "RANK" not in os.environ
 
 
 @pytest.mark.api("9.4")
