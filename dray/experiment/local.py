@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -140,10 +141,23 @@ def _run(
     )
     with host, use_host(host), _known_to_trial(info):
         if isinstance(program, Script):
-            program.run(Path(model_dir).resolve())
+            with variables_set(_launched_alone()):
+                program.run(Path(model_dir).resolve())
         else:
             _train(program, config)
     return host.directory
+
+
+def _launched_alone() -> dict[str, str]:
+    """What a launcher says in the environment, as workers have it, to one process; nothing if it is said already."""
+    if "RANK" in os.environ:
+        return {}
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    single = {"RANK": 0, "LOCAL_RANK": 0, "NODE_RANK": 0, "GROUP_RANK": 0}
+    single |= {"WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "GROUP_WORLD_SIZE": 1, "MASTER_PORT": port}
+    return {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in single.items()}}
 
 
 def _train(trial: type[pytorch.PyTorchTrial], config: ExperimentConfig) -> None:
