@@ -20,7 +20,7 @@ MEMBERS: Mapping[str, str] = {
     "determined.ClusterInfo.gpu_uuids": "torch.cuda.get_device_properties(device).uuid",
     "determined.ClusterInfo.master_cert_file": _MASTER,
     "determined.ClusterInfo.master_cert_name": _MASTER,
-    "determined.ClusterInfo.master_url": f"{_MASTER}; results are read with dray.load_experiment()",
+    "determined.ClusterInfo.master_url": f"{_MASTER}; dray.Result(path) reads an experiment",
     "determined.ClusterInfo.session_token": f"{_MASTER}, nor a login to it",
     "determined.ClusterInfo.task_id": f"{_MASTER}; get_cluster_info().trial has trial_id and experiment_id",
     "determined.core.DistributedContext.from_deepspeed": _TORCH,
