@@ -66,7 +66,7 @@ def with_source(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def _checkpoint(named: str, config: ExperimentConfig) -> Location:
-    """A path or a URI; or a name alone, as Determined's UUIDs are, which is looked for in ``checkpoint_storage`` too."""
+    """By its path or URI; or by a name alone, as Determined's UUIDs are: looked for in ``checkpoint_storage`` too."""
     place, own = _place(named, config), config.checkpoint_storage.location
     if "/" in named or not place.is_local or place.path.exists():
         return place
