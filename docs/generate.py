@@ -1,5 +1,5 @@
-"""Writes docs/pytorch-api.md out of the docstrings, and docs/config.md out of the config's JSON Schema:
-``python docs/generate.py``."""
+"""Writes docs/pytorch-api.md out of the docstrings, docs/config.md out of the config's JSON Schema, and the table of
+Determined's fields in docs/migration.md: ``python docs/generate.py``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import yaml
 
 PAGE = Path(__file__).parent / "pytorch-api.md"
 CONFIG_PAGE = Path(__file__).parent / "config.md"
+MIGRATION_PAGE = Path(__file__).parent / "migration.md"
 
 INTRODUCTION = """\
 # The PyTorch API
@@ -33,7 +34,9 @@ How to bring a training loop of your own here: [porting](porting.md).
 CHAPTERS = {
     "The trial": {"pytorch": ["PyTorchTrial", "PyTorchTrialContext", "PyTorchExperimentalContext"]},
     "Training": {"pytorch": ["init", "Trainer", "Batch", "Epoch", "TrainUnit"]},
-    "Data": {"pytorch": ["DataLoader", "TorchData", "samplers"]},
+    "Data": {
+        "pytorch": ["DataLoader", "TorchData", "samplers", "adapt_batch_sampler", "data_length", "to_device"],
+    },
     "Schedules and metrics": {"pytorch": ["LRScheduler", "Reducer", "MetricReducer"]},
     "Callbacks": {"pytorch": ["PyTorchCallback"]},
     "TensorBoard": {"pytorch.tensorboard": ["TorchWriter"]},
@@ -43,6 +46,7 @@ CHAPTERS = {
         "core": ["DistributedContext", "ClusterInfo", "TrialInfo"],
         "": ["get_cluster_info", "import_from_path", "LOG_FORMAT"],
     },
+    "By the name of Determined": {"compat": ["install", "NotSupported"]},
 }
 """What is told, in this order: chapters, modules of dray ("" is dray itself), names."""
 
@@ -315,9 +319,39 @@ def _references(node: Any, schema: dict[str, Any], path: tuple[str, ...]) -> lis
     return found
 
 
+def determined_fields() -> dict[str, tuple[str, str]]:
+    """Each field of Determined's experiment file: what becomes of it (used, not used, error), and what it does here."""
+    from dray.experiment.determined_fields import NO_MORE, NOT_USED, OLDER, OURS
+    from dray.experiment.schema import SECTIONS
+
+    ours = {tuple(path.split(".")) for path in OURS}
+    found = dict.fromkeys(OLDER, "used") | dict.fromkeys(NOT_USED, "not used") | dict.fromkeys(NO_MORE, "error")
+    told = {path: (state, {**OLDER, **NOT_USED, **NO_MORE}[path]) for path, state in found.items()}
+    for place, section in SECTIONS.items():
+        for name, field in section.model_fields.items():
+            path = (*place, name)
+            # A section is told by its fields; below resources.slots_per_trial there are none of Determined's.
+            section_alone = field.annotation is SECTIONS.get(path)
+            if not section_alone and not any(path[:length] in ours for length in (1, 2)) and len(path) < 3:
+                told[".".join(path)] = ("used", str(field.description))
+    return dict(sorted(told.items()))
+
+
+def migration_page() -> str:
+    """The page as it is, with the table of today."""
+    begin, end = "<!-- fields -->\n", "<!-- end of fields -->"
+    before, rest = MIGRATION_PAGE.read_text().split(begin)
+    lines = ["| field | here | what it does, or what there is instead |", "|---|---|---|"]
+    for path, (state, what) in determined_fields().items():
+        section, _, name = path.partition(".")
+        shown = f"`{section}`: `{name}`" if section == "log_policies" and name else f"`{path}`"
+        lines.append(f"| {shown} | {state} | {what} |".replace("{", "`{").replace("}", "}`"))
+    return before + begin + "\n" + "\n".join(lines) + "\n\n" + end + rest.split(end)[1]
+
+
 def main() -> None:
     """Write the pages."""
-    for file, text in ((PAGE, page()), (CONFIG_PAGE, config_page())):
+    for file, text in ((PAGE, page()), (CONFIG_PAGE, config_page()), (MIGRATION_PAGE, migration_page())):
         file.write_text(text)
         print(f"wrote {file}")
 

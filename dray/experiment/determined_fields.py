@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 _CONTAINER = "trials run in Ray's workers, without a container; "
-_POD = _CONTAINER + "what a pod needs stands in the cluster's own files"
 _HOROVOD = "an option of Horovod's; gradients are averaged by PyTorch's DistributedDataParallel"
 _BATCH_SYSTEM = "there is no batch system; ask it for nodes, and start Ray on them"
 _QUEUE = "Ray has no queue of experiments; what does not fit waits until there is room"
@@ -24,19 +23,18 @@ NOT_USED: dict[str, str] = {
     "checkpoint_storage.propagation": _CONTAINER + "the directory is that of the node",
     "checkpoint_storage.tensorboard_path": "events of TensorBoard lie beside the trial's metrics",
     "data_layer": "of its estimator and Keras data sets, which cached there",
-    "debug": "of its own harness",
+    "debug": "dray logs what is worth knowing; set the levels of other loggers in code",
     "environment.add_capabilities": _CONTAINER + "it has the rights of the user who started Ray",
     "environment.drop_capabilities": _CONTAINER + "it has the rights of the user who started Ray",
     "environment.force_pull_image": _CONTAINER + "install what the code needs on every node",
     "environment.image": _CONTAINER + "install what the code needs on every node",
-    "environment.pod_spec": _POD,
-    "environment.podSpec": _POD,
+    "environment.pod_spec": _CONTAINER + "what a pod needs stands in the cluster's own files",
     "environment.ports": _CONTAINER + "a port that code opens is open on its node",
     "environment.proxy_ports": _CONTAINER + "a port that code opens is open on its node",
     "environment.registry_auth": _CONTAINER + "no image is fetched",
     "integration": _SERVICES,
     "integrations": _SERVICES,
-    "internal": "of Determined's own",
+    "internal": "what old versions of Determined's noted for themselves",
     "log_policies.exclude_node": "Ray places workers; take a bad node out of the cluster: dray cluster check finds it",
     "log_policies.send_webhook": _SERVICES,
     "log_policies.signal": _PAGE.partition(";")[0],
@@ -60,7 +58,7 @@ NOT_USED: dict[str, str] = {
     "resources.weight": _QUEUE,
     "retention_policy": "logs remain until the experiment's directory is deleted",
     "searcher.unit": "a method of your own counts in the unit of max_length",
-    "security": "of Determined's own",
+    "security": "nothing reads it, in Determined neither",
     "slurm": _BATCH_SYSTEM,
     "tensorboard_storage": "events of TensorBoard lie beside the trial's metrics",
     "workspace": _PAGE,
@@ -89,6 +87,9 @@ NO_MORE: dict[str, str] = {
     "searcher.target_trial_steps": _STEPS + "write max_length: {batches: 1000}",
     "searcher.train_stragglers": _SYNC,
 }
+
+#: Of old versions, and read as what they are called now.
+OLDER = {"checkpoint_storage.checkpoint_path": "as storage_path, which it is called now"}
 
 #: Of the schema, and not of Determined's.
 OURS = frozenset(

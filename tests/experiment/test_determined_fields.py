@@ -1,0 +1,382 @@
+"""Every field of Determined's experiment file is used, or named as not used, or an error that says what to write."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from dray.experiment.config import ConfigError, load_config
+from dray.experiment.determined_fields import NO_MORE, NOT_USED, OLDER, OURS, actions, not_used
+from dray.experiment.schema import SECTIONS, ExperimentConfig
+
+ROOT = Path(__file__).parents[2]
+FIELDS = [
+    line for line in Path(__file__).with_name("determined_fields.txt").read_text().splitlines() if line[:1] not in "#"
+]
+LEAST: dict[str, Any] = {
+    "entrypoint": "model_def:Trial",
+    "hyperparameters": {"global_batch_size": 64},
+    "searcher": {"name": "single", "metric": "loss", "max_length": 100},
+}
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def with_field(path: str, value: Any, **fields: Any) -> dict[str, Any]:
+    """LEAST with further fields, and with that of this path."""
+    config = {name: dict(value) if isinstance(value, dict) else value for name, value in (LEAST | fields).items()}
+    place = config
+    *sections, name = path.split(".")
+    for section in sections:
+        place = place.setdefault(section, {})
+    place[name] = value
+    return config
+
+
+def read(config: ExperimentConfig, path: str) -> Any:
+    found: Any = config
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------ the classes
+
+
+def test_each_field_of_determineds_has_one_class(generate: ModuleType) -> None:
+    classes = generate.determined_fields()
+    leaves = {path for path, (state, _) in classes.items() if state == "used"}
+    for path in FIELDS:
+        parents = [path.rpartition(".")[0], path.partition(".")[0]]
+        if tuple(path.split(".")) in SECTIONS:
+            continue  # it is what its fields are
+        if path.startswith("log_policies."):
+            assert "log_policies" in leaves
+            continue
+        ways = [each for each in (path, *parents) if each in classes]
+        assert ways, f"{path} is in no class"
+    tables = (NOT_USED, NO_MORE, OLDER)
+    assert sum(map(len, tables)) == len({*NOT_USED, *NO_MORE, *OLDER}), "and none is in two"
+    assert not leaves & {*NOT_USED, *NO_MORE}
+
+
+def test_and_each_class_has_fields_of_determineds_alone(generate: ModuleType) -> None:
+    known = {*FIELDS, *(path for path in NOT_USED if path.startswith("log_policies."))}
+    assert set(generate.determined_fields()) <= known
+    in_schema = {
+        ".".join((*place, name))
+        for place, section in SECTIONS.items()
+        for name in section.model_fields
+        if len(place) < 2
+    }
+    assert in_schema >= OURS
+    assert not OURS & set(FIELDS)
+
+
+def test_the_table_of_the_docs_is_that_of_the_code(generate: ModuleType) -> None:
+    page = generate.MIGRATION_PAGE.read_text()
+    assert page == generate.migration_page(), "run: python docs/generate.py"
+    for path, (state, _) in generate.determined_fields().items():
+        if not path.startswith("log_policies."):
+            assert f"\n| `{path}` | {state} | " in page
+
+
+# ---------------------------------------------------------------------------------------------------------- not used
+
+VALUES: dict[str, Any] = {
+    "bind_mounts": [{"host_path": "/data", "container_path": "/data", "read_only": True}],
+    "environment.image": {"cuda": "a:1", "cpu": "b:2"},
+    "environment.registry_auth": {"username": "me", "password": "c4n4ry"},
+}
+
+
+@pytest.mark.parametrize("path", [path for path in NOT_USED if not path.startswith("log_policies.")])
+def test_what_is_not_used_is_told_once_and_left_out(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    plain = load_config(with_field("reproducibility.experiment_seed", 7))
+    raw = with_field(path, VALUES.get(path, "x"), reproducibility={"experiment_seed": 7})
+    if path.startswith("checkpoint_storage."):
+        raw["checkpoint_storage"] |= {"type": "shared_fs", "host_path": "/results"}
+        plain = load_config({**raw, "checkpoint_storage": {"type": "shared_fs", "host_path": "/results"}})
+    assert load_config(raw) == plain
+    [told] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert f"\n  {path}: {NOT_USED[path]}" in told.getMessage()
+    assert "c4n4ry" not in told.getMessage()
+    caplog.clear()
+    load_config(load_config(raw).to_dict())
+    assert len(caplog.records) == 1, "and an experiment's own copy has none of it"
+
+
+def test_what_is_null_is_not_told() -> None:
+    raw = {"workspace": None, "resources": {"priority": None, "weight": 2}, "environment": None, "pbs": {}}
+    assert [path for path, _ in not_used(raw)] == ["resources.weight", "pbs"]
+
+
+@pytest.mark.parametrize("path", [path for path in NO_MORE if path != "checkpoint_storage.user"])
+def test_what_is_no_more_is_an_error_that_says_what_to_write(path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(with_field(path, 3))
+    assert (path, NO_MORE[path]) in caught.value.faults
+
+
+def test_a_whole_file_of_determineds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "adaptive.yaml"
+    file.write_text(
+        """
+name: mnist_adaptive
+workspace: vision
+project: digits
+labels: [mnist]
+data: {url: https://example.com/mnist.tar.gz}
+hyperparameters:
+  global_batch_size: {type: const, val: 64}
+  learning_rate: {type: log, base: 10.0, minval: -4.0, maxval: -1.0, count: 3}
+  net:
+    dropout: {type: double, minval: 0.2, maxval: 0.8}
+    act: {type: categorical, vals: [relu, gelu]}
+searcher:
+  name: adaptive_asha
+  metric: validation_loss
+  smaller_is_better: true
+  max_trials: 16
+  max_length: {batches: 937}
+  mode: aggressive
+  stop_once: true
+records_per_epoch: 60000
+scheduling_unit: 50
+min_validation_period: {batches: 100}
+min_checkpoint_period: 200
+perform_initial_validation: true
+environment:
+  image: {cpu: determinedai/environments:py-3.9, cuda: determinedai/environments:cuda-11.3}
+  environment_variables: [NCCL_DEBUG=INFO, "GREETING=a=b c"]
+resources: {slots_per_trial: 2, max_slots: 8, shm_size: 4G, resource_pool: compute, is_single_node: true}
+optimizations: {aggregation_frequency: 2, mixed_precision: O1, average_training_metrics: true}
+log_policies:
+  - {name: ECC, pattern: ".*uncorrectable ECC error.*", action: exclude_node}
+  - {pattern: ".*CUDA out of memory.*", action: {type: cancel_retries}}
+profiling: {enabled: true, begin_on_batch: 0, end_after_batch: 50}
+checkpoint_storage: {type: shared_fs, host_path: /mnt/nfs, storage_path: determined, save_trial_latest: 2}
+entrypoint: python3 -m determined.launch.torch_distributed --trial model_def:MNistTrial
+max_restarts: 2
+reproducibility: {experiment_seed: 999}
+"""
+    )
+    config = load_config(file)
+    assert str(config.min_checkpoint_period) == "200 batches"
+    assert config.resources.placement_strategy == "STRICT_PACK"
+    assert (config.resources.slots_per_trial, config.resources.max_slots) == (2, 8)
+    assert config.environment.variables("cpu") == {"NCCL_DEBUG": "INFO", "GREETING": "a=b c"}
+    assert [policy.pattern for policy in config.log_policies] == [".*CUDA out of memory.*"]
+    [told] = caplog.messages
+    assert told.startswith(f"{file} has fields of Determined's that are not used here:\n  workspace: ")
+    assert [line.partition(":")[0].strip() for line in told.splitlines()[1:]] == [
+        "workspace",
+        "project",
+        "environment.image",
+        "resources.shm_size",
+        "resources.resource_pool",
+        "optimizations.average_training_metrics",
+        "log_policies.exclude_node",
+        "profiling",
+    ]
+    assert load_config(yaml.safe_load(yaml.safe_dump(config.to_dict()))).searcher == config.searcher
+
+
+# -------------------------------------------------------------------------------------------------------------- used
+
+#: Of each field that is used: a value other than the default, what beside it the config needs, and what then is read.
+USED: dict[str, tuple[Any, dict[str, Any], Any]] = {
+    "description": ("a sweep", {}, "a sweep"),
+    "name": ("digits", {}, "digits"),
+    "labels": ({"a": True, "b": True}, {}, ["a", "b"]),
+    "data": ({"path": "/d"}, {}, {"path": "/d"}),
+    "entrypoint": ("python3 train.py", {}, "python3 train.py"),
+    "hyperparameters": ({"lr": 1}, {}, {"lr": 1}),
+    "environment.environment_variables": (["A=1"], {}, {"A": "1"}),
+    "scheduling_unit": (5, {}, 5),
+    "records_per_epoch": (500, {}, 500),
+    "perform_initial_validation": (True, {}, True),
+    "checkpoint_policy": ("all", {}, "all"),
+    "max_restarts": (0, {}, 0),
+    "reproducibility.experiment_seed": (7, {}, 7),
+    "optimizations.aggregation_frequency": (2, {}, 2),
+    "optimizations.average_aggregated_gradients": (False, {}, False),
+    "optimizations.gradient_compression": (True, {}, True),
+    "optimizations.mixed_precision": ("O2", {}, "O2"),
+    "resources.max_slots": (8, {}, 8),
+    "resources.slots_per_trial": (2, {}, 2),
+    "searcher.metric": ("accuracy", {}, "accuracy"),
+    "searcher.smaller_is_better": (False, {}, False),
+    "searcher.source_checkpoint_uuid": ("/mnt/1", {}, "/mnt/1"),
+    "searcher.source_trial_id": ("/mnt/2", {}, "/mnt/2"),
+}
+_SEARCH = {"name": "adaptive_asha", "metric": "loss", "max_trials": 4, "max_length": 100}
+_ASHA = {**_SEARCH, "name": "asha", "num_rungs": 2}
+for _name, _value in (
+    ("bracket_rungs", [2, 1]),
+    ("divisor", 3),
+    ("max_concurrent_trials", 2),
+    ("max_rungs", 3),
+    ("max_trials", 9),
+    ("mode", "aggressive"),
+):
+    USED[f"searcher.{_name}"] = (_value, {"searcher": _SEARCH}, _value)
+USED["searcher.name"] = ("adaptive_asha", {"searcher": {**_SEARCH, "name": "random"}}, "adaptive_asha")
+USED["searcher.num_rungs"] = (3, {"searcher": _ASHA}, 3)
+_TIME = {"name": "adaptive_asha", "metric": "loss", "max_trials": 4, "max_time": 100, "time_metric": "epochs"}
+USED["searcher.max_time"] = (50, {"searcher": _TIME}, 50)
+USED["searcher.time_metric"] = ("batches", {"searcher": _TIME}, "batches")
+_S3 = {"type": "s3", "bucket": "b", "access_key": "AKIA", "secret_key": "hush"}
+_AZURE = {"type": "azure", "container": "c", "account_url": "https://me.blob.core.windows.net"}
+_FS = {"type": "shared_fs", "host_path": "/mnt"}
+for _name, _value, _storage in (
+    ("type", "gcs", {"type": "s3", "bucket": "b"}),
+    ("bucket", "results", _S3),
+    ("prefix", "p", _S3),
+    ("endpoint_url", "http://minio:9000", _S3),
+    ("account_url", "https://you.blob.core.windows.net", _AZURE),
+    ("container", "results", _AZURE),
+    ("container_path", "/mnt/r", {"type": "directory", "container_path": "/mnt"}),
+    ("host_path", "/mnt/r", _FS),
+    ("storage_path", "r", _FS),
+    ("save_experiment_best", 3, _FS),
+    ("save_trial_best", 3, _FS),
+    ("save_trial_latest", 3, _FS),
+):
+    USED[f"checkpoint_storage.{_name}"] = (_value, {"checkpoint_storage": _storage}, _value)
+for _name, _storage in (
+    ("access_key", _S3),
+    ("secret_key", _S3),
+    ("credential", _AZURE),
+    ("connection_string", _AZURE),
+):
+    USED[f"checkpoint_storage.{_name}"] = ("key", {"checkpoint_storage": _storage}, ...)
+#: Those that are read in other words.
+IN_OTHER_WORDS: dict[str, tuple[Any, dict[str, Any], str, Any]] = {
+    "resources.is_single_node": (True, {}, "resources.placement_strategy", "STRICT_PACK"),
+    "resources.slots_per_trial": (0, {}, "resources.slot", "cpu"),
+    "searcher.stop_once": (False, {"searcher": _ASHA}, "searcher.variant", "promotion"),
+    "checkpoint_storage.checkpoint_path": ("r", {"checkpoint_storage": _FS}, "checkpoint_storage.storage_path", "r"),
+}
+_LENGTHS = {"searcher.max_length", "min_validation_period", "min_checkpoint_period"}
+
+
+def test_the_values_below_are_of_all_that_is_used(generate: ModuleType) -> None:
+    used = {path for path, (state, _) in generate.determined_fields().items() if state == "used"}
+    assert used == {*USED, *IN_OTHER_WORDS, *_LENGTHS, "log_policies"}
+
+
+@pytest.mark.parametrize("path", sorted(USED))
+def test_what_is_used_is_taken_and_kept(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    value, beside, meant = USED[path]
+    config = load_config(with_field(path, value, **beside))
+    found = read(config, path)
+    assert found == meant if meant is not ... else found.get_secret_value() == value
+    assert found != read(load_config(with_field("max_restarts", 5, **beside)), path), "it changes something"
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("path", sorted(IN_OTHER_WORDS))
+def test_older_words_mean_those_of_today(path: str) -> None:
+    value, beside, now, meant = IN_OTHER_WORDS[path]
+    config = load_config(with_field(path, value, **beside))
+    assert read(config, now) == meant
+    assert load_config(config.to_dict()) == config
+
+
+@pytest.mark.parametrize("path", sorted(_LENGTHS))
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (100, "100 batches"),
+        ({"batches": 100}, "100 batches"),
+        ({"epochs": 2}, "2 epochs"),
+        ({"records": 9}, "9 records"),
+    ],
+)
+def test_lengths_are_taken_in_every_unit(path: str, written: Any, meant: str) -> None:
+    assert str(read(load_config(with_field(path, written)), path)) == meant
+
+
+# ----------------------------------------------------------------------------------------------- the ways to say some
+
+
+@pytest.mark.parametrize(
+    ("written", "on_cpu", "on_cuda", "on_rocm"),
+    [
+        (["A=1", "B=x=y", "C="], {"A": "1", "B": "x=y", "C": ""}, ..., ...),
+        ({"A": "1", "B": 2, "C": 0.5}, {"A": "1", "B": "2", "C": "0.5"}, ..., ...),
+        ({"cpu": ["A=1"], "cuda": ["A=2", "B=3"]}, {"A": "1"}, {"A": "2", "B": "3"}, {}),
+        ({"gpu": ["A=2"], "rocm": {"A": "3"}, "cpu": None}, {}, {"A": "2"}, {"A": "3"}),
+        ({"ALL": "0", "cuda": ["A=2"]}, {"ALL": "0"}, {"ALL": "0", "A": "2"}, {"ALL": "0"}),
+        ({"cpu": "a variable of this name"}, {"cpu": "a variable of this name"}, ..., ...),
+    ],
+)
+def test_environment_variables(written: Any, on_cpu: Any, on_cuda: Any, on_rocm: Any) -> None:
+    environment = load_config(with_field("environment.environment_variables", written)).environment
+    assert environment.variables("cpu") == on_cpu
+    assert environment.variables("cuda") == (on_cpu if on_cuda is ... else on_cuda)
+    assert environment.variables("rocm") == (on_cpu if on_rocm is ... else on_rocm)
+    again = load_config(with_field("environment.environment_variables", environment.environment_variables))
+    assert again.environment == environment
+
+
+@pytest.mark.parametrize(
+    "written",
+    [["A"], ["=c4n4ry"], [["A", "c4n4ry"]], "A=c4n4ry", {"A": ["c4n4ry"]}, {"A": True}, {"A=c4n4ry": 1}, {1: "c4n4ry"}],
+)
+def test_what_is_no_environment_is_told_without_its_values(written: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(with_field("environment.environment_variables", written))
+    [fault] = caught.value.faults
+    assert fault.path == "environment.environment_variables"
+    assert "must" in fault.what
+    assert "c4n4ry" not in fault.what.replace("'A=c4n4ry'", "")
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked"),
+    [
+        ({"pattern": "a", "action": "cancel_retries"}, ["cancel_retries"]),
+        ({"pattern": "a", "action": {"type": "cancel_retries"}}, ["cancel_retries"]),
+        ({"pattern": "a", "action": {"signal": "bad"}}, ["signal"]),
+        (
+            {"pattern": "a", "actions": ["exclude_node", {"signal": "bad"}, "cancel_retries"]},
+            ["exclude_node", "signal", "cancel_retries"],
+        ),
+        ({"pattern": "a", "policy": {"type": "on_failure_dont_retry"}}, ["cancel_retries"]),
+        ({"pattern": "a", "policy": {"type": "send_webhook", "webhook_name": "w"}}, ["send_webhook"]),
+        ({"pattern": "a", "signal": "bad"}, ["signal"]),
+    ],
+)
+def test_log_policies_of_every_version(policy: dict[str, Any], asked: list[str]) -> None:
+    assert actions(policy) == asked
+    raw = with_field("log_policies", [policy])
+    assert [path for path, _ in not_used(raw)] == [
+        f"log_policies.{action}" for action in asked if action != "cancel_retries"
+    ]
+    kept = load_config(raw).log_policies
+    assert [(each.pattern, each.action) for each in kept] == [("a", "cancel_retries")] * ("cancel_retries" in asked)
+
+
+def test_time_in_batches_or_epochs_is_a_length_that_needs_no_metric() -> None:
+    config = load_config(with_field("searcher", {**_TIME, "max_time": 16}))
+    assert (str(config.searcher.counted_length), config.searcher.counted_by) == ("16 epochs", None)
+    config = load_config(
+        with_field("searcher", {**_TIME, "time_metric": "seconds"}, min_validation_period={"epochs": 1})
+    )
+    assert (config.searcher.counted_length, config.searcher.counted_by) == (None, "seconds")
