@@ -107,14 +107,14 @@ class RayProgramHost(RayHost):
         return ended
 
     def end(self) -> Ending:
-        if self._own_loop and self.outcome == "completed":
-            if self._compared is None and self._lease.last_step is None:
-                raise SearcherMetricError(
-                    f"searcher.metric: the search compares {self.metric!r}, but the program has reported "
-                    f"{sorted(self._names) or 'no validation metrics'}; report it with "
-                    "core_context.train.report_validation_metrics(), or name one of these"
-                )
-            self._last = self._compared
+        known = self._compared is not None or self._lease.last_step is not None
+        if self._own_loop and self.outcome == "completed" and not known:
+            raise SearcherMetricError(
+                f"searcher.metric: the search compares {self.metric!r}, but the program has reported "
+                f"{sorted(self._names) or 'no validation metrics'}; report it with "
+                "core_context.train.report_validation_metrics(), or name one of these"
+            )
+        self._last = self._last or self._compared
         return super().end()
 
     def best_validation(self) -> float | None:

@@ -1,0 +1,535 @@
+"""Programs with a loop of their own, without an experiment: alone, and as ranks that are threads here."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from dray import core
+from dray.core import (
+    ClusterInfo,
+    Context,
+    DistributedContext,
+    DownloadMode,
+    EarlyExitReason,
+    PreemptMode,
+    SearcherMode,
+    TensorboardMode,
+    TrialInfo,
+    Unit,
+    set_cluster_info,
+)
+from dray.hosts import LocalHost, use_host
+from dray.pytorch import InvalidHP
+from dray.storage import CheckpointError
+from dray.training.errors import PeerFailed, SearcherMetricError
+from dray.training.host import Report
+from tests.core.test_distributed import on_ranks
+from tests.pytorch.fakes import FakeHost
+
+TWO = [
+    {"rank": rank, "size": 2, "local_rank": rank, "local_size": 2, "cross_rank": 0, "cross_size": 1} for rank in (0, 1)
+]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
+    return tmp_path / "results"
+
+
+def rows(home: Path) -> list[dict[str, Any]]:
+    (file,) = home.glob("local/*/metrics.jsonl")
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name != "time"} for row in found]
+
+
+def ranks(work: Callable[[Context], Any], **arguments: Any) -> list[Any]:
+    """What two ranks make of `work`, each with a context."""
+
+    def one(distributed: DistributedContext) -> Any:
+        with core.init(distributed=distributed, **arguments) as context:
+            return work(context)
+
+    return on_ranks(TWO, one)
+
+
+class Searching(LocalHost):
+    """A search that wants a report at each of these lengths, and stops the trial at `stop_at`."""
+
+    def __init__(self, directory: Path, lengths: list[float], stop_at: float | None = None) -> None:
+        super().__init__(directory)
+        self.lengths, self.stop_at = lengths, stop_at
+        self.reports: list[Report] = []
+        self.heard = 0
+
+    def report(self, report: Report) -> bool:
+        self.reports.append(report)
+        return report.length is not None and report.length == self.stop_at
+
+    def interrupted(self) -> None:
+        self.heard += 1
+
+
+def info_of(**searcher: Any) -> ClusterInfo:
+    config = {"searcher": {"metric": "loss", **searcher}}
+    return ClusterInfo(trial=TrialInfo(trial_id=3, experiment_id=1, trial_seed=0, hparams={"lr": 0.5}, config=config))
+
+
+@pytest.fixture
+def in_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Searching]:
+    def make(lengths: list[float], stop_at: float | None = None, **searcher: Any) -> Searching:
+        monkeypatch.setattr("dray.training.cluster_info._current", info_of(**searcher))
+        return Searching(tmp_path / "trial", lengths, stop_at)
+
+    return make
+
+
+# ------------------------------------------------------------------------------------------------------------- metrics
+def test_metrics_go_to_the_directory_of_the_run(home: Path) -> None:
+    with core.init() as context:
+        context.train.report_training_metrics(steps_completed=1, metrics={"loss": torch.tensor(0.5)})
+        context.train.report_validation_metrics(steps_completed=np.int64(2), metrics={"acc": np.float32(0.25), "n": 3})
+        context.train.report_metrics("validation", 3.0, {"acc": 0.5, "raw": b"left out"})  # type: ignore[arg-type]
+        context.train.report_metrics("inference", 3, {"bleu": 31})
+    assert rows(home) == [
+        {"batches": 1, "training": {"loss": 0.5}},
+        {"batches": 2, "validation": {"acc": 0.25, "n": 3}},
+        {"batches": 3, "validation": {"acc": 0.5}},
+        {"batches": 3, "groups": {"inference": {"bleu": 31}}},
+    ]
+
+
+def test_nothing_is_written_before_there_is_something_to_write(home: Path) -> None:
+    with core.init() as context:
+        assert context.info is None
+        assert context.train.get_experiment_best_validation() is None
+        assert not context.preempt.should_preempt()
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("report", "told"),
+    [
+        (lambda train: train.report_training_metrics("7", {}), "steps_completed is an int, got '7'"),
+        (lambda train: train.report_training_metrics(True, {}), "steps_completed is an int >= 0, got True"),
+        (lambda train: train.report_validation_metrics(-1, {}), "steps_completed is an int >= 0, got -1"),
+        (lambda train: train.report_validation_metrics(1, 0.5), r"report_validation_metrics\(\) takes a dict of metr"),
+        (lambda train: train.report_validation_metrics(1, {"loss": None}), "the metric 'loss' is None; report a num"),
+        (
+            lambda train: train.report_training_metrics(1, {"loss": object()}),
+            "'loss' of type object, which is not JSON",
+        ),
+        (lambda train: train.report_metrics("a.b", 1, {}), "a group of metrics is a name without a dot"),
+        (lambda train: train.report_metrics("system", 1, {}), "other than 'system', got 'system'"),
+        (lambda train: train.report_progress(1.5), "progress is a share from 0 to 1, got 1.5"),
+    ],
+)
+def test_what_can_not_be_reported_is_told(report: Callable[[Any], None], told: str, home: Path) -> None:
+    with core.init() as context, pytest.raises((TypeError, ValueError), match=told):
+        report(context.train)
+    assert not home.exists()
+
+
+def test_only_the_chiefs_reports_count(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ranks(lambda context: context.train.report_validation_metrics(1, {"of": context.distributed.rank}))
+    assert rows(home) == [{"batches": 1, "validation": {"of": 0}}]
+    assert "rank 1 called report_validation_metrics(): only what the chief reports counts" in caplog.text
+
+
+def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
+    events = EventAccumulator(str(directory))
+    events.Reload()
+    return {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+@pytest.mark.api("2.11")
+def test_tensorboard_shows_what_was_reported(home: Path) -> None:
+    with core.init() as context:
+        context.train.report_training_metrics(2, {"loss": 0.5}, batch_metrics=[{"loss": 0.75}, {"loss": 0.25}])
+        context.train.report_training_metrics(3, {"loss": 1.0, "name": "text"})
+        context.train.report_validation_metrics(3, {"acc": 0.5, "val_loss": 2.0})
+        directory = context.train.get_tensorboard_path()
+    assert scalars(directory) == {
+        "Determined/loss": [(1, 0.75), (2, 0.25), (3, 1.0)],
+        "Determined/val_acc": [(3, 0.5)],
+        "Determined/val_loss": [(3, 2.0)],
+    }
+
+
+def test_in_manual_mode_nothing_is_written_for_tensorboard() -> None:
+    with core.init(tensorboard_mode=TensorboardMode.MANUAL) as context:
+        context.train.report_training_metrics(1, {"loss": 0.5})
+        context.train.upload_tensorboard_files()
+        assert not context.train.get_tensorboard_path().exists()
+    with core.init() as context, pytest.raises(RuntimeError, match=r"is for core\.init\(tensorboard_mode="):
+        context.train.upload_tensorboard_files()
+
+
+def test_metadata_of_a_run_is_what_was_set_last() -> None:
+    with core.init() as context:
+        assert context.train.get_metadata() is None
+        context.train.set_metadata({"model": "a"})
+        assert context.train.set_metadata({"dataset": {"rows": 3}}) == {"dataset": {"rows": 3}}
+        assert context.train.get_metadata() == {"dataset": {"rows": 3}}
+
+
+def test_invalid_hyperparameters_leave_the_program() -> None:
+    with pytest.raises(InvalidHP), core.init() as context:
+        context.train.report_early_exit(EarlyExitReason.USER_REQUESTED_STOP)
+        context.train.report_early_exit(EarlyExitReason.INVALID_HP)
+
+
+def test_an_alert_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with core.init() as context:
+        context.alert(title="diverged", description="loss is nan", level="warn")
+        context.profiler.on()
+        context.profiler.off()
+    assert ("dray.core.context", logging.WARNING, "diverged: loss is nan") in caplog.record_tuples
+
+
+# --------------------------------------------------------------------------------------------------------- checkpoints
+def store(context: Context, steps: int, content: str = "x") -> str:
+    with context.checkpoint.store_path({"steps_completed": steps, "note": content}) as (path, storage_id):
+        (path / "below").mkdir()
+        (path / "below" / "state").write_text(content)
+    return str(storage_id)
+
+
+def test_a_checkpoint_is_found_again_by_its_id_by_this_run_and_by_others(home: Path, tmp_path: Path) -> None:
+    with core.init() as context:
+        storage_id = store(context, 10)
+        store(context, 20, "newer")
+    with core.init() as context:
+        with context.checkpoint.restore_path(storage_id) as path:
+            assert (path / "below" / "state").read_text() == "x"
+        assert context.checkpoint.get_metadata(storage_id) == {"steps_completed": 10, "note": "x"}
+        context.checkpoint.download(storage_id, tmp_path / "copy", selector=lambda name: name.startswith("below"))
+        assert [path.name for path in (tmp_path / "copy").rglob("*")] == ["below", "state"]
+        with pytest.raises(FileNotFoundError, match="there is no checkpoint 'nothing'"):
+            context.checkpoint.download("nothing", tmp_path / "nothing")
+        with pytest.raises(ValueError, match="a run deletes only its own"):
+            context.checkpoint.delete(storage_id)
+
+
+def test_a_checkpoint_that_is_deleted_is_gone_and_the_others_stay() -> None:
+    with core.init() as context:
+        first, second = store(context, 1), store(context, 2)
+        context.checkpoint.delete(first)
+        with pytest.raises(FileNotFoundError):
+            context.checkpoint.get_metadata(first)
+        assert context.checkpoint.get_metadata(second)["steps_completed"] == 2
+
+
+def test_a_checkpoint_that_fails_half_way_is_none(home: Path) -> None:
+    with core.init() as context:
+        with pytest.raises(ArithmeticError), context.checkpoint.store_path({"steps_completed": 1}) as (path, _):
+            (path / "state").write_text("half")
+            raise ArithmeticError
+        refused = pytest.raises(ValueError, match=r"can't have a file 'manifest\.json' of its own: .* rename it")
+        with refused, context.checkpoint.store_path({"steps_completed": 1}) as (path, _):
+            (path / "manifest.json").write_text("mine")
+    assert not list(home.rglob("*state*"))
+    assert not list(home.rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"steps_completed": -1}, {"steps_completed": "3"}])
+def test_metadata_says_how_far_training_is(metadata: dict[str, Any] | None) -> None:
+    with core.init() as context, pytest.raises(ValueError, match="metadata needs 'steps_completed', an int >= 0"):
+        context.checkpoint.store_path(metadata).__enter__()
+
+
+def test_a_directory_of_the_programs_own_is_uploaded_as_it_selects(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "deep").mkdir(parents=True)
+    (tmp_path / "mine" / "a.pt").write_text("a")
+    (tmp_path / "mine" / "deep" / "b.tmp").write_text("b")
+    with core.init() as context:
+        whole = context.checkpoint.upload(tmp_path / "mine", {"steps_completed": 1})
+        part = context.checkpoint.upload(
+            tmp_path / "mine", {"steps_completed": 2}, selector=lambda name: name.endswith(".pt")
+        )
+        found = []
+        for storage_id in (whole, part):
+            with context.checkpoint.restore_path(storage_id) as path:
+                found.append(sorted(file.name for file in path.rglob("*.*") if file.suffix in (".pt", ".tmp")))
+        assert found == [["a.pt", "b.tmp"], ["a.pt"]]
+        with pytest.raises(NotADirectoryError, match="there is no directory"):
+            context.checkpoint.upload(tmp_path / "nothing", {"steps_completed": 3})
+        with pytest.raises(RuntimeError, match="would save nothing"):
+            context.checkpoint.upload(None, {"steps_completed": 3})
+    assert sorted(path.name for path in (tmp_path / "mine").rglob("*")) == ["a.pt", "b.tmp", "deep"], "as it was"
+
+
+def test_ranks_write_into_one_sharded_checkpoint() -> None:
+    def work(context: Context) -> tuple[str, dict[str, Any], list[str]]:
+        rank = context.distributed.rank
+        metadata = {"steps_completed": 4, "ranks": {str(rank): rank}}
+        with context.checkpoint.store_path(metadata, shard=True) as (path, storage_id):
+            (path / f"rank_{rank}").write_text(str(rank))
+        with context.checkpoint.restore_path(storage_id) as path:
+            files = sorted(file.name for file in path.glob("rank_*"))
+        return storage_id, context.checkpoint.get_metadata(storage_id), files
+
+    first, second = ranks(work)
+    assert first == second
+    assert first[1:] == ({"steps_completed": 4, "ranks": {"0": 0, "1": 1}}, ["rank_0", "rank_1"])
+
+
+def test_sharded_upload_takes_each_file_once_and_refuses_two_of_one_name(tmp_path: Path) -> None:
+    def work(context: Context) -> list[str]:
+        rank = context.distributed.rank
+        mine = tmp_path / f"of_{rank}"
+        mine.mkdir()
+        (mine / "same").write_text("same")
+        (mine / f"own_{rank}").write_text("own")
+        storage_id = context.checkpoint.upload(mine, {"steps_completed": 1}, shard=True)
+        with context.checkpoint.restore_path(storage_id) as path:
+            found = sorted(file.name for file in path.iterdir() if file.suffix == "")
+        (mine / "same").write_text(f"not the same {rank}")
+        with pytest.raises(RuntimeError, match="different files of the same name: same; put the rank into the names"):
+            context.checkpoint.upload(mine, {"steps_completed": 2}, shard=True)
+        with pytest.raises(RuntimeError, match="ranks disagree on of: 0, 1"):
+            context.checkpoint.upload(mine, {"steps_completed": 2, "of": rank}, shard=True, selector=lambda name: False)
+        return found
+
+    assert ranks(work) == [["own_0", "own_1", "same"]] * 2
+
+
+def test_one_rank_that_fails_in_a_sharded_checkpoint_leaves_none_and_nobody_waits(home: Path) -> None:
+    def work(context: Context) -> str:
+        try:
+            with context.checkpoint.store_path({"steps_completed": 1}, shard=True):
+                if context.distributed.rank == 1:
+                    raise ArithmeticError("no shard")
+        except (ArithmeticError, PeerFailed) as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    failed = "PeerFailed: rank 1 failed in writing a sharded checkpoint: ArithmeticError('no shard')"
+    assert ranks(work) == [failed, "ArithmeticError: no shard"]
+    assert not list(home.rglob("checkpoint_*"))
+    assert not list(home.rglob(".staging*"))
+
+
+def test_other_ranks_save_nothing_by_themselves_and_restore_what_they_like(tmp_path: Path) -> None:
+    def work(context: Context) -> list[str]:
+        rank = context.distributed.rank
+        storage_id = context.distributed.broadcast(store(context, 3) if rank == 0 else "")
+        if rank == 1:
+            with pytest.raises(RuntimeError, match=r"store_path\(\) was called by rank 1: without shard=True rank 0"):
+                store(context, 4)
+            with pytest.raises(RuntimeError, match=r"upload\(\) was called by rank 1"):
+                context.checkpoint.upload(tmp_path, {"steps_completed": 4})
+            context.checkpoint.download(storage_id, tmp_path / "alone", DownloadMode.NoSharedDownload)
+        context.checkpoint.download(
+            storage_id, tmp_path / "shared", selector=lambda name: (rank == 0) == name.startswith("below")
+        )
+        return sorted(path.name for path in (tmp_path / "shared").rglob("*") if path.is_file())
+
+    assert [sorted({*found, "metrics.jsonl"}) for found in ranks(work)] == [
+        ["metadata.json", "metrics.jsonl", "state"]
+    ] * 2
+    assert (tmp_path / "alone" / "below" / "state").exists()
+
+
+@pytest.mark.parametrize("form", ["text", "section"])
+def test_a_local_run_keeps_checkpoints_where_it_is_told_to(form: str, tmp_path: Path, home: Path) -> None:
+    place = str(tmp_path / "elsewhere")
+    storage: Any = (
+        place if form == "text" else {"type": "shared_fs", "host_path": str(tmp_path), "storage_path": "elsewhere"}
+    )
+    with core.init(checkpoint_storage=storage) as context:
+        storage_id = store(context, 1)
+    with core.init(checkpoint_storage=storage) as context:
+        assert context.checkpoint.get_metadata(storage_id)["note"] == "x"
+    assert [path.parent.parent for path in Path(place).rglob("checkpoint_1")] == [Path(place)]
+    assert not home.exists()
+
+
+def test_a_local_run_keeps_checkpoints_in_an_object_store(tmp_path: Path) -> None:
+    with core.init(checkpoint_storage="memory://bucket/core") as context:
+        storage_id = store(context, 1)
+        assert storage_id.startswith("memory://bucket/core/")
+    with core.init(checkpoint_storage="memory://bucket/core") as context:
+        context.checkpoint.download(storage_id, tmp_path / "copy")
+        assert (tmp_path / "copy" / "below" / "state").read_text() == "x"
+
+
+def test_a_storage_of_another_kind_is_told() -> None:
+    with pytest.raises(ValueError, match="type is one of s3, gcs, directory, shared_fs, got 'hdfs'"):
+        core.init(checkpoint_storage={"type": "hdfs"})
+
+
+def test_a_damaged_checkpoint_is_told(home: Path) -> None:
+    with core.init() as context:
+        storage_id = store(context, 1)
+        next(home.rglob("state")).write_text("y")
+        with pytest.raises(CheckpointError, match="state is not what was written"):
+            context.checkpoint.get_metadata(storage_id)
+
+
+# ------------------------------------------------------------------------------------------------------------- preempt
+def test_sigterm_asks_a_local_run_to_end() -> None:
+    with core.init() as context:
+        assert not context.preempt.should_preempt()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert context.preempt.should_preempt()
+
+
+@pytest.mark.parametrize("mode", [PreemptMode.WorkersAskChief, PreemptMode.WorkersAskMaster])
+def test_all_ranks_hear_what_the_chief_was_told(mode: PreemptMode) -> None:
+    barrier = threading.Barrier(2, timeout=20)
+
+    def work(context: Context) -> list[bool]:
+        answers = [context.preempt.should_preempt()]
+        barrier.wait()
+        if context.distributed.rank == 0:
+            context.train.told = True
+            if mode is PreemptMode.WorkersAskMaster:
+                assert context.preempt.should_preempt()
+        barrier.wait()
+        return [*answers, context.preempt.should_preempt()]
+
+    assert ranks(work, preempt_mode=mode) == [[False, True]] * 2
+
+
+def test_only_the_chief_asks_where_that_was_agreed() -> None:
+    def work(context: Context) -> bool:
+        if context.distributed.rank == 1:
+            with pytest.raises(RuntimeError, match=r"called by rank 1: with PreemptMode\.ChiefOnly rank 0 alone may"):
+                context.preempt.should_preempt()
+        return context.distributed.rank == 1 or context.preempt.should_preempt()
+
+    assert ranks(work, preempt_mode=PreemptMode.ChiefOnly) == [False, True]
+
+
+def test_an_answer_counts_as_heard_unless_the_program_wants_to_say_so_itself(
+    in_search: Callable[..., Searching],
+) -> None:
+    host = in_search([])
+    with use_host(host), core.init() as context:
+        context.train.told = True
+        assert context.preempt.should_preempt(auto_ack=False)
+        assert host.heard == 0
+        context.preempt.acknowledge_preemption_signal()
+        assert host.heard == 1
+        assert context.preempt.should_preempt()
+        assert host.heard == 2
+
+
+# ------------------------------------------------------------------------------------------------------------ searcher
+def test_a_run_without_a_search_has_one_operation(home: Path) -> None:
+    with core.init() as context:
+        lengths = []
+        for op in context.searcher.operations():
+            op.report_progress(0.5)
+            lengths.append(op.length)
+            op.report_completed(torch.tensor(0.25))
+        assert context.searcher.get_configured_units() is Unit.EPOCHS
+        context.searcher.acknowledge_out_of_ops()
+    assert lengths == [1]
+    assert rows(home) == [{"batches": 1, "validation": {"searcher_metric": 0.25}}]
+
+
+def test_there_is_an_operation_for_each_length_until_the_search_stops_the_trial(
+    in_search: Callable[..., Searching],
+) -> None:
+    host = in_search([1, 4, 16], 4, max_length={"epochs": 16})
+    with use_host(host), core.init() as context:
+        for op in context.searcher.operations():
+            context.train.report_validation_metrics(100 * op.length, {"loss": 0.5})
+            op.report_completed(1 / op.length)
+        assert context.preempt.should_preempt()
+        assert context.searcher.get_configured_units() is Unit.EPOCHS
+    told = [(r.batches, r.epochs, r.validation, r.length, r.compared) for r in host.reports]
+    assert told == [
+        (100, None, {"loss": 0.5}, None, False),
+        (100, 1, {"loss": 1.0}, 1, True),
+        (400, None, {"loss": 0.5}, None, False),
+        (400, 4, {"loss": 0.25}, 4, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("searcher", "unit"),
+    [
+        ({"max_length": {"batches": 16}}, Unit.BATCHES),
+        ({"max_length": {"records": 16}}, Unit.RECORDS),
+        ({"max_time": 16, "time_metric": "seconds"}, None),
+    ],
+)
+def test_units_are_those_of_the_config(
+    searcher: dict[str, Any], unit: Unit | None, in_search: Callable[..., Searching]
+) -> None:
+    with use_host(in_search([16], **searcher)), core.init() as context:
+        assert context.searcher.get_configured_units() is unit
+        assert [op.report_completed(1.0) for op in context.searcher.operations()] == [None]
+
+
+def test_ranks_are_told_of_operations_in_step() -> None:
+    def work(context: Context) -> list[float]:
+        lengths = []
+        for op in context.searcher.operations():
+            lengths.append(op.length)
+            if context.distributed.rank == 0:
+                op.report_completed(0.5)
+            else:
+                with pytest.raises(RuntimeError, match=r"op.report_completed\(\) was called by another rank than the"):
+                    op.report_completed(0.5)
+        return lengths
+
+    assert ranks(work) == [[1], [1]]
+
+
+def test_misuse_of_operations_is_told(in_search: Callable[..., Searching]) -> None:
+    with core.init() as context:
+        with pytest.raises(RuntimeError, match=r"the operation of length 1 was left without op.report_completed\(\)"):
+            list(context.searcher.operations(SearcherMode.ChiefOnly))
+        op = next(iter(context.searcher.operations()))
+        with pytest.raises(SearcherMetricError, match=r"op.report_completed\(\) takes a number, got 'good'"):
+            op.report_completed("good")
+        with pytest.raises(RuntimeError, match="was called twice"):
+            op.report_completed(1.0)
+    no_length = pytest.raises(ValueError, match="the search sets no length, so that there are no operations; write")
+    with use_host(in_search([])), core.init() as context, no_length:
+        next(context.searcher.operations())
+
+
+# ---------------------------------------------------------------------------------------------------------------- init
+def test_a_trial_that_is_a_class_has_a_trainer_for_this(tmp_path: Path) -> None:
+    with use_host(FakeHost(tmp_path)), pytest.raises(RuntimeError, match="but this trial is a class, whose trainer"):  # type: ignore[arg-type]
+        core.init()
+
+
+def test_a_context_can_be_closed_without_a_block(home: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    context = core.init()
+    context.start()
+    context.train.report_training_metrics(1, {"loss": 1.0})
+    context.close()
+    context.close()
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert len(rows(home)) == 1
+
+
+def test_two_ranks_are_one_run(home: Path) -> None:
+    paths = ranks(lambda context: context.train.get_tensorboard_path())
+    assert paths[0] == paths[1]
+
+
+def test_it_is_known_what_a_program_is_a_trial_of(in_search: Callable[..., Searching]) -> None:
+    with use_host(in_search([])), core.init(checkpoint_storage="/elsewhere") as context:
+        assert context.info is not None
+        assert context.info.trial.hparams == {"lr": 0.5}
+    assert set_cluster_info(None) is context.info
