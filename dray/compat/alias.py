@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from dray.compat.names import COUNTERPARTS, MODULES, missing
+
+log = logging.getLogger(__name__)
 
 # A directory with nothing but the package `determined` in it. As an entry of sys.path it is also found by processes
 # that get no more of us than that, such as the spawned workers of a data loader.
@@ -35,7 +38,8 @@ def install() -> None:
             f"Determined's own package is imported already, from {place}; call dray.compat.install() before the first "
             "`import determined`"
         )
-    _serve(whole=True)
+    _finder.whole = True
+    install_if_absent()
     importlib.import_module("determined")
 
 
@@ -44,6 +48,8 @@ def install_if_absent() -> None:
     # At the end of sys.path, so that whatever else is there is found before it.
     if str(_PATH) not in sys.path:
         sys.path.append(str(_PATH))
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
 
 
 def real() -> str | None:
@@ -130,7 +136,11 @@ def _stand_in(name: str) -> Any:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules below `determined`, where that is ours; and, after `install`, that one too."""
+    """Finds the modules below `determined`, where that is ours; and, after `install`, that one too.
+
+    Attributes:
+        whole: after `install`.
+    """
 
     whole = False
 
@@ -141,7 +151,10 @@ class _Finder(MetaPathFinder):
         package, _, rest = name.partition(".")
         if package == "determined":
             if not rest:
-                return spec_from_file_location(name, _INIT) if self.whole else None
+                if self.whole:
+                    return spec_from_file_location(name, _INIT)
+                _warn_of(PathFinder.find_spec(name))
+                return None
             if not _is_ours(sys.modules.get(package)):
                 return None
             if name not in MODULES and missing(name) is None:
@@ -157,6 +170,16 @@ class _Finder(MetaPathFinder):
         if name in MODULES or missing(name) is not None:
             return ModuleSpec(name, _Loader(), is_package=True)
         return None
+
+
+def _warn_of(spec: ModuleSpec | None) -> None:
+    # An error comes where its objects meet ours, which may be at the end of a long training, or never.
+    if spec is not None and spec.submodule_search_locations and spec.origin not in (None, str(_INIT)):
+        log.warning(
+            "Determined's own package (%s) is imported, which knows nothing of dray: pip uninstall determined, and "
+            "`import determined` gives dray",
+            spec.origin,
+        )
 
 
 class _Loader(Loader):
@@ -178,14 +201,6 @@ class _Loader(Loader):
 
 
 _finder = _Finder()
-
-
-def _serve(*, whole: bool = False) -> None:
-    """Answer for the modules below `determined`, and with `whole` for that one too."""
-    _finder.whole |= whole
-    if _finder not in sys.meta_path:
-        sys.meta_path.insert(0, _finder)
-    install_if_absent()
 
 
 def _is_ours(module: ModuleType | None) -> bool:

@@ -334,10 +334,13 @@ def test_a_directory_of_this_name_without_code_is_not_the_package(untouched: Non
     assert load_trial_class("det_model_def:Trial", model_dir).__base__ is dray.pytorch.PyTorchTrial
 
 
-def test_a_module_of_the_users_of_this_name_goes_first(untouched: None, model_dir: Path) -> None:
+def test_a_module_of_the_users_of_this_name_goes_first(
+    untouched: None, model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (model_dir / "determined.py").write_text("mine = True\n")
     use_model_dir(model_dir)
     assert importlib.import_module("determined").mine
+    assert not caplog.messages
 
 
 def test_the_next_model_directory_has_the_same_alias(untouched: None, model_dir: Path, tmp_path: Path) -> None:
@@ -476,12 +479,15 @@ def real(untouched: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return place
 
 
-def test_the_real_package_goes_first(real: Path) -> None:
+def test_the_real_package_goes_first_with_a_warning(real: Path, caplog: pytest.LogCaptureFixture) -> None:
     compat.install_if_absent()
     import determined as det
 
     assert det.__version__ == "0.38.1"
-    assert "dray" not in importlib.import_module("determined.pytorch").__name__
+    assert importlib.import_module("determined.pytorch").__name__ == "determined.pytorch"
+    (warned,) = caplog.messages
+    assert f"({real / 'determined' / '__init__.py'})" in warned
+    assert "pip uninstall determined" in warned
 
 
 def test_a_class_of_the_real_package_is_told_with_the_cure(real: Path, model_dir: Path) -> None:
@@ -492,8 +498,9 @@ def test_a_class_of_the_real_package_is_told_with_the_cure(real: Path, model_dir
     assert "pip uninstall determined" in str(told.value)
 
 
-def test_install_wins_over_the_real_package(real: Path) -> None:
+def test_install_wins_over_the_real_package(real: Path, caplog: pytest.LogCaptureFixture) -> None:
     compat.install()
+    assert not caplog.messages
     import determined as det
 
     assert det.pytorch is dray.pytorch

@@ -13,7 +13,7 @@ __version__ = f"{VERSION}+dray{dray.__version__}"
 # `import *` gives the names that do not bring torch.
 __all__ = ["LOG_FORMAT", "__version__", "get_cluster_info", "import_from_path"]
 
-alias._serve()
+alias.install_if_absent()
 
 
 def __getattr__(name: str) -> Any:
