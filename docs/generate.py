@@ -42,6 +42,23 @@ CHAPTERS = {
     "TensorBoard": {"pytorch.tensorboard": ["TorchWriter"]},
     "Leaving training": {"pytorch": ["ShouldExit", "InvalidHP", "DataExhausted", "PeerFailed"]},
     "Checkpoints": {"pytorch": ["load_trial_from_checkpoint_path", "CheckpointLoadContext"]},
+    "Loops of your own": {
+        "core": [
+            "init",
+            "Context",
+            "TrainContext",
+            "CheckpointContext",
+            "PreemptContext",
+            "SearcherContext",
+            "SearcherOperation",
+            "PreemptMode",
+            "SearcherMode",
+            "DownloadMode",
+            "TensorboardMode",
+            "EarlyExitReason",
+            "Unit",
+        ],
+    },
     "Where it runs": {
         "core": ["DistributedContext", "ClusterInfo", "TrialInfo"],
         "": ["get_cluster_info", "import_from_path", "LOG_FORMAT"],
@@ -51,7 +68,16 @@ CHAPTERS = {
 """What is told, in this order: chapters, modules of dray ("" is dray itself), names."""
 
 #: Made by dray, not by its users: how does not matter.
-NOT_CONSTRUCTED = {"pytorch.PyTorchTrialContext", "pytorch.PyTorchExperimentalContext"}
+NOT_CONSTRUCTED = {
+    "pytorch.PyTorchTrialContext",
+    "pytorch.PyTorchExperimentalContext",
+    "core.Context",
+    "core.TrainContext",
+    "core.CheckpointContext",
+    "core.PreemptContext",
+    "core.SearcherContext",
+    "core.SearcherOperation",
+}
 
 
 def page() -> str:

@@ -167,8 +167,8 @@ class TrainContext:
 
     def upload_tensorboard_files(
         self,
-        selector: Callable[[Path], bool] = lambda path: True,
-        mangler: Callable[[Path, int], Path] = lambda path, rank: path,
+        selector: Callable[[Path], bool] | None = None,
+        mangler: Callable[[Path, int], Path] | None = None,
     ) -> None:
         """Without effect: what is in `get_tensorboard_path()` is kept with the trial. For `TensorboardMode.MANUAL`.
 

@@ -29,6 +29,7 @@ from tests.docs.pages import DOCS, PAGES, ROOT, Block, blocks, files
 PYTHON = {
     "README.md": "tests/test_readme.py",
     "checkpoints.md": "tests/docs/test_checkpoints_page.py",
+    "core-api.md": "tests/docs/test_core_api_page.py",
     "cli.md": "tests/docs/test_cli_page.py",
     "index.md": "tests/ray/test_quick_start.py",
     "looking.md": "tests/docs/test_looking_page.py",

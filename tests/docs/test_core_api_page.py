@@ -1,0 +1,50 @@
+"""docs/core-api.md: its programs run by themselves, and the first as a trial of its own search, in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dray.experiment.config import load_config
+from dray.experiment.local import run_local
+from tests.docs.pages import files
+
+FILES = files("core-api.md")
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
+    (tmp_path / "model").mkdir()
+    for name, text in FILES.items():
+        (tmp_path / "model" / name).write_text(text)
+    return tmp_path / "model"
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "validations"), [("train.py", 16), ("operations.py", 1)])
+def test_programs_of_the_page_run_by_themselves(program: str, validations: int, model: Path) -> None:
+    subprocess.run([sys.executable, program], cwd=model, check=True, timeout=50, env={**os.environ})
+    [run] = (model.parent / "results" / "local").iterdir()
+    assert sum("validation" in row for row in rows(run)) == validations
+    assert len(list(run.glob("checkpoint_*"))) == (16 if program == "train.py" else 0)
+
+
+def test_the_program_is_a_trial_of_the_search_beside_it(model: Path) -> None:
+    config = load_config(yaml.safe_load(FILES["asha.yaml"]))
+    run = run_local(config, model)
+    found = rows(run)
+    assert [row["batches"] for row in found if "validation" in row] == [100 * epoch for epoch in range(1, 17)]
+    metadata = json.loads((run / "checkpoint_1600" / "metadata.json").read_text())
+    assert metadata == {"steps_completed": 1600}
