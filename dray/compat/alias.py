@@ -5,17 +5,19 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from dray.compat.names import COUNTERPARTS, MODULES, missing
+from dray.compat.names import COUNTERPARTS, MEMBERS, MODULES, missing
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # A directory with nothing but the package `determined` in it. As an entry of sys.path it is also found by processes
 # that get no more of us than that, such as the spawned workers of a data loader.
@@ -25,6 +27,35 @@ _INIT = _PATH / "determined" / "__init__.py"
 
 class NotSupported(RuntimeError):
     """A program uses a part of Determined that dray has no counterpart for. The message says what to do instead."""
+
+
+class NoSuchAttribute(NotSupported, AttributeError):
+    """... and that is an attribute of something that dray has: `hasattr()` says no."""
+
+
+def lacks(path: str) -> Callable[[type[T]], type[T]]:
+    """Marks a class of ours: what Determined's has beside (`names.MEMBERS`) is told when it is asked for.
+
+    Args:
+        path: Determined's dotted name of the class.
+    """
+
+    def mark(ours: type[T]) -> type[T]:
+        for name in MEMBERS:
+            of, _, attribute = name.rpartition(".")
+            if of == path:
+                setattr(ours, attribute, _Lacking(name))
+        return ours
+
+    return mark
+
+
+class _Lacking:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise NoSuchAttribute(f"{self._name}: {MEMBERS[self._name]}")
 
 
 def install() -> None:

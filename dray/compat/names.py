@@ -102,6 +102,32 @@ MISSING: dict[str, str] = {
 }
 """What has no counterpart, by the beginning of Determined's dotted names: what to do instead. The longest one holds."""
 
+_TORCH = "dray's workers have torch's process group: DistributedContext.from_torch_distributed()"
+
+MEMBERS: dict[str, str] = {
+    "determined.ClusterInfo.agent_id": "there are no agents here; ray.get_runtime_context().get_node_id() names a node",
+    "determined.ClusterInfo.allocation_id": "there is no master here",
+    "determined.ClusterInfo.cluster_id": "there is no master here",
+    "determined.ClusterInfo.container_slot_counts": "the DistributedContext has local_size and cross_size",
+    "determined.ClusterInfo.gpu_uuids": "torch.cuda.get_device_properties(device).uuid",
+    "determined.ClusterInfo.master_cert_file": "there is no master here",
+    "determined.ClusterInfo.master_cert_name": "there is no master here",
+    "determined.ClusterInfo.master_url": "there is no master here; dray.Result(path) reads an experiment",
+    "determined.ClusterInfo.session_token": "there is no master here, nor a login to it",
+    "determined.ClusterInfo.task_id": (
+        "there is no master here; get_cluster_info().trial has trial_id and experiment_id"
+    ),
+    "determined.core.DistributedContext.from_deepspeed": _TORCH,
+    "determined.core.DistributedContext.from_horovod": _TORCH,
+    "determined.core.DistributedContext.from_tf_config": "dray has no TensorFlow",
+    "determined.pytorch.PyTorchTrialContext._epoch_len": "private to Determined; len() of the training data loader",
+    "determined.pytorch.PyTorchTrialContext.autocast_forward_pass": _INTERNAL,
+    "determined.pytorch.PyTorchTrialContext.reduce_metrics": _INTERNAL,
+    "determined.pytorch.PyTorchTrialContext.reset_reducers": _INTERNAL,
+    "determined.pytorch.PyTorchTrialContext.run_cross_slot_reduction": _INTERNAL,
+}
+"""Attributes that classes with a counterpart have in Determined and not here: what to do instead."""
+
 
 def missing(name: str) -> str | None:
     """What to do instead of something of Determined's that dray has no counterpart for; None for all else.

@@ -13,6 +13,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from dray.compat import lacks
 from dray.core import DistributedContext
 from dray.pytorch.data import ToDevice
 from dray.pytorch.lr_scheduler import LRScheduler
@@ -33,6 +34,7 @@ M = TypeVar("M", bound=torch.nn.Module)
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741 - as M and S
 
 
+@lacks("determined.pytorch.PyTorchTrialContext")
 class PyTorchTrialContext:
     """Made by `pytorch.init()`, handed to the trial's constructor and to the `Trainer`.
 

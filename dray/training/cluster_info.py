@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dray.compat import lacks
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialInfo:
@@ -16,6 +18,7 @@ class TrialInfo:
         trial_seed: what `pytorch.init()` seeds with.
         hparams: the hyperparameters that the search chose.
         config: the experiment's config, with its secrets; not shown with the rest.
+        steps_completed: batches that the latest checkpoint was saved after; 0 for a fresh trial.
     """
 
     trial_id: int
@@ -23,13 +26,19 @@ class TrialInfo:
     trial_seed: int
     hparams: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    steps_completed: int = 0
 
+    # Programs that were written for Determined read these two by its own names.
     @property
     def _config(self) -> Mapping[str, Any]:
-        # Determined's own examples read it by this name.
         return self.config
 
+    @property
+    def _steps_completed(self) -> int:
+        return self.steps_completed
 
+
+@lacks("determined.ClusterInfo")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterInfo:
     """Where this process runs.

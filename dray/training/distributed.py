@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
+from dray.compat import lacks
+
 T = TypeVar("T")
 
 #: The chief's port for processes that have no torch.distributed; `port_offset` is added to it.
@@ -24,6 +26,7 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
+@lacks("determined.core.DistributedContext")
 class DistributedContext:
     """Which of the processes of a trial this is, with ways to pass small objects between them.
 

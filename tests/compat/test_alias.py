@@ -250,6 +250,21 @@ def test_an_exception_of_what_is_missing_can_be_caught_and_raised(alias: None, n
         raise exception("mine")
 
 
+def test_an_attribute_that_a_class_lacks_is_told(alias: None) -> None:
+    """To `hasattr`, which programs ask to run with several versions, it is not there."""
+    import determined as det
+    from determined import core
+
+    info = det.ClusterInfo(trial=det.TrialInfo(trial_id=1, experiment_id=2, trial_seed=3))
+    with pytest.raises(compat.NotSupported, match=r"^determined\.ClusterInfo\.task_id: .* trial_id and experiment_id"):
+        _ = info.task_id
+    with pytest.raises(compat.NotSupported, match=r"^determined\.core\.DistributedContext\.from_horovod: .*torch"):
+        core.DistributedContext.from_horovod(None)
+    assert not hasattr(info, "master_url")
+    assert getattr(info, "session_token", None) is None
+    assert pickle.loads(pickle.dumps(info)) == info
+
+
 def test_the_error_names_the_users_line(untouched: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "keras_def.py").write_text(

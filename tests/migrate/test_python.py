@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dray.compat.names import COUNTERPARTS, MISSING
+from dray.compat.names import COUNTERPARTS, MEMBERS, MISSING
 from dray.experiment.migrate import check
-from dray.experiment.migrate.names import MEMBERS, why_not
+from dray.experiment.migrate.names import why_not
 from dray.experiment.migrate.scopes import ATTRIBUTES, RESULTS
 
 Checker = Callable[..., list[str]]

@@ -3,36 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from dray.compat.names import COUNTERPARTS, MISSING, MODULES, missing
+from dray.compat.names import COUNTERPARTS, MEMBERS, MISSING, MODULES, missing
 from dray.experiment.migrate.scopes import DETERMINED
-
-_MASTER = "there is no master here"
-_TORCH = "dray's workers have torch's process group: DistributedContext.from_torch_distributed()"
-_HARNESS = "it is a part of Determined's inside, which no model needs: leave it out"
-
-MEMBERS: Mapping[str, str] = {
-    "determined.ClusterInfo.agent_id": "there are no agents here; ray.get_runtime_context().get_node_id() names a node",
-    "determined.ClusterInfo.allocation_id": _MASTER,
-    "determined.ClusterInfo.cluster_id": _MASTER,
-    "determined.ClusterInfo.container_slot_counts": "the DistributedContext has local_size and cross_size",
-    "determined.ClusterInfo.gpu_uuids": "torch.cuda.get_device_properties(device).uuid",
-    "determined.ClusterInfo.master_cert_file": _MASTER,
-    "determined.ClusterInfo.master_cert_name": _MASTER,
-    "determined.ClusterInfo.master_url": f"{_MASTER}; dray.Result(path) reads an experiment",
-    "determined.ClusterInfo.session_token": f"{_MASTER}, nor a login to it",
-    "determined.ClusterInfo.task_id": f"{_MASTER}; get_cluster_info().trial has trial_id and experiment_id",
-    "determined.core.DistributedContext.from_deepspeed": _TORCH,
-    "determined.core.DistributedContext.from_horovod": _TORCH,
-    "determined.core.DistributedContext.from_tf_config": "dray has no TensorFlow",
-    "determined.pytorch.PyTorchTrialContext._epoch_len": "private to Determined; len() of the training data loader",
-    "determined.pytorch.PyTorchTrialContext.autocast_forward_pass": _HARNESS,
-    "determined.pytorch.PyTorchTrialContext.reduce_metrics": _HARNESS,
-    "determined.pytorch.PyTorchTrialContext.reset_reducers": _HARNESS,
-    "determined.pytorch.PyTorchTrialContext.run_cross_slot_reduction": _HARNESS,
-}
-"""Attributes of classes that dray has, which it has not."""
 
 _KEPT = frozenset({"determined.TrialInfo._config", "determined.TrialInfo._steps_completed"})
 """Private attributes of Determined's that dray has, for Determined's own examples use them."""
