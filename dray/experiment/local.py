@@ -24,7 +24,7 @@ from dray.experiment.source import with_source
 from dray.hosts import LocalHost, use_host
 from dray.pytorch.class_entrypoint import train
 from dray.script import Script
-from dray.training.host import Reached
+from dray.training.host import Reached, Report
 from dray.training.time_metric import crossed, time_of
 from dray.training.units import ENDLESS, in_batches
 from searchers.search import Search
@@ -56,6 +56,7 @@ class OneTrialHost(LocalHost):
         self._time_metric = searcher.counted_by
         self._rungs = search.method.rungs
         self._time: float | None = None
+        self.lengths = () if searcher.length is None else sorted(set(self._rungs))
         if length is not None and self._time_metric is None:
             self.rungs = [type(length.to_unit())(int(rung)) for rung in search.method.rungs]
         period, saving = config.min_validation_period, config.min_checkpoint_period
@@ -70,6 +71,13 @@ class OneTrialHost(LocalHost):
             return "nothing"
         before, self._time = self._time, time_of(self._time_metric, validation)
         return crossed(self._rungs, before, self._time)
+
+    def report(self, report: Report) -> bool:
+        self.worth_saving(report.validation or {})
+        return super().report(report)
+
+    def best_validation(self) -> float | None:
+        return self._sign * self._best if math.isfinite(self._best) else None
 
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
         value = validation.get(self.metric or "")

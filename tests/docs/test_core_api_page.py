@@ -48,3 +48,9 @@ def test_the_program_is_a_trial_of_the_search_beside_it(model: Path) -> None:
     assert [row["batches"] for row in found if "validation" in row] == [100 * epoch for epoch in range(1, 17)]
     metadata = json.loads((run / "checkpoint_1600" / "metadata.json").read_text())
     assert metadata == {"steps_completed": 1600}
+
+
+def test_operations_are_those_of_the_search_beside_it_also_in_this_process(model: Path) -> None:
+    searcher = {"name": "asha", "metric": "error", "max_trials": 4, "max_length": {"epochs": 16}, "num_rungs": 3}
+    run = run_local(load_config({"entrypoint": "python3 operations.py", "searcher": searcher}), model)
+    assert [row["validation"] for row in rows(run)] == [{"error": 1.0}, {"error": 0.25}, {"error": 0.0625}]

@@ -13,9 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-import torch.distributed as dist
-
 import determined as det
+import torch.distributed as dist
 
 BATCHES = 5
 """Of an epoch."""
@@ -122,7 +121,7 @@ def shards(info) -> None:
                 core_context.train.report_training_metrics(model.steps, {"loss": loss})
                 core_context.train.report_validation_metrics(model.steps, {"error": model.error, "epochs": model.epoch})
             metadata = {"steps_completed": model.steps, f"of_{rank}": model.epoch}
-            with core_context.checkpoint.store_path(metadata, shard=True) as (path, storage_id):
+            with core_context.checkpoint.store_path(metadata, shard=True) as (path, _):
                 model.save(path / f"rank_{rank}.json")
             note(info.trial.hparams["record"], epoch=model.epoch, rank=rank)
             if info.trial.trial_id == 0 and model.epoch == 3 and rank == 1 and info.latest_checkpoint is None:
