@@ -126,6 +126,7 @@ class Groups:
         self._few_cores = own_cluster and demand.at_once() == 1
         self._first: dict[str, float] = {}
         self._sought_at = self._looked_at = -math.inf
+        self._came_up = False
 
     @property
     def there(self) -> int:
@@ -143,6 +144,7 @@ class Groups:
         self._timeline.hear(message)
         self._first.setdefault(message.kind, time.monotonic())
         group = message.group
+        self._came_up = self._came_up or message.kind in ("arrived", "joined")
         match message.kind:
             case "arrived":
                 self._placements[group] = message.placement
@@ -187,7 +189,7 @@ class Groups:
     # ------------------------------------------------------------------ starting
     def start(self) -> None:
         """Start as many groups as the search has trials for and the cluster has room, or may come to have."""
-        self._sought_at = time.monotonic()
+        self._sought_at, self._came_up = time.monotonic(), False
         self._first.setdefault("start", self._sought_at)
         runnable = self._runnable()
         if runnable <= len(self._groups):  # mostly; what follows asks Ray for its nodes
@@ -203,8 +205,8 @@ class Groups:
 
     def _another_may_start(self, room: int) -> bool:
         starting = self._booting - self._waiting
-        # Its controller, on the driver's machine, takes a CPU of that for a second or two.
-        if len(starting - self._placements.keys()) >= (os.cpu_count() or 1):
+        # Its controller is on the driver's machine. Until its workers run, half of the time that takes a CPU of that.
+        if len(starting - self._placements.keys()) >= 2 * (os.cpu_count() or 1):
             return False
         # One that waits for another node takes nothing until then from those whose workers start.
         return len(self._groups) >= room or len(starting) < self._demand.at_once()
@@ -236,8 +238,10 @@ class Groups:
             return
         looked = self._look_at_cluster()
         # Not with every message: it asks Ray for its nodes, and goes through all trials.
-        pause = IN_TURN_S if not self._more_may_start() else CLUSTER_CHECK_S if self._booting else SEEK_S
-        if looked or time.monotonic() - self._sought_at > pause:
+        pause = IN_TURN_S
+        if self._more_may_start():
+            pause = 0.0 if looked or self._came_up else CLUSTER_CHECK_S if self._booting else SEEK_S
+        if time.monotonic() - self._sought_at >= pause:
             self.start()
 
     def _has_ended(self, name: str, error: BaseException | None) -> None:
