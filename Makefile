@@ -3,6 +3,7 @@
 # make test    check, then the slow tests and those on a real Ray; a quarter of an hour
 # make test-all  the same, and the long ones: the deaths of nodes, a store in S3, disk use; a quarter of an hour more
 # make test-cluster  those that need clusters of several nodes, in private namespaces; needs root (and sshd, rsync)
+# make test-determined  those with the real Determined 0.38.1, which it installs into build/determined; half an hour
 # make bench   the benchmarks (see bench/)
 # make docs    the site of docs/, in build/docs
 # make soak    kill -9, again and again: a sweep of 1,000 trials, then the fault matrix ten times; hours on two cores
@@ -25,7 +26,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python3.1
 # Ray asks about usage statistics at its first start; a build must not wait for, or send, an answer.
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo check lint types floors test-fast test-fast-torch test-fast-rest test test-ray test-rest test-all test-cluster bench docs soak clean
+.PHONY: help demo check lint types floors test-fast test-fast-torch test-fast-rest test test-ray test-rest test-all test-cluster test-determined bench docs soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -83,6 +84,20 @@ test-all: test
 
 test-cluster: $(INSTALLED)
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m cluster
+
+# What its users had beside it: the same torch as here, and what the model directories of tests/migration import.
+DETERMINED := build/determined
+
+$(DETERMINED)/.installed: constraints.txt
+	@echo "installing Determined 0.38.1 into $(DETERMINED) ..."
+	@rm -rf $(DETERMINED)
+	@$(PYTHON) -m venv $(DETERMINED)
+	@grep -E '^(torch|numpy|scikit-learn|tensorboard)==' constraints.txt > $(DETERMINED)/beside.txt
+	@$(DETERMINED)/bin/python -m pip install -qq --disable-pip-version-check determined==0.38.1 -r $(DETERMINED)/beside.txt
+	@touch $@
+
+test-determined: $(INSTALLED) $(DETERMINED)/.installed
+	@DETERMINED_PYTHON=$(CURDIR)/$(DETERMINED)/bin/python $(BIN)/python -m pytest -q -m determined
 
 bench: $(INSTALLED)
 	@for script in $(filter-out bench/soak.py,$(wildcard bench/[a-z]*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dray.experiment.config import load_config
-from dray.experiment.search import recorded_search
+from dray.experiment.search import build_search, recorded_search
+from searchers.events import Create, Exited, Started
 from searchers.journal import Journal
 from tests.migration.models import HERE, Hparams, Model
 
@@ -25,6 +26,19 @@ def trials(path: Path) -> dict[int, tuple[dict[str, Any], int]]:
     search = recorded_search(load_config(path / "experiment.yaml"), records)
     begun = [record for record in records if record["event"] == "started"]
     return {record["trial"]: (record["hparams"], search.seed_of(record["trial"])) for record in begun}
+
+
+def planned(model: Model) -> dict[int, tuple[dict[str, Any], int]]:
+    """The same of each trial that the model's search will begin, whatever they report."""
+    search = build_search(load_config(model.file), lambda record: None)
+    actions, found = search.start(), {}
+    while created := [action.trial for action in actions if isinstance(action, Create)]:
+        actions = []
+        for trial in created:
+            actions += search.on(Started(trial=trial))
+            found[trial] = (search.params(trial), search.seed_of(trial))
+            actions += search.on(Exited(trial=trial, reason="completed"))
+    return found
 
 
 def run(model: Model, hparams: Hparams, seed: int, slots: int, scratch: Path) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Record what the real Determined reports: ``python -m tests.migration.record RESULTS [NAME ...]``.
-
-RESULTS is a directory of `drive.py`, with each model on 1 and on 2 slots: it says what trials there are.
-"""
+"""Record what the real Determined reports of each trial that the searches will begin: ``python -m tests.migration.record [NAME ...]``."""
 
 from __future__ import annotations
 
@@ -14,20 +11,21 @@ from typing import Any
 import numpy as np
 
 from tests.migration.models import MODELS, Model
-from tests.migration.real import run, trials
+from tests.migration.real import planned, run
+from tests.migration.told import KINDS
 
 
-def record(model: Model, results: Path) -> None:
+def record(model: Model) -> None:
     """Write the model's golden file anew."""
     golden: dict[str, Any] = {"versions": {}, "slots": {}}
     for slots in (1, 2):
         golden["slots"][slots] = {}
-        for trial, (hparams, seed) in sorted(trials(results / f"{model.name}-{slots}").items()):
+        for trial, (hparams, seed) in sorted(planned(model).items()):
             with tempfile.TemporaryDirectory() as scratch:
                 told = run(model, hparams, seed, slots, Path(scratch))
             golden["versions"] = told.pop("versions")
             golden["slots"][slots][trial] = {"hparams": hparams, "seed": seed, **told}
-            print(f"{model.name}, trial {trial} on {slots} slots: {len(told['training'])} batches", flush=True)
+            print(f"{model.name}, trial {trial} on {slots} slots: {len(told['batches'])} batches", flush=True)
     model.golden.parent.mkdir(exist_ok=True)
     model.golden.write_text(_text(golden) + "\n")
 
@@ -47,11 +45,11 @@ def _text(golden: dict[str, Any]) -> str:
     for of_trials in golden["slots"].values():
         for told in of_trials.values():
             told["hparams"] = json.dumps(told["hparams"])
-            for kind in ("training", "validation"):
+            for kind in KINDS:
                 told[kind] = {step: short(numbers) for step, numbers in told[kind].items()}
     return lines(golden, "")
 
 
 if __name__ == "__main__":
-    for each in sys.argv[2:] or MODELS:
-        record(MODELS[each], Path(sys.argv[1]))
+    for each in sys.argv[1:] or MODELS:
+        record(MODELS[each])

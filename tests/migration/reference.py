@@ -22,19 +22,17 @@ from determined import core, load, pytorch
 
 
 class Recorded:
-    """All that is reported, at full precision: losses by batch, validations by the number of batches trained."""
+    """All that is reported, at full precision, by the number of batches trained; `batches` has each batch's own."""
 
     def __init__(self):
-        self.training, self.validation = {}, {}
+        self.told = {"batches": {}, "training": {}, "validation": {}}
 
     def report(self, train, group, steps_completed, metrics, batch_metrics=None):
-        if group == "validation":
-            self.validation[steps_completed] = _numbers(metrics)
-        elif batch_metrics:
-            first = steps_completed - len(batch_metrics) + 1
-            self.training.update({first + n: _numbers(metrics) for n, metrics in enumerate(batch_metrics)})
-        else:
-            self.training[steps_completed] = _numbers(metrics)
+        self.told[group][steps_completed] = _numbers(metrics)
+        if group == "training":
+            each = batch_metrics or [metrics]
+            first = steps_completed - len(each) + 1
+            self.told["batches"].update({first + n: _numbers(metrics) for n, metrics in enumerate(each)})
 
 
 def _numbers(metrics):
@@ -131,7 +129,7 @@ def main(spec_path, out):
     if int(os.environ.get("RANK", 0)) == 0:
         versions = {"determined": determined.__version__, "torch": torch.__version__.partition("+")[0]}
         with open(out, "w") as file:
-            json.dump({"versions": versions, "training": recorded.training, "validation": recorded.validation}, file)
+            json.dump({"versions": versions, **recorded.told}, file)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ import pytest
 import dray
 from dray.experiment.config import load_config
 from tests.migration.models import HERE, MODELS
-from tests.migration.real import PYTHON, run, trials
-from tests.migration.told import Told, difference, with_dray
+from tests.migration.real import PYTHON, planned, run, trials
+from tests.migration.told import KINDS, Told, difference, with_dray
 from tests.ray.harness import descendants
 
 SAME_MACHINE = 1e-6
@@ -49,6 +49,13 @@ def test_model_directory_knows_determined_and_not_dray(name: str) -> None:
                 imported.add(str(node.module).partition(".")[0])
     assert "determined" in imported
     assert not {"dray", "ray", "searchers"} & imported
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_goldens_are_of_the_trials_that_the_search_begins(name: str) -> None:
+    for slots in (1, 2):
+        recorded = {trial: (told["hparams"], told["seed"]) for trial, told in golden(name, slots).items()}
+        assert recorded == planned(MODELS[name])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -110,9 +117,9 @@ def assert_ended_well(path: Path, root: Path) -> None:
 
 def assert_equal(mine: Told, theirs: Told, tolerance: float) -> None:
     """As far as the search let dray's trial train."""
-    assert mine.training.keys() <= theirs.training.keys()
-    assert difference(mine.training, theirs.training) <= tolerance
-    assert difference(mine.validation, theirs.validation) <= tolerance
+    assert mine.batches.keys() <= theirs.batches.keys()
+    for kind in KINDS:
+        assert difference(getattr(mine, kind), getattr(theirs, kind)) <= tolerance, kind
 
 
 @pytest.mark.ray

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import dray
 
 Numbers = dict[str, float]
+KINDS = ("batches", "training", "validation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,16 +21,18 @@ class Told:
     """Of one trial.
 
     Attributes:
-        training: numbers of each batch, counted from 1.
+        batches: numbers of each batch, counted from 1.
+        training: means over the batches since the last report, and what reducers make of them, by the batches trained.
         validation: numbers of each validation, by the batches trained.
     """
 
+    batches: dict[int, Numbers]
     training: dict[int, Numbers]
     validation: dict[int, Numbers]
 
     @classmethod
     def of_json(cls, raw: Mapping[str, Any]) -> Told:
-        return cls(**{kind: {int(n): row for n, row in raw[kind].items()} for kind in ("training", "validation")})
+        return cls(**{kind: {int(n): row for n, row in raw[kind].items()} for kind in KINDS})
 
 
 def with_dray(path: Path, trial: int) -> Told:
@@ -40,38 +43,41 @@ def with_dray(path: Path, trial: int) -> Told:
     for row in table.itertuples():
         if row.kind in rows:
             rows[row.kind].setdefault(int(row.batches), {})[row.name] = row.value
-    # Of a Trainer these are means over periods; each batch's numbers are where TensorBoard shows them.
-    names = {name for numbers in rows["training"].values() for name in numbers}
-    batches = _scalars(path / f"trial_{trial}" / "tensorboard", names)
-    return Told(training=batches or rows["training"], validation=rows["validation"])
+    return Told(batches=_each_batch(rows["training"], path / f"trial_{trial}"), **rows)
 
 
-def _scalars(directory: Path, names: Container[str]) -> dict[int, Numbers]:
-    if not directory.is_dir():
-        return {}
+def _each_batch(reported: dict[int, Numbers], trial_dir: Path) -> dict[int, Numbers]:
+    """A program's own reports, one a batch. A Trainer's are means; each batch's are where TensorBoard shows them."""
+    if reported.keys() == set(range(1, len(reported) + 1)):
+        return reported
+    return _scalars(trial_dir / "tensorboard", {name for numbers in reported.values() for name in numbers})
+
+
+def _scalars(directory: Path, names: Iterable[str]) -> dict[int, Numbers]:
     events = EventAccumulator(str(directory), size_guidance={"scalars": 0})
     events.Reload()
     found: dict[int, Numbers] = {}
-    for tag in events.Tags()["scalars"]:
-        name = tag.removeprefix("Determined/")
-        if name != tag and name in names:
-            for event in events.Scalars(tag):
+    for name in names:
+        scalars = events.Scalars(f"Determined/{name}")
+        if scalars[0].step == 0:  # a reducer's are later, at the ends of periods
+            for event in scalars:
                 found.setdefault(event.step + 1, {})[name] = event.value
     return found
 
 
 def difference(mine: Mapping[int, Numbers], theirs: Mapping[int, Numbers]) -> float:
-    """The largest relative difference, in single precision, of any number that both have, over the shorter's length.
+    """The largest relative difference, in single precision, of any number that both have, up to where mine end.
 
     Raises:
-        AssertionError: one has a name or a step that the other has not.
+        AssertionError: mine lack a step, or have no number of one.
     """
-    worst = 0.0
-    last = min(max(mine), max(theirs))
-    assert [n for n in mine if n <= last] == [n for n in sorted(theirs) if n <= last]
-    for step in (n for n in mine if n <= last):
-        for name, expected in theirs[step].items():
-            if name in mine[step]:
-                a, b = np.float32(mine[step][name]), np.float32(expected)
-                worst = max(worst, float(abs(a - b) / max(abs(b), np.float32(1e-3))))
-    return worst
+    steps = [step for step in sorted(theirs) if step <= max(mine)]
+    assert set(steps) <= mine.keys()
+    return max(_difference(mine[step], theirs[step]) for step in steps)
+
+
+def _difference(mine: Numbers, theirs: Numbers) -> float:
+    shared = mine.keys() & theirs.keys()
+    assert shared, f"{sorted(mine)} and {sorted(theirs)} have no name in common"
+    pairs = [(np.float32(mine[name]), np.float32(theirs[name])) for name in shared]
+    return float(max(abs(a - b) / max(abs(b), np.float32(1e-3)) for a, b in pairs))
