@@ -140,6 +140,6 @@ def _sized(unit: TrainUnit, name: str, epoch_length: int | None) -> int:
     if epoch_length is None:
         raise ValueError(
             f"{name}={unit!r} needs a sized training loader, but the one that build_training_data_loader() returned "
-            "has no __len__; use pytorch.Batch(n), or give the loader a length"
+            "has no __len__; use pytorch.Batch(n), give the loader a length, or say records_per_epoch in the config"
         )
     return epoch_length
