@@ -124,7 +124,8 @@ class Groups:
         self._failed = 0
         self._starts: Counter[str] = Counter()
         self._few_cores = own_cluster and demand.at_once() == 1
-        self._first: dict[str, float] = {}
+        self._began = time.monotonic()
+        self._first_rows: float | None = None
         self._sought_at = self._looked_at = -math.inf
         self._came_up = False
 
@@ -142,7 +143,6 @@ class Groups:
     def hear(self, message: Message) -> None:
         """Take note of what the desk has told."""
         self._timeline.hear(message)
-        self._first.setdefault(message.kind, time.monotonic())
         group = message.group
         self._came_up = self._came_up or message.kind in ("arrived", "joined")
         match message.kind:
@@ -170,6 +170,8 @@ class Groups:
                         f"worker group {group} was started {self._starts[group]} times and never finished a trial; "
                         f"see Ray's logs, and resume with: dray experiment resume {self._experiment}"
                     )
+            case "rows":
+                self._first_rows = self._first_rows or time.monotonic()
             case "left":
                 self._starts[group] = 0
                 if message.outcome != "errored":
@@ -190,7 +192,6 @@ class Groups:
     def start(self) -> None:
         """Start as many groups as the search has trials for and the cluster has room, or may come to have."""
         self._sought_at, self._came_up = time.monotonic(), False
-        self._first.setdefault("start", self._sought_at)
         runnable = self._runnable()
         if runnable <= len(self._groups):  # mostly; what follows asks Ray for its nodes
             return
@@ -215,16 +216,15 @@ class Groups:
         """Groups after the first: at once on a cluster; on a machine of our own, when the first one trains.
 
         Where cores are few, what starts takes one from the group that trains. Whether that pays, the rest of the search
-        tells, which nobody knows: so it starts when the first group has trained for as long as starting takes (ski
-        rental: at most twice as long as the better of now and never; Karlin et al. 1988).
+        tells, which nobody knows: so it starts when the first group has trained for as long as it took to have
+        something to show (ski rental: at most twice as long as the better of now and never; Karlin et al. 1988).
         """
         if not self._own_cluster:
             return True
-        if "rows" not in self._first:
+        if self._first_rows is None:
             return False
-        group = self._first["joined"] - self._first["start"]
-        handle = self._first.get("handle", math.inf) - self._first["arrived"]
-        return not self._few_cores or time.monotonic() - self._first["rows"] > group + handle
+        took = self._first_rows - self._began
+        return not self._few_cores or time.monotonic() - self._first_rows > took
 
     # ------------------------------------------------------------------ while they run
     def look_after(self) -> None:

@@ -128,7 +128,7 @@ def worlds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": float(sum(world.nodes))})
         monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 0.0})
         monkeypatch.setattr(groups_module, "waiting", lambda groups: world.lacking & groups.keys())
-        monkeypatch.setattr(groups_module.os, "cpu_count", lambda: 4)
+        monkeypatch.setattr("os.cpu_count", lambda: 4)
         return world
 
     yield make
@@ -144,7 +144,7 @@ def test_there_are_no_more_groups_than_trials_or_than_there_is_room_for(worlds: 
     groups.start()
     assert list(world.made) == ["group-0", "group-1", "group-2"]
     world.trials = 50
-    hear(groups, "handle", "rows")
+    hear(groups, "rows")
     for _ in range(20):
         for name in list(world.made):
             comes_up(groups, name)
@@ -158,15 +158,14 @@ def test_on_few_cores_the_first_group_trains_before_another_starts(worlds: Any) 
     world.trials = 9
     groups.start()
     world.later(groups, 4)
-    hear(groups, "arrived", "handle", "joined")
-    for _ in range(3):
-        world.later(groups, 2 * SEEK_S)
+    hear(groups, "arrived", "joined")
+    world.later(groups, 2)
     assert (groups.there, groups.up) == (1, 1), "it has nothing to show yet"
     hear(groups, "rows")
-    world.later(groups, 2 * SEEK_S)
+    world.later(groups, 5)
     assert groups.there == 1
-    world.later(groups, 4)
-    assert groups.there == 2, "it has trained for as long as it took to start"
+    world.later(groups, 2)
+    assert groups.there == 2, "it has trained for as long as it took to come to that"
 
 
 def test_where_the_first_group_does_not_come_to_train_others_start_all_the_same(worlds: Any) -> None:
