@@ -335,6 +335,19 @@ def test_an_error_on_one_rank_of_two_retires_the_group_after_a_grace(monkeypatch
     scene(play)
 
 
+def test_a_rank_that_was_made_to_leave_alone_ends_the_processes_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk_module, "PEERS_GRACE_S", 0.05)
+
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3, size=2)
+        await desk.leave(lease, 0, "stopped", alone=True)
+        assert [(m.kind, m.outcome) for m in await mail(desk)] == [("left", "stopped")]
+        # Rank 1 waits for rank 0 in a collective operation.
+        assert await desk.next_lease("g", "a", 0, 2, lease) == {"retire": desk_module.OUT_OF_STEP}
+
+    scene(play)
+
+
 def test_an_invalid_hp_on_every_rank_leaves_the_group_in_use() -> None:
     async def play(desk: Desk) -> None:
         lease = await lend(desk, 3, size=2)
