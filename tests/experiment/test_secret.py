@@ -81,6 +81,35 @@ def test_resume_has_them_again(tmp_path: Path) -> None:
     assert experiment._config.data == CONFIG["data"]
 
 
+def test_values_of_environment_variables_are_such_too(tmp_path: Path) -> None:
+    variables = {"cuda": ["NCCL_DEBUG=INFO"], "MY_API_KEY": TOKEN, "DATA": "/mnt/pictures"}
+    raw = {**CONFIG, "data": {}, "environment": {"environment_variables": variables}}
+    config, code = load_config(raw), model_dir(tmp_path)
+    (code / "train.py").write_text(f"KEY = {TOKEN!r}\nDATA = '/mnt/pictures'\n")
+    directory = ExperimentDirectory.create(tmp_path / "experiment", config, code)
+    assert holding(directory.path) == {"secrets.yaml"}
+    masked = {"cuda": {"NCCL_DEBUG": MASK}, "MY_API_KEY": MASK, "DATA": MASK}
+    assert directory.config().environment.environment_variables == masked
+    # What is no secret by its name is no word that code is searched for.
+    assert (directory.code / "train.py").read_text() == f"KEY = '{'x' * len(TOKEN)}'\nDATA = '/mnt/pictures'\n"
+    assert Experiment.resume(directory.path)._config.environment == config.environment
+    assert TOKEN not in f"{config!r} {config} {config.to_dict()}"
+    with pytest.raises(ConfigError, match=r"environment\.environment_variables\.MY_API_KEY: is masked"):
+        Experiment(directory.config_file, model_dir=code)
+
+
+def test_both_kinds_are_in_one_file(tmp_path: Path) -> None:
+    config = load_config({**CONFIG, "environment": {"environment_variables": ["A=1"]}})
+    directory = ExperimentDirectory.create(tmp_path / "experiment", config, model_dir(tmp_path))
+    again = with_secrets(directory.config(), directory.secrets_file)
+    assert (again.data, again.environment) == (config.data, config.environment)
+    directory.secrets_file.unlink()
+    with pytest.raises(ConfigError) as told:
+        with_secrets(directory.config(), directory.secrets_file)
+    names = ["data.secrets.token", "data.secrets.day", "environment.environment_variables.A"]
+    assert [fault.path for fault in told.value.faults] == names
+
+
 def test_where_they_are_not_it_says_which_and_where_to_put_them(tmp_path: Path) -> None:
     directory = ExperimentDirectory.create(tmp_path / "experiment", load_config(CONFIG), model_dir(tmp_path))
     directory.secrets_file.unlink()

@@ -1,0 +1,31 @@
+"""A trial that fails as its hyperparameter says, after a line that a log policy may be about."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from recorded import Recorded, note
+
+from dray import pytorch
+
+FLAVOUR = os.environ.get("FLAVOUR", "none")
+
+
+class Configured(Recorded):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        note(self.record, trial=self.trial, flavour=FLAVOUR, token=len(os.environ["SOME_TOKEN"]))
+        self.fails = context.get_hparam("fails")
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        if batch_idx == 4:
+            match self.fails:
+                case "raises":
+                    raise RuntimeError("the disk is full")
+                case "dies":
+                    print("fatal: the disk is full", flush=True)
+                    os._exit(7)
+                case "otherwise":
+                    raise RuntimeError("the disk is slow")
+        return super().train_batch(batch, epoch_idx, batch_idx)
