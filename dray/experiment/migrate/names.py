@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from dray.compat.names import COUNTERPARTS, MEMBERS, MISSING, MODULES, missing
 from dray.experiment.migrate.scopes import DETERMINED
 
+_EXCEPTIONS = ("Error", "Exception")
+"""The alias has classes of these names, which may be raised and caught."""
+
 _KEPT = frozenset({"determined.TrialInfo._config", "determined.TrialInfo._steps_completed"})
 """Private attributes of Determined's that dray has, for Determined's own examples use them."""
 
@@ -32,7 +35,7 @@ def why_not(path: str) -> str | None:
             # Of what else is in a class, the tables do not tell.
             return f"{member} is private to Determined, and dray has none" if is_private else None
         if prefix in MISSING:
-            return MISSING[prefix]
+            return None if path.endswith(_EXCEPTIONS) or prefix == "determined.errors" else MISSING[prefix]
     raise AssertionError(f"{path} is none of Determined's names")
 
 
@@ -43,7 +46,7 @@ def is_nowhere(path: str) -> bool:
 
 def _not_in(module: str, name: str) -> str | None:
     home = DETERMINED + MODULES.get(module, "dray").removeprefix("dray")  # of a private module, the public one
-    if f"{home}.{name}" in COUNTERPARTS:
+    if f"{home}.{name}" in COUNTERPARTS or name.startswith("__"):
         return None
     if name.startswith("_"):
         return f"{name} is private to Determined, and dray has none; use what is public in {module}"
