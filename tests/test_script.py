@@ -26,6 +26,20 @@ with open("told.json", "w") as file:
 """
 
 
+EXITS_IN_FIT = """
+import sys
+from dray.training.agreement import all_or_none
+from dray.training.distributed import DistributedContext
+
+class Mine(DistributedContext):
+    def allgather(self, stuff):
+        sys.exit()
+
+with all_or_none(Mine(), "the start of training"):
+    pass
+"""
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
     before = list(sys.path)
@@ -90,6 +104,12 @@ def test_other_exit_codes_are_told(
     with pytest.raises(ScriptFailed, match=f"python3 ends.py exited with code {code}"):
         Script(command="python3 ends.py", **how).run(directory)  # type: ignore[arg-type]
     assert capsys.readouterr().err == ("no data\n" if "data" in argument else "")
+
+
+def test_exit_code_0_in_the_midst_of_training_is_no_ordinary_end(directory: Path) -> None:
+    (directory / "ends.py").write_text(EXITS_IN_FIT)
+    with pytest.raises(ScriptFailed, match=r"exited with code 0 in the midst of training; .*set_stop_requested"):
+        Script(command="python3 ends.py", file="ends.py").run(directory)
 
 
 def test_error_passes_through_with_the_programs_own_traceback(directory: Path) -> None:

@@ -54,9 +54,7 @@ from dray.training import rng
 from dray.training.errors import PeerFailed, SearcherMetricError, TrialEnded
 from dray.training.units import ENDLESS
 
-ENDED = "its program has ended"
-"""What a rank tells the others then; where they don't expect it, it is how that rank has failed."""
-ENDED_POLL_S = 0.05
+ENDED_POLL_S = 0.1
 
 Program: TypeAlias = type[pytorch.PyTorchTrial] | Script
 
@@ -112,7 +110,7 @@ def _serve(work: dict[str, Any], program: Program, code: Path | None, distribute
                 stale.insert(0, _SPOILT[left.failure.kind])
             if not work["experiment"].config["resources"]["reuse_workers"]:
                 stale.append("resources.reuse_workers is false")
-            told = {"failure": left.failure, "second_hand": left.second_hand, "alone": left.alone}
+            told: dict[str, Any] = {"failure": left.failure, "second_hand": left.second_hand, "alone": left.alone}
             told |= {"stale": "; ".join(stale)}
             ray.get(desk.leave.remote(number, rank, left.outcome, left.error, left.fatal, **told))
 
@@ -183,14 +181,16 @@ def _run_trial(
                         else:
                             log_as_the_command_line(work["log_format"])
                             _train(program, code, experiment, host)
-                    if script and not _all_have_ended(host, lease, distributed):
-                        told = _never_trained(program, f" on rank {distributed.rank}, and not on all others")
-                        return _Left(outcome="errored", error=told, fatal=True)
+                    if script:
+                        if not (host.watched or host.trained):  # the others may train, and wait for this rank
+                            told = _never_trained(program, distributed.rank)
+                            return _Left(outcome="errored", error=told, fatal=True)
+                        _await_others(lease, distributed)
                     # Only the chief's host knows of reports.
                     ended = distributed.rank == 0 and (host.trained or not script)
                     outcome = distributed.broadcast(host.end() if ended else None)
             if outcome is None:
-                return _Left(outcome="errored", error=_never_trained(program), fatal=True)
+                return _Left(outcome="errored", error=_never_trained(program, distributed.rank), fatal=True)
             return _Left(outcome=outcome)
         except TrialEnded as e:
             print(e, file=sys.stderr)
@@ -214,19 +214,18 @@ def _run_trial(
             host.flush()
 
 
-def _all_have_ended(host: RayHost, lease: Lease, distributed: core.DistributedContext) -> bool:
-    """Wait for the programs of all ranks, which may end at different times; whether they all have ended.
+def _await_others(lease: Lease, distributed: core.DistributedContext) -> None:
+    """Wait until the trial's code has ended on all ranks.
 
-    Not so where one has never trained, and another is about to: that one then hears of it, and nobody waits.
+    Not by a collective, which has its time: what one rank of a program does in the end, alone, may take longer.
     """
-    store = distributed.side_store()
-    if store is not None:
+    if (store := distributed.side_store()) is not None:
         store.set(f"ended/{lease.number}/{distributed.rank}", b"1")
         keys = [f"ended/{lease.number}/{rank}" for rank in range(distributed.size)]
-        # Not by a collective, which has its time: what one rank does in the end, alone, may take longer.
-        while host.watched and not store.check(keys):
-            time.sleep(ENDED_POLL_S)
-    return all(told == ENDED for told in distributed.allgather(ENDED))
+        pause_s = 0.001
+        while not store.check(keys):
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, ENDED_POLL_S)
 
 
 def _watched(
@@ -270,6 +269,7 @@ def _cluster_info(
             trial_seed=lease.trial_seed,
             hparams=lease.hparams,
             config=experiment.for_code(),
+            steps_completed=_steps(host.latest_checkpoint),
         ),
         latest_checkpoint=host.latest_checkpoint,
         slot_ids=tuple(range(distributed.local_size)),
@@ -284,14 +284,20 @@ def _cluster_info(
         core.set_cluster_info(before)
 
 
-def _never_trained(program: Program, where: str = "") -> str:
+def _steps(checkpoint: str | None) -> int:
+    """By the id of a checkpoint of the trial, which ends with its batches."""
+    return 0 if checkpoint is None else int(checkpoint.rpartition("_")[2])
+
+
+def _never_trained(program: Program, rank: int) -> str:
     assert isinstance(program, Script), "a trial that is a class is one fit()"
     if real := told_of_real():
         return f"entrypoint: {program.command} has trained without dray: {real}"
+    where = f" on rank {rank}" if rank else ""
     return (
         f"entrypoint: {program.command} has ended{where} without a call of Trainer.fit(), or with one that was left at "
-        "once, so that the search has nothing to compare; make a trainer with pytorch.init(), and call its fit() when "
-        "the program runs as __main__"
+        "once, so that the search has nothing to compare; when it runs as __main__, make a trainer with pytorch.init() "
+        "and call its fit(), or report validation metrics with core.init()"
     )
 
 

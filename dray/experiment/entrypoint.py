@@ -67,7 +67,10 @@ def check_entrypoint(entrypoint: str | list[str] | None, model_dir: str | os.Pat
 def _check_program(program: Script, directory: Path) -> None:
     if program.file is None:
         assert program.module is not None
-        if module_file(directory, program.module) is None and not _installed(program.module, directory):
+        file = module_file(directory, program.module)
+        if file is not None:
+            _check_syntax(file, directory)
+        elif not _installed(program.module, directory):
             raise _error("entrypoint", no_module(program.module, directory))
         return
     path = directory / program.file
@@ -78,10 +81,15 @@ def _check_program(program: Script, directory: Path) -> None:
         near = difflib.get_close_matches(program.file, there, n=1)
         hint = f"did you mean {near[0]}?" if near else f"the scripts there are {', '.join(there[:12]) or 'none'}"
         raise _error("entrypoint", f"no script {program.file} in {directory}; {hint}")
+    _check_syntax(path, directory)
+
+
+def _check_syntax(path: Path, directory: Path) -> None:
     try:
         compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
-        raise _error("entrypoint", raised(program.file, directory, error, doing="reading")) from None
+        name = str(path.relative_to(directory)) if path.is_relative_to(directory) else str(path)
+        raise _error("entrypoint", raised(name, directory, error, doing="reading")) from None
 
 
 def _installed(module: str, directory: Path) -> bool:

@@ -354,8 +354,11 @@ class Run:
         failures = self._failures.setdefault(trial, [])
         failures.append(message.failure or Failure(kind="died"))
         why = why_given_up(failures, self.config.max_restarts) or self._forbidden(trial, message.error)
-        self.display.failure(trial, message.error, why)
-        told = {"trial": trial, "error": message.error, **record(failures[-1]), "time": time.time()}
+        error = message.error
+        if failures[-1].kind == "died":  # it could not say why itself
+            error += f"; what it printed is in {self._directory.trial(trial) / 'logs'}"
+        self.display.failure(trial, error, why)
+        told = {"trial": trial, "error": error, **record(failures[-1]), "time": time.time()}
         if why:
             self._journal.append({"event": "gave_up", "why": why, **told})
             self.desk.finish.remote(trial, "errored")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dray.cluster.failure import Failure, failure_of, told_first
+from dray.cluster.failure import Failure, failure_of, told_first, users_line
 from dray.script import Script, ScriptFailed
 from dray.training.errors import PeerFailed
 
@@ -83,7 +83,8 @@ def test_programs_that_exit_with_codes_differ_by_their_message(tmp_path: Path) -
     (tmp_path / "train.py").write_text("raise SystemExit(3)")
     with pytest.raises(ScriptFailed) as told:
         Script(command="python3 train.py", file="train.py").run(tmp_path)
-    # Their own line is not in the traceback: only the code is known.
+    # Where that line is none of theirs, only the code is known.
+    assert failure_of(told.value, 0).where == "ScriptFailed at train.py:1 in <module>"
     assert failure_of(told.value.with_traceback(None), 0).where == "ScriptFailed: python3 train.py exited with code 3"
     assert str(tmp_path) not in sys.path
 
@@ -124,6 +125,21 @@ def test_where_a_library_raises_for_an_error_of_the_users_that_is_told(tmp_path:
     outer.__cause__ = raised.value
     what, where, *_ = told_first(outer, "trace", tmp_path).splitlines()
     assert (what, where) == (r"KeyError: 'many\nlines'", "  model_def.py:1, in <module>")
+
+
+def test_a_line_that_is_no_python_is_told_not_the_one_that_imports_it(tmp_path: Path) -> None:
+    (tmp_path / "my_broken.py").write_text("x = 1\ndef broken(:\n    pass\n")
+    what, where, line, *_ = told_of(tmp_path, "import my_broken\n", code=tmp_path)
+    assert what.startswith("SyntaxError: invalid syntax")
+    assert (where, line) == ("  my_broken.py:2, in <module>", "    def broken(:")
+
+
+def test_an_exit_is_told_by_the_line_that_exits(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys\ndef main():\n    sys.exit('no data')\nmain()\n")
+    with pytest.raises(ScriptFailed) as raised:
+        Script(command="python3 train.py", file="train.py").run(tmp_path)
+    assert users_line(raised.value, tmp_path) == ["  train.py:3, in main", "    sys.exit('no data')"]
+    assert users_line(RuntimeError("of dray's own"), tmp_path) == []
 
 
 def test_an_error_that_no_line_of_the_users_led_to_is_its_traceback() -> None:

@@ -112,6 +112,30 @@ def test_syntax_error_is_told_with_its_line(tmp_path: Path) -> None:
     assert "line 2" in what
 
 
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "my_model:MyTrial",
+        "python3 -m determined.launch.torch_distributed --trial my_model:MyTrial",
+        "python3 -m determined.exec.harness my_model:MyTrial",
+        "python3 my_model.py",
+        ["python3", "-m", "determined.launch.torch_distributed", "python3", "my_model.py"],
+        "python3 -m my_model",
+    ],
+)
+def test_syntax_error_is_told_before_anything_runs_whatever_way_it_is_named(
+    tmp_path: Path, entrypoint: str | list[str]
+) -> None:
+    write(tmp_path, "my_model", "x = 1\nclass MyTrial(:\n")
+    with pytest.raises(EntrypointError) as caught:
+        check_entrypoint(entrypoint, tmp_path)
+    [(_, what)] = caught.value.faults
+    shown = [line.removeprefix("    | ").strip() for line in what.splitlines()]
+    assert "raised SyntaxError; mend it there:" in shown[0]
+    assert shown[1:3] == [f'File "{tmp_path}/my_model.py", line 2', "class MyTrial(:"]
+    assert shown[-1] == "SyntaxError: invalid syntax"
+
+
 def test_module_that_was_mended_can_be_loaded_then(tmp_path: Path) -> None:
     fault("my_model:MyTrial", write(tmp_path, "my_model", "import my_half\n1 / 0"))
     write(tmp_path, "my_half", "")

@@ -54,12 +54,17 @@ def test_lines_without_a_time_stay_where_they_are(tmp_path: Path) -> None:
     ("error", "told"),
     [
         (f"E: 1\n  m.py:2, in f\n    x\n\n{TRACE}", ["E: 1", "  m.py:2, in f", "    x"]),
+        (
+            "c exited\n  m.py:2, in f\n    x\n\nthe end of what it printed (l):\n    | y",
+            ["c exited", "  m.py:2, in f", "    x"],
+        ),
+        ("c exited\n\nthe end of what it printed (l):\n    | (nothing)", ["c exited"]),
         (TRACE, ["E: 1"]),
         ("a process of worker group group-0 died", ["a process of worker group group-0 died"]),
         ("", ["no reason given"]),
         (None, ["no reason given"]),
     ],
-    ids=["users", "ours", "no exception", "empty", "none"],
+    ids=["users", "exit", "exit elsewhere", "ours", "no exception", "empty", "none"],
 )
 def test_an_error_in_short(error: object, told: list[str]) -> None:
     assert in_short(error) == told

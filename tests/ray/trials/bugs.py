@@ -1,73 +1,95 @@
-"""Trials with a bug each, which the hyperparameter ``bug`` names: ``bugs:Buggy``, or ``python3 bugs.py``."""
+"""Trials with a bug each, which the hyperparameter ``bug`` names: ``bugs:Buggy``, or ``python3 bugs.py``.
+
+As a user of Determined has them, under whose name dray is imported. On two slots the last rank alone has the bug.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from typing import Any
 
+import determined as det  # type: ignore[import-not-found]
 import torch
+import torch.distributed as dist
+from determined import core, pytorch
 from recorded import Recorded
 
-import dray
-from dray import pytorch
 
-
-def in_a_batch(bug: str) -> None:
+def do(bug: str) -> None:
     if bug == "exception":
-        raise ArithmeticError("in a batch")
-    if bug == "exit 3":
-        sys.exit(3)
+        raise ArithmeticError("went wrong")
     if bug == "exit 0":
         sys.exit()
+    if bug == "exit 3":
+        sys.exit(3)
     if bug == "exit text":
         sys.exit("no data")
     if bug == "end":
         os._exit(5)
-    if bug == "cancelled":
-        raise KeyboardInterrupt
+    if bug == "syntax":
+        importlib.import_module("bugs_syntax")
+    if bug == "import":
+        importlib.import_module("bugs_import")
 
 
 class Buggy(Recorded):
-    """Does it at its sixth batch, or when it is made; the last rank alone."""
+    """Does it at its sixth batch, or where the hyperparameter says."""
 
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+    def __init__(self, context: Any) -> None:
         super().__init__(context)
+        self.bug = context.get_hparam("bug")
         self.last = context.distributed.rank == context.distributed.size - 1
-        self.bug = context.get_hparam("bug") if self.last else "none"
-        if self.bug == "init":
-            raise ArithmeticError("in the constructor")
-        if self.bug == "exit in init":
-            sys.exit(3)
-        if self.bug == "lazy syntax":
-            import bugs_syntax  # noqa: F401
-        if self.bug == "lazy import":
-            import bugs_import  # noqa: F401
+        self.do("made")
+
+    def do(self, when: str) -> None:
+        where, _, bug = self.bug.rpartition(": ")
+        if self.last and where == when:
+            do(bug)
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
         if batch_idx == 5:
-            in_a_batch(self.bug)
+            self.do("batch")
         return super().train_batch(batch, epoch_idx, batch_idx)
 
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        if self.bug == "evaluate":
-            raise ArithmeticError("in the validation")
+        self.do("validation")
         return super().evaluate_batch(batch, batch_idx)
 
 
-def main() -> None:
-    info = dray.get_cluster_info()
-    assert info is not None
-    bug, last = info.trial.hparams["bug"], int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
-    if last and bug.startswith("before: "):
-        in_a_batch(bug.removeprefix("before: "))
-    with pytorch.init() as context:
+def fit(info: Any, distributed: Any) -> None:
+    with pytorch.init(hparams=info.trial.hparams, exp_conf=info.trial._config, distributed=distributed) as context:
         trainer = pytorch.Trainer(Buggy(context), context)
-        trainer.fit(latest_checkpoint=info.latest_checkpoint)
-        if bug == "fit twice":
-            trainer.fit(latest_checkpoint=info.latest_checkpoint)
-    if last and bug.startswith("after: "):
-        in_a_batch(bug.removeprefix("after: "))
+        for _ in range(2 if info.trial.hparams["bug"] == "fit twice" else 1):
+            trainer.fit(max_length=pytorch.Batch(8), latest_checkpoint=info.latest_checkpoint)
+
+
+def loop(where: str, bug: str, distributed: Any) -> None:
+    """A loop of its own."""
+    with core.init(distributed=distributed) as context:
+        if where == "core" and context.distributed.rank == context.distributed.size - 1:
+            do(bug)
+        if context.distributed.rank == 0 and bug != "nothing":
+            context.train.report_validation_metrics(steps_completed=8, metrics={"error": 1.0})
+
+
+def main() -> None:
+    info = det.get_cluster_info()
+    where, _, bug = info.trial.hparams["bug"].rpartition(": ")
+    assert info.trial._steps_completed == 0
+    last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
+    if where == "before" and last:
+        do(bug)
+    dist.init_process_group("gloo")  # as a program under torchrun has to
+    distributed = core.DistributedContext.from_torch_distributed()
+    if where == "core":
+        loop(where, bug, distributed)
+    else:
+        fit(info, distributed)
+    dist.destroy_process_group()
+    if where == "after" and last:
+        do(bug)
 
 
 if __name__ == "__main__":
