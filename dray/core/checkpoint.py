@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dray.storage import CheckpointError, writing
-from dray.storage.manifest import MANIFEST
+from dray.storage.manifest import MANIFEST, Listed
 from dray.training.agreement import all_or_none
 from dray.training.distributed import DistributedContext
 from dray.training.host import ProgramHost, Report
@@ -63,7 +63,7 @@ class CheckpointContext:
         Args:
             metadata: JSON; `steps_completed` has to be in it: how far training is, as metrics are reported with it.
             shard: all ranks call this in step, and each writes its own files into the directory, which those of a
-                machine share. Otherwise the chief alone calls it.
+                machine share; their names have to differ. Otherwise the chief alone calls it.
 
         Raises:
             ValueError: no steps_completed in the metadata; a file has a name that dray needs.
@@ -73,28 +73,45 @@ class CheckpointContext:
         if not shard:
             self._check_chief("store_path")
             steps = _steps(metadata)
-            staging = self._host.new_checkpoint(steps)
-            with writing(staging):
-                yield staging, self._host.checkpoint_id(steps)
-                self._commit(staging, metadata or {}, steps)
+            alone = self._host.new_checkpoint(steps)
+            with writing(alone):
+                yield alone, self._host.checkpoint_id(steps)
+                self._commit(alone, metadata or {}, steps)
             return
-        with all_or_none(self._peers, "preparing a sharded checkpoint"):
-            if self._host.is_remote and self._peers.cross_size > 1:
-                raise RuntimeError(
-                    "store_path(shard=True) over several machines needs a directory that all of them see: write "
-                    "checkpoint_storage: {type: directory, container_path: ...} in the config, or gather on the chief"
-                )
         merged = _merged(self._peers.allgather(dict(metadata or {})))
         steps = _steps(merged)
-        staging, checkpoint = self._on_chief(
-            lambda: (self._host.new_checkpoint(steps), self._host.checkpoint_id(steps)), "preparing a checkpoint"
-        )
-        with writing(staging) if self._peers.rank == 0 else contextlib.nullcontext():
+        # What is to be uploaded is staged on each machine, by its first rank.
+        apart = self._host.is_remote and self._peers.cross_size > 1
+        stages = (self._peers.local_rank if apart else self._peers.rank) == 0
+        with all_or_none(self._peers, "preparing a sharded checkpoint"):
+            mine = self._host.new_checkpoint(steps) if stages else None
+        staging = self._peers.broadcast_local(mine) if apart else self._peers.broadcast(mine)
+        assert staging is not None
+        with writing(staging) if stages else contextlib.nullcontext():
             with all_or_none(self._peers, "writing a sharded checkpoint"):
-                yield staging, checkpoint
+                yield staging, self._host.checkpoint_id(steps)
             # What a rank has put into its metadata meanwhile counts, too.
             merged = _merged(self._peers.allgather(dict(metadata or {})))
-            self._on_chief(lambda: self._commit(staging, merged, steps), "committing a checkpoint")
+            others = self._add_parts(staging, steps) if apart else {}
+            with all_or_none(self._peers, "committing a checkpoint"):
+                if self._peers.rank == 0:
+                    self._commit(staging, merged, steps, others)
+                elif stages:
+                    shutil.rmtree(staging, ignore_errors=True)
+
+    def _add_parts(self, staging: Path, steps: int) -> dict[str, Listed]:
+        """Upload what other machines than the chief's have staged; their files."""
+        first = self._peers.local_rank == 0
+        names = [name for each in self._peers.allgather(_files(staging, None) if first else []) for name in each]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise RuntimeError(
+                f"store_path(shard=True): several machines have a file {twice[0]!r}; put the rank into the names"
+            )
+        part: dict[str, Listed] = {}
+        with all_or_none(self._peers, "storing a part of a checkpoint"):
+            if first and self._peers.rank > 0:
+                part = self._host.add_to_checkpoint(staging, steps)
+        return {name: listed for each in self._peers.allgather(part) for name, listed in each.items()}
 
     def upload(
         self,
@@ -158,11 +175,13 @@ class CheckpointContext:
                 "rank into the names, or give each rank a selector"
             )
 
-    def _commit(self, staging: Path, metadata: Mapping[str, Any], steps: int) -> None:
+    def _commit(
+        self, staging: Path, metadata: Mapping[str, Any], steps: int, others: Mapping[str, Listed] | None = None
+    ) -> None:
         if taken := [name for name in OURS if (staging / name).exists()]:
             raise ValueError(f"a checkpoint can't have a file {taken[0]!r} of its own: dray needs the name; rename it")
         (staging / METADATA).write_text(json.dumps(dict(metadata), indent=2))
-        checkpoint = self._host.commit(staging, Report(batches=steps), {})
+        checkpoint = self._host.commit(staging, Report(batches=steps), {}, others)
         self._pulse()
         log.debug("checkpoint %s", checkpoint)
 
@@ -246,13 +265,6 @@ class CheckpointContext:
         if DownloadMode(mode) is DownloadMode.NoSharedDownload:
             return contextlib.nullcontext()
         return all_or_none(self._peers, "reading a checkpoint")
-
-    def _on_chief(self, work: Callable[[], Any], doing: str) -> Any:
-        result = None
-        with all_or_none(self._peers, doing):
-            if self._peers.rank == 0:
-                result = work()
-        return self._peers.broadcast(result)
 
     def _check_chief(self, what: str) -> None:
         if self._peers.rank > 0:

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from dray.hosts.unsaved import Unsaved
 from dray.storage import CheckpointStore, Location, verify
+from dray.storage.manifest import Listed
 from dray.training.host import Reached, Report
 from dray.training.units import TrainUnit
 
@@ -53,7 +54,6 @@ class LocalHost:
     checkpoint_period: TrainUnit | None = None
     metric: str | None = None
     best_supported = False
-    is_remote = False
     secrets: Sequence[str] = ()
     lengths: Sequence[float] = ()
 
@@ -72,6 +72,7 @@ class LocalHost:
         self.code_dir: Path | None = code_dir or Path.cwd()
         self.tensorboard_path = self.directory / "tensorboard"
         self._store = CheckpointStore(self.directory) if store is None else store
+        self.is_remote = self._store.is_remote
         self._unsaved = Unsaved()
         self._carried: list[dict[str, Any]] = []
         self._stopping = False
@@ -114,11 +115,17 @@ class LocalHost:
         self._carried = self._unsaved.now()
         return self._store.stage(batches)
 
-    def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
+    def commit(
+        self,
+        staging: Path,
+        report: Report,
+        digests: Mapping[str, str],
+        others: Mapping[str, Listed] | None = None,
+    ) -> str:
         rows = [*self._carried, _row(report)]
         if not (carried := staging / "metrics.jsonl").exists():  # a program may have a file of this name
             carried.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        path = self._store.commit(staging, report.batches, digests)
+        path = self._store.commit(staging, report.batches, digests, others)
         self._unsaved.saved = report.batches
         log.info("saved %s", path)
         return self.checkpoint_id(report.batches)
@@ -126,6 +133,9 @@ class LocalHost:
     def checkpoint_id(self, batches: int) -> str:
         path = self._store.id_of(batches)
         return path if self._store.is_remote else f"{self.directory.name}/{Path(path).name}"
+
+    def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
+        return self._store.add(staging, batches)
 
     def delete_checkpoint(self, checkpoint: str) -> None:
         for batches, path in self._store.listed():

@@ -15,6 +15,7 @@ from typing import Any
 import ray
 
 from dray.hosts.ray_worker import Ending, RayHost
+from dray.storage.manifest import Listed
 from dray.training.errors import SearcherMetricError, TrialEnded
 from dray.training.host import Report
 from dray.training.metrics import as_number
@@ -162,13 +163,23 @@ class RayProgramHost(RayHost):
     def checkpoint_id(self, batches: int) -> str:
         return self._store.id_of(batches)
 
-    def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
+    def commit(
+        self,
+        staging: Path,
+        report: Report,
+        digests: Mapping[str, str],
+        others: Mapping[str, Listed] | None = None,
+    ) -> str:
         if self._own_loop and self._at is not None and self._at.batches == report.batches:
             # Whoever goes on from here may have nothing left to report.
             report = self._at
-        checkpoint = super().commit(staging, report, digests)
+        checkpoint = super().commit(staging, report, digests, others)
         self._saved = report.batches
         return checkpoint
+
+    def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
+        self._fence()
+        return self._store.add(staging, batches)
 
     def delete_checkpoint(self, checkpoint: str) -> None:
         batches = next((batches for batches, found in self._store.listed() if found == checkpoint), None)

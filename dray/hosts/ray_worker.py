@@ -15,6 +15,7 @@ import ray
 
 from dray.hosts.unsaved import Unsaved
 from dray.storage import CheckpointStore
+from dray.storage.manifest import Listed
 from dray.training.host import Reached, Report
 from dray.training.time_metric import crossed, time_of
 from dray.training.units import Batch, Epoch, TrainUnit, in_batches
@@ -197,20 +198,29 @@ class RayHost:
         self._value = value if validated == batches else None
         return self._store.stage(batches)
 
-    def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
+    def commit(
+        self,
+        staging: Path,
+        report: Report,
+        digests: Mapping[str, str],
+        others: Mapping[str, Listed] | None = None,
+    ) -> str:
         message = self._message(report)
         carried = {**message, "rows": [*self._carried, *message["rows"]], "decides": report.decides}
         value = self._metric_of(report.validation) if report.validation is not None else self._value
         carried |= {"batches": report.batches, "metric": value}
         (staging / REPORT).write_text(json.dumps(carried))
         # Also the fence: whoever lost the lease must not write beside the one who has it.
-        if not ray.get(self._desk.may_commit.remote(self._lease.number)):
-            raise LeaseLost(f"trial {self.trial_id} goes on elsewhere")
-        checkpoint = self._store.commit(staging, report.batches, digests)
+        self._fence()
+        checkpoint = self._store.commit(staging, report.batches, digests, others)
         self._unsaved.saved = report.batches
         self._desk.saved.remote(self.trial_id, checkpoint, report.batches, value)
         self._commits += 1
         return checkpoint
+
+    def _fence(self) -> None:
+        if not ray.get(self._desk.may_commit.remote(self._lease.number)):
+            raise LeaseLost(f"trial {self.trial_id} goes on elsewhere")
 
     def open_checkpoint(self, checkpoint: str) -> Path:
         return self._store.open(checkpoint)

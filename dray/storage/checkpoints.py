@@ -25,8 +25,10 @@ from dray.storage.errors import CheckpointError
 from dray.storage.location import Location
 from dray.storage.manifest import (
     MANIFEST,
+    Listed,
     check_files,
     is_determined,
+    listed_in,
     never_completed,
     parse_manifest,
     verify,
@@ -80,15 +82,29 @@ class CheckpointStore:
         staging.mkdir(parents=True)
         return staging
 
-    def commit(self, staging: Path, batches: int, digests: Mapping[str, str] | None = None) -> str:
+    def commit(
+        self,
+        staging: Path,
+        batches: int,
+        digests: Mapping[str, str] | None = None,
+        others: Mapping[str, Listed] | None = None,
+    ) -> str:
         """Turn a staged directory into the checkpoint at so many batches, all or nothing, and return its id.
 
-        A checkpoint already there is replaced. `digests` as of `write_manifest`.
+        A checkpoint already there is replaced. `digests` as of `write_manifest`; `others` is what `add` has returned.
 
         Raises:
             OSError: see `dray.storage.writing`. Of a remote store also `StorageError`, after minutes.
         """
+        assert not others, "in a directory all files of a checkpoint are staged together"
         return str(commit(staging, Path(self.id_of(batches)), digests))
+
+    def add(self, staging: Path, batches: int) -> dict[str, Listed]:
+        """Put a part that another machine has staged where the checkpoint at so many batches will be committed.
+
+        For a remote store: in a directory that all machines see, parts are staged together.
+        """
+        raise AssertionError("parts of a checkpoint in a directory are staged together")
 
     def force_to_disk(self, batches: int) -> None:
         """Return when the checkpoint at so many batches outlives a power failure: a commit does not wait for the disk.
@@ -214,11 +230,21 @@ class RemoteStore(CheckpointStore):
     def id_of(self, batches: int) -> str:
         return self._at(batches).uri
 
-    def commit(self, staging: Path, batches: int, digests: Mapping[str, str] | None = None) -> str:
-        write_manifest(staging, digests)
-        self._remote(self._at(batches)).upload(staging, last=MANIFEST)
+    def commit(
+        self,
+        staging: Path,
+        batches: int,
+        digests: Mapping[str, str] | None = None,
+        others: Mapping[str, Listed] | None = None,
+    ) -> str:
+        write_manifest(staging, digests, others)
+        self._remote(self._at(batches)).upload(staging, last=MANIFEST, keep=others or ())
         shutil.rmtree(staging, ignore_errors=True)
         return self.id_of(batches)
+
+    def add(self, staging: Path, batches: int) -> dict[str, Listed]:
+        self._remote(self._at(batches)).add(staging, without=MANIFEST)
+        return listed_in(staging)
 
     def force_to_disk(self, batches: int) -> None:
         """Nothing is left to be done: a store has said that it has it."""

@@ -27,22 +27,31 @@ class Listed:
     sha256: str
 
 
-def write_manifest(directory: Path, digests: Mapping[str, str] | None = None) -> None:
+def write_manifest(
+    directory: Path, digests: Mapping[str, str] | None = None, others: Mapping[str, Listed] | None = None
+) -> None:
     """Complete a directory: what is in it now is the checkpoint.
 
     Args:
         directory: of its files.
         digests: the SHA-256 of files by their names, as far as it is known; the others are read.
+        others: files of the checkpoint that are where it is to be already.
     """
-    known = digests or {}
-    files = {
-        name: {"size": os.stat(f"{directory}/{name}").st_size, "sha256": known.get(name) or _sha256(directory / name)}
-        for name in sorted(_files(directory))
-    }
+    listed = sorted((listed_in(directory, digests) | dict(others or {})).items())
+    files = {name: {"size": each.size, "sha256": each.sha256} for name, each in listed}
     # Under another name first: a manifest is there whole or not at all, also where a rename of the directory is a copy.
     unnamed = directory / (MANIFEST + ".tmp")
     unnamed.write_text(json.dumps({"format_version": FORMAT_VERSION, "files": files}, indent=1))
     unnamed.rename(directory / MANIFEST)
+
+
+def listed_in(directory: Path, digests: Mapping[str, str] | None = None) -> dict[str, Listed]:
+    """The files in a directory by their names; `digests` as of `write_manifest`."""
+    known = digests or {}
+    return {
+        name: Listed(os.stat(f"{directory}/{name}").st_size, known.get(name) or _sha256(directory / name))
+        for name in _files(directory)
+    }
 
 
 def parse_manifest(content: bytes, checkpoint: object) -> dict[str, Listed]:

@@ -9,7 +9,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -115,10 +115,10 @@ class RemoteDirectory:
 
         self._tried("write to", put)
 
-    def upload(self, directory: Path, *, last: str) -> None:
+    def upload(self, directory: Path, *, last: str, keep: Collection[str] = ()) -> None:
         """Make this place what is in a local directory; complete when the file called `last` is there.
 
-        What was there before is gone from the beginning: it has no such file any more.
+        What was there before is gone from the beginning: it has no such file any more. But for the files to `keep`.
         """
         before = self.sizes()
         if last in before:
@@ -126,10 +126,18 @@ class RemoteDirectory:
                 return  # committed before, when the answer was lost
             self._remove(last)
         names = [path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*")) if path.is_file()]
-        for name in before.keys() - set(names) - {last}:
+        for name in before.keys() - set(names) - {last} - set(keep):
             self._remove(name)
         _all_at_once(lambda name: self._send(directory, name), [name for name in names if name != last])
         self._send(directory, last)
+
+    def add(self, directory: Path, *, without: str) -> None:
+        """Put what is in a local directory beside what is here; what is complete by a file of this name is not any
+        more."""
+        if without in self.sizes():
+            self._remove(without)
+        names = [path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*")) if path.is_file()]
+        _all_at_once(lambda name: self._send(directory, name), names)
 
     def download(self, directory: Path, names: Iterable[str]) -> None:
         """Bring these files into a local directory, which is made.

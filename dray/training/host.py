@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
+from dray.storage.manifest import Listed
 from dray.training.units import TrainUnit
 
 Reached = Literal["nothing", "rung", "end"]
@@ -139,7 +140,8 @@ class Host(Protocol):
 class ProgramHost(Host, Protocol):
     """A host that can also run programs with a loop of their own: what `dray.core` asks of it beside.
 
-    Called on the chief only, but for `interrupted`.
+    Called on the chief only, but for `interrupted`; and on a machine that has a part of a checkpoint, on its first
+    rank, `new_checkpoint` and `add_to_checkpoint`.
     """
 
     #: Lengths that the search is yet to have a report of: where it decides, and the last one, ascending, in its own
@@ -163,6 +165,21 @@ class ProgramHost(Host, Protocol):
 
     def checkpoint_id(self, batches: int) -> str:
         """The id of what `commit` makes at so many batches."""
+        ...
+
+    def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
+        """Store a part of a checkpoint that another machine's chief commits, where the store is a network away; return
+        its files, for `commit`."""
+        ...
+
+    def commit(
+        self,
+        staging: Path,
+        report: Report,
+        digests: Mapping[str, str],
+        others: Mapping[str, Listed] | None = None,
+    ) -> str:
+        """As of `Host`; with what `add_to_checkpoint` has returned on other machines."""
         ...
 
     def delete_checkpoint(self, checkpoint: str) -> None:

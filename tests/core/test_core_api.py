@@ -286,6 +286,36 @@ def test_ranks_write_into_one_sharded_checkpoint() -> None:
     assert first[1:] == ({"steps_completed": 4, "ranks": {"0": 0, "1": 1}}, ["rank_0", "rank_1"])
 
 
+def test_machines_upload_their_parts_of_a_checkpoint_to_an_object_store(tmp_path: Path) -> None:
+    machines = [
+        {"rank": rank, "size": 2, "local_rank": 0, "local_size": 1, "cross_rank": rank, "cross_size": 2}
+        for rank in (0, 1)
+    ]
+
+    def work(context: Context, content: str) -> str:
+        rank = context.distributed.rank
+        with context.checkpoint.store_path({"steps_completed": 4}, shard=True) as (path, storage_id):
+            (path / "part").mkdir()
+            (path / "part" / f"rank_{rank}").write_text(content)
+        return str(storage_id)
+
+    def one(distributed: DistributedContext) -> list[str]:
+        with core.init(distributed=distributed, checkpoint_storage="memory://bucket/parts") as context:
+            storage_id = work(context, "first")
+            assert work(context, f"again {distributed.rank}") == storage_id
+            with context.checkpoint.restore_path(storage_id) as path:
+                found = sorted(file.read_text() for file in (path / "part").iterdir())
+            with (
+                pytest.raises(RuntimeError, match="several machines have a file 'same'; put the rank into the names"),
+                context.checkpoint.store_path({"steps_completed": 5}, shard=True) as (path, _),
+            ):
+                (path / "same").write_text("of two")
+            return found
+
+    assert on_ranks(machines, one) == [["again 0", "again 1"]] * 2
+    assert not list(tmp_path.rglob(".staging*"))
+
+
 def test_sharded_upload_takes_each_file_once_and_refuses_two_of_one_name(tmp_path: Path) -> None:
     def work(context: Context) -> list[str]:
         rank = context.distributed.rank

@@ -144,8 +144,10 @@ def test_operations_are_the_lengths_where_trials_are_compared(tmp_path: Path) ->
         assert (rows["state"][trial] == "COMPLETED") == (told[-1] == 8)
 
 
-def test_a_program_that_never_asks_is_ended_and_the_next_one_has_its_place(tmp_path: Path) -> None:
-    result = program("deaf", tmp_path, {**ASHA, "max_trials": 3, "max_length": {"batches": 40}}).run()
+@pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_program_that_never_asks_is_ended_and_the_next_one_has_its_place(slots: int, tmp_path: Path) -> None:
+    searcher = {**ASHA, "max_trials": 3, "max_length": {"batches": 40}}
+    result = program("deaf", tmp_path, searcher, slots=slots).run()
     rows = result.trials.set_index("trial_id")
     assert set(rows["state"]) == {"COMPLETED", "STOPPED"}
     # Three validations after the one that it was told at.

@@ -136,7 +136,9 @@ def deaf(info) -> None:
     with det.core.init() as core_context:
         while True:
             one_epoch(core_context, info, model)
-            core_context.train.report_validation_metrics(model.steps, {"error": model.error, "epochs": model.epoch})
+            core_context.distributed.allgather(model.weight)  # the others wait here for a rank that is ended
+            if core_context.distributed.rank == 0:
+                core_context.train.report_validation_metrics(model.steps, {"error": model.error, "epochs": model.epoch})
 
 
 def forgetful(info) -> None:
