@@ -93,7 +93,8 @@ def real() -> str | None:
 
 def told_of_real() -> str:
     """For an error, where the objects of Determined's own package have come: that they are, and what to do; else ""."""
-    if (place := real()) is None:
+    place = real()
+    if place is None or not hasattr(sys.modules["determined"], "__path__"):
         return ""
     return (
         f"it imports Determined's own package ({place}), which is installed beside dray: pip uninstall determined, and "
@@ -126,7 +127,7 @@ class Missing(ModuleType):
         self.__path__: list[str] = []  # as a package, whose submodules are looked for
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("_") and name.endswith("_"):  # what Python and notebooks look for in anything
             raise AttributeError(f"{self.__name__} has no attribute {name!r}")
         return find(f"{self.__name__}.{name}")
 

@@ -228,6 +228,7 @@ def test_what_is_missing_may_be_named_where_it_is_not_used(alias: None) -> None:
     assert "determined.keras.TFKerasTrial" in repr(TFKerasTrial)
     assert pickle.loads(pickle.dumps(TFKerasTrial)) is TFKerasTrial
     assert not hasattr(TFKerasTrial, "__wrapped__")
+    assert not hasattr(TFKerasTrial, "_repr_html_")
 
 
 @pytest.mark.parametrize(
@@ -356,6 +357,7 @@ def test_a_module_of_the_users_of_this_name_goes_first(
     use_model_dir(model_dir)
     assert importlib.import_module("determined").mine
     assert not caplog.messages
+    assert not compat.told_of_real()
 
 
 def test_the_next_model_directory_has_the_same_alias(untouched: None, model_dir: Path, tmp_path: Path) -> None:
