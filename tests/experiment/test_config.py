@@ -508,6 +508,11 @@ def test_a_trial_has_as_many_slots_of_a_range_as_divide_its_batch() -> None:
             "can't be held to nodes, got STRICT_PACK; give one number there, or leave it out",
         ),
         (
+            {"resources": {"slots_per_trial": {"min": 1, "max": 6}, "is_single_node": True}},
+            "resources.is_single_node",
+            "can't be held to nodes, got true; give one number there, or leave it out",
+        ),
+        (
             {"resources": {"placement_strategy": "pack"}},
             "resources.placement_strategy",
             "must be one of PACK, STRICT_PACK, SPREAD, STRICT_SPREAD",
