@@ -12,7 +12,7 @@ import ray
 import torch
 
 import dray
-from dray.cluster.desk import Message
+from dray.cluster.messages import Message
 from tests.ray.harness import TRIALS, alive, ends, journal, lines, recorded
 from tests.ray.trials.changes import CHANGES
 
@@ -56,8 +56,8 @@ def search(directory: Path, *, trials: int, clean: bool, reuse: bool, slots: int
         trials=trials,
         batches=10,
         entrypoint="python3 groups.py",
-        searcher={"name": "random", "metric": "error", "max_trials": trials, "max_concurrent_trials": 1},
-        resources={"slot": "cpu", "slots_per_trial": slots, "reuse_workers": reuse},
+        searcher={"name": "random", "metric": "error", "max_trials": trials},
+        resources={"slot": "cpu", "slots_per_trial": slots, "max_slots": slots, "reuse_workers": reuse},
         **fields,
     )
     config["hyperparameters"] |= {"clean": clean, "elsewhere": str(directory)}
@@ -100,6 +100,13 @@ def test_every_trial_has_one_end(shared: Ran) -> None:
     assert trials["state"].tolist() == ["COMPLETED"] * 4 + ["ERRORED", "COMPLETED"]
     assert trials["restarts"].tolist() == [0, 0, 0, 0, 1, 1]
     assert ends(shared.result.path) == dict.fromkeys(range(6), 1)
+
+
+def test_there_is_one_group_at_a_time_where_all_trials_together_may_have_the_slots_of_one(shared: Ran) -> None:
+    started = [(each.trial, each.kind) for each in shared.messages if each.kind in ("granted", "left")]
+    assert {kind for _, kind in started[::2]} == {"granted"}
+    assert {kind for _, kind in started[1::2]} == {"left"}
+    assert shared.result.timeline["group"].nunique() == 1
 
 
 # ------------------------------------------------------------------------------------------------------- nothing leaks
