@@ -85,6 +85,19 @@ def test_checkpoints_go_where_the_option_says(config: Path) -> None:
     assert "--storage-path has no use with --local" in result.output
 
 
+def test_program_of_a_local_run_that_exits_is_told_with_its_line(config: Path, tmp_path: Path) -> None:
+    config.write_text(CONFIG.replace("my_model:MyTrial", "python3 my_program.py"))
+    (tmp_path / "my_program.py").write_text("import sys\n\nsys.exit(3)\n")
+    path = list(sys.path)
+    result = run("e", "create", config, "--local", "--path", tmp_path / "results")
+    sys.path[:] = path
+    assert result.exit_code == 1
+    told = result.output[result.output.index("dray: ") :].splitlines()
+    assert told[0] == "dray: python3 my_program.py exited with code 3"
+    assert told[1].endswith("my_program.py:3, in <module>")
+    assert told[2:] == ["    sys.exit(3)"]
+
+
 def test_resume_goes_on_with_the_directory(tmp_path: Path) -> None:
     (tmp_path / "experiment.yaml").touch()
     assert run("experiment", "resume", tmp_path).exit_code == 0

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from dray.cluster.failure import users_line
 from dray.cluster.startup_hook import HOOK, StartupHookFailed
 from dray.experiment.errors import ConfigError, ExperimentError, NoExperiment
 from dray.script import ScriptFailed
@@ -60,8 +61,10 @@ def told() -> Iterator[None]:
         raise typer.Exit(_tell(str(error), BAD_INPUT)) from None
     except StartupHookFailed as error:
         raise typer.Exit(_tell(f"{HOOK} {error}", BAD_INPUT)) from None
+    except ScriptFailed as error:
+        raise typer.Exit(_tell("\n".join([str(error), *users_line(error, None)]), FAILED)) from None
     # ConnectionError: there is no such Ray cluster.
-    except (ExperimentError, ScriptFailed, StorageError, StorageFull, PermissionError, ConnectionError) as error:
+    except (ExperimentError, StorageError, StorageFull, PermissionError, ConnectionError) as error:
         raise typer.Exit(_tell(str(error), FAILED)) from None
     except KeyboardInterrupt:
         raise typer.Exit(_tell("stopped by Ctrl-C", INTERRUPTED)) from None

@@ -152,7 +152,12 @@ def test_exit_code_is_told_with_the_end_of_what_was_printed(codes: dray.Result) 
     errors = [record["error"] for record in journal(codes.path) if record.get("trial") == 1 and "error" in record]
     command = "python3 -m determined.launch.torch_distributed python3 program.py codes"
     log = codes.path / "trial_1" / "logs" / "rank_0.log"
-    assert errors == [f"{command} exited with code 3; the end of what it printed ({log}):\n    | no data for it"] * 2
+    assert len(errors) == 2
+    for error in errors:
+        told, where, line, *end = error.splitlines()
+        assert (told, line) == (f"{command} exited with code 3", "    sys.exit(3)")
+        assert where.startswith("  program.py:")
+        assert end == ["", f"the end of what it printed ({log}):", "    | no data for it"]
     assert printed(codes.path, 1) == ["no data for it"] * 2
     [failure] = [r["error"] for r in journal(codes.path) if r["event"] == "restarted" and r["trial"] == 2]
     assert failure.splitlines()[-1] == "OSError: what comes after training failed"
