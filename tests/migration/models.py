@@ -34,6 +34,8 @@ class Model:
         command: what its user calls without a cluster, after ``python3``; none where a class is the entrypoint.
         arguments: the rest of that command, which says the hyperparameters that otherwise the search says.
         launched: the command is for torchrun, also with one process.
+        shuffled: it has a data loader with ``shuffle=True``, whose order is not the same with Determined: see
+            `reference.py`.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Model:
     command: Sequence[str] = ()
     arguments: Callable[[Hparams], list[str]] = field(default=lambda hparams: [])
     launched: bool = False
+    shuffled: bool = False
 
     @property
     def directory(self) -> Path:
@@ -68,10 +71,16 @@ class Model:
 MODELS = {
     model.name: model
     for model in (
-        Model(name="digits_class", config="config.yaml"),
-        Model(name="digits_script", config="grid.yaml", command=["train.py", "--epochs=2"], arguments=_one_each),
+        Model(name="digits_class", config="config.yaml", shuffled=True),
+        Model(
+            name="digits_script",
+            config="grid.yaml",
+            command=["train.py", "--epochs=2"],
+            arguments=_one_each,
+            shuffled=True,
+        ),
         Model(name="launched_script", config="random.yaml", command=["train.py", "--epochs=3"], arguments=_one_json),
-        Model(name="launched_trial", config="adaptive.yaml"),
+        Model(name="launched_trial", config="adaptive.yaml", shuffled=True),
         Model(
             name="core_api",
             config="adaptive.yaml",
@@ -79,7 +88,7 @@ MODELS = {
             arguments=_one_json,
             launched=True,
         ),
-        Model(name="reducers", config="adaptive.yaml"),
+        Model(name="reducers", config="adaptive.yaml", shuffled=True),
         Model(name="stream", config="single.yaml"),
         Model(name="accumulated", config="random.yaml"),
     )

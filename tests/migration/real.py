@@ -55,6 +55,7 @@ def run(model: Model, hparams: Hparams, seed: int, slots: int, scratch: Path) ->
         "hparams": hparams,
         "seed": seed,
         "class": None if model.command else config["entrypoint"].split()[-1],
+        "shuffled": model.shuffled,
         "command": [*model.command, *model.arguments(hparams)],
     }
     (scratch / "spec.json").write_text(json.dumps(spec))

@@ -1,4 +1,4 @@
-"""Record what the real Determined reports of each trial that the searches will begin: ``python -m tests.migration.record [NAME ...]``."""
+"""Record what Determined reports of the trials that the searches begin: ``python -m tests.migration.record [NAME]``."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ have said (the hyperparameters, the seed, how long), and writes down what the tr
 
 One thing it is told of dray: the order of ``shuffle=True``. Determined draws it from the process's random numbers, dray
 makes it from the trial's seed and the epoch, so that a resumed run needs no history; both are as random. Given the same
-order, all the rest is to be equal.
+order, all the rest is to be equal. A model directory without ``shuffle=True`` runs with Determined as it is.
 """
 
 import contextlib
@@ -118,7 +118,8 @@ def main(spec_path, out):
         spec = json.load(file)
     recorded = Recorded()
     core.DummyTrainContext._report_trial_metrics = lambda *args, **kwargs: recorded.report(*args, **kwargs)
-    shuffle_by(spec["seed"])
+    if spec["shuffled"]:
+        shuffle_by(spec["seed"])
     sys.path.insert(0, os.getcwd())
     if spec["class"]:
         train_class(spec)

@@ -73,7 +73,7 @@ def difference(mine: Mapping[int, Numbers], theirs: Mapping[int, Numbers]) -> fl
     """
     steps = [step for step in sorted(theirs) if step <= max(mine)]
     assert set(steps) <= mine.keys()
-    return max(_difference(mine[step], theirs[step]) for step in steps)
+    return max((_difference(mine[step], theirs[step]) for step in steps), default=0.0)
 
 
 def _difference(mine: Numbers, theirs: Numbers) -> float:
