@@ -136,9 +136,12 @@ class Trainer:
                 cursor.epoch_length, listens_to_batches = self._agree_on_data(training_loader, callbacks)
                 with all_or_none(peers, "the start of training"):
                     validation_loader = self._validation_loader(full_dataset)
+                    if directory is not None:
+                        self._know_order(directory, training_loader)
                     training_data = stack.enter_context(_iterating(training_loader))
                     if directory is not None:
                         self._load(directory, callbacks)
+                        self._draw_order(directory, training_loader)
                     elif source_state is not None:
                         self._load_state(source_state, callbacks)
                     plan = self._plan(
@@ -303,8 +306,9 @@ class Trainer:
         peers = self._context.distributed
         now = Division(replicas=peers.size, batch_size=loader.batch_size)
         before = None if directory is None else checkpoint.read_division(directory)
-        if before is not None and before.replicas == now.replicas and self._context._cursor.drawn is not None:
-            before = now  # of Determined's the size of a batch is what slots imply, which a trial need not take
+        is_determineds = directory is not None and legacy.is_legacy(directory)
+        if is_determineds and before is not None and before.replicas == now.replicas:
+            before = now  # the size of a batch is not known, but what the slots imply
         if before is None and self._context._elastic and loader.batch_size is not None:
             # Of however many processes it happens to begin with, it has the batches of a single one.
             before = Division(replicas=1, batch_size=peers.size * loader.batch_size)
@@ -385,7 +389,6 @@ class Trainer:
             context._optimisation.restore_gradients(mine.gradients)
         if mine is not None and mine.rng:
             rng.restore(mine.rng, context.device)
-            self._draw_order(directory, state)
         else:
             # Not on with what the constructor has left: those are the numbers of the first batches.
             log.info("the checkpoint has no random numbers of rank %d: they are seeded anew", peers.rank)
@@ -393,18 +396,23 @@ class Trainer:
                 Random(f"{context.get_trial_seed()}:{peers.rank}:{context.get_initial_batch()}").getrandbits(31)
             )
 
-    def _draw_order(self, directory: Path, state: dict[str, Any]) -> None:
-        """The seed of the epoch in hand as a run of Determined's drew it, or would now: the same on all ranks."""
+    def _know_order(self, directory: Path, loader: Any) -> None:
+        """The seeds of the epochs that a run of Determined's had begun: before the loader begins with one of them."""
         cursor = self._context._cursor
-        if cursor.drawn is None or cursor.epoch_length is None or not legacy.is_legacy(directory):
+        if cursor.drawn is None or cursor.epoch_length is None:
             return
-        epoch, seed = cursor.epoch_of(cursor.initial_batch), None
-        if not cursor.starts_epoch(cursor.initial_batch):
-            seed = legacy.order_seed(directory, state, epoch * cursor.epoch_length)
-        elif self._context.distributed.size > 1:
-            seed = drawn_seed()
-        if seed is not None:
-            cursor.drawn[epoch] = seed
+        now, ahead = cursor.epoch_of(cursor.initial_batch), _ahead(loader)
+        begun = {epoch: epoch * cursor.epoch_length - ahead for epoch in (now, now + 1)}
+        cursor.drawn.update(checkpoint.read_order_seeds(directory, begun))
+
+    def _draw_order(self, directory: Path, loader: Any) -> None:
+        """That of an epoch that several processes are about to begin: now they would all draw the same."""
+        cursor = self._context._cursor
+        epoch = cursor.epoch_of(cursor.initial_batch)
+        if cursor.drawn is None or epoch in cursor.drawn or not legacy.is_legacy(directory):
+            return
+        if self._context.distributed.size > 1 and cursor.starts_epoch(cursor.initial_batch) and _ahead(loader) == 0:
+            cursor.drawn[epoch] = drawn_seed()
 
 
 @contextlib.contextmanager
@@ -417,6 +425,12 @@ def _iterating(loader: Any) -> Iterator[Iterator[Any]]:
         shutdown = getattr(iterator, "_shutdown_workers", None)
         if shutdown is not None:
             shutdown()
+
+
+def _ahead(loader: Any) -> int:
+    """How many batches a loader's worker processes are told of ahead of the one in hand."""
+    workers = getattr(loader, "num_workers", 0)
+    return workers * (getattr(loader, "prefetch_factor", None) or 2) if workers else 0
 
 
 def _overrides(callback: PyTorchCallback, hook: str) -> bool:

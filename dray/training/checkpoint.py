@@ -21,6 +21,7 @@ import json
 import os
 import pickle
 import re
+import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -244,6 +245,19 @@ def read_drawn(directory: Path) -> dict[int, int] | None:
     return _load_as(dict, path).get(DRAWN) if path.exists() else None
 
 
+def read_order_seeds(directory: Path, begun: Mapping[int, int]) -> dict[int, int]:
+    """The seeds of epochs' orders of a run of Determined's; for `begun` see `legacy.order_seeds`.
+
+    Raises:
+        ValueError: the state can't be loaded as data.
+    """
+    path = determined_state(directory)
+    if path is None:
+        return {}
+    # All of it was read once more for a few numbers, were it not mapped; which torch's old format can't be.
+    return legacy.order_seeds(directory, _load_as(dict, path, mmap=zipfile.is_zipfile(path)), begun)
+
+
 def read_trial_seed(directory: Path) -> int | None:
     """The seed of the trial that wrote a checkpoint; None if it is not known."""
     seed = (read_json(directory / METADATA) or {}).get("trial_seed")
@@ -269,6 +283,11 @@ def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_
     """
     old = determined_state(directory)
     path = directory / STATE if old is None else old
+    if not path.exists():
+        raise ValueError(
+            f"{directory} has no {STATE}: a program saved it by the core API, and knows what is in it; dray checkpoint "
+            "download copies its files"
+        )
     found: dict[str, Any] = _load_as(dict, path, **torch_load_kwargs)
     if old is not None:
         found = legacy.modern(found)

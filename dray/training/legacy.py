@@ -88,29 +88,36 @@ def rng_of(state: Mapping[str, Any]) -> dict[str, Any] | None:
     return found
 
 
-def order_seed(directory: Path, state: Mapping[str, Any], epoch_began: int) -> int | None:
-    """The seed of the order that an epoch had which a checkpoint cuts in two, with `shuffle=True`.
+def order_seeds(directory: Path, state: Mapping[str, Any], begun: Mapping[int, int]) -> dict[int, int]:
+    """The seeds of the orders of epochs that had begun before a checkpoint, with `shuffle=True`.
 
-    It was drawn as the epoch began, and is not in the checkpoint; but torch's generator is, and with it the last
-    numbers that were drawn. If training itself draws none on the CPU, the seed is the last of them, or the one before
-    if there was a validation since, for which torch draws too. Else what is found is a seed as good as any other.
+    Such a seed was drawn as the epoch began, and is not in the checkpoint; but torch's generator is, and with it the
+    last numbers that were drawn. If training itself draws none on the CPU, they are these seeds, and what torch draws
+    for each validation, of which the last is known. Else what is found are seeds as good as any others.
 
     Args:
-        epoch_began: the batch that the epoch began with.
+        begun: epochs, in order, and how many batches were trained when its order was drawn; less than none for the
+            first.
 
     Returns:
-        None if the numbers are not known.
+        Seeds by epochs: of none that had not begun, or if the numbers are not known.
     """
     generator = (state.get("rng_state") or {}).get("cpu_rng_state")
-    if generator is None or generator.numel() != MT19937_BYTES:
-        return None
-    validated = read_progress(directory).validated
-    drawn = mt19937_drawn(generator, 2 * (1 + (validated is not None and validated > epoch_began)))
-    if drawn is None:
-        return None
-    return (drawn[0] << 32 | drawn[1]) % 2**63
+    progress = read_progress(directory)
+    drawn: list[tuple[int, int]] = [(at, epoch) for epoch, at in begun.items() if at < progress.batches]
+    if not drawn or generator is None or generator.numel() != MT19937_BYTES:
+        return {}
+    if progress.validated is not None and progress.validated > drawn[0][0]:
+        # Before an order that was drawn after so many batches.
+        drawn.append((progress.validated, VALIDATION))
+    numbers = mt19937_drawn(generator, 2 * len(drawn))
+    if numbers is None:
+        return {}
+    pairs = zip(sorted(drawn), numbers[::2], numbers[1::2], strict=True)
+    return {epoch: (high << 32 | low) % 2**63 for (_, epoch), high, low in pairs if epoch != VALIDATION}
 
 
+VALIDATION = -1
 MT19937_BYTES = 5056
 """Of the CPU generator's state: seed, numbers left, whether seeded, the place of the next, 624 words of 8 bytes, ..."""
 

@@ -42,8 +42,9 @@ def models() -> Any:
 
 
 def golden(name: str) -> tuple[dict[str, Any], Path, int]:
-    """What a run of Determined's was; a checkpoint of it, and after how many batches."""
-    (at,) = (GOLDEN / name).glob("at-*")
+    """What a run of Determined's was; a checkpoint of it, `name` or `name/at-8`, and after how many batches."""
+    name, _, which = name.partition("/")
+    (at,) = (GOLDEN / name).glob(which or "at-*")
     return json.loads((GOLDEN / name / "run.json").read_text()), at, int(at.name.removeprefix("at-"))
 
 
@@ -59,7 +60,7 @@ def resumed(
     """The trial that has gone on from Determined's checkpoint, or from another one of the same trial."""
     run, at, _ = golden(name)
     rng.seed_all(999)
-    hparams = {"width": 5, "global_batch_size": global_batch_size}
+    hparams = json.loads((at / "load_data.json").read_text())["hparams"] | {"global_batch_size": global_batch_size}
     with (
         use_host(FakeHost(directory)),
         pytorch.init(hparams=hparams, distributed=distributed, enable_tensorboard_logging=False) as context,
@@ -73,7 +74,7 @@ def resumed(
     return trial
 
 
-ONE = ["plain", "own", "two", "scaled", "shuffled", "still"]
+ONE = ["plain", "own", "two", "scaled", "shuffled", "still", "workers/at-6", "workers/at-8", "workers/at-10"]
 
 
 @pytest.mark.api("9.8")
@@ -87,7 +88,7 @@ def test_a_run_of_determineds_goes_on_with_the_losses_that_it_would_have_had(nam
 
 @pytest.mark.api("9.8")
 @pytest.mark.parametrize("cut", [10, 12])
-@pytest.mark.parametrize("name", ["plain", "shuffled", "still"])
+@pytest.mark.parametrize("name", ["plain", "shuffled", "still", "workers/at-8"])
 def test_and_so_do_the_runs_that_go_on_from_its_own_checkpoints(name: str, cut: int, tmp_path: Path) -> None:
     run, _, _ = golden(name)
     resumed(name, tmp_path / "first", checkpoint_period=pytorch.Batch(cut))
@@ -161,9 +162,8 @@ def test_one_process_goes_on_from_a_checkpoint_of_two(tmp_path: Path) -> None:
     run, _, batches = golden("still-2")
     trial = resumed("still-2", tmp_path, global_batch_size=8)
     first, second = (rank["losses"] for rank in run["ranks"])
-    # The last global batch of the epoch has four records and two.
-    theirs = [(first[batches] + second[batches]) / 2, (first[5] * 4 + second[5] * 2) / 6]
-    assert trial.losses[: len(theirs)] == pytest.approx(theirs, rel=1e-4)
+    theirs = [sum(losses) / 2 for losses in zip(first, second, strict=True)]
+    assert trial.losses[: EPOCH - batches] == pytest.approx(theirs[batches:EPOCH], rel=1e-4)
 
 
 def test_how_a_run_of_determineds_divided_its_data() -> None:
@@ -189,8 +189,9 @@ def test_numbers_that_the_generator_has_replaced_are_not_known() -> None:
 def test_the_order_of_an_epoch_is_known_after_a_validation_too(tmp_path: Path) -> None:
     run, at, batches = golden("still")
     state = checkpoint.read_state(at, [])
-    seed = legacy.order_seed(at, state, EPOCH)
-    assert seed is not None
+    begun = {1: EPOCH, 2: 2 * EPOCH}
+    seeds = legacy.order_seeds(at, state, begun)
+    assert seeds.keys() == {1}
     # As torch's loaders do for a validation.
     rng_state = dict(state["rng_state"])
     generator = torch.Generator()
@@ -203,7 +204,7 @@ def test_the_order_of_an_epoch_is_known_after_a_validation_too(tmp_path: Path) -
     about = {"experiment_config": None, "hparams": None, "trial_cls_spec": "model_def:Still", "framework": "torch"}
     progress = Progress(batches=batches, validated=batches)
     legacy.write(theirs, state=state, rng_state=packed, progress=progress, epoch_length=EPOCH, about=about)
-    assert legacy.order_seed(theirs, checkpoint.read_state(theirs, []), EPOCH) == seed
+    assert checkpoint.read_order_seeds(theirs, begun) == seeds
     trial = resumed("still", tmp_path / "run", latest=theirs, max_length=pytorch.Batch(2 * EPOCH))
     assert trial.losses == pytest.approx(run["ranks"][0]["losses"][batches : 2 * EPOCH], rel=1e-6)
 

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -29,41 +30,36 @@ CASES = {
     "shuffled-2": ("Shuffled", 2, [3]),
     "still": ("Still", 1, [8]),
     "still-2": ("Still", 2, [4]),
+    "workers": ("Workers", 1, [6, 8, 10]),
 }
 
 
-def determined(python: str, model_dir: Path, out: Path, processes: int, *arguments: str) -> str:
-    """Run train.py with an environment's determined, in a directory of its own; what it said.
+def run(
+    model_dir: Path, out: Path, *command: str, processes: int = 1, environment: Mapping[str, str] | None = None
+) -> str:
+    """Run a Python command, `python script.py ...`, in a directory of its own; what it said.
 
     Raises:
         RuntimeError: with that, if it failed.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    # Where determined keeps the checkpoints of local runs.
+    (out / "data" / "determined").mkdir(parents=True, exist_ok=True)
+    python, *arguments = command
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
-    environment = {
-        **os.environ,
-        # Where determined keeps the checkpoints of local runs.
-        "XDG_DATA_HOME": str(out / "data"),
-        # Its torch.load() is from before torch 2.6.
-        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    environment.pop("PYTHONPATH", None)
+    variables = {**os.environ, "XDG_DATA_HOME": str(out / "data"), "OMP_NUM_THREADS": "1", **(environment or {})}
     if processes > 1:
-        environment["USE_TORCH_DISTRIBUTED"] = "true"
-    done = subprocess.run(
-        [python, *launcher, "train.py", *arguments], cwd=model_dir, env=environment, capture_output=True, text=True
-    )
+        variables["USE_TORCH_DISTRIBUTED"] = "true"
+    done = subprocess.run([python, *launcher, *arguments], cwd=model_dir, env=variables, capture_output=True, text=True)
     said = done.stdout + done.stderr
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(arguments)} failed:\n{said}")
+        raise RuntimeError(f"{' '.join(command)} failed:\n{said}")
     return said
 
 
 def models(directory: Path) -> Path:
     """A copy of the model directory: a checkpoint's code/ is the whole of the working directory."""
     directory.mkdir(parents=True)
-    for name in ("model_def.py", "train.py"):
+    for name in ("model_def.py", "train.py", "load.py"):
         shutil.copy(HERE / name, directory)
     return directory
 
@@ -77,14 +73,15 @@ def main(python: str, *names: str) -> None:
             trial, processes, cuts = CASES[name]
             shutil.rmtree(GOLDEN / name, ignore_errors=True)
             out = Path(scratch) / name
-            determined(python, model_dir, out, processes, trial, str(LENGTH), str(out), "--save", *map(str, cuts))
+            command = [python, "train.py", trial, str(LENGTH), str(out), "--save", *map(str, cuts)]
+            run(model_dir, out, *command, processes=processes)
             ids = json.loads((out / "checkpoints.json").read_text())
             for batches in cuts:
                 found = out / "data" / "determined" / ids[str(batches)]
                 shutil.copytree(found, GOLDEN / name / f"at-{batches}")
             ranks = [json.loads((out / f"losses_{rank}.json").read_text()) for rank in range(processes)]
-            run = {"trial": trial, "processes": processes, "made_with": made_with, "ranks": ranks}
-            (GOLDEN / name / "run.json").write_text(json.dumps(run, indent=1) + "\n")
+            about = {"trial": trial, "processes": processes, "made_with": made_with, "ranks": ranks}
+            (GOLDEN / name / "run.json").write_text(json.dumps(about, indent=1) + "\n")
             print(name, ranks[0]["losses"][-1])
 
 

@@ -7,15 +7,16 @@ from determined import pytorch
 from determined.pytorch import samplers
 from torch import nn
 
-RECORDS = 22  # in batches of 4: six an epoch, the last one partial
-
 
 class Squares(torch.utils.data.Dataset):
+    def __init__(self, records):
+        self.records = records
+
     def __len__(self):
-        return RECORDS
+        return self.records
 
     def __getitem__(self, index):
-        x = torch.linspace(index, index + 1, 6) / RECORDS
+        x = torch.linspace(index, index + 1, 6) / self.records
         return x, (x**2).sum(0, keepdim=True)
 
 
@@ -45,6 +46,7 @@ class Plain(pytorch.PyTorchTrial):
         self.context = context
         self.losses = []
         self.best = Best()
+        self.data = Squares(context.get_hparam("records"))
         width = context.get_hparam("width")
         self.model = context.wrap_model(
             nn.Sequential(nn.Linear(6, width), nn.Tanh(), *self.drop(), nn.Linear(width, 1))
@@ -63,10 +65,10 @@ class Plain(pytorch.PyTorchTrial):
         return {"best": self.best}
 
     def build_training_data_loader(self):
-        return pytorch.DataLoader(Squares(), batch_size=self.context.get_per_slot_batch_size())
+        return pytorch.DataLoader(self.data, batch_size=self.context.get_per_slot_batch_size())
 
     def build_validation_data_loader(self):
-        return pytorch.DataLoader(Squares(), batch_size=5)
+        return pytorch.DataLoader(self.data, batch_size=5)
 
     def train_batch(self, batch, epoch_idx, batch_idx):
         loss = nn.functional.mse_loss(self.model(batch[0]), batch[1]) + 0.01 * random.random()
@@ -83,7 +85,7 @@ class Shuffled(Plain):
     """A new order each epoch, drawn as torch draws it."""
 
     def build_training_data_loader(self):
-        return pytorch.DataLoader(Squares(), batch_size=self.context.get_per_slot_batch_size(), shuffle=True)
+        return pytorch.DataLoader(self.data, batch_size=self.context.get_per_slot_batch_size(), shuffle=True)
 
 
 class Still(Shuffled):
@@ -93,6 +95,14 @@ class Still(Shuffled):
         return []
 
 
+class Workers(Still):
+    """The same, loaded by other processes, which are told of batches ahead."""
+
+    def build_training_data_loader(self):
+        size = self.context.get_per_slot_batch_size()
+        return pytorch.DataLoader(self.data, batch_size=size, shuffle=True, num_workers=2)
+
+
 class Own(Plain):
     """A sampler that shuffles by a seed of its own; Adam."""
 
@@ -100,8 +110,8 @@ class Own(Plain):
         return torch.optim.Adam(model.parameters(), lr=0.02)
 
     def build_training_data_loader(self):
-        sampler = samplers.ReproducibleShuffleSampler(torch.utils.data.SequentialSampler(Squares()), seed=11)
-        return pytorch.DataLoader(Squares(), batch_size=self.context.get_per_slot_batch_size(), sampler=sampler)
+        sampler = samplers.ReproducibleShuffleSampler(torch.utils.data.SequentialSampler(self.data), seed=11)
+        return pytorch.DataLoader(self.data, batch_size=self.context.get_per_slot_batch_size(), sampler=sampler)
 
 
 class Two(Plain):
@@ -111,6 +121,7 @@ class Two(Plain):
         self.context = context
         self.losses = []
         self.best = Best()
+        self.data = Squares(context.get_hparam("records"))
         width = context.get_hparam("width")
         self.first = context.wrap_model(nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.Tanh()))
         self.second = context.wrap_model(nn.Sequential(nn.Dropout(0.3), nn.Linear(width, 1)))
