@@ -143,7 +143,7 @@ def _run(
             experiment_id=0,
             trial_seed=host.trial_seed,
             hparams=hparams,
-            config={**config.to_dict(), "data": config.data},
+            config={**config.for_code(), "data": config.data},
         ),
         user_data=config.data,
     )

@@ -171,7 +171,7 @@ class Run:
         by_time = searcher.counted_by is not None
         return TrialsExperiment(
             experiment_id=1,
-            config=self.config.to_dict(),
+            config=self.config.for_code(),
             data=self.config.data,
             environment=self.config.environment.variables(slot),
             secrets=self.config.secrets,

@@ -776,6 +776,15 @@ class ExperimentConfig(_Section):
         plain["hyperparameters"], plain["data"] = self.hyperparameters, self.data
         return masked(plain)
 
+    def for_code(self) -> dict[str, Any]:
+        """``to_dict`` as a trial's code gets it: with what Determined's copy of a config has where nothing is said."""
+        unsaid = {
+            "min_validation_period": {"batches": 0},
+            "min_checkpoint_period": {"batches": 0},
+            "records_per_epoch": 0,
+        }
+        return {**unsaid, **self.to_dict()}
+
     @property
     def secrets(self) -> list[str]:
         """Texts that no file may hold which the experiment leaves."""

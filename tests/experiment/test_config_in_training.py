@@ -43,7 +43,7 @@ class Noting(OneWeight):
         with open(HERE + "/noted.json", "w") as file:
             amp = self.context.experimental._auto_amp
             config = self.context.get_experiment_config()
-            json.dump({"flavour": FOUND, "amp": amp, "environment": config["environment"]}, file)
+            json.dump({"flavour": FOUND, "amp": amp, "config": config}, file)
         return {}
 
 class WithAmp(Noting):
@@ -125,6 +125,21 @@ def test_time_in_batches_or_epochs_is_compared_at_its_rungs(
     searcher = {"name": "asha", "metric": "error", "max_trials": 2, "num_rungs": 2, "divisor": 2, **fields}
     directory = run_local(load_config(changed(searcher=searcher)), model_dir, path=model_dir / "run")
     assert rows(directory, "validation") == validated
+
+
+def test_code_reads_the_config_as_determineds_copy_has_it(noted: Path) -> None:
+    run_local(load_config(changed(entrypoint="my_weight:Noting", workspace="vision")), noted, path=noted / "run")
+    config = json.loads((noted / "noted.json").read_text())["config"]
+    assert config["min_validation_period"] == config["min_checkpoint_period"] == {"batches": 0}
+    assert (config["records_per_epoch"], config["scheduling_unit"]) == (0, 100)
+    assert config["searcher"]["max_length"] == {"batches": 8}
+    assert config["optimizations"] == {
+        "aggregation_frequency": 1,
+        "average_aggregated_gradients": True,
+        "gradient_compression": False,
+        "mixed_precision": "O0",
+    }
+    assert load_config({**config, "data": {}}).searcher.max_length == load_config(changed()).searcher.max_length
 
 
 def test_records_per_epoch_are_those_of_data_without_a_length(noted: Path) -> None:
