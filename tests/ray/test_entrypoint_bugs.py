@@ -1,0 +1,82 @@
+"""Bugs in users' code, whichever way the entrypoint names it: one error each, that begins with the user's own line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+import dray
+from dray.experiment.errors import ConfigError
+from tests.bugs import CLASS, DIED, OF_A_CLASS, OF_A_PROGRAM, OF_A_RANK, OF_A_RANK_TOO, PROGRAM, check_error, model_dir
+from tests.ray.harness import journal, recorded
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_is_up() -> Iterator[None]:
+    assert not ray.is_initialized(), "another test left its connection to Ray"
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def run(entrypoint: str, bugs: list[str], directory: Path, *, slots: int = 1) -> dray.Result:
+    """A trial for each of the bugs, one after the other on the same worker group."""
+    model = model_dir(directory)
+    config = recorded(
+        directory / "record",
+        trials=1,
+        batches=8,
+        entrypoint=entrypoint,
+        searcher={"name": "grid", "metric": "error", "max_length": {"batches": 8}, "max_concurrent_trials": 1},
+        resources={"slot": "cpu", "slots_per_trial": slots},
+        max_restarts=0,
+    )
+    config["hyperparameters"] |= {"lr": 0.01, "bug": {"type": "categorical", "vals": bugs}}
+    result: dray.Result = dray.Experiment(config, model_dir=model, path=directory / "experiment").run()
+    return result
+
+
+def check(result: dray.Result, expected: dict[str, list[str] | None]) -> None:
+    """Each trial's state, and how its error begins."""
+    errors = {record["trial"]: record["error"] for record in journal(result.path) if record["event"] == "gave_up"}
+    rows: Any = result.trials.set_index("hparams.bug")
+    assert set(rows.index) == set(expected)
+    for bug, begins in expected.items():
+        trial = int(rows["trial_id"][bug])
+        assert rows["state"][bug] == ("COMPLETED" if begins is None else "ERRORED"), bug
+        check_error(bug, errors.get(trial, ""), begins)
+        if begins is DIED:
+            assert errors[trial].endswith(f"died; what it printed is in {result.path}/trial_{trial}/logs")
+
+
+@pytest.mark.long
+def test_bugs_of_a_class(tmp_path: Path) -> None:
+    expected = {**OF_A_CLASS, "batch: end": DIED, "none at last": None}
+    check(run(CLASS, list(expected), tmp_path), expected)
+
+
+def test_bugs_of_a_program(tmp_path: Path) -> None:
+    """All in one process, but for the one that dies of its."""
+    expected = {**OF_A_PROGRAM, "batch: end": DIED, "none at last": None}
+    check(run(PROGRAM, list(expected), tmp_path), expected)
+
+
+def test_bugs_of_one_rank(tmp_path: Path) -> None:
+    check(run(PROGRAM, list(OF_A_RANK), tmp_path, slots=2), OF_A_RANK)
+
+
+@pytest.mark.long
+def test_more_bugs_of_one_rank(tmp_path: Path) -> None:
+    check(run(PROGRAM, list(OF_A_RANK_TOO), tmp_path, slots=2), OF_A_RANK_TOO)
+
+
+@pytest.mark.long
+def test_program_that_trains_on_one_rank_alone_is_told_of_the_other(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"bugs.py has ended on rank 1 without a call of Trainer\.fit\(\)"):
+        run(PROGRAM, ["before: exit 0"], tmp_path, slots=2)
