@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-import determined as det  # type: ignore[import-not-found]
+import determined as det
 import torch
 import torch.distributed as dist
 from determined import core, pytorch
