@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import dray
+from dray.cli import main as command
 from dray.experiment.config import load_config
 from tests.migration.models import HERE, MODELS
 from tests.migration.real import PYTHON, planned, run, trials
@@ -30,6 +31,9 @@ SAME_MACHINE = 1e-6
 """Relative, in single precision: the last digit. Only means over the processes of two slots are rounded differently."""
 OTHER_MACHINE = 2e-3
 """Relative: 24 to 50 steps with other kernels; a wrong order of batches, seed or rate is a hundred times as far off."""
+
+TAKES_AT_MOST_S = 1200
+"""All the experiments of a test, one after another; ten seconds each where nothing else runs."""
 
 BOTH = [(name, slots) for name in MODELS for slots in (1, 2)]
 #: Each directory once, each form of entrypoint on two slots: what `make test` has time for.
@@ -65,6 +69,14 @@ def test_experiment_file_is_taken_as_it_is(name: str) -> None:
     assert config.entrypoint == MODELS[name].read()["entrypoint"]
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_migrate_check_finds_nothing_to_change(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command(["migrate", "check", str(MODELS[name].directory)])
+    assert not ended.value.code
+    assert capsys.readouterr().out.splitlines()[-1].startswith("0 to change, 0 to look at")
+
+
 # -------------------------------------------------------------------------------------------------- dray, with goldens
 Drive = Callable[[list[tuple[str, int]]], Path]
 
@@ -78,9 +90,9 @@ def drive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drive]:
     def start(wanted: tuple[tuple[str, int], ...]) -> Path:
         root = tmp_path_factory.mktemp("experiments")
         with (root / "output.txt").open("wb") as output:
-            command = [sys.executable, "-m", "tests.migration.drive", root, *(f"{name}:{n}" for name, n in wanted)]
-            started.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=HERE.parents[1]))
-            started[-1].wait(60 + 45 * len(wanted))
+            program = [sys.executable, "-m", "tests.migration.drive", root, *(f"{name}:{n}" for name, n in wanted)]
+            started.append(subprocess.Popen(program, stdout=output, stderr=subprocess.STDOUT, cwd=HERE.parents[1]))
+            started[-1].wait(TAKES_AT_MOST_S)
         return root
 
     yield lambda wanted: start(tuple(wanted))
@@ -125,6 +137,7 @@ def assert_equal(mine: Told, theirs: Told, tolerance: float) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.timeout(TAKES_AT_MOST_S + 60)
 @pytest.mark.api("10.3")
 @pytest.mark.parametrize(("name", "slots"), HALF)
 def test_losses_are_those_of_determined(drive: Drive, name: str, slots: int) -> None:
@@ -134,6 +147,7 @@ def test_losses_are_those_of_determined(drive: Drive, name: str, slots: int) -> 
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.timeout(TAKES_AT_MOST_S + 60)
 @pytest.mark.parametrize(("name", "slots"), [each for each in BOTH if each not in HALF])
 def test_losses_are_those_of_determined_the_other_way(drive: Drive, name: str, slots: int) -> None:
     compare_with_golden(drive([each for each in BOTH if each not in HALF]), name, slots)
@@ -144,7 +158,7 @@ def test_losses_are_those_of_determined_the_other_way(drive: Drive, name: str, s
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(TAKES_AT_MOST_S + 600)
 @pytest.mark.skipif(not PYTHON.exists(), reason="needs Determined 0.38.1: make test-determined")
 @pytest.mark.parametrize(("name", "slots"), BOTH)
 def test_losses_equal_those_of_determined_here(drive: Drive, tmp_path: Path, name: str, slots: int) -> None:
