@@ -95,6 +95,7 @@ class LocalHost:
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
+        self._store.close()
         if self._brought is not None:
             self._brought.cleanup()
             self._brought = None
@@ -146,6 +147,8 @@ class LocalHost:
 
     def open_checkpoint(self, checkpoint: str) -> Path:
         """A checkpoint of this home by its id (`<run>/checkpoint_<batches>`), or any by its path or URI."""
+        if not Location.of(checkpoint).is_local and self.is_remote:
+            return self._store.open(checkpoint)  # which may know how to get there
         if not Location.of(checkpoint).is_local:
             self._brought = tempfile.TemporaryDirectory(prefix="dray-checkpoint-")
             return CheckpointStore(Path(self._brought.name)).open(checkpoint)

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,12 @@ from dray.core import (
 from dray.hosts import LocalHost, use_host
 from dray.pytorch import InvalidHP
 from dray.storage import CheckpointError
+from dray.training.checkpoint import read_state
 from dray.training.errors import PeerFailed, SearcherMetricError
 from dray.training.host import Report
 from tests.core.test_distributed import on_ranks
 from tests.pytorch.fakes import FakeHost
+from tests.storage.s3 import LocalS3
 
 TWO = [
     {"rank": rank, "size": 2, "local_rank": rank, "local_size": 2, "cross_rank": 0, "cross_size": 1} for rank in (0, 1)
@@ -286,7 +288,16 @@ def test_ranks_write_into_one_sharded_checkpoint() -> None:
     assert first[1:] == ({"steps_completed": 4, "ranks": {"0": 0, "1": 1}}, ["rank_0", "rank_1"])
 
 
-def test_machines_upload_their_parts_of_a_checkpoint_to_an_object_store(tmp_path: Path) -> None:
+@pytest.fixture
+def s3() -> Iterator[dict[str, Any]]:
+    server = LocalS3()
+    endpoint = f"http://127.0.0.1:{server.port}"
+    yield {"type": "s3", "bucket": server.bucket, "endpoint_url": endpoint, "access_key": "a", "secret_key": "b"}
+    server.stop()
+
+
+@pytest.mark.slow
+def test_machines_upload_their_parts_of_a_checkpoint_to_an_object_store(tmp_path: Path, s3: dict[str, Any]) -> None:
     machines = [
         {"rank": rank, "size": 2, "local_rank": 0, "local_size": 1, "cross_rank": rank, "cross_size": 2}
         for rank in (0, 1)
@@ -300,7 +311,7 @@ def test_machines_upload_their_parts_of_a_checkpoint_to_an_object_store(tmp_path
         return str(storage_id)
 
     def one(distributed: DistributedContext) -> list[str]:
-        with core.init(distributed=distributed, checkpoint_storage="memory://bucket/parts") as context:
+        with core.init(distributed=distributed, checkpoint_storage={**s3, "prefix": "parts"}) as context:
             storage_id = work(context, "first")
             assert work(context, f"again {distributed.rank}") == storage_id
             with context.checkpoint.restore_path(storage_id) as path:
@@ -407,6 +418,14 @@ def test_a_damaged_checkpoint_is_told(home: Path) -> None:
         next(home.rglob("state")).write_text("y")
         with pytest.raises(CheckpointError, match="state is not what was written"):
             context.checkpoint.get_metadata(storage_id)
+
+
+def test_a_programs_checkpoint_is_no_models_and_says_so(home: Path) -> None:
+    with core.init() as context:
+        store(context, 1)
+    (checkpoint,) = home.rglob("checkpoint_1")
+    with pytest.raises(ValueError, match=r"has no state-dict\.pth: a program saved it by the core API"):
+        read_state(checkpoint, [])
 
 
 # ------------------------------------------------------------------------------------------------------------- preempt

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,18 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import dray
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.errors import ConfigError
-from tests.ray.harness import TRIALS, Meanwhile, check_promotions, decided, journal, lines, printed, wait_for
+from tests.ray.harness import (
+    TRIALS,
+    Driver,
+    Meanwhile,
+    check_promotions,
+    decided,
+    journal,
+    lines,
+    printed,
+    wait_for,
+    write_config,
+)
 from tests.storage.s3 import LocalS3
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -34,16 +45,13 @@ def ray_is_up() -> Iterator[None]:
     ray.shutdown()
 
 
-def program(what: str, directory: Path, searcher: dict[str, Any], *, slots: int = 1, **fields: Any) -> dray.Experiment:
-    model = directory / "model"
-    model.mkdir()
-    shutil.copy(TRIALS / "core_program.py", model)
+def config(what: str, directory: Path, searcher: dict[str, Any], *, slots: int = 1, **fields: Any) -> dict[str, Any]:
     hparams = {
         "lr": {"type": "log", "base": 10, "minval": -3, "maxval": -1},
         "record": str(directory / "record"),
         "pause_s": 0.0,
     }
-    config = {
+    return {
         "name": "core",
         "entrypoint": f"python3 -m determined.launch.torch_distributed python3 core_program.py {what}",
         "hyperparameters": {**hparams, **fields.pop("hparams", {})},
@@ -52,7 +60,17 @@ def program(what: str, directory: Path, searcher: dict[str, Any], *, slots: int 
         "reproducibility": {"experiment_seed": 7},
         **fields,
     }
-    return dray.Experiment(config, model_dir=model, path=directory / "experiment")
+
+
+def model_in(directory: Path) -> Path:
+    (directory / "model").mkdir()
+    shutil.copy(TRIALS / "core_program.py", directory / "model")
+    return directory / "model"
+
+
+def program(what: str, directory: Path, searcher: dict[str, Any], **more: Any) -> dray.Experiment:
+    path = directory / "experiment"
+    return dray.Experiment(config(what, directory, searcher, **more), model_dir=model_in(directory), path=path)
 
 
 ASHA = {"name": "asha", "max_trials": 6, "num_rungs": 3, "divisor": 2, "max_concurrent_trials": 2}
@@ -144,7 +162,8 @@ def test_operations_are_the_lengths_where_trials_are_compared(tmp_path: Path) ->
         assert (rows["state"][trial] == "COMPLETED") == (told[-1] == 8)
 
 
-@pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("slots", [1, 2])
 def test_a_program_that_never_asks_is_ended_and_the_next_one_has_its_place(slots: int, tmp_path: Path) -> None:
     searcher = {**ASHA, "max_trials": 3, "max_length": {"batches": 40}}
     result = program("deaf", tmp_path, searcher, slots=slots).run()
@@ -178,7 +197,28 @@ def test_two_ranks_share_sharded_checkpoints_in_an_object_store_through_a_kill(t
     assert metadata == {"steps_completed": BATCHES * epoch, "of_0": epoch, "of_1": epoch}
 
 
+@pytest.mark.long
+def test_an_interrupted_experiment_lets_its_programs_save_and_goes_on(
+    drive: Callable[..., Driver], tmp_path: Path
+) -> None:
+    record, path = tmp_path / "record", tmp_path / "experiment"
+    file = write_config(tmp_path, config("epochs", tmp_path, {"name": "single"}, hparams={"pause_s": 0.5, "lr": 0.05}))
+    driver = drive("create", file, model_in(tmp_path), "--path", path)
+    driver.wait_for(lambda: [each for each in lines(record) if each.get("epoch") == 3], "three epochs")
+    driver.interrupt()
+    assert driver.wait() == 130
+    [told] = [each["told"] for each in lines(record) if "told" in each]
+    assert told < 8
+    driver = drive("resume", path)
+    assert driver.wait() == 0, driver.log.read_text()
+    result = dray.Result(path)
+    assert result.trials["state"].tolist() == ["COMPLETED"]
+    assert epochs(result, 0) == list(range(1, 9)), "each once"
+    assert [each["began"] for each in lines(record) if "began" in each] == [0, told]
+
+
 # ------------------------------------------------------------------------------------------------------------ mistakes
+@pytest.mark.long
 def test_invalid_hyperparameters_are_replaced(tmp_path: Path) -> None:
     points = [{"lr": 0.95}, {"lr": 0.05}]
     searcher = {"name": "random", "max_trials": 2, "max_concurrent_trials": 1, "points": points}
@@ -187,6 +227,7 @@ def test_invalid_hyperparameters_are_replaced(tmp_path: Path) -> None:
     assert result.trials["state"].tolist()[:2] == ["INVALID_HP", "COMPLETED"]
 
 
+@pytest.mark.long
 def test_a_program_that_never_reports_the_metric_is_told_what_it_reported(tmp_path: Path) -> None:
     told = r"searcher\.metric: the search compares 'error', but the program has reported \['accuracy'\]; report it with"
     with pytest.raises(ConfigError, match=told):
