@@ -206,16 +206,3 @@ def test_a_directory_that_is_too_large_to_be_code_is_told(tmp_path: Path) -> Non
         file.truncate(100 * 2**20)
     with pytest.raises(ConfigError, match=r"name what is not code in .*\.drayignore"):
         check(tmp_path)
-
-
-# ---------------------------------------------------------------------------------------------------------- whole ones
-
-MODELS = sorted((Path(__file__).parents[1] / "migration" / "models").iterdir())
-
-
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_the_model_directories_that_are_run_as_they_are_need_no_change(model: Path) -> None:
-    found = check(model)
-    assert [str(finding) for finding in found.of("change") + found.of("look")] == []
-    assert len(found.experiments) == 1
-    assert any("uses of Determined's API" in finding.what for finding in found.of("runs"))
