@@ -339,7 +339,7 @@ class Searcher(_Section):
     source_checkpoint_uuid: Annotated[str | None, BeforeValidator(_as_text)] = Field(
         default=None,
         min_length=1,
-        description="a checkpoint, dray's or Determined's, with which every trial begins: its directory, or its UUID in "
+        description="a checkpoint, dray's or Determined's, with which every trial begins: its directory, or UUID in "
         "checkpoint_storage",
         examples=["/mnt/results/digits/trial_7/checkpoint_352"],
     )
