@@ -41,11 +41,11 @@ class Sources:
 
     Args:
         files: the text of each file, by its name from the directory on.
-        mounts: which paths in a container are which of the machine's, by the experiment files.
+        mounts: which paths in a container are which of the machine's, by the experiment files; also an attribute.
     """
 
     def __init__(self, files: Mapping[str, bytes], mounts: Mounts) -> None:
-        self._mounts = mounts
+        self.mounts = mounts
         self._trees: dict[str, ast.Module] = {}
         self._scopes: dict[str, Scope | None] = {}
         self._broken: list[Finding] = []
@@ -68,15 +68,12 @@ class Sources:
         for name, tree in self._trees.items():
             reader = _Reader(self, name, self._scope(name), tree)
             reader.visit(tree)
-            found = sorted(set(reader.findings))
-            yield from found
+            yield from sorted(set(reader.findings))
             if reader.uses:
-                what = (
-                    f"{reader.uses} uses of Determined's API are dray's"
-                    if reader.uses > 1
-                    else "1 use of Determined's API is dray's"
+                uses = f"{reader.uses} uses" if reader.uses > 1 else "1 use"
+                yield Finding(
+                    name, 0, "runs", f"{uses} of Determined's API {'are' if reader.uses > 1 else 'is'} dray's"
                 )
-                yield Finding(name, 0, "runs", what)
 
     def has(self, name: str) -> bool:
         """Whether there is such a file, and it could be read."""
@@ -133,11 +130,6 @@ class Sources:
             return importlib.util.find_spec(package) is None
         except (ImportError, ValueError):
             return True
-
-    @property
-    def mounts(self) -> Mounts:
-        """Paths in a container."""
-        return self._mounts
 
 
 def _is_determineds_variable(text: str) -> bool:
