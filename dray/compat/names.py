@@ -16,6 +16,7 @@ _callback _data _experimental _load _lr_scheduler _pytorch_context _pytorch_tria
 MODULES: dict[str, str] = {
     "determined.core": "dray.core",
     "determined.pytorch": "dray.pytorch",
+    "determined.transformers": "dray.transformers",
     "determined.pytorch.samplers": "dray.pytorch.samplers",
     "determined.tensorboard.metric_writers.pytorch": "dray.pytorch.tensorboard",
     # Private there, and named in its documents and in code that was written from them.
@@ -54,6 +55,7 @@ COUNTERPARTS: dict[str, str] = {
     **{f"determined.pytorch.{name}": f"dray.pytorch.{name}" for name in _PYTORCH.split()},
     **{f"determined.pytorch.samplers.{name}": f"dray.pytorch.samplers.{name}" for name in _SAMPLERS.split()},
     "determined.tensorboard.metric_writers.pytorch.TorchWriter": "dray.pytorch.tensorboard.TorchWriter",
+    "determined.transformers.DetCallback": "dray.transformers.DetCallback",
 }
 """Modules and what is in them, by Determined's name: the same object under both."""
 
@@ -96,7 +98,6 @@ MISSING: dict[str, str] = {
     "determined.pytorch.lightning": _NO_LIGHTNING,
     "determined.searcher": "write the search method with searchers.SearchMethod, and name it in searcher.name",
     "determined.tensorboard": "use context.get_tensorboard_writer(), or context.get_tensorboard_path()",
-    "determined.transformers": f"dray has nothing of its own for Hugging Face's Trainer: {_IN_A_PROGRAM}",
     "determined.util": _INTERNAL,
     "determined.workload": _INTERNAL,
 }

@@ -1,0 +1,137 @@
+"""Hugging Face's `transformers.Trainer` as the loop of a trial: a callback between it and `dray.core`.
+
+.. code-block:: python
+
+    with core.init() as core_context:
+        trainer = transformers.Trainer(model=model, args=args, ...)
+        trainer.add_callback(DetCallback(core_context, args))
+        trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import transformers
+
+from dray import core
+
+log = logging.getLogger(__name__)
+
+__all__ = ["DetCallback"]
+
+_SPEEDS = ("_runtime", "_per_second", "_compilation_time")
+
+
+class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
+    """Reports what a `transformers.Trainer` logs, keeps what it saves as the trial's checkpoints, and ends it when that
+    is asked for: by the search, or because its machine is taken away.
+
+    A trial that is started again finds its latest checkpoint in `args.resume_from_checkpoint`, which the program passes
+    to `trainer.train()`. In an experiment `args.output_dir` becomes a directory of the trial's own below what it was,
+    for all trials of a machine have the same working directory.
+
+    Training ends with a checkpoint, and with an evaluation if the trainer evaluates at all.
+
+    Args:
+        core_context: of `core.init()`.
+        args: `transformers.TrainingArguments`, the same as the trainer's.
+        filter_metrics: report only metrics with one of these in their name, and what the search needs. Default: all
+            but speeds.
+        user_data: JSON that is kept in each checkpoint, as `my_data.json`.
+    """
+
+    def __init__(
+        self,
+        core_context: core.Context,
+        args: Any,
+        filter_metrics: Sequence[str] | None = None,
+        user_data: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.core_context = core_context
+        self.filter_metrics = list(filter_metrics or ())
+        self.user_data = user_data
+        self._reported: dict[str, int] = {}
+        self._saved = -1
+        self._asked = False
+        info = core_context.info
+        if info is None:
+            return
+        if self.filter_metrics:
+            searcher = info.trial.config.get("searcher", {})
+            self.filter_metrics += [name for key in ("metric", "time_metric") if (name := searcher.get(key))]
+        args.output_dir = os.path.join(args.output_dir, f"trial_{info.trial.trial_id}")
+        if info.latest_checkpoint is not None:
+            self._fetch(info.latest_checkpoint, args)
+
+    def _fetch(self, checkpoint: str, args: Any) -> None:
+        if getattr(args, "overwrite_output_dir", False):
+            log.info("training begins anew: overwrite_output_dir is set")
+            return
+        self.core_context.checkpoint.download(checkpoint, args.output_dir)
+        steps = self.core_context.checkpoint.get_metadata(checkpoint)["steps_completed"]
+        # By its number: an attempt that was cut short may have left later ones there.
+        args.resume_from_checkpoint = os.path.join(args.output_dir, f"checkpoint-{steps}")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Report it, once a step: the summaries at the end of training come for one that was reported."""
+        names = list(logs or {})
+        if not logs or any(name.startswith("test_") for name in names):
+            return
+        group = "validation" if any(name.startswith("eval_") for name in names) else "training"
+        if self._reported.get(group) == state.global_step:
+            return
+        self._reported[group] = state.global_step
+        if state.is_world_process_zero:
+            kept = {name: value for name, value in logs.items() if self._is_kept(name)}
+            found = {"batches": state.global_step, "epochs": state.epoch, **kept}
+            self.core_context.train.report_metrics(group, state.global_step, found)
+
+    def _is_kept(self, name: str) -> bool:
+        if name == "epoch" or name.endswith(_SPEEDS):  # an epoch that is rounded
+            return False
+        return not self.filter_metrics or any(part in name for part in self.filter_metrics)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask whether to end, and see to what is to be there at the end."""
+        if state.is_world_process_zero:
+            self.core_context.train.report_progress(min(1.0, state.global_step / max(1, state.max_steps)))
+        self._end_if_asked(state, control)
+        if state.global_step >= state.max_steps:
+            # What is due at the end of each epoch comes by itself.
+            if args.eval_strategy == "steps" and not self._asked:
+                control.should_evaluate = True
+            if args.save_strategy != "epoch":
+                control.should_save = True
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The report may have been answered with a request to end."""
+        self._end_if_asked(state, control)
+
+    def _end_if_asked(self, state: Any, control: Any) -> None:
+        if state.global_step >= state.max_steps:
+            return  # It ends by itself; who hears a request is gone on with later.
+        # All ranks come here in step, as the question needs it.
+        self._asked = self._asked or self.core_context.preempt.should_preempt()
+        if self._asked:
+            control.should_training_stop = True
+            control.should_save = control.should_save or self._saved != state.global_step
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Make a checkpoint of the trial of it."""
+        self._saved = state.global_step
+        name = f"checkpoint-{state.global_step}"
+        if self.user_data is not None and state.is_world_process_zero:
+            with open(os.path.join(args.output_dir, name, "my_data.json"), "w") as file:
+                json.dump(dict(self.user_data), file)
+        self.core_context.checkpoint.upload(
+            args.output_dir,
+            {"steps_completed": state.global_step},
+            shard=self.core_context.distributed.size > 1,
+            selector=lambda path: path.startswith(f"{name}/"),
+        )
