@@ -9,13 +9,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dray.core import get_cluster_info as get_cluster_info
     from dray.experiment.errors import ConfigError as ConfigError
     from dray.experiment.errors import ExperimentError as ExperimentError
     from dray.experiment.experiment import Experiment as Experiment
     from dray.experiment.result import Result as Result
     from dray.imports import import_from_path as import_from_path
     from dray.pytorch import InvalidHP as InvalidHP
+    from dray.training.cluster_info import get_cluster_info as get_cluster_info
 
 __version__ = "0.1.0"
 
@@ -28,7 +28,7 @@ _HOMES = {
     "ExperimentError": "dray.experiment.errors",
     "Result": "dray.experiment.result",
     "InvalidHP": "dray.pytorch",
-    "get_cluster_info": "dray.core",
+    "get_cluster_info": "dray.training.cluster_info",
     "import_from_path": "dray.imports",
 }
 
