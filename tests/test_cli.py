@@ -153,6 +153,35 @@ def test_preview_shows_rungs_and_totals_of_asha_yaml() -> None:
     assert "about 50 min, where 12 trials" in result.stdout
 
 
+def test_fields_are_changed_from_the_command_line() -> None:
+    changed = ["--config", "searcher.max_trials=16", "--config", "searcher.max_length={epochs: 32}"]
+    result = run("preview", DIGITS / "asha.yaml", *changed)
+    assert result.exit_code == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line]
+    # By hand: of 16, 4 go on after 32 / 16 epochs, and of these 1 after 32 / 4.
+    assert [row[2:4] for row in rows] == [["2", "16"], ["8", "4"], ["32", "1"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            "searcher.max_trials",
+            "--config: must be FIELD=VALUE, got 'searcher.max_trials'; for example searcher.max_tr",
+        ),
+        ("searcher.max_trails=8", "searcher.max_trails: unknown field; did you mean max_trials?"),
+        ("name.first=8", "name.first: name is 'digits-asha', which has no fields; set name itself"),
+        ("searcher.max_trials=[8", "searcher.max_trials: the value is not valid YAML"),
+    ],
+)
+def test_a_bad_change_is_one_message(change: str, told: str) -> None:
+    for command in (["preview"], ["e", "create"]):
+        result = run(*command, DIGITS / "asha.yaml", "--config", change)
+        assert result.exit_code == 2
+        assert told in result.stderr
+    assert FakeExperiment.made == []
+
+
 def test_preview_of_bad_input_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(CONFIG.replace("metric: loss", "metrik: loss"))
     assert "searcher.metrik: unknown field" in run("preview", tmp_path / "bad.yaml").stderr

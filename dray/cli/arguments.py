@@ -76,6 +76,15 @@ Tail: TypeAlias = Annotated[int | None, typer.Option("--tail", "-n", help="The l
 Config: TypeAlias = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="The experiment's YAML file.", show_default=False)
 ]
+Changes: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config",
+        metavar="FIELD=VALUE",
+        help="Set a field of CONFIG to another value, as searcher.max_trials=8; may be given again.",
+        show_default=False,
+    ),
+]
 ModelDir: TypeAlias = Annotated[
     Path | None,
     typer.Argument(

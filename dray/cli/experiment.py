@@ -13,7 +13,7 @@ import typer
 
 import dray
 from dray.cli import show
-from dray.cli.arguments import Config, Experiment, Follow, Json, ModelDir, Output, Tail, target
+from dray.cli.arguments import Changes, Config, Experiment, Follow, Json, ModelDir, Output, Tail, target
 from dray.cli.errors import FAILED, BadUse, told
 from dray.cli.reading import Reading, flat, journal, reading
 
@@ -27,6 +27,7 @@ app = typer.Typer(help="Run experiments, see how they do, go on with them.", no_
 def create(
     config: Config,
     model_dir: ModelDir = None,
+    changes: Changes = None,
     local: Annotated[
         bool, typer.Option("--local", help="Run one trial in this process, without Ray: for debugging.")
     ] = False,
@@ -44,12 +45,13 @@ def create(
     \b
     dray experiment create asha.yaml .           the model's code is here
     dray experiment create asha.yaml . --local   one trial, in a debugger
+    dray experiment create asha.yaml . --config searcher.max_trials=8
     """
     with told():
         from dray.experiment.config import load_config
 
         _tell_all()
-        checked = load_config(config)
+        checked = load_config(config, changes or ())
         code = model_dir if model_dir is not None else config.parent
         if local and storage_path is not None:
             raise BadUse("--storage-path has no use with --local: checkpoints lie beside its metrics; give --path")

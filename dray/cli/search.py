@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from dray.cli import show
-from dray.cli.arguments import Config, Json, ModelDir
+from dray.cli.arguments import Changes, Config, Json, ModelDir
 from dray.cli.errors import BadUse, told
 
 
 def preview(
     config: Config,
     model_dir: ModelDir = None,
+    changes: Changes = None,
     trials_per_hour: Annotated[
         float | None, typer.Option(help="Trials of full length that the cluster trains in an hour: tells the time.")
     ] = None,
@@ -31,7 +32,7 @@ def preview(
 
         if trials_per_hour is not None and not 0 < trials_per_hour < math.inf:
             raise BadUse(f"--trials-per-hour must be a number > 0, got {trials_per_hour:g}")
-        checked, code = load_config(config), model_dir if model_dir is not None else config.parent
+        checked, code = load_config(config, changes or ()), model_dir if model_dir is not None else config.parent
         if json:
             show.as_json(preview_as_dict(checked, model_dir=code))
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from dray.experiment.schema import (
     variant_of,
 )
 from dray.experiment.search import build_method, build_sampler, build_search, build_space
-from dray.experiment.yaml_file import read_mapping
+from dray.experiment.yaml_file import read_mapping, with_changes
 from searchers.convert import from_optuna, from_ray_tune
 from searchers.errors import MethodError, SpaceError
 
@@ -51,7 +51,9 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 
-def load_config(source: str | os.PathLike[str] | Mapping[str, Any] | ExperimentConfig) -> ExperimentConfig:
+def load_config(
+    source: str | os.PathLike[str] | Mapping[str, Any] | ExperimentConfig, changes: Sequence[str] = ()
+) -> ExperimentConfig:
     """Read and check an experiment config.
 
     Args:
@@ -60,6 +62,7 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any] | ExperimentC
             Without a ``name``, the experiment has that of the file, or of the entrypoint's class. Without an
             ``experiment_seed``, one is drawn; it stands in the result. Fields of Determined's that have no meaning here
             are left out; one warning, in the log, names them.
+        changes: Of a file: fields to set to other values, as ``searcher.max_trials=8``.
 
     Raises:
         ConfigError: the file cannot be read, or the config has faults: all of them are listed, each with its path.
@@ -78,7 +81,7 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any] | ExperimentC
             raise ConfigError(error.faults, told) from None
     else:
         path = Path(source)
-        raw, told, name = _plain(read_mapping(path)), str(source), path.stem
+        raw, told, name = with_changes(_plain(read_mapping(path)), changes), str(source), path.stem
     passed_over = not_used(raw)
     raw = _without_nulls(without_not_used(raw))
     raw.setdefault("name", name or _name_of(raw.get("entrypoint")) or "experiment")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,46 @@ def read_mapping(path: Path) -> dict[Any, Any]:
         got = "an empty file" if content is None else f"{content!r:.60}"
         raise ConfigError([("config", f"must be a mapping of fields to values, got {got}")], str(path))
     return content
+
+
+def with_changes(content: Mapping[Any, Any], changes: Sequence[str]) -> dict[Any, Any]:
+    """A copy with fields set to other values.
+
+    Args:
+        changes: Each ``field=value``, a field within others with dots, the value as YAML has it.
+
+    Raises:
+        ConfigError: one is no such text, or what its field should lie in is no mapping.
+
+    >>> with_changes({"searcher": {"name": "asha"}}, ["searcher.max_trials=8", "name=digits"])
+    {'searcher': {'name': 'asha', 'max_trials': 8}, 'name': 'digits'}
+    """
+    changed = copy.deepcopy(dict(content))
+    faults = []
+    for change in changes:
+        path, equals, text = change.partition("=")
+        *outer, name = path.strip().split(".")
+        if not equals or not all([*outer, name]):
+            faults.append(("--config", f"must be FIELD=VALUE, got {change!r}; for example searcher.max_trials=8"))
+            continue
+        try:
+            value = yaml.load(text, _Loader)
+        except yaml.YAMLError as error:
+            faults.append((path, f"the value is {_fault(error)[1]}, got {text!r}"))
+            continue
+        place: Any = changed
+        for part in outer:
+            if place.get(part) is None:
+                place[part] = {}
+            place = place[part]
+            if not isinstance(place, dict):
+                faults.append((path, f"{part} is {place!r}, which has no fields; set {part} itself"))
+                break
+        else:
+            place[name] = value
+    if faults:
+        raise ConfigError(faults, "The command line")
+    return changed
 
 
 def _fault(error: yaml.YAMLError) -> tuple[str, str]:
