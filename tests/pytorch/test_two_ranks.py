@@ -56,6 +56,14 @@ def test_two_processes_train_what_one_trains(ranks: list[dict[str, Any]], tmp_pa
     assert_equal(ranks[0]["training"]["weights"], ranks[1]["training"]["weights"])
 
 
+def test_compressed_gradients_travel_in_float16(ranks: list[dict[str, Any]]) -> None:
+    assert_equal(ranks[0]["compressed"]["weights"], ranks[1]["compressed"]["weights"])
+    whole, compressed = ranks[0]["training"]["weights"], ranks[0]["compressed"]["weights"]
+    for name in whole:
+        torch.testing.assert_close(compressed[name], whole[name], rtol=1e-2, atol=1e-3)
+    assert any(not torch.equal(compressed[name], whole[name]) for name in whole), "some of each is lost"
+
+
 def test_the_chief_alone_speaks_to_the_host(ranks: list[dict[str, Any]]) -> None:
     assert [batches for batches, *_ in ranks[0]["training"]["reports"]] == [2, 3, 4, 6, 7]
     assert ranks[1]["training"]["reports"] == []

@@ -83,6 +83,7 @@ def run(
     *,
     distributed: DistributedContext | None = None,
     aggregation_frequency: int = 1,
+    exp_conf: dict[str, Any] | None = None,
     prepare: Callable[[Any], None] = lambda trial: None,
     **fit: Any,
 ) -> dict[str, Any]:
@@ -91,7 +92,10 @@ def run(
     with (
         use_host(host),
         pytorch.init(
-            hparams={"global_batch_size": 8}, distributed=distributed, aggregation_frequency=aggregation_frequency
+            hparams={"global_batch_size": 8},
+            exp_conf=exp_conf,
+            distributed=distributed,
+            aggregation_frequency=aggregation_frequency,
         ) as context,
     ):
         trial = trial_class(context)
@@ -122,6 +126,11 @@ def training(directory: Path) -> dict[str, Any]:
 
 def aggregation(directory: Path) -> dict[str, Any]:
     return two(Regression, directory, max_length=Batch(6), aggregation_frequency=3)
+
+
+def compressed(directory: Path) -> dict[str, Any]:
+    config = {"optimizations": {"gradient_compression": True}}
+    return two(Regression, directory, max_length=Batch(7), exp_conf=config)
 
 
 def dropout_whole(directory: Path) -> dict[str, Any]:
@@ -295,6 +304,7 @@ SCENARIOS = [
     words_of_all_lengths,
     training,
     aggregation,
+    compressed,
     dropout_whole,
     dropout_resumed,
     from_one_process,
