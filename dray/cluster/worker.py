@@ -48,6 +48,7 @@ from dray.masking import hidden_text
 from dray.pytorch.class_entrypoint import train
 from dray.script import Script, ScriptFailed, users_traceback
 from dray.storage.checkpoints import RemoteStore
+from dray.storage.location import Location
 from dray.storage.printed import LogCopies
 from dray.storage.remote import PATIENCE_S
 from dray.training import rng
@@ -286,7 +287,7 @@ def _cluster_info(
 
 def _steps(checkpoint: str | None) -> int:
     """By the id of a checkpoint of the trial, which ends with its batches."""
-    return 0 if checkpoint is None else int(checkpoint.rpartition("_")[2])
+    return 0 if checkpoint is None else int(Location.of(checkpoint).name.rpartition("_")[2])
 
 
 def _never_trained(program: Program, rank: int) -> str:
