@@ -73,11 +73,13 @@ test-fast-rest: $(INSTALLED)
 test: check
 	@$(MAKE) --no-print-directory -j 2 test-ray test-rest
 
+SLOW := -q -m "(slow or ray or gpu or cluster) and not long"
+
 test-ray: $(INSTALLED)
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m "ray and not cluster and not long"
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) tests/ray
 
 test-rest: $(INSTALLED)
-	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m "(cluster or (slow or gpu) and not ray) and not long"
+	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest $(SLOW) --ignore=tests/ray
 
 test-all: test
 	@PYTHONFAULTHANDLER=1 $(BIN)/python -m pytest -q -m long
