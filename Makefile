@@ -26,7 +26,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python3.1
 # Ray asks about usage statistics at its first start; a build must not wait for, or send, an answer.
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo check lint types floors test-fast test-fast-torch test-fast-rest test test-ray test-rest test-all test-cluster test-determined bench docs soak clean
+.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test test-ray test-rest test-all test-cluster test-determined bench docs soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -44,7 +44,7 @@ demo: $(INSTALLED)
 
 # Side by side, two at a time, each told whole when it has ended.
 check: $(INSTALLED)
-	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-fast-rest test-fast-torch types floors lint
+	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-fast-rest test-fast-half types floors lint
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check
@@ -57,17 +57,17 @@ floors: $(INSTALLED)
 	@$(BIN)/lint-imports --no-logo
 
 # Two processes with directories of their own: each of xdist's would collect all the tests, a quarter of the time.
-TORCH := $(addprefix tests/,api cluster core hosts pytorch storage training)
+HALF := $(addprefix tests/,api cluster core hosts pytorch searchers storage training)
 FAST := -q -m "not slow and not ray and not gpu and not cluster"
 
 test-fast: $(INSTALLED)
-	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-fast-rest test-fast-torch
+	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-fast-rest test-fast-half
 
-test-fast-torch: $(INSTALLED)
-	@$(BIN)/python -m pytest $(FAST) $(TORCH)
+test-fast-half: $(INSTALLED)
+	@$(BIN)/python -m pytest $(FAST) $(HALF)
 
 test-fast-rest: $(INSTALLED)
-	@$(BIN)/python -m pytest $(FAST) $(addprefix --ignore=,$(TORCH))
+	@$(BIN)/python -m pytest $(FAST) $(addprefix --ignore=,$(HALF))
 
 # Side by side: much of a test on a real Ray is waiting. A crash of either, also at its exit, shows where.
 test: check

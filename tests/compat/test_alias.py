@@ -332,6 +332,7 @@ def test_a_model_directory_needs_no_install(untouched: None, model_dir: Path) ->
 
 
 @pytest.mark.api("9.4", "10.3")
+@pytest.mark.slow
 def test_a_checkpoints_code_may_import_determined(untouched: None, model_dir: Path, tmp_path: Path) -> None:
     """One as Determined 0.38 has left it."""
     old = tmp_path / "checkpoint"

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from dray.compat.names import missing
 from dray.experiment.migrate.shell import COMMANDS
 from tests.cli.conftest import _made, dray, home  # noqa: F401 - fixtures
@@ -32,6 +34,7 @@ def test_the_check_says_what_the_page_says(
     assert said.code == 1
 
 
+@pytest.mark.slow
 def test_the_program_of_ones_own_runs(tmp_path: Path) -> None:
     [program] = [block.text for block in blocks("python", page="migration.md") if "install()" in block.text]
     assured = f"{program}\nimport dray.pytorch\nassert pytorch is dray.pytorch\nassert info is None\n"
