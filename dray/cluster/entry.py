@@ -11,7 +11,7 @@ import ray
 from ray.util import get_current_placement_group
 
 from dray.cluster.environment import set_variables
-from dray.cluster.node_checks import UnfitNode
+from dray.cluster.node_checks import UnfitNode, name_of_this_node
 
 
 def serve_leases(work: dict[str, Any]) -> None:
@@ -31,8 +31,11 @@ def serve_leases(work: dict[str, Any]) -> None:
             work["needs"].check_this_node(work["run"])
         except UnfitNode as unfit:
             return give_up(work, unfit)
-    from dray.cluster.worker import serve
-
+    try:
+        from dray.cluster.worker import serve
+    except ImportError as error:
+        told = f"node {name_of_this_node()} can't import what workers run: {type(error).__name__}: {error}"
+        return give_up(work, ImportError(f"{told}; install there what the driver has"))
     serve(work)
 
 

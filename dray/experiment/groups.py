@@ -12,7 +12,7 @@ import itertools
 import math
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -123,6 +123,7 @@ class Groups:
         self._ended: list[tuple[str, BaseException | None]] = []
         self._failed = 0
         self._starts: Counter[str] = Counter()
+        self._silent: defaultdict[str, set[Any]] = defaultdict(set)
         self._few_cores = own_cluster and demand.at_once() == 1
         self._began = time.monotonic()
         self._first_rows: float | None = None
@@ -148,10 +149,18 @@ class Groups:
         match message.kind:
             case "arrived":
                 self._placements[group] = message.placement
+                # Each start has a placement group of its own, from which all its processes come.
+                self._silent[group].add(getattr(message.placement, "id", None))
+                if len(self._silent[group]) > STARTS_IN_VAIN:
+                    self.error = ExperimentError(
+                        f"the processes of worker group {group} have ended {STARTS_IN_VAIN} times before they could "
+                        f"ask for a trial; see Ray's logs, and resume with: dray experiment resume {self._experiment}"
+                    )
                 if self._elastic is not None:
                     self._elastic.arrived()
             case "joined":
                 self._booting.discard(group)
+                self._silent.pop(group, None)
                 self._starts[group] += 1
                 self._counts.groups_started += 1
                 if self._elastic is not None:

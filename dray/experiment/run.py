@@ -477,6 +477,8 @@ def _told_by_worker(cause: Exception | None, experiment: Path) -> Exception:
             return told_of_node(cause, experiment)
         case StartupHookFailed():
             return ConfigError([(HOOK, str(cause))], "The model's directory")
+        case ImportError():
+            return ExperimentError(f"{cause}, then go on with: dray experiment resume {experiment}")
     return ExperimentError(f"a worker can't run any trial: {cause!r}")
 
 

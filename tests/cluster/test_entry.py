@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -27,6 +29,38 @@ def test_kills_of_the_container_count_else_those_of_the_machine(
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(entry, "Path", lambda place: tmp_path / Path(place).name)
     assert entry._oom_kills() == kills
+
+
+class Desk:
+    """An actor that is told of a group."""
+
+    def __init__(self) -> None:
+        self.causes: list[Exception] = []
+
+    def __getattr__(self, method: str) -> Any:
+        class Method:
+            @staticmethod
+            def remote(group: str, *told: Any) -> None:
+                if method == "broken":
+                    self.causes.append(told[0])
+
+        return Method
+
+
+def test_a_worker_that_can_not_import_what_it_runs_tells_so_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its successors could not either, and Ray would start them for ever."""
+    monkeypatch.setattr("ray.get", lambda answer: answer)
+    monkeypatch.setattr(entry, "get_current_placement_group", lambda: None)
+    monkeypatch.setattr(entry, "name_of_this_node", lambda: "10.0.0.7 (gpu-1)")
+    monkeypatch.setattr(entry, "set_variables", lambda variables: None)
+    monkeypatch.setitem(sys.modules, "dray.cluster.worker", None)  # as if it were not there
+    desk = Desk()
+    work = {"desk": desk, "group": "group-0", "needs": None, "experiment": SimpleNamespace(environment=())}
+    entry.serve_leases(work)
+    assert [str(cause) for cause in desk.causes] == [
+        "node 10.0.0.7 (gpu-1) can't import what workers run: ModuleNotFoundError: import of dray.cluster.worker "
+        "halted; None in sys.modules; install there what the driver has"
+    ]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -251,6 +252,27 @@ def test_processes_that_are_lost_again_and_again_end_the_experiment(worlds: Any)
     assert f"group-0 was started {STARTS_IN_VAIN} times and never finished a trial" in str(groups.error)
     assert str(world.directory) in str(groups.error), "it says how to go on"
     assert (world.counts.groups_started, world.counts.groups_lost) == (STARTS_IN_VAIN + 1, STARTS_IN_VAIN)
+
+
+def test_processes_that_end_before_they_ask_for_a_trial_end_the_experiment(worlds: Any) -> None:
+    world = worlds(1)
+    groups = world.groups()
+    world.trials = 1
+    groups.start()
+
+    def begin(number: int) -> None:
+        placement: Any = SimpleNamespace(id=number)
+        hear(groups, "arrived", "arrived", placement=placement)  # both ranks of one start
+
+    for number in range(STARTS_IN_VAIN):
+        begin(number)
+    hear(groups, "joined")
+    for number in range(STARTS_IN_VAIN):
+        begin(100 + number)
+    assert groups.error is None, "it has asked between"
+    begin(200)
+    assert f"group-0 have ended {STARTS_IN_VAIN} times before they could ask for a trial" in str(groups.error)
+    assert str(world.directory) in str(groups.error), "it says how to go on"
 
 
 # ------------------------------------------------------------------------------------------- on a cluster of others
