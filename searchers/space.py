@@ -168,6 +168,12 @@ def _nested(spec: object, path: str, faults: Faults) -> Nested:
 
 def _domain(spec: object, path: str, faults: Faults) -> Domain:
     if not isinstance(spec, Mapping):
+        inside = enumerate(spec) if isinstance(spec, list | tuple) else ()
+        faults.extend(
+            (f"{path}[{i}]", "is a space, but a list is one constant as a whole; give each space a name of its own")
+            for i, item in inside
+            if _holds_domain(item)
+        )
         return Const(val=_json(spec, path, faults))
     if "type" not in spec:
         return _nested(spec, path, faults)
