@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -67,8 +68,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", str(Path(pytorch.__file__).parents[2]))
     subprocess.run([sys.executable, "model_def.py"], cwd=source, check=True)
     (checkpoint,) = (tmp_path / "results" / "local").glob("*/checkpoint_3")
-    for file in source.iterdir():
-        file.unlink()
+    shutil.rmtree(source)
     return checkpoint
 
 
