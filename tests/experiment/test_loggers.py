@@ -140,6 +140,36 @@ def test_mlflow_gets_what_it_lacks_and_nothing_twice(server: str, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_mlflow_gets_the_parameters_of_runs_that_a_killed_driver_had_only_created(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    class Killed(BaseException):
+        """The driver has ended here."""
+
+    story = told(tmp_path, with_loggers([{"mlflow": {"tracking_uri": server, "experiment_name": "killed"}}]))
+    log_batch = MlflowClient.log_batch
+    for of_trials in (False, True):  # once for the search's run, once for a trial's
+
+        def die(self: Any, run: str, metrics: Any = (), params: Any = (), **more: Any) -> Any:
+            if params and (not of_trials or any(param.key == "lr" for param in params)):  # noqa: B023 - called here
+                raise Killed
+            return log_batch(self, run, metrics=metrics, params=params, **more)
+
+        monkeypatch.setattr(MlflowClient, "log_batch", die)
+        with pytest.raises(Killed):
+            write(story)
+    monkeypatch.undo()
+    write(story)
+    read = MLflow(server, "killed")
+    assert {trial: run.data.params.keys() for trial, run in read.trials.items()} == {
+        trial: {"lr", "net.depth", "net.norm", "layers"} for trial in range(4)
+    }
+    assert read.parent.data.params["searcher.max_trials"] == "4"
+
+
+@pytest.mark.slow
 def test_mlflow_has_the_config_and_the_best_trial_of_a_search_that_is_over(server: str, tmp_path: Path) -> None:
     story = told(tmp_path, with_loggers({"mlflow": {"tracking_uri": server, "experiment_name": "over"}}))
     for view in list(story.search.trials.values()):

@@ -180,7 +180,7 @@ def test_a_program_that_never_asks_is_ended_and_the_next_one_has_its_place(slots
 # ---------------------------------------------------------------------------------------------------------- two ranks
 @pytest.mark.long
 def test_two_ranks_share_sharded_checkpoints_in_an_object_store_through_a_kill(tmp_path: Path) -> None:
-    s3 = LocalS3()
+    s3 = LocalS3("shards")
     place = {"type": "s3", "bucket": s3.bucket, "endpoint_url": f"http://127.0.0.1:{s3.port}"}
     keys = {"access_key": "test", "secret_key": "test"}
     searcher = {**ASHA, "max_trials": 3, "max_length": {"epochs": 8}}

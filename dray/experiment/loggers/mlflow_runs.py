@@ -69,9 +69,13 @@ class MLflowRuns:
         self._id = _id_of(directory, config)
         parents = list(self._found("search"))
         self._parent = parents[0].info.run_id if parents else self._create_parent()
+        if not parents or not parents[0].data.params:
+            self._describe_parent()
         #: What an earlier run wrote, until it has been compared.
         self._before = {int(run.data.tags[TRIAL]): run for run in self._found("trial")}
         self._runs = {trial: run.info.run_id for trial, run in self._before.items()}
+        #: Who may have been created, and not yet have got its parameters when the driver was killed.
+        self._described = {trial for trial, run in self._before.items() if run.data.tags.get(STATE)}
         self._states = {trial: run.data.tags.get(STATE) for trial, run in self._before.items()}
         self._best: dict[int, tuple[float, Metric]] = {}
         self._client.update_run(self._parent, status="RUNNING")
@@ -93,6 +97,7 @@ class MLflowRuns:
         params: list[Param] = []
         if trial not in self._runs:
             self._runs[trial] = self._create(one)
+        if trial not in self._described:
             params = [Param(_key(name), str(value)[:LONGEST_PARAM]) for name, value in flat(one.view.hparams or {})]
         run = self._runs[trial]
         metrics = [_metric(row) for row in one.rows]
@@ -103,6 +108,7 @@ class MLflowRuns:
             metrics = self._lacking(before, metrics)
         for some in _pieces(params, PARAMS_AT_ONCE):
             self._client.log_batch(run, params=some)
+        self._described.add(trial)
         for some_metrics in _pieces(metrics, AT_ONCE):
             self._client.log_batch(run, metrics=some_metrics)
         if self._states.get(trial) != state:
@@ -149,10 +155,12 @@ class MLflowRuns:
         run = self._client.create_run(
             self._experiment, run_name=self._directory.path.name, tags={ID: self._id, KIND: "search"}
         )
+        return str(run.info.run_id)
+
+    def _describe_parent(self) -> None:
         searcher = self._config.to_dict()["searcher"]
         params = [Param(_key(f"searcher.{name}"), str(value)[:LONGEST_PARAM]) for name, value in flat(searcher)]
-        self._client.log_batch(run.info.run_id, params=params)
-        return str(run.info.run_id)
+        self._client.log_batch(self._parent, params=params)
 
     def _create(self, one: News) -> str:
         tags = {ID: self._id, KIND: "trial", TRIAL: str(one.view.id), PARENT: self._parent}
