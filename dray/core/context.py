@@ -15,7 +15,7 @@ from dray.core.searcher import SearcherContext
 from dray.core.train import TensorboardMode, TrainContext
 from dray.hosts import LocalHost, current_host, current_peers
 from dray.hosts.local import home
-from dray.storage import Location, store_at
+from dray.storage import Location, bucket_uri, store_at
 from dray.training.cluster_info import ClusterInfo, get_cluster_info
 from dray.training.distributed import DistributedContext
 from dray.training.host import ProgramHost
@@ -200,16 +200,14 @@ def _location(storage: str | Mapping[str, Any]) -> Location:
     """
     if isinstance(storage, str):
         return Location.of(storage)
-    kind, prefix = storage.get("type"), str(storage.get("prefix") or "").strip("/")
-    below = f"/{prefix}" if prefix else ""
+    kind, prefix = storage.get("type"), storage.get("prefix")
     match kind:
         case "s3":
             secrets = tuple((name, str(storage[name])) for name in ("access_key", "secret_key") if storage.get(name))
-            endpoint = storage.get("endpoint_url")
-            query = "" if endpoint is None else "?endpoint_override={1}&scheme={0}".format(*str(endpoint).split("://"))
-            return Location(Location.of(f"s3://{storage['bucket']}{below}{query}").uri, secrets)
+            where = bucket_uri("s3", storage["bucket"], prefix, storage.get("endpoint_url"))
+            return Location(Location.of(where).uri, secrets)
         case "gcs":
-            return Location.of(f"gs://{storage['bucket']}{below}")
+            return Location.of(bucket_uri("gs", storage["bucket"], prefix))
         case "directory":
             return Location.of(str(storage["container_path"]))
         case "shared_fs":

@@ -30,7 +30,7 @@ from dray.experiment.command import is_class, parse_entrypoint
 from dray.experiment.determined_fields import actions
 from dray.experiment.length import Length, LengthUnit, parse_length
 from dray.masking import masked, texts
-from dray.storage import Location
+from dray.storage import Location, bucket_uri
 
 Variant: TypeAlias = Literal["stopping", "promotion"]
 Mode: TypeAlias = Literal["aggressive", "standard", "conservative"]
@@ -571,11 +571,9 @@ class CheckpointStorage(_Section):
         """Where it is, None if that is not said; ``storage_path`` of a ``shared_fs`` lies below its ``host_path``."""
         match self.type:
             case "s3":
-                scheme, _, host = (self.endpoint_url or "").rpartition("://")
-                query = f"?endpoint_override={host.rstrip('/')}&scheme={scheme or 'https'}" if self.endpoint_url else ""
-                where = f"s3://{self._in_bucket}{query}"
+                where = bucket_uri("s3", self.bucket, self.prefix, self.endpoint_url)
             case "gcs":
-                where = f"gs://{self._in_bucket}"
+                where = bucket_uri("gs", self.bucket, self.prefix)
             case "azure":
                 account = (self.account_url or "").rpartition("://")[2].partition(".")[0]
                 where = f"az://{self.container}" + (f"?account_name={account}" if account else "")
@@ -587,10 +585,6 @@ class CheckpointStorage(_Section):
         secrets = {name: getattr(self, name) for name in SECRETS}
         given = tuple((name, value.get_secret_value()) for name, value in secrets.items() if value is not None)
         return Location(Location.of(where).uri, given)
-
-    @property
-    def _in_bucket(self) -> str:
-        return "/".join(part.strip("/") for part in (self.bucket, self.prefix) if part)
 
 
 #: Fields of ``checkpoint_storage`` that are shown and stored nowhere.

@@ -10,7 +10,7 @@ from dray.storage.checkpoints import (
     store_at,
 )
 from dray.storage.errors import CheckpointError, StorageError, StorageFull, writing
-from dray.storage.location import Location
+from dray.storage.location import Location, bucket_uri
 from dray.storage.manifest import determined_state, verify
 from dray.storage.remote import RemoteDirectory
 
@@ -21,6 +21,7 @@ __all__ = [
     "RemoteDirectory",
     "StorageError",
     "StorageFull",
+    "bucket_uri",
     "commit",
     "determined_state",
     "latest_checkpoint",

@@ -26,6 +26,18 @@ S3_TIMEOUT_S = 30.0
 """How long S3 may take to answer; pyarrow's own 3 s are less than a busy store takes."""
 
 
+def bucket_uri(scheme: str, bucket: str | None, prefix: str | None, endpoint_url: str | None = None) -> str:
+    """A place in a bucket as a URI.
+
+    >>> bucket_uri("s3", "bucket", "/results/", "http://minio:9000/")
+    's3://bucket/results?endpoint_override=minio:9000&scheme=http'
+    """
+    place = "/".join(part.strip("/") for part in (bucket, prefix) if part)
+    protocol, _, host = (endpoint_url or "").rpartition("://")
+    query = f"?endpoint_override={host.rstrip('/')}&scheme={protocol or 'https'}" if endpoint_url else ""
+    return f"{scheme}://{place}{query}"
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
     """A place for files.

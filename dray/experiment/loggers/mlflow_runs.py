@@ -74,8 +74,6 @@ class MLflowRuns:
         #: What an earlier run wrote, until it has been compared.
         self._before = {int(run.data.tags[TRIAL]): run for run in self._found("trial")}
         self._runs = {trial: run.info.run_id for trial, run in self._before.items()}
-        #: Who may have been created, and not yet have got its parameters when the driver was killed.
-        self._described = {trial for trial, run in self._before.items() if run.data.tags.get(STATE)}
         self._states = {trial: run.data.tags.get(STATE) for trial, run in self._before.items()}
         self._best: dict[int, tuple[float, Metric]] = {}
         self._client.update_run(self._parent, status="RUNNING")
@@ -97,7 +95,7 @@ class MLflowRuns:
         params: list[Param] = []
         if trial not in self._runs:
             self._runs[trial] = self._create(one)
-        if trial not in self._described:
+        if self._states.get(trial) is None:  # new; or a driver was killed before it had described what it had created
             params = [Param(_key(name), str(value)[:LONGEST_PARAM]) for name, value in flat(one.view.hparams or {})]
         run = self._runs[trial]
         metrics = [_metric(row) for row in one.rows]
@@ -108,7 +106,6 @@ class MLflowRuns:
             metrics = self._lacking(before, metrics)
         for some in _pieces(params, PARAMS_AT_ONCE):
             self._client.log_batch(run, params=some)
-        self._described.add(trial)
         for some_metrics in _pieces(metrics, AT_ONCE):
             self._client.log_batch(run, metrics=some_metrics)
         if self._states.get(trial) != state:
