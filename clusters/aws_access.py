@@ -23,7 +23,7 @@ def _allow(actions: list[str], *resources: str, **condition: Any) -> dict[str, A
 
 
 def of_workers(bucket: str) -> list[dict[str, Any]]:
-    """What a worker may: read and write results."""
+    """What a worker may do: read and write results."""
     arn = f"arn:aws:s3:::{bucket}"
     return [
         _allow(["s3:ListBucket", "s3:GetBucketLocation"], arn),
@@ -32,17 +32,17 @@ def of_workers(bucket: str) -> list[dict[str, Any]]:
 
 
 def of_the_head(bucket: str, worker_role: str) -> list[dict[str, Any]]:
-    """What the head may: the same, and what its autoscaler does."""
+    """What the head may do: the same, and what its autoscaler does."""
     return [
         *of_workers(bucket),
         _allow(["ec2:Describe*", "ec2:RunInstances", "ec2:CreateTags"], "*"),
         # Ray tags what it starts; it ends nothing else.
         _allow(["ec2:TerminateInstances"], "*", Null={"ec2:ResourceTag/ray-cluster-name": "false"}),
-        # An image by the name of a parameter.
+        # To look up an image by the name of a parameter.
         _allow(["ssm:GetParameters"], "*"),
-        # Workers with a profile.
+        # To start workers with a profile.
         _allow(["iam:PassRole"], worker_role),
-        # The first spot machine of an account.
+        # For the first spot machine of an account.
         _allow(["iam:CreateServiceLinkedRole"], "*", StringEquals={"iam:AWSServiceName": "spot.amazonaws.com"}),
     ]
 
@@ -50,7 +50,7 @@ def of_the_head(bucket: str, worker_role: str) -> list[dict[str, Any]]:
 def make_bucket(name: str, region: str) -> None:
     """A bucket of ours that nobody else can read."""
     s3 = boto3.client("s3", region_name=region)
-    # The one region that must not be named.
+    # us-east-1 is the one region that must not be named.
     where = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
     try:
         s3.create_bucket(Bucket=name, **where)
@@ -62,7 +62,7 @@ def make_bucket(name: str, region: str) -> None:
 
 
 def make_profile(name: str) -> str:
-    """A role that machines can have, and the profile by which they get it; returns the role's ARN."""
+    """Make a role for machines, and the instance profile that gives it to them; returns the role's ARN."""
     iam = boto3.client("iam")
     machines = {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}
     trust = json.dumps({"Version": "2012-10-17", "Statement": [machines]})
@@ -79,13 +79,13 @@ def make_profile(name: str) -> str:
 
 
 def may(role: str, rules: list[dict[str, Any]]) -> None:
-    """Give a role these rights, in the place of those that this program gave it before."""
+    """Give a role these rights, in place of those that this program gave it before."""
     document = json.dumps({"Version": "2012-10-17", "Statement": rules})
     boto3.client("iam").put_role_policy(RoleName=role, PolicyName="dray", PolicyDocument=document)
 
 
 def main() -> None:
-    """Make all of it."""
+    """Make the bucket, the roles and the profiles."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bucket", help="its name; no one else in the world may have one of that name")
     parser.add_argument("--region", default="us-west-2", help="the cluster's: traffic between regions is paid for")

@@ -1,6 +1,6 @@
-"""Whether a cluster takes the token that this process has: found out in milliseconds, and told in one line.
+"""Whether a cluster accepts this process's token: found out in milliseconds, and told in one line.
 
-By itself, Ray tries for twenty seconds, prints a warning for each, and then says that it can't connect.
+Ray itself tries for twenty seconds, prints a warning every second, and then says that it can't connect.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ NONE = f"it asks for a token, and there is none here: {HOW}"
 
 
 def refusal(address: str) -> str:
-    """Why the cluster whose head is at ``host:port`` does not let this process in, or "".
+    """Why the cluster whose head is at ``host:port`` refuses this process, or "".
 
-    That it does not answer is no refusal.
+    A cluster that does not answer does not refuse.
     """
     enabled = is_token_auth_enabled()
     try:
@@ -36,6 +36,6 @@ def refusal(address: str) -> str:
 
 
 def refusal_here() -> str:
-    """The same of the cluster on this machine that ``auto`` means."""
+    """The same for the cluster on this machine that ``auto`` means."""
     address = read_ray_address()
     return refusal(address) if address else ""

@@ -1,9 +1,9 @@
 """Ray's autoscaler, where the cluster has one: what it may start, and what it is doing.
 
-Ray tells neither in public. What it may start stands in the file that its process on the head was given, and nowhere
-in the cluster's own state (some platforms put it there); what it is doing, the two versions of it say in two ways. All
-of this that dray uses is in this file, and all of it is for want of better: where it is not to be had, an experiment
-waits for nodes as its config says, and says less about it.
+Ray has no public interface for either. What the autoscaler may start is in the file that its process on the head was
+given, and only on some platforms in the cluster's own state; what it is doing, its two versions tell in two ways. All
+private interfaces that dray uses for this are in this file. Without them an experiment still waits for nodes as its
+config says, but says less about it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ logger = logging.getLogger("dray")
 HEAD = "node:__internal_head__"
 """A resource of the head alone."""
 LOOK_S = 60.0
-"""How long looking on the head may take, where a process for it may have to start."""
+"""How long a look at the head may take: a process may have to start there."""
 JOIN_S = 60.0
-"""How long machines that are there already may take to join: after `ray up` has started the head, some ten seconds."""
+"""How long machines that already exist may take to join: some ten seconds after `ray up` has started the head."""
 FAR = 10_000
-"""Nodes of a kind that has no limit."""
+"""The number of nodes for a kind without a limit."""
 _WITHOUT_A_FILE = "none"
 _IN_ITS_LOG = "see monitor.log in Ray's logs on the head"
 
@@ -43,9 +43,9 @@ class NodeType:
     """A kind of machine that the autoscaler may start."""
 
     resources: Mapping[str, float]
-    """Of one."""
+    """Of one machine."""
     most: int
-    """How many there may be."""
+    """How many machines of this kind there may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,28 +53,28 @@ class Limits:
     """What an autoscaler may start.
 
     Attributes:
-        types: the kinds of machines; None if it doesn't tell.
-        most: how many machines there may be, besides the head.
+        types: the kinds of machines; None if unknown.
+        most: how many machines there may be in all, besides the head.
     """
 
     types: tuple[NodeType, ...] | None
     most: int = FAR
 
     def nodes(self) -> list[Mapping[str, float]]:
-        """The resources of each machine, if each kind has as many as it may have; `most` is not looked at."""
+        """The resources of each machine, with as many of each kind as it allows; `most` does not limit their sum."""
         return [kind.resources for kind in self.types or () for _ in range(min(kind.most, self.most))]
 
 
 def limits() -> Limits | None:
     """What the autoscaler of the cluster that we are connected to may start; None if it has none, or starts nothing.
 
-    So it is with machines that somebody has (Ray's ``local`` provider): all of them join, and what one has is known
-    when it has joined. Those that have yet to are waited for.
+    Nothing is started where the machines exist already (Ray's ``local`` provider): all of them join, and a machine's
+    resources are known once it has. This waits for those that have not joined yet.
     """
     if (told := _told_to_the_cluster()) is not None:
         return told
     file = _file_of_the_autoscaler()
-    if file == _WITHOUT_A_FILE:  # it only watches
+    if file == _WITHOUT_A_FILE:  # the autoscaler only watches
         return None
     if file is not None:
         provider = yaml.safe_load(file).get("provider", {})
@@ -82,7 +82,7 @@ def limits() -> Limits | None:
             return limits_of(file)
         _wait_for(1 + len(provider["worker_ips"]))
         return None
-    # On Kubernetes it is in a container of its own.
+    # On Kubernetes the autoscaler is in a container of its own.
     return Limits(types=None) if _states() else None
 
 
@@ -98,7 +98,7 @@ def _wait_for(machines: int) -> None:
 
 
 def limits_of(file: str) -> Limits:
-    """What the autoscaler may start by its file (YAML or JSON), as Ray has put that on the head."""
+    """What the autoscaler may start, according to its file on the head (YAML or JSON)."""
     config = yaml.safe_load(file)
     most, head = int(config.get("max_workers", 0)), config.get("head_node_type")
     kinds = config.get("available_node_types") or {}
@@ -123,7 +123,7 @@ def _told_to_the_cluster() -> Limits | None:
 
 
 def _file_of_the_autoscaler() -> str | None:
-    """The text of its file; `_WITHOUT_A_FILE` if it has none; None if there is no process of it on the head."""
+    """The text of its file; `_WITHOUT_A_FILE` if it has none; None if no autoscaler runs on the head."""
     port = ray.get_runtime_context().gcs_address.rpartition(":")[2]
     here = ray.get_runtime_context().get_node_id()
     if any(node.id == here and HEAD in node.resources for node in nodes()):
@@ -138,13 +138,13 @@ def _file_of_the_autoscaler() -> str | None:
 
 
 def _look(port: str) -> str | None:
-    """As above, on the head itself: among its processes, for that of the cluster whose head listens there."""
-    if not Path("/proc").is_dir():  # no machine of a cloud
+    """As above, on the head itself: search its processes for the autoscaler of the cluster at this port."""
+    if not Path("/proc").is_dir():  # not a cloud machine
         return _WITHOUT_A_FILE
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             arguments = process.read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         if not any(argument.endswith("/monitor.py") for argument in arguments[:4]):
             continue
@@ -157,30 +157,30 @@ def _look(port: str) -> str | None:
             return _WITHOUT_A_FILE
         try:
             return Path(os.path.expanduser(file)).read_text()
-        except OSError:  # another user's
+        except OSError:  # the file is another user's
             return None
     return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doing:
-    """What the autoscaler does about what is asked for.
+    """What the autoscaler does about the demand.
 
     Attributes:
-        starting: how many machines it has asked the cloud for that are not up yet, by the name of their kind.
-        failed: the kinds that it could not get lately, and what it was told.
+        starting: how many machines were requested from the cloud and are not up yet, by the name of their kind.
+        failed: the kinds that it could not get lately, and why.
     """
 
     starting: Mapping[str, int]
     failed: Mapping[str, str]
 
     def __str__(self) -> str:
-        """In words."""
+        """As a sentence."""
         could_not = "; ".join(f"it could not start {kind}: {why}" for kind, why in sorted(self.failed.items()))
         return f"the autoscaler is starting {self._starts() or 'none'}" + (f"; {could_not}" if could_not else "")
 
     def short(self) -> str:
-        """In few words; what it could not get it goes on trying, which is left out."""
+        """In few words. The kinds that it could not get are not shown as starting too, although it keeps trying."""
         starts, failed = self._starts(leave_out=self.failed), ", ".join(sorted(self.failed))
         return ", ".join(filter(None, [starts and f"{starts} starting", failed and f"{failed} not to be had"]))
 
@@ -189,7 +189,7 @@ class Doing:
 
 
 def doing() -> Doing:
-    """What the autoscaler is doing now; of none, nothing."""
+    """What the autoscaler is doing now; nothing if there is none."""
     told = _of_the_second()
     if told is None:
         report = (_of_the_first() or {}).get("autoscaler_report") or {}
@@ -198,7 +198,7 @@ def doing() -> Doing:
 
 
 def _states() -> bool:
-    """Whether an autoscaler, of either version, has left word of itself in the cluster."""
+    """Whether an autoscaler, of either version, has left its state in the cluster."""
     return _of_the_second() is not None or _of_the_first() is not None
 
 
@@ -232,7 +232,7 @@ def _by_the_second(launches: Sequence[Any], nodes: Sequence[Any], failed: Sequen
     for launch in launches:
         starting[launch.ray_node_type_name] += launch.count
     starting.update(node.ray_node_type_name for node in nodes)
-    # It keeps them all; one that it has tried again since counts no more.
+    # All failures are kept: only the latest of each kind counts.
     latest: dict[str, Any] = {}
     for launch in sorted(failed, key=lambda each: each.failed_ts_s or 0):
         latest[launch.ray_node_type_name] = launch
@@ -244,7 +244,7 @@ def _by_the_second(launches: Sequence[Any], nodes: Sequence[Any], failed: Sequen
 
 def _reason(details: str | None) -> str:
     told = _in_one_line(details)
-    # This version passes on that it failed, and mostly not what the cloud said.
+    # This version passes on that a launch failed, but mostly not what the cloud said.
     return told if told and not told.endswith(":") else _IN_ITS_LOG
 
 

@@ -1,12 +1,12 @@
-"""Keeps trials that share a process from meeting: each finds the process as the first one found it, or a new process.
+"""Isolates trials that share a process: each finds the process as the first one found it, or gets a new one.
 
-A trial runs in a thread of its own, so that what belongs to a thread ends with it. What belongs to the process and can
-be put back is put back (``dray.cluster.settings``, and here modules, loggers, warnings and compiled code). What can't
-be, such as a thread that runs on, is a reason for the process to be replaced.
+A trial runs in a thread of its own, so that thread-local state ends with it. State of the process is restored where
+that is possible (``dray.cluster.settings``, and here modules, loggers, warnings and compiled code). What can't be
+restored, such as a thread that runs on, is a reason to replace the process.
 
-Not undone: what a trial writes into objects of modules (a patched function of a library, a global of its own module),
-for nothing tells it from what a library keeps for good reasons. ``resources.reuse_workers: false`` gives each trial
-processes of its own.
+Not undone: what a trial writes into modules (a patched function of a library, a global of its own module), because
+nothing tells it from what a library keeps on purpose. ``resources.reuse_workers: false`` gives each trial processes of
+its own.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from dray.imports import is_installed
 T = TypeVar("T")
 
 COLLECTS_EVERY = 100
-"""So many times as long as a collection took, it is left out."""
+"""No garbage collection for this many times as long as the last one took."""
 
 
 class Baseline:
-    """This process as it was when this object was made, which is before the first trial."""
+    """The state of this process when this object was made, which is before the first trial."""
 
     def __init__(self) -> None:
-        # What is here now stays: later collections look only at what trials have made, in a millisecond and not 100.
-        # Not after a collection, which would take those 100 before the first batch, for little.
+        # Later collections then look only at what trials have made, which takes 1 ms instead of 100. There is no
+        # collection before: it would delay the first batch by those 100 ms, for little.
         gc.freeze()
         self._collects_at = 0.0
         self._settings = settings()
@@ -50,10 +50,10 @@ class Baseline:
         self._leftovers = Leftovers()
 
     def run(self, trial: Callable[[], T]) -> tuple[T, list[str]]:
-        """Run a trial, then put everything back.
+        """Run a trial, then restore everything.
 
         Returns:
-            What it returned, and why the process should run no other trial: empty if it can.
+            What it returned, and why the process should run no other trial; empty if it can.
 
         Raises:
             BaseException: what the trial raised.
@@ -79,22 +79,22 @@ class Baseline:
         return result[0], reasons
 
     def restore(self) -> list[str]:
-        """Put everything back; why the process should run no other trial, empty if it can."""
+        """Restore everything. Returns why the process should run no other trial; empty if it can."""
         reasons = []
-        # First: collected objects end their worker processes and threads, close their files, free their memory.
+        # This comes first: collected objects end their worker processes and threads, close files and free memory.
         self._collect()
         for setting, value in zip(self._settings, self._values, strict=True):
             try:
-                # What has not changed is not set again: some setters cost milliseconds.
+                # Only if it has changed: some setters take milliseconds.
                 if setting.get() != value:
                     setting.put(value)
             except Exception as error:
                 reasons.append(f"{setting.name} can't be put back: {error}")
-        # Asked here, torch would tell this thread's.
+        # Always set: torch.get_num_threads() would return this thread's number.
         torch.set_num_threads(self._threads)
         self._restore_modules()
         self._loggers.restore()
-        # As in a new process, a warning that was shown is shown again.
+        # As in a new process, a warning that has been shown is shown again.
         warnings.onceregistry.clear()  # type: ignore[attr-defined]
         _filters_mutated()
         _forget_compiled()
@@ -107,9 +107,9 @@ class Baseline:
         return reasons + self._leftovers.found()
 
     def _collect(self) -> None:
-        """Free what trials have left in cycles: at once where worker processes or a GPU's memory hang on it.
+        """Collect the garbage of trials: at once if worker processes or GPU memory may depend on it.
 
-        Else now and then, so that no more than a hundredth of the time goes into it: a trial may have imported much.
+        Otherwise so seldom that it takes no more than 1% of the time: it is slow once a trial has imported much.
         """
         began = time.monotonic()
         if began >= self._collects_at or gpu_in_use() or self._leftovers.has_children():
@@ -118,8 +118,8 @@ class Baseline:
             self._collects_at = now + COLLECTS_EVERY * (now - began)
 
     def _restore_modules(self) -> None:
-        """What the trial has taken out of ``sys.modules`` or replaced there; what it has imported stays."""
-        if sys.modules != self._modules:  # there are thousands, and mostly they are the same
+        """Undo removals and replacements in ``sys.modules``; what the trial has imported stays."""
+        if sys.modules != self._modules:  # there are thousands, and seldom a change
             sys.modules.update(self._modules)
             self._modules = dict(sys.modules)
 
@@ -144,12 +144,12 @@ class _Loggers:
         for logger in _all():
             kept = self._kept.get(logger)
             if kept is None:
-                # A library sets up its loggers when it is imported, which is not done again; others are the trial's.
+                # A library sets up its loggers when it is imported, which happens once; others are the trial's.
                 module = sys.modules.get(logger.name.partition(".")[0])
                 place = getattr(module, "__file__", None)
                 kept = _of(logger) if place is not None and is_installed(place) else _UNTOUCHED
                 self._kept[logger] = kept
-            # Compared one by one: there are hundreds.
+            # Set only what has changed: there are hundreds.
             if (
                 logger.level != kept[0]
                 or logger.propagate != kept[1]
@@ -175,14 +175,14 @@ def _of(logger: logging.Logger) -> tuple[Any, ...]:
 
 
 def _filters_mutated() -> None:
-    """Have modules forget which warnings they have shown, as ``warnings.simplefilter()`` does."""
-    # Under another name from Python 3.14 on.
+    """Make modules forget which warnings they have shown, as ``warnings.simplefilter()`` does."""
+    # Python 3.14 has renamed it.
     with contextlib.suppress(AttributeError):
         warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
 def _forget_compiled() -> None:
-    """Else the models of a few trials fill torch's cache of one function, and those that follow run uncompiled."""
+    """Otherwise a few trials fill torch's cache of compiled code for a function, and later ones run uncompiled."""
     dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is None:
         return

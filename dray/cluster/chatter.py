@@ -1,8 +1,8 @@
-"""What Ray says in the driver's process, in a file instead of among what a person reads of the experiment.
+"""Sends what Ray prints and logs in the driver's process to a file, away from the experiment's own output.
 
-Of a worker that died Ray tells every driver of the job ("(raylet) A worker died ..."); dray tells it in its own words,
-with the trial. To a connection made with `log_to_driver`, as `ray.init()` makes it, Ray also sends what all its
-processes print. Ray offers no public way to have both elsewhere; what is used of its inside is in this file.
+Ray tells every driver when a worker dies ("(raylet) A worker died ..."); dray tells it itself, with the trial. To a
+connection made with `log_to_driver`, as by `ray.init()`, Ray also sends what all its processes print. Ray has no public
+way to redirect either; the private interfaces used for it are in this file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def kept_in(path: Path) -> Iterator[None]:
     prints = [print_them for name, print_them in dispatcher.handlers if name == _PRINTS]
     handlers = list(log.handlers)
     log.handlers[:] = [handler]
-    # A connection made in the block registers what the module has; one made before has registered it.
+    # A connection made within the block registers the module's function; one made before has registered it already.
     rays.print_to_stdstream = note
     dispatcher.remove_handler(_PRINTS)
     if prints:

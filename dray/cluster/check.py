@@ -1,7 +1,7 @@
-"""``dray cluster check``: what would go wrong on a cluster, found out before anything trains there.
+"""``dray cluster check``: finds what would go wrong on a cluster before anything trains there.
 
-On each node an actor, which needs no slot, tells what is there, and tries what trials do: write to the storage, send to
-another node. Where nodes have GPUs that are free, one of each joins an all-reduce, by NCCL.
+On each node an actor, which needs no slot, looks at what is there and tries what trials do: write to the storage, send
+to another node. If nodes have free GPUs, one GPU of each takes part in an all-reduce with NCCL.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from dray.cluster.node_checks import REMEDIES, STORE_S, Trouble, on_node, other_
 from dray.storage import Location, RemoteDirectory, StorageError
 
 FREE_GPUS_S = 30.0
-"""How long the check waits for GPUs that others have."""
+"""How long the check waits for GPUs that others use."""
 MOST_SKEW_S = 5.0
 LITTLE_ROOM_BYTES = 1 << 30
 RAYS_LIMIT = 0.95
-"""Of a disk: Ray stores nothing more on one that is fuller (``RAY_local_fs_capacity_threshold``)."""
+"""Ray stores no more objects on a disk that is fuller than this share (``RAY_local_fs_capacity_threshold``)."""
 SLOW_BYTES_S = 100e6
-"""Between two nodes; a gigabit network."""
+"""Between two nodes: about a gigabit network."""
 MOST_RANKS = 8
 
 
@@ -37,14 +37,14 @@ class Node:
     """What a node is like.
 
     Attributes:
-        address, host: of the network, and its name.
-        gpus_of_ray: what Ray counts.
-        python, ray, torch, dray, cuda, nccl: versions; "" where there is none, or nobody knows.
-        gpus: their names, as torch sees them.
-        disks: those that Ray, trials, and data loaders write to.
-        has_token: whether Ray demands a token there; None where no Ray is.
-        clock_s: how much its clock is ahead of the driver's.
-        sends_bytes_s: to the node after it in the list.
+        address, host: its network address and host name.
+        gpus_of_ray: the number of GPUs that Ray counts.
+        python, ray, torch, dray, cuda, nccl: versions; "" if there is none, or it is unknown.
+        gpus: names of the GPUs that torch sees.
+        disks: those that Ray, trials and data loaders write to.
+        has_token: whether Ray demands a token there; None without Ray.
+        clock_s: how far its clock is ahead of the driver's.
+        sends_bytes_s: to the next node in the list.
     """
 
     address: str
@@ -64,7 +64,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """For a person."""
+        """The address, with the host name if known."""
         return f"{self.address} ({self.host})" if self.host else self.address
 
 
@@ -73,8 +73,8 @@ class Finding:
     """Something that somebody should know.
 
     Attributes:
-        node: a node's name, or "" of the cluster as a whole.
-        is_wrong: trials would fail of it, or others could run theirs; else it is good to know.
+        node: a node's name, or "" for the cluster as a whole.
+        is_wrong: it would make trials fail, or let strangers run code; otherwise it is only good to know.
     """
 
     node: str
@@ -84,12 +84,12 @@ class Finding:
 
 @dataclass(slots=True, kw_only=True)
 class Checked:
-    """What was found.
+    """What the check found.
 
     Attributes:
-        address: of the cluster, None of this machine alone.
-        storage: what was tried.
-        reduces_bytes_s: by NCCL, between GPUs of several nodes, as "bus bandwidth"; None where that was not tried.
+        address: of the cluster; None for this machine alone.
+        storage: the place that was tried.
+        reduces_bytes_s: the "bus bandwidth" of an NCCL all-reduce between GPUs of several nodes; None if not measured.
     """
 
     address: str | None
@@ -113,12 +113,12 @@ class Checked:
 
 
 def check(address: str | None, storage: Location | None, fallback: Location) -> Checked:
-    """Look at all nodes of a cluster, for as long as the slowest of them takes: ten seconds, or a few minutes.
+    """Check all nodes of a cluster. It takes as long as the slowest of them: from ten seconds to a few minutes.
 
     Args:
-        address: of the cluster; by default that of ``RAY_ADDRESS``, else this machine alone is looked at.
-        storage: where experiments will be, or their checkpoints.
-        fallback: where they are that don't say; tried if there is no ``storage``.
+        address: of the cluster; by default that of ``RAY_ADDRESS``, without one this machine alone is checked.
+        storage: where experiments, or their checkpoints, will be stored.
+        fallback: where experiments are stored that don't say where; tried if there is no ``storage``.
 
     Raises:
         ConnectionError: there is no cluster at the address.
@@ -192,7 +192,7 @@ class _Check:
             self.checked.wrong(self.checked.nodes[number].name, f"can't run dray: {error}")
 
     def _asked(self, references: Mapping[int, Any]) -> tuple[dict[int, Any], dict[int, str]]:
-        """What nodes answer, and what went wrong with those that don't."""
+        """The nodes' answers, and the errors of those that give none."""
         import ray
 
         answers: dict[int, Any] = {}
@@ -206,12 +206,12 @@ class _Check:
                 continue
             try:
                 answers[number] = ray.get(reference)
-            except Exception as error:  # whatever it raised there
+            except Exception as error:  # whatever the actor raised
                 failed[number] = " ".join(str(error).split())[-300:]
         return answers, failed
 
     def _all(self, what: str) -> dict[int, Any]:
-        """Ask all nodes the same, and tell of those that don't answer."""
+        """Ask all nodes the same; those that don't answer become findings."""
         answers, failed = self._asked(
             {number: getattr(each, what).remote() for number, each in self._inspectors.items()}
         )
@@ -267,7 +267,7 @@ class _Check:
                 if trouble is None and not shared.has(f"node-{number}"):
                     trouble = Trouble("unseen", f"writes to {self._place}, but the driver does not see what it wrote")
                 if trouble is not None:
-                    # Nobody needs to know the name of what is gone after the check.
+                    # Name the user's place: the check's own directory in it is deleted afterwards.
                     told = trouble.told.replace(str(shared.place), str(self._place))
                     self._tell_of_storage(self.checked.nodes[number].name, Trouble(trouble.kind, told))
 
@@ -279,7 +279,7 @@ class _Check:
             self.checked.note(node, f"{told}; this is where experiments are that don't say where: give --storage")
 
     def _send(self) -> None:
-        """Each node to the next one, all at the same time: a network that has no room for that is slow."""
+        """Each node sends to the next one, all at the same time: this shows what the network as a whole can carry."""
         numbers = sorted(self._inspectors)
         if len(numbers) < 2:
             return
@@ -316,7 +316,7 @@ class _Check:
 
 
 def reduced(checked: Checked, nodes: Sequence[str], backend: Literal["nccl", "gloo"]) -> float | None:
-    """The bus bandwidth of an all-reduce between processes on these nodes, by their ids; None if it was told why."""
+    """The bus bandwidth of an all-reduce between processes on these nodes (ids); None if it failed, which is noted."""
     import ray
     from ray.exceptions import GetTimeoutError
 
@@ -343,7 +343,7 @@ def reduced(checked: Checked, nodes: Sequence[str], backend: Literal["nccl", "gl
 
 
 def _take_over(checked: Checked, node: Node, facts: dict[str, Any], drivers: Mapping[str, str]) -> None:
-    """Note what a node has told, and what is wrong with it."""
+    """Record a node's facts, and what is wrong with it."""
     error, full = facts.pop("error"), facts.pop("full")
     for name, value in facts.items():
         setattr(node, name, value)
@@ -368,7 +368,7 @@ def _take_over(checked: Checked, node: Node, facts: dict[str, Any], drivers: Map
 
 
 def ahead_s(ask: Callable[[], float], now: Callable[[], float] = time.time) -> float:
-    """How much a clock that can be asked is ahead of ours, by the quickest of five answers: it lies in least time."""
+    """How far another clock is ahead of ours, by the quickest of five answers, which has the smallest error."""
     asked = [(now(), ask(), now()) for _ in range(5)]
     before, there, after = min(asked, key=lambda times: times[2] - times[0])
     return there - (before + after) / 2
@@ -384,10 +384,10 @@ def _judge_clock(checked: Checked, node: Node, ahead: float) -> None:
 
 
 class _Shared:
-    """A place in the storage for the time of a check, with the driver's sign in it.
+    """A directory in the storage for the time of a check, with the driver's sign in it.
 
     Attributes:
-        place: None if the driver can't use it, which is told.
+        place: None if the driver can't use it, which is noted.
     """
 
     def __init__(self, storage: Location, checked: Checked) -> None:
@@ -405,7 +405,7 @@ class _Shared:
                 put_up_sign(path, self.sign)
             else:
                 RemoteDirectory(self.place, patience_s=STORE_S).write(SIGN, self.sign.encode())
-        except OSError as error:  # a StorageError, too
+        except OSError as error:  # also a StorageError
             self._checked.wrong("", f"the driver can't write to {self._checked.storage}: {error}")
             self.place = None
         return self
@@ -416,14 +416,14 @@ class _Shared:
         if self.place.is_local:
             shutil.rmtree(self.place.path, ignore_errors=True)
             for path in self._made[1:]:
-                with contextlib.suppress(OSError):  # somebody else uses it by now
+                with contextlib.suppress(OSError):  # somebody else may use it by now
                     path.rmdir()
         else:
             with contextlib.suppress(StorageError):
                 RemoteDirectory(self.place, patience_s=STORE_S).delete()
 
     def has(self, name: str) -> bool:
-        """Whether a node's file has come here."""
+        """Whether the driver sees a node's file."""
         assert self.place is not None
         try:
             if self.place.is_local:

@@ -1,4 +1,4 @@
-"""The child processes of this one."""
+"""The child processes of this process."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from pathlib import Path
 END_S = 2.0
 """How long a process that is told to end may take."""
 
-# Children that serve the whole process, and end with it.
+# Children of Python and torch, which serve the whole process and end with it.
 _SERVANTS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "compile_worker", "torch_shm_manager")
 
 
 def children(spare: Container[int] = ()) -> dict[int, str]:
-    """The living children, and what they run: but for `spare`, and those that serve Python and torch."""
+    """The living children and their command lines, without `spare` and those that serve Python and torch."""
     try:
-        # One system call tells that there is none; zombies stay for whoever waits for them.
+        # If there are none, one system call tells. Zombies are left to whoever waits for them.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return {}
     found: list[int] = []
     for task in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread that has ended
+        with contextlib.suppress(OSError):  # the thread has ended
             found += [int(child) for child in task.read_text().split()]
     commands = {child: _command(child) for child in found if child not in spare and lives(child)}
     return {child: command for child, command in commands.items() if not any(one in command for one in _SERVANTS)}
 
 
 def lives(process: int) -> bool:
-    """Whether it is there, and no zombie."""
+    """Whether the process exists and is no zombie."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
@@ -46,7 +46,7 @@ def _command(process: int) -> str:
 
 
 def end_children(spare: Container[int] = ()) -> dict[int, str]:
-    """End the same; what they ran."""
+    """End these children. Returns what they ran."""
     found = children(spare)
     left = set(found)
     for number in (signal.SIGTERM, signal.SIGKILL):

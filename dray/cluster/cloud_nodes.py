@@ -1,7 +1,7 @@
-"""What AWS and Google Cloud take for a machine: the fields of ``node_config``, their values, and GPUs.
+"""What AWS and Google Cloud accept for a machine: the fields of ``node_config``, their values, and GPUs.
 
-AWS by the model of EC2 that boto3 brings, which is what Ray sends these fields with. Google Cloud by its reference of
-compute instances (its discovery document, version 1), where Ray asks nobody; looked up in November 2026.
+AWS is checked by the model of EC2 in boto3, through which Ray sends these fields; Google Cloud, for which Ray checks
+nothing, by its reference of compute instances (the discovery document, version 1) as of November 2026.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 Faults = Iterator[tuple[str, str]]
 Nodes = Mapping[str, Mapping[str, Any]]
 
-# Ray takes the zones' subnets here, and one of them for each machine; these two it sets itself.
+# Ray picks one of SubnetIds for each machine. The other two Ray sets itself.
 _RAYS_OWN = {"SubnetIds"}
 _NOT_YOURS = {"MinCount": "min_workers", "MaxCount": "max_workers"}
 _IMAGE = re.compile(r"ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:[\w./:-]+")
@@ -31,7 +31,7 @@ _GCP_FIELDS = frozenset(
     acceleratorType acceleratorConfig runtimeVersion networkConfig schedulingConfig
     """.split()  # noqa: SIM905 - read as words, not as a column of quotes
 )
-"""Of an instance, and in the last line of a TPU."""
+"""Fields of an instance, and in the last line those of a TPU."""
 _GCP_SCHEDULING = frozenset(
     """
     automaticRestart availabilityDomain exposeHostTopology gracefulShutdown hostErrorTimeoutSeconds
@@ -46,7 +46,7 @@ _GCP_GPUS = frozenset(
     nvidia-h100-80gb nvidia-h100-mega-80gb nvidia-h200-141gb nvidia-b200 nvidia-rtx-pro-6000
     """.split()  # noqa: SIM905
 )
-#: The GPUs of machines that come with some, by their vCPUs where the name does not end with it, as in a2-highgpu-4g.
+#: GPUs of machine families that have them built in, by vCPUs. Names such as a2-highgpu-4g end with the number of GPUs.
 _GCP_BUILT_IN = {
     "g2-standard": {4: 1, 8: 1, 12: 1, 16: 1, 24: 2, 32: 1, 48: 4, 96: 8},
     "g4-standard": {48: 1, 96: 2, 192: 4, 384: 8},
@@ -64,7 +64,7 @@ def aws(config: Mapping[str, Any], nodes: Nodes) -> Faults:
     region = str(config["provider"].get("region", ""))
     if region not in regions:
         yield "provider.region", f"AWS has no region {region!r}{nearest(region, regions)}"
-        region = ""  # nor do its zones tell anything
+        region = ""  # its zones can't be judged then
     for zone in str(config["provider"].get("availability_zone", region)).split(","):
         if not zone.strip().startswith(region):
             yield "provider.availability_zone", f"{zone.strip()} is no zone of {region}"
@@ -86,7 +86,7 @@ def aws(config: Mapping[str, Any], nodes: Nodes) -> Faults:
         if isinstance(image, str) and not _IMAGE.fullmatch(image) and "FILL_IN" not in image:
             yield f"{where}.ImageId", f"must be ami-..., or resolve:ssm: and a parameter's name, got {image!r}"
         kind, gpus = str(given.get("InstanceType", "")), node.get("resources", {}).get("GPU")
-        # As AWS names them: g and p with a number are those with NVIDIA's.
+        # AWS names machines with NVIDIA's GPUs g or p and a number.
         if gpus is not None and kind and (gpus > 0) != (has_gpus := bool(re.match(r"(gr?|p)\d", kind))):
             what = "has GPUs that nothing could use" if has_gpus else "has none"
             yield f"available_node_types.{name}.resources.GPU", f"got {gpus}, but {kind} {what}; leave it to Ray"
@@ -94,7 +94,7 @@ def aws(config: Mapping[str, Any], nodes: Nodes) -> Faults:
 
 @cache
 def _ec2() -> tuple[list[str], Any, Any]:
-    """The regions that it is in, and what starting machines, and opening ports, takes."""
+    """EC2's regions, and its models of the parameters that start machines and that open ports."""
     import botocore.session
 
     session = botocore.session.Session()
@@ -104,7 +104,7 @@ def _ec2() -> tuple[list[str], Any, Any]:
 
 
 def _fits(value: Any, shape: Any, path: str) -> Faults:
-    """A value against the model of EC2's interface."""
+    """Compare a value with the model of EC2's interface."""
     match shape.type_name:
         case "structure":
             if not isinstance(value, Mapping):
@@ -197,7 +197,7 @@ def _scheduling(node_config: Mapping[str, Any]) -> dict[str, Any]:
 
 # --------------------------------------------------------------------------------------------------------------- both
 def spot(node_config: Mapping[str, Any]) -> str | None:
-    """The field by which a machine is one that its cloud may take away; None if there is none."""
+    """The field that makes a machine a spot machine; None if it is none."""
     market = node_config.get("InstanceMarketOptions")
     if isinstance(market, Mapping) and market.get("MarketType") == "spot":
         return "InstanceMarketOptions"
@@ -210,17 +210,17 @@ def accelerators() -> frozenset[str]:
     """The names of accelerators that Ray knows, as in ``accelerator_type:A10G``."""
     from ray.util import accelerators as known
 
-    # Not by __all__, which names some that are not there.
+    # Not from __all__, which lists names that don't exist.
     return frozenset(value for name, value in vars(known).items() if name.isupper() and isinstance(value, str))
 
 
 def unknown(name: str, known: Collection[str]) -> str:
-    """What to say of a field that is not there."""
+    """The message for an unknown field."""
     return f"unknown field{nearest(name, known) or '; the fields here are ' + ', '.join(sorted(known))}"
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """``; did you mean ...?``, if there is something like it."""
+    """``; did you mean ...?`` with a similar name, or ""."""
     lower = {each.lower(): each for each in known}
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.7)
     return f"; did you mean {lower[near[0]]}?" if near else ""

@@ -1,8 +1,8 @@
-"""How many worker groups an experiment asks a cluster for, and what those that are not up wait for.
+"""How many worker groups an experiment requests from a cluster, and what those that are not up wait for.
 
-A group that starts asks for its resources by a placement group of its own, and that is all that an autoscaler sees: the
-demand ends with the driver, however that ends. So it is a matter of how many groups are started: as many as there are
-trials for them, and no more than the cluster can ever have room for; those for which nothing is left are given back.
+A group that starts requests its resources with a placement group of its own. An autoscaler sees nothing else, so the
+demand ends with the driver, however that ends. Demand is thus the number of groups that are started: as many as there
+are trials, and no more than the cluster can ever have room for. Groups without a trial are given back.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from dray.cluster.nodes import nodes
 from dray.cluster.ray_cluster import groups_in, most_slots, slots_now, slots_of
 
 IDLE_S = 15.0
-"""So long there must have been more groups than trials for one to be given back: about what a start takes, so that a
-wrong guess costs at most twice what the better one would have (ski rental; Karlin et al. 1988)."""
+"""How long there must have been more groups than trials before one is given back: about as long as a start takes, so
+that a wrong guess costs at most twice as much as the right one (ski rental; Karlin et al. 1988)."""
 SAID_AFTER_S = 10.0
-"""So long a group must have waited for nodes before that is said: where there are nodes, it takes less than a second;
-and an autoscaler looks every five."""
+"""How long a group must have waited for nodes before that is said: it takes less than a second if there are nodes, and
+an autoscaler looks every five."""
 CPUS_OF_A_START = 4
-"""So many of a node's CPUs there must be for each group that starts there beside another."""
+"""CPUs that a node must have for each group that starts there at the same time."""
 LOOK_S = 5.0
-"""How often the autoscaler is asked what it does."""
+"""How often the autoscaler is asked what it is doing."""
 
 
 class Demand:
     """Args:
-    slots: what a group is made of.
-    limits: what an autoscaler may start; None without one.
-    most: how many slots all groups may have together; None: as many as there are.
+    slots: the slots of a group.
+    limits: what an autoscaler may start; None without an autoscaler.
+    most: how many slots all groups may have together; None: no limit.
     """
 
     def __init__(self, slots: Slots, limits: autoscaler.Limits | None, most: int | None = None) -> None:
@@ -44,34 +44,34 @@ class Demand:
         self._looked_at = -LOOK_S
         self._told: object = None
         self.now = ""
-        """What is waited for, in short; empty if nothing is."""
+        """What groups wait for, in short; empty if none waits."""
 
     def room(self) -> int:
         """How many groups the cluster has room for, at least one."""
         return self._in(slots_now(self._slots.kind, self._slots.cpus_per_slot))
 
     def at_once(self) -> int:
-        """How many groups may start beside one another: each worker takes several seconds of its node's CPUs."""
+        """How many groups may start at the same time: each worker takes several seconds of its node's CPUs."""
         kind, cpus = self._slots.kind, self._slots.cpus_per_slot
         there = [node.resources for node in nodes() if slots_of(node.resources, kind, cpus)]
         return max(1, sum(max(1, int(each["CPU"] // CPUS_OF_A_START)) for each in there))
 
     def most(self, wanted: int) -> int:
-        """How many of these many groups there may be, at least one, if the cluster grows as far as it can."""
+        """How many of the `wanted` groups fit, at least one, if the cluster grows as far as it can."""
         slots = most_slots(self._slots.kind, self._slots.cpus_per_slot, self._limits)
         return int(min(wanted, self._most if slots is None else self._in(slots)))
 
     def _in(self, slots: list[int]) -> int:
-        """How many groups have room on nodes with so many slots each."""
+        """How many groups fit on nodes with these numbers of slots."""
         there = groups_in(slots, self._slots.per_trial, self._slots.placement_strategy)
         return int(max(1, min(there, self._most)))
 
     def too_many(self, groups: int, trials: int) -> int:
-        """How many groups have had no trial for so long that they are better given back.
+        """How many groups have had no trial for so long that they should be given back.
 
         Args:
-            groups: that there are.
-            trials: that can run now.
+            groups: how many there are.
+            trials: how many can run now.
         """
         spare, now = groups - max(1, trials), time.monotonic()
         if spare <= 0:
@@ -84,11 +84,11 @@ class Demand:
         return 0
 
     def wait(self, waiting: int, groups: int) -> str:
-        """What is waited for, in one line, where that is news; else empty.
+        """What groups wait for, in one line, if that is news; otherwise empty.
 
         Args:
             waiting: how many of the groups have no resources.
-            groups: that there are.
+            groups: how many there are.
         """
         now = time.monotonic()
         if not waiting:
@@ -114,7 +114,7 @@ class Demand:
 
 
 def _has() -> str:
-    """What the cluster has, and what of it is free."""
+    """What the cluster has, and how much of it is free."""
     has, free = ray.cluster_resources(), ray.available_resources()
     kinds = [f"{has[kind]:g} {kind}s ({free.get(kind, 0):g} free)" for kind in ("GPU", "CPU") if has.get(kind)]
     there = len(nodes())

@@ -1,15 +1,14 @@
 """The desk: where worker groups ask for work, trials leave their reports, and the driver's decisions arrive.
 
-A mailbox with books, and no judgement. Everything that is decided (which trial exists, what its hyperparameters are,
-stop or go on, restart or give up) is decided by the driver; the desk pairs a free group with the next trial of the
-queue, keeps one outstanding result per trial until the driver has answered it, and fences what comes from a lease that
-is over.
+The desk decides nothing itself. The driver decides everything: which trial exists, what its hyperparameters are, stop
+or go on, restart or give up. The desk pairs a free group with the next trial of the queue, keeps one outstanding result
+per trial until the driver has answered it, and fences off what comes from a lease that is over.
 
 Four parties talk to it, each through the methods of its section below:
 
 * the ranks of a worker group long-poll ``next_lease`` and run what they get;
-* rank 0 of a lease reports, asks before it commits a checkpoint, and every rank says when it leaves;
-* the Tune handle long-polls ``serve`` for results; when its process is killed, the next is handed them again;
+* rank 0 of a lease reports, and asks before it commits a checkpoint; every rank says when it leaves;
+* the Tune handle long-polls ``serve`` for results; if its process is killed, the next one gets them again;
 * the driver enqueues trials, binds leases to parameters, answers results, and long-polls ``messages``.
 
 The class knows nothing of Ray, so its tests are plain asyncio; ``dray.cluster.lending`` makes an actor of it.
@@ -20,117 +19,69 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from dray.cluster.books import Group, Lease
 from dray.cluster.failure import LOW_MEMORY, Failure
 from dray.cluster.messages import Decision, Message, Outcome, Result, Verdict
+from dray.cluster.results import Results
+from dray.cluster.wake import Signal
 
 PEERS_GRACE_S = 5.0
 """How long the other ranks of a group may take to leave a lease after one rank left it with an error."""
 PICK_UP_S = 10.0
-"""How long the ranks of a free group may take to begin a lease before they are held to be dead."""
+"""How long the ranks of a free group may take to begin a lease before they are considered dead."""
 OUT_OF_STEP = "its ranks are no longer in step"
 OTHERS = "others are in their place"
 VACATED = "what it ran goes on elsewhere"
 SPARE = "there are more groups than trials"
 
 
-class Signal:
-    """Wakes every coroutine that waits, again and again."""
-
-    __slots__ = ("_event",)
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def fire(self) -> None:
-        event, self._event = self._event, asyncio.Event()
-        event.set()
-
-    async def wait(self) -> None:
-        await self._event.wait()
-
-
-@dataclass(slots=True, kw_only=True)
-class _Lease:
-    number: int
-    trial: int
-    group: str
-    spec: dict[str, Any] | None = None
-    begun: bool = False
-    pausing: bool = False
-    left: dict[int, Outcome] = field(default_factory=dict)
-    told: bool = False
-    hearsay: str = ""
-    failure: Failure | None = None
-    stale: str = ""
-    leaves: bool = False
-    """A node of its group is about to be taken away."""
-    over: Signal = field(default_factory=Signal)
-    """It is to end, or has ended."""
-    unrecorded: int = 0
-    waiting: dict[int, asyncio.Future[Verdict]] = field(default_factory=dict)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Group:
-    incarnation: str
-    size: int
-    idle: set[int] = field(default_factory=set)
-    lease: _Lease | None = None
-    retire: str = ""
-    """Why its processes serve no other trial."""
-    replaced: bool = False
-    """On purpose: the driver has been told."""
-    changed: Signal = field(default_factory=Signal)
-
-
 class Desk:
-    """The books of one experiment. All methods run on one event loop; none blocks it."""
+    """The state of one experiment's leases. All methods run on one event loop; none blocks it."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, Group] = {}
         self._replaced: set[str] = set()
         self._queue: deque[int] = deque()
-        self._leases: dict[int, _Lease] = {}
+        self._leases: dict[int, Lease] = {}
         self._lease_of: dict[int, int] = {}
         self._lease_numbers = itertools.count(1)
-        self._results: dict[int, deque[Result]] = {}
-        self._result_numbers = itertools.count(1)
-        self._due: list[Result] = []  # the first of each trial, in order, that the handle has not been given
-        self._handle = -1  # its process
+        self._results = Results()
         self._outbox: list[Message] = []
-        self._mail, self._news, self._recorded = Signal(), Signal(), Signal()
+        self._mail, self._recorded = Signal(), Signal()
         self._listens = False
         self._closing = False
-        self._finished = False
         self._best: float | None = None
         self._best_of = (-1, -1)  # the trial, and the lease
-        self._deaths: dict[str, str] = {}
         self._kills: dict[tuple[str, str], int] = {}
 
     # ------------------------------------------------------------------ worker groups
     async def arrived(self, group: str, placement: Any, oom_kills: tuple[str, int] = ("", 0)) -> None:
-        """A process of this group runs, on resources of this placement group; it has yet to import torch.
+        """A process of this group runs, on resources of this placement group; it has not imported torch yet.
 
-        ``oom_kills``: its node, and how many processes the kernel has killed there for their memory.
+        ``oom_kills``: its node, and how many processes the kernel has killed there for lack of memory.
         """
         node, kills = oom_kills
         if kills > self._kills.setdefault((group, node), kills):
             self._kills[group, node] = kills
-            self._deaths.setdefault(
-                group, f"meanwhile the kernel has killed a process of {node}, which was {LOW_MEMORY}"
-            )
+            if (books := self._groups.get(group)) is not None:
+                books.killed = f"meanwhile the kernel has killed a process of {node}, which was {LOW_MEMORY}"
         self._post(Message(kind="arrived", group=group, placement=placement))
 
-    async def died(self, group: str, told: str) -> None:
-        """What Ray tells of a process of this group that has died; the group's next processes are not up yet."""
-        self._deaths[group] = told
+    async def died(self, group: str, dead: Mapping[int, str]) -> None:
+        """Processes of this group have died: their ranks, each with the cause as far as Ray knows it, or "".
+
+        The failure of its trial is told when the group's next processes are up: they know whether the kernel has killed
+        a process for lack of memory.
+        """
+        if (books := self._groups.get(group)) is not None:
+            books.dead = books.dead or dict(dead)  # later deaths follow from the first
 
     async def broken(self, group: str, cause: Exception) -> None:
-        """A process of this group can't run any trial, and another one in its place couldn't either.
+        """A process of this group can't run any trial, and neither could another one in its place.
 
         Returns when the desk is closed.
         """
@@ -143,7 +94,7 @@ class Desk:
 
         Args:
             group: the group's name.
-            incarnation: changes whenever Ray Train has built the group's processes anew. A new one ends the lease of
+            incarnation: changes whenever Ray Train has started the group's processes anew. A new one ends the lease of
                 the one before.
             rank, size: of the caller within its group.
             after: number of the last lease that this rank has served, 0 at first.
@@ -152,13 +103,13 @@ class Desk:
             What ``bind`` was given, or ``{"retire": why}``: these processes can't be used again, end them by an error.
         """
         if incarnation in self._replaced:
-            # Workers outlive a raylet that was killed by seconds: they may still end a trial, and ask for another.
+            # Workers outlive a killed raylet by seconds: they may still end a trial, and ask for another.
             return {"retire": OTHERS}
         books = self._groups.get(group)
         if books is None or books.incarnation != incarnation:
             if books is not None:
-                self._lose(group, books)
-            books = self._groups[group] = _Group(incarnation=incarnation, size=size)
+                self._lose(books)
+            books = self._groups[group] = Group(name=group, incarnation=incarnation, size=size)
         books.idle.add(rank)
         if len(books.idle) == size and after == 0 and books.lease is None:
             self._post(Message(kind="joined", group=group))
@@ -182,7 +133,7 @@ class Desk:
             books.begun = True
 
     async def report(self, lease: int, report: dict[str, Any], decides: bool) -> Verdict:
-        """Take a report of rank 0. With ``decides`` the answer is the search's decision, and takes as long as that.
+        """Take a report of rank 0. With ``decides`` the answer is the search's decision, and waits for it.
 
         ``report`` holds ``rows`` (metrics, for the driver's log), ``step`` and ``value`` (what the search ranks), and
         ``final`` (the trial has reached its length: recorded as its end, and not waited for).
@@ -194,26 +145,21 @@ class Desk:
         self._post(Message(kind="rows", group=books.group, trial=books.trial, lease=lease, report=report))
         if not decides:
             return "interrupt" if self._closing else "continue"
-        result = Result(
-            number=next(self._result_numbers),
-            trial=books.trial,
-            step=report["step"],
-            value=report["value"],
-            outcome="completed" if report["final"] else None,
+        final = report["final"]
+        number = self._results.add(
+            books.trial, step=report["step"], value=report["value"], outcome="completed" if final else None
         )
-        if result.outcome:
+        if final:
             books.told = True
-            self._hand_over(result)
             return "continue"
         verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        books.waiting[result.number] = verdict
-        self._hand_over(result)
+        books.waiting[number] = verdict
         if self._closing:
             return "interrupt"
         return await verdict
 
     async def stop_wanted(self, lease: int) -> bool:
-        """Waits until the lease is to end before its trial does (True), or has ended (False)."""
+        """Wait until the lease is to end before its trial does (True), or has ended (False)."""
         while (books := self._live(lease)) is not None:
             if self._closing or books.leaves:
                 return True
@@ -221,16 +167,16 @@ class Desk:
         return False
 
     async def may_commit(self, lease: int) -> bool:
-        """Whether rank 0 may commit a checkpoint; waits until the driver has recorded all it reported before.
+        """Whether rank 0 may commit a checkpoint; waits until the driver has recorded all earlier reports.
 
-        So at most the rows since the last checkpoint can be unknown to the driver, and those the checkpoint carries.
+        So the driver can lack only rows since the last checkpoint, and the next checkpoint carries these.
         """
         while (books := self._live(lease)) is not None and books.unrecorded:
             await self._recorded.wait()
         return books is not None
 
     async def saved(self, trial: int, checkpoint: str, batches: int, value: float | None) -> None:
-        """The trial has committed a checkpoint, or found this one to go on from; also of a lease that is over."""
+        """The trial has committed this checkpoint, or found it to go on from. Accepted from an ended lease too."""
         self._post(Message(kind="saved", trial=trial, checkpoint=checkpoint, batches=batches, value=value))
 
     async def damaged(self, trial: int, checkpoint: str, why: str) -> None:
@@ -238,10 +184,10 @@ class Desk:
         self._post(Message(kind="damaged", trial=trial, checkpoint=checkpoint, error=why))
 
     async def improves(self, lease: int, score: float) -> bool:
-        """Whether ``score`` (smaller is better) is the best of the experiment so far, which it then is.
+        """Whether ``score`` (smaller is better) is the best of the experiment so far; if so, it is recorded.
 
-        So is the best itself, if its trial comes with it in a later lease: in the one that it was found in there was no
-        time to save it, or the trial would have gone on from there.
+        Also true for the best score again, if its trial reports it in a later lease: it was not saved in the earlier
+        one, or the trial would have gone on from there.
         """
         books = self._live(lease)
         if books is None:
@@ -266,15 +212,14 @@ class Desk:
         fatal: bool = False,
         *,
         failure: Failure | None = None,
-        second_hand: bool = False,
         alone: bool = False,
         stale: str = "",
     ) -> None:
-        """This rank has left its trial. The first word on it counts; an error ends the trial of the other ranks too.
+        """This rank has left its trial. The first outcome counts; an error ends the trial on the other ranks too.
 
-        ``failure``: what the error is.
-        ``second_hand``: the error is that of another rank, whose own word on it is better.
-        ``alone``: this rank was made to leave, and the others do not know of it: they may wait for it for ever.
+        ``failure``: the error's kind. An error in a collective counts only if nobody tells its cause: the rank that
+        failed first does, or Ray, if its process died.
+        ``alone``: this rank was made to leave. The others do not know, and may wait for it for ever.
         ``stale``: why this rank's process should serve no other trial; the group is then started anew.
         """
         books = self._leases.get(lease)
@@ -284,15 +229,14 @@ class Desk:
         books.left[rank] = outcome
         books.stale = books.stale or stale
         failed = outcome in ("errored", "invalid_hp")
-        if second_hand:
-            books.hearsay, books.failure = error, failure
+        if failure is not None and failure.kind == "collective":
+            books.hearsay = books.hearsay or (error, failure)
         elif failed or rank == 0:
-            self._tell(books, outcome, error, fatal, failure)
+            self._tell(books, outcome, error, fatal=fatal, failure=failure)
         if len(books.left) == group.size:
-            if books.hearsay:
-                self._tell(books, "errored", books.hearsay, fatal=False, failure=books.failure)
+            self._tell_hearsay(books)
             outcomes = set(books.left.values())
-            # A process group whose ranks did not all do the same may be out of step for ever.
+            # Ranks that did not all do the same may never get back in step in their process group.
             if ("errored" in outcomes and group.size > 1) or len(outcomes) > 1:
                 group.retire = OUT_OF_STEP
             elif books.stale:
@@ -304,47 +248,61 @@ class Desk:
         elif failed or alone:
             asyncio.get_running_loop().call_later(PEERS_GRACE_S, self._retire_unless_left, books, group)
 
-    def _retire_unless_left(self, lease: _Lease, group: _Group) -> None:
-        if group.lease is lease:
-            if lease.hearsay:
-                self._tell(lease, "errored", lease.hearsay, fatal=False, failure=lease.failure)
+    def _retire_unless_left(self, lease: Lease, group: Group) -> None:
+        # If a process has died, the failure is told when its successors arrive.
+        if group.lease is lease and (lease.told or not group.dead):
+            self._tell_hearsay(lease)
             group.retire = OUT_OF_STEP
             self._end(lease)
 
-    def _revoke_unless_begun(self, lease: _Lease) -> None:
-        # Processes that died while they were idle: nobody tells us, and the trial need not wait for their successors.
+    def _tell_hearsay(self, lease: Lease) -> None:
+        if lease.hearsay is not None:
+            error, failure = lease.hearsay
+            self._tell(lease, "errored", error, failure=failure)
+
+    def _revoke_unless_begun(self, lease: Lease) -> None:
+        # Processes that died while idle: nobody tells us, and the trial need not wait for their successors.
         if not lease.begun and self._leases.get(lease.number) is lease:
             if lease.group in self._groups:
                 self._groups[lease.group].retire = "they were idle, and did not answer"
             self._queue.appendleft(lease.trial)
             self._end(lease)
 
-    def _tell(self, lease: _Lease, outcome: Outcome, error: str, fatal: bool, failure: Failure | None = None) -> None:
+    def _tell(
+        self,
+        lease: Lease,
+        outcome: Outcome,
+        error: str,
+        *,
+        fatal: bool = False,
+        failure: Failure | None = None,
+        dead: tuple[int, ...] = (),
+    ) -> None:
         if not lease.told or outcome == "completed":
             lease.told = True
             self._post(
                 Message(kind="left", group=lease.group, trial=lease.trial, lease=lease.number, outcome=outcome,
-                        error=error, fatal=fatal, failure=failure)
+                        error=error, fatal=fatal, failure=failure, dead=dead)
             )  # fmt: skip
 
-    def _lose(self, name: str, group: _Group) -> None:
+    def _lose(self, group: Group) -> None:
         """The processes of ``group`` are gone."""
-        lease, told = group.lease, self._deaths.pop(name, "")
+        lease = group.lease
         group.retire = OTHERS
         self._replaced.add(group.incarnation)
         if not group.replaced:
-            self._post(Message(kind="lost", group=name))
+            self._post(Message(kind="lost", group=group.name))
         if lease is not None:
             if not lease.begun or (lease.leaves and not lease.told):
                 self._queue.appendleft(lease.trial)
             elif not lease.told:
-                kind: Literal["oom", "died"] = "oom" if LOW_MEMORY in told else "died"
-                error = f"a process of worker group {name} died{f': {told}' if told else ''}"
-                self._tell(lease, "errored", error, False, Failure(kind=kind))
+                # The other ranks know how far the trial came.
+                error, failure = group.death(-1 if lease.hearsay is None else lease.hearsay[1].batches)
+                self._tell(lease, "errored", error, failure=failure, dead=tuple(sorted(group.dead)))
             self._end(lease)
         group.changed.fire()
 
-    def _end(self, lease: _Lease) -> None:
+    def _end(self, lease: Lease) -> None:
         group = self._groups.get(lease.group)
         if group is not None and group.lease is lease:
             group.lease = None
@@ -362,7 +320,7 @@ class Desk:
         self._recorded.fire()
         self._match()
 
-    def _live(self, lease: int) -> _Lease | None:
+    def _live(self, lease: int) -> Lease | None:
         books = self._leases.get(lease)
         return books if books is not None and self._lease_of.get(books.trial) == lease else None
 
@@ -371,58 +329,40 @@ class Desk:
         if self._closing:
             return
         for name, group in self._groups.items():
-            if group.lease is None and not group.retire and len(group.idle) == group.size:
+            if group.is_free:
                 trial = next((trial for trial in self._queue if not self._pauses(trial)), None)
                 if trial is None:
                     return
                 self._queue.remove(trial)
-                lease = _Lease(number=next(self._lease_numbers), trial=trial, group=name)
+                lease = Lease(number=next(self._lease_numbers), trial=trial, group=name)
                 self._leases[lease.number] = group.lease = lease
                 self._lease_of[trial] = lease.number
                 self._post(Message(kind="granted", group=name, trial=trial, lease=lease.number))
 
     def _pauses(self, trial: int) -> bool:
-        """Whether the trial is still in a group, which it was told to leave: what it saves there, it goes on from."""
+        """Whether the trial was told to pause and has not left its group yet: it goes on from what it saves there."""
         lease = self._leases.get(self._lease_of.get(trial, -1))
         return lease is not None and lease.pausing
 
     # ------------------------------------------------------------------ the Tune handle
     async def serve(self, process: int) -> list[Result] | None:
-        """All results that wait to be decided on, of each trial one; None when the search is over.
+        """All results that wait for a decision, one per trial; None when the search is over.
 
-        ``process`` is the handle's; another one than before gets again what the driver has not answered.
+        ``process`` is the handle's process id; a new one gets all that the driver has not answered again.
         """
-        if process != self._handle:
-            self._handle = process
-            self._due = sorted((mine[0] for mine in self._results.values() if mine), key=lambda result: result.number)
+        if self._results.is_new(process):
             self._post(Message(kind="handle", process=process))
-            self._news.fire()
-        while process == self._handle and not self._due and not self._finished:
-            await self._news.wait()
-        if process != self._handle:  # it has died, and this call of it has not
-            return None
-        due, self._due = self._due, []
-        return due or None
+        return await self._results.due(process)
 
     async def place(self) -> str:
-        """Where this process, and so any other of its machine, can import dray from."""
+        """Where this process, and any other on its machine, can import dray from."""
         return str(Path(__file__).parents[2])
-
-    def _hand_over(self, result: Result) -> None:
-        mine = self._results.setdefault(result.trial, deque())
-        mine.append(result)
-        if len(mine) == 1:  # the others wait for its answer
-            self._is_due(result)
-
-    def _is_due(self, result: Result) -> None:
-        self._due.append(result)
-        self._news.fire()
 
     # ------------------------------------------------------------------ the driver
     async def messages(self, recorded: dict[int, int]) -> list[Message]:
         """All that happened since the last call; waits until something has.
 
-        ``recorded``: how many reports the driver has recorded since then, by lease.
+        ``recorded``: how many reports of each lease the driver has recorded since then.
         """
         for number, count in recorded.items():
             if (lease := self._leases.get(number)) is not None:
@@ -444,7 +384,7 @@ class Desk:
         self._match()
 
     async def bind(self, lease: int, spec: dict[str, Any]) -> None:
-        """Give a granted lease its parameters; its group's ranks begin."""
+        """Give a granted lease its parameters, so that its group's ranks begin."""
         books = self._live(lease)
         if books is not None:
             books.spec = spec
@@ -452,15 +392,15 @@ class Desk:
             asyncio.get_running_loop().call_later(PICK_UP_S, self._revoke_unless_begun, books)
 
     async def drop(self, lease: int) -> None:
-        """Take back a granted lease: its trial has ended meanwhile."""
+        """Take back a granted lease whose trial has ended meanwhile."""
         if (books := self._leases.get(lease)) is not None:
             self._end(books)
 
     async def vacate(self, group: str) -> None:
-        """This group's trial saves, and goes on in the next free one; the processes are used no more.
+        """Have this group's trial save and go on in the next free group; these processes are not used again.
 
-        For a node of it is about to be taken away, or a group of another size is to take its place. The driver is told
-        when it is "vacated".
+        For when one of its nodes is about to be taken away, or a group of another size is to take its place. The driver
+        is told when the group is "vacated".
         """
         books = self._groups.get(group)
         if books is None or books.retire:
@@ -477,31 +417,21 @@ class Desk:
         books.changed.fire()
 
     async def spare(self, groups: int) -> None:
-        """Lend no more to so many groups, if so many have nothing to do; the driver is told which."""
-        idle = [
-            name
-            for name, books in self._groups.items()
-            if books.lease is None and not books.retire and len(books.idle) == books.size
-        ]
-        for name in [] if self._queue else idle[::-1][:groups]:
-            # Its ranks wait on until the driver ends them: told to end, they would be started anew.
-            self._groups[name].retire, self._groups[name].replaced = SPARE, True
-            self._post(Message(kind="spare", group=name))
+        """Lend no more to up to this number of idle groups; the driver is told which."""
+        idle = [books for books in self._groups.values() if books.is_free]
+        for books in [] if self._queue else idle[::-1][:groups]:
+            # Its ranks go on waiting until the driver ends them: if they ended, Ray Train would start them anew.
+            books.retire, books.replaced = SPARE, True
+            self._post(Message(kind="spare", group=books.name))
 
     async def dismiss(self, group: str) -> None:
-        """This group is no more; what it was lent is given back."""
+        """This group has ended, and its lease with it."""
         if (books := self._groups.pop(group, None)) is not None:
-            self._lose(group, books)
+            self._lose(books)
 
     async def answer(self, trial: int, number: int, decision: Decision) -> None:
         """The driver's decision on result ``number`` of a trial."""
-        results = self._results.get(trial, deque())
-        while results and results[0].number <= number:
-            results.popleft()
-        if decision == "stop" or not results:
-            self._results.pop(trial, None)
-        else:
-            self._is_due(results[0])
+        self._results.answered(trial, number, decision)
         lease = self._leases.get(self._lease_of.get(trial, -1))
         if lease is not None:
             verdict = lease.waiting.pop(number, None)
@@ -509,33 +439,32 @@ class Desk:
                 verdict.set_result(decision)
                 lease.pausing = decision == "pause"
             elif verdict is None and decision == "pause":
-                # Restarted after its worker had died with this report: it is to go on when it is resumed, not now.
+                # It was restarted because its worker died with this report: it goes on when it is resumed, not now.
                 self._end(lease)
         if decision != "continue":
             await self.withdraw([trial])
 
     async def withdraw(self, trials: list[int]) -> None:
-        """Take trials out of the queue: the search lets none of them run now."""
+        """Take trials out of the queue: the search does not let them run now."""
         for trial in trials:
             if trial in self._queue:
                 self._queue.remove(trial)
 
     async def finish(self, trial: int, outcome: Outcome) -> None:
-        """Tell the search, through Tune, that a trial has ended otherwise than by its last report."""
-        self._hand_over(Result(number=next(self._result_numbers), trial=trial, outcome=outcome))
+        """Tell the search, through Tune, that a trial has ended other than by its last report."""
+        self._results.add(trial, outcome=outcome)
 
     async def set_best(self, score: float | None) -> None:
         """The best score so far (smaller is better), known from the journal."""
         self._best = score
 
     async def finished(self) -> None:
-        """The search is over, or the run is: the handle is sent home, free groups too."""
-        self._finished = True
-        self._news.fire()
+        """The search, or the run, is over: end the handle and the free groups."""
+        self._results.finish()
         await self.close()
 
     async def close(self) -> None:
-        """Lend no more. Running trials are told to stop at their next report, and save what they have."""
+        """Lend no more. Running trials are told to stop at their next report, and to save."""
         self._closing = True
         for lease in [lease for lease in self._leases.values() if not lease.begun]:
             self._end(lease)
@@ -549,7 +478,7 @@ class Desk:
         self._recorded.fire()
 
     async def quiet(self) -> bool:
-        """No lease is out, and the driver has all messages: it waits for the next."""
+        """Whether no lease is out, and the driver has got all messages and waits for the next."""
         return not self._leases and not self._outbox and self._listens
 
     def _post(self, message: Message) -> None:

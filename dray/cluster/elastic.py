@@ -1,8 +1,8 @@
-"""How large the worker group of an elastic trial is: as large as the cluster has room for, between bounds.
+"""The size of an elastic trial's worker group: as large as the cluster has room for, within bounds.
 
-Ray Train has elastic groups of its own. There a change is a failure: the trial goes on from its latest checkpoint,
-however long ago that was. Here the trial saves and leaves, as from a node that is about to be taken away, and a group
-of another size takes it up. Only a node that dies without notice costs what was trained since the latest checkpoint.
+Ray Train has elastic groups of its own, but treats a change as a failure: the trial goes on from its latest checkpoint,
+however old. Here the trial saves and leaves, as from a node that is about to be taken away, and a group of another size
+takes it over. Only if a node dies without notice is training since the latest checkpoint lost.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from dray.cluster.ray_cluster import slots_of
 from dray.cluster.watch import draining_nodes
 
 SETTLE_S = 5.0
-"""How long a start waits for the resources of nodes that have enough of them: a group that has just ended gives its own
-back within a second; what others use is not to be had."""
+"""How long a start waits for resources that the nodes have: a group that has just ended frees its own within a second;
+those that others use don't become free."""
 LOOK_S = 0.05
 LACKS_S = 30.0
-"""How long a group may wait for resources that the cluster's nodes have: others have taken them, then."""
+"""How long a group may wait for resources that the cluster's nodes have: after that, others must be using them."""
 
 
 class Room:
-    """Slots that are kept free for a group that is to start, or to grow.
+    """Slots that are reserved for a group that is to start, or to grow.
 
-    A placement group of ours for each step from one size to the next. While it is pending, an autoscaler sees what is
-    wanted; once it is there, nobody else takes what it holds; and it dies with the driver.
+    There is a placement group for each step from one size to the next. While it is pending, an autoscaler sees the
+    demand; once it is created, nobody else gets its resources; and it ends with the driver.
 
     Args:
         slots: what a slot is made of.
-        sizes: that the group may have, in order; the first is what it has, or 0.
-        name: what the placement groups' names begin with.
+        sizes: those that the group may have, ascending; the first is its size now, or 0.
+        name: prefix of the placement groups' names.
     """
 
     def __init__(self, slots: Slots, sizes: Sequence[int], *, name: str) -> None:
@@ -52,7 +52,7 @@ class Room:
         return _largest(self._sizes, self._sizes[0] + sum(step.bundle_count for step in there))
 
     def settled(self) -> int:
-        """As above, after giving Ray the time to find it."""
+        """As `size`, after giving Ray time to create the placement groups."""
         deadline = time.monotonic() + SETTLE_S
         hoped = _largest(self._sizes, slots_that_stay(self._slots))
         while (size := self.size()) < hoped and time.monotonic() < deadline:
@@ -60,18 +60,18 @@ class Room:
         return size
 
     def release(self) -> None:
-        """Give it back."""
+        """Give the slots back."""
         for step in self._steps:
             remove_placement_group(step)
         self._steps = []
 
 
 class Elastic:
-    """The size of an elastic group, and when it is time for another.
+    """The size of an elastic group, and when to change it.
 
     Args:
         slots: what a slot is made of.
-        sizes: that the group may have, in order.
+        sizes: those that the group may have, ascending.
         name: of the run.
     """
 
@@ -85,7 +85,7 @@ class Elastic:
         self._lacks_since: float | None = None
 
     def start(self) -> int:
-        """The size of a group that starts now: the largest that there is room for; or the smallest, which waits."""
+        """The size of a group that starts now: the largest that there is room for, else the smallest, which waits."""
         self.close()
         room = Room(self._slots, (0, *self._sizes), name=self._name)
         found = room.settled()
@@ -96,7 +96,7 @@ class Elastic:
 
     def arrived(self) -> None:
         """A process of the group runs."""
-        if self._waits:  # for a machine to boot, perhaps: that is nothing that a start takes
+        if self._waits:  # perhaps for a machine to boot, which is not part of the start's duration
             self._began, self._waits = time.monotonic(), False
 
     def joined(self) -> None:
@@ -104,11 +104,11 @@ class Elastic:
         self._up = self._up or time.monotonic()
 
     def may_grow(self) -> int:
-        """The larger size that it is time for, or 0. There is room for it until the next `start`.
+        """The larger size to change to now, or 0. Its room is held until the next `start`.
 
-        A change takes as long as a start. Whether it pays, the rest of the trial tells, whose length in seconds nobody
-        knows: so it comes when the group has trained for as long as its start took (ski rental: at most twice as long
-        as the better of now and never; Karlin et al. 1988). Machines that join within that time make one change.
+        A change takes as long as a start. Whether it pays off depends on how many seconds of the trial are left, which
+        nobody knows: so it is made once the group has trained for as long as its start took (ski rental: at most twice
+        the cost of the better of now and never; Karlin et al. 1988). Machines that join before then make one change.
         """
         if self._up is None or self._size == self._sizes[-1]:
             return 0
@@ -119,7 +119,7 @@ class Elastic:
         size = self._room.size()
         if size == self._size:
             return 0
-        self._up = None  # told once, unless its processes come up again
+        self._up = None  # only once, unless its processes come up again
         return size
 
     def must_shrink(self, lacks: bool) -> bool:
@@ -135,19 +135,19 @@ class Elastic:
         return slots_that_stay(self._slots) < self._size or now - self._lacks_since > LACKS_S
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Give back the slots that are held."""
         if self._room is not None:
             self._room.release()
             self._room = None
 
 
 def _largest(sizes: Sequence[int], slots: int) -> int:
-    """The largest of these sizes for which there are so many slots; the first in any case."""
+    """The largest of these sizes that fits into this number of slots; at least the first."""
     return max((size for size in sizes if size <= slots), default=sizes[0])
 
 
 def slots_that_stay(slots: Slots) -> int:
-    """How many slots the nodes have, whoever uses them, without those that are about to be taken away."""
+    """How many slots the nodes have, used or not, without nodes that are about to be taken away."""
     leaving = draining_nodes()
     stay = [node.resources for node in nodes() if node.id not in leaving]
     return sum(slots_of(resources, slots.kind, slots.cpus_per_slot) for resources in stay)

@@ -1,4 +1,4 @@
-"""Where a worker group's processes enter: told to the desk before the long imports begin."""
+"""Where a worker group's processes start: they tell the desk before the long imports begin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def serve_leases(work: dict[str, Any]) -> None:
             ``Script`` to run; its ``place()`` is the directory of the code, or None: where trials run), ``log_format``
             (of what trials log), ``needs`` (``dray.cluster.node_checks.Needs``, or None on a machine of our own).
     """
-    # Before torch is imported, which reads some of them.
+    # Before torch is imported: it reads some of them.
     set_variables(work["experiment"].environment)
     work["desk"].arrived.remote(work["group"], get_current_placement_group(), (os.uname().nodename, _oom_kills()))
     if work["needs"] is not None:
@@ -40,14 +40,14 @@ def serve_leases(work: dict[str, Any]) -> None:
 
 
 def give_up(work: dict[str, Any], error: Exception) -> None:
-    """Tell the driver of what would end every process that took this one's place, and wait until it ends the run."""
-    # Without what led to it: that may be of classes which the desk does not have.
+    """Tell the driver of an error that any process in this one's place would have too; wait until it ends the run."""
+    # Without its causes: they may be of classes that the desk does not have.
     error.__cause__ = error.__context__ = None
     ray.get(work["desk"].broken.remote(work["group"], error.with_traceback(None)))
 
 
 def _oom_kills() -> int:
-    """How many processes the kernel has killed because memory ran out: of this container, or of the machine."""
+    """How many processes the kernel has killed for lack of memory, in this container or on the machine."""
     for place in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
         with contextlib.suppress(OSError, StopIteration, ValueError):
             lines = (line.split() for line in Path(place).read_text().splitlines())

@@ -19,7 +19,7 @@ def set_variables(changes: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    # Python has read it long ago.
+    # Python read PYTHONPATH when it started.
     for entry in reversed((changes.get("PYTHONPATH") or "").split(os.pathsep)):
         if entry and entry not in sys.path:
             sys.path.insert(1, entry)
@@ -27,7 +27,7 @@ def set_variables(changes: Mapping[str, str | None]) -> None:
 
 @contextlib.contextmanager
 def variables_set(changes: Mapping[str, str]) -> Iterator[None]:
-    """The same, until the end of the block."""
+    """Set these variables until the end of the block."""
     before, path = {name: os.environ.get(name) for name in changes}, list(sys.path)
     set_variables(changes)
     try:
@@ -38,7 +38,7 @@ def variables_set(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 def device(*, gpu: bool) -> Device:
-    """What Determined calls a slot's device. torch is not imported for it: it reads some of the variables."""
+    """Determined's name of a slot's device. torch is not imported for it, because it reads some of the variables."""
     if not gpu:
         return "cpu"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -1,7 +1,7 @@
-"""Handlers that a trial's code registers for its process, which is not its own: of signals, and of the exit.
+"""Signal and exit handlers that a trial's code registers for a process that is not its own.
 
-A worker's process serves many trials, its main thread is Ray's, and a trial runs in another one, where Python refuses
-``signal.signal()`` with an error that ends programs which only meant to be polite.
+A worker's process serves many trials, its main thread is Ray's, and a trial runs in another thread, where
+``signal.signal()`` raises an error. That would end programs which only want to stop gracefully.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from dray.imports import is_installed
 
 log = logging.getLogger("dray")
 
-# What a timer sends ends a process that has no handler.
+# Signals of timers, which end a process without a handler.
 _TIMERS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 
 
 @contextlib.contextmanager
 def handlers_of_a_trial() -> Iterator[None]:
-    """Keep handlers for the length of the block.
+    """Redirect the registration of handlers within the block.
 
-    Of signals: they are remembered, told by ``signal.getsignal()``, and never called. A program's handler saves its
-    work when it is told to end; that its work is saved is dray's business here.
+    Signal handlers are remembered and returned by ``signal.getsignal()``, but never called. A program's handler would
+    save its work when it is told to end; here dray does that.
 
-    Of the exit: those that the trial's own code registers with ``atexit`` are called at the end of the block, the last
-    one first, as at the end of a process; those of libraries, which stay imported, at the end of this one.
+    Exit handlers that the trial's own code registers with ``atexit`` are called at the end of the block, the last one
+    first, as at the end of a process. Those of libraries, which stay imported, are called when this process ends.
 
     Raises:
         ValueError: by ``signal.signal()`` for a timer's signal, which would not reach the trial's code.
@@ -41,7 +41,7 @@ def handlers_of_a_trial() -> Iterator[None]:
     exits: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
 
     def set_handler(signalnum: int, handler: Any) -> Any:
-        if threading.current_thread() is threading.main_thread():  # of a process that the trial has started, or Ray's
+        if threading.current_thread() is threading.main_thread():  # Ray's, or that of a process the trial has started
             return before[0](signalnum, handler)
         number = signal.Signals(signalnum)
         if number in _TIMERS:

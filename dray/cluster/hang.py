@@ -1,4 +1,4 @@
-"""Ends a process whose trial makes no progress, with the stacks of all its threads in the trial's log."""
+"""Ends a process whose trial makes no progress, and writes the stacks of all its threads to the trial's log."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from dray.cluster.children import end_children
 
 LOOKS = 10
-"""How often, within its time, a trial is looked at."""
+"""How often a trial is checked within its time."""
 SLACK = 1.5
-"""So many times its time is given to a process that can't even look at its trial, for whatever holds Python's lock."""
+"""A process that can't even check its trial, because something holds Python's lock, gets this many times its time."""
 FAREWELL_S = 5.0
 """How long telling that a trial hangs may take."""
 
@@ -23,16 +23,16 @@ FAREWELL_S = 5.0
 def ended_if_it_hangs(
     within_s: float | None, *, pulse: Callable[[], object], log: int, tell: Callable[[str], None], grace_s: float = 0.0
 ) -> Iterator[None]:
-    """End this process if ``pulse`` stays the same for so long in the block.
+    """End this process if ``pulse`` stays the same for ``within_s`` seconds in the block.
 
-    Python's own watch (``faulthandler``) does it even where no thread of Python can run; then nobody is told.
+    Python's watchdog (``faulthandler``) does so even if no Python thread can run; then ``tell`` is not called.
 
     Args:
         within_s: seconds; None: never.
-        pulse: changes whenever there is progress.
-        log: a file descriptor that the stacks go to.
+        pulse: its value changes with any progress.
+        log: a file descriptor that the stacks are written to.
         tell: called before the end, in another thread, with what happened.
-        grace_s: so much later it is ended; the stacks are written before.
+        grace_s: seconds from writing the stacks to ending the process.
     """
     if within_s is None:
         yield
@@ -79,5 +79,5 @@ def _end(told: str, tell: Callable[[str], None]) -> None:
     telling.start()
     telling.join(FAREWELL_S)
     end_children()
-    # Not by an exception: the trial does not listen.
+    # An exception would not reach the trial.
     os._exit(1)

@@ -1,4 +1,4 @@
-"""The actors of ``dray cluster check``: each looks at the node that it is on, and tries there what trials do."""
+"""The actors of ``dray cluster check``: each looks at its own node, and tries there what trials do."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from dray.cluster.node_checks import STORE_S, Trouble, directory_trouble, disks,
 from dray.storage import Location, RemoteDirectory, StorageError
 
 ANSWER_S = 120.0
-"""How long a node may take to start a process, and then for each thing that it is asked."""
+"""How long a node may take to start a process, and then for each request."""
 SENDING_S = 1.0
 SENT_BYTES = 1 << 20
 REDUCED_BYTES, REDUCTIONS = 64 << 20, 10
 SIGN = "sign"
-"""The file of an object store that the driver writes, and nodes read."""
+"""The object that the driver writes to an object store, and nodes read."""
 
 _TORCH = """
 import json, torch
@@ -40,7 +40,7 @@ print(json.dumps({
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
-    """By where it is mounted: how much is free, and how large it is, in bytes."""
+    """A disk: where it is mounted, and its free and total bytes."""
 
     path: str
     free: int
@@ -48,11 +48,11 @@ class Disk:
 
 
 class Inspector:
-    """Looks at the node that it is on."""
+    """Looks at its own node."""
 
     def facts(self) -> dict[str, Any]:
-        """Fields of `Node`, and ``error``: why torch says nothing."""
-        # One place of each disk.
+        """Fields of `Node`; ``error``, why torch can't be imported, or ""; and ``full``, a disk that is full, or ""."""
+        # One directory of each disk.
         places = {os.stat(place).st_dev: place for place in reversed([*disks(), "/dev/shm"]) if os.path.isdir(place)}
         usage = [(place, shutil.disk_usage(place)) for place in reversed(places.values())]
         full = full_disk(disks())
@@ -70,7 +70,7 @@ class Inspector:
         return time.time()
 
     def storage(self, place: Location, sign: str, mine: str) -> Trouble | None:
-        """See the driver's sign in a place, and leave one's own: a file of a name, which is its content too."""
+        """Check that the driver's sign is in a place, and write a file there, named ``mine`` with the same content."""
         if place.is_local:
             trouble = directory_trouble(str(place.path), sign)
             if trouble is None:
@@ -88,7 +88,7 @@ class Inspector:
         return None
 
     def listen(self) -> tuple[str, int]:
-        """Take what one other node sends; where that is."""
+        """Receive what one other node sends. Returns the address to send to."""
         import ray
 
         listener = socket.create_server((ray.util.get_node_ip_address(), 0))
@@ -98,7 +98,7 @@ class Inspector:
         return str(address[0]), int(address[1])
 
     def send(self, to: tuple[str, int]) -> tuple[float | None, str]:
-        """Send to another node for a while: bytes a second, or what went wrong."""
+        """Send to another node for a while. Returns the bytes per second, or the error."""
         block, sent, began = bytes(SENT_BYTES), 0, time.perf_counter()
         try:
             with socket.create_connection(to, timeout=ANSWER_S / 10) as wire:
@@ -106,7 +106,7 @@ class Inspector:
                     wire.sendall(block)
                     sent += len(block)
                 wire.shutdown(socket.SHUT_WR)
-                wire.recv(1)  # it has all of it
+                wire.recv(1)  # the other node has received all of it
         except OSError as error:
             return None, str(error)
         return sent / (time.perf_counter() - began), ""
@@ -121,7 +121,7 @@ def _take(listener: socket.socket) -> None:
 
 
 def _of_torch_itself() -> dict[str, Any]:
-    # In a process of its own: where it is broken, it may take that with it; and Ray hides GPUs from who asked for none.
+    # In a process of its own: a broken torch may crash it; and Ray hides GPUs from an actor that asked for none.
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
@@ -137,10 +137,10 @@ def _of_torch_itself() -> dict[str, Any]:
 
 
 class Rank:
-    """One of those that reduce together, with a GPU of its own if that is by NCCL."""
+    """One rank of an all-reduce, with a GPU of its own under NCCL."""
 
     def open(self) -> tuple[str, int]:
-        """Where the others find rank 0, which this is."""
+        """Open the store, as rank 0. Returns where the other ranks find it."""
         import ray
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -149,10 +149,10 @@ class Rank:
         return host, self._store.port
 
     def reduce(self, at: tuple[str, int], rank: int, size: int, backend: str) -> float:
-        """Bytes a second that each rank sends, and gets ("bus bandwidth"), of 64 MiB on each.
+        """Bytes per second that each rank sends and receives ("bus bandwidth") when all reduce 64 MiB.
 
         Raises:
-            RuntimeError: they don't find together, or the sum is wrong.
+            RuntimeError: the ranks don't connect, or the sum is wrong.
         """
         import torch
         import torch.distributed as dist

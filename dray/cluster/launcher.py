@@ -1,9 +1,9 @@
-"""What is wrong with a file for Ray's cluster launcher that Ray finds only when machines are paid for, or never.
+"""Faults of a file for Ray's cluster launcher that Ray finds only when machines are paid for, or never.
 
-Ray checks names at the file's top. What a node is launched with it hands on to the cloud as it is; whether mounted
-files are there it sees when the head is up; and with a version that is not pinned, a port that is open, a head that may
-be taken away, or results that one node alone can see, it goes ahead. Everything here is found from the file and from
-what is on this machine: it takes no credentials and starts nothing.
+Ray checks names at the file's top level. It hands what a node is launched with to the cloud unchecked; it sees whether
+mounted files exist when the head is up; and it accepts versions that are not pinned, open ports, a head that may be
+taken away, and results that only one node can see. Everything here is found from the file and this machine: it needs no
+credentials and starts nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from dray.cluster import cloud_nodes
 
 CLOUDS = {"aws": cloud_nodes.aws, "gcp": cloud_nodes.gcp}
-"""What is known of the machines of each provider; of others, Ray's own schema and what holds everywhere is checked."""
+"""The checks of each provider's machines; for other providers, only Ray's schema and the general checks apply."""
 
 _TOKEN = ".ray/auth_token"
 _MAKE_TOKEN = "ray get-auth-token --generate && chmod 600 ~/.ray/auth_token"
@@ -41,16 +41,16 @@ Faults = Iterator[tuple[str, str]]
 
 
 def faults(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Everything that is wrong with a cluster file; relative paths in it are below the working directory, as for Ray.
+    """Everything that is wrong with a cluster file. Relative paths in it start at the working directory, as for Ray.
 
     Args:
         config: as it was read.
 
     Returns:
-        The path of each field with what is wrong and what to do, in no case twice.
+        The path of each wrong field, with what is wrong and what to do; without duplicates.
     """
     found = list(_schema(config))
-    if found:  # what follows takes the shape for granted
+    if found:  # the other checks rely on the schema
         return found
     checks = (_placeholders, _semantics, _mounts, _token, _ports, _versions, _scaling, _head, _storage, _keys, _nodes)
     return list(dict.fromkeys(fault for check in checks for fault in check(config)))
@@ -63,7 +63,7 @@ def provider(config: Mapping[str, Any]) -> str:
 
 # ----------------------------------------------------------------------------------------------------------- Ray's own
 def _schema(config: Mapping[str, Any]) -> Faults:
-    """Names and types, by Ray's schema, of which Ray tells the first fault alone."""
+    """Names and types, by Ray's schema. Ray itself tells only the first fault."""
     import jsonschema
     import ray.autoscaler
 
@@ -76,7 +76,7 @@ def _schema(config: Mapping[str, Any]) -> Faults:
                 yield ".".join([*path, name]), cloud_nodes.unknown(name, known)
         elif error.validator == "required":
             for name in sorted(set(error.validator_value) - set(error.instance)):
-                # On AWS Ray asks what a machine has, before it looks whether that is written here.
+                # On AWS Ray fills in a machine's resources before it checks the file.
                 if (name, config.get("provider", {}).get("type")) != ("resources", "aws"):
                     yield ".".join([*path, name]), "required, got nothing"
         else:
@@ -86,13 +86,13 @@ def _schema(config: Mapping[str, Any]) -> Faults:
 def _semantics(config: Mapping[str, Any]) -> Faults:
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    # Of mounted files Ray says on each call that they are files.
+    # Without mounts: Ray would log on each call that mounted files are files.
     given = {**copy.deepcopy(dict(config)), "file_mounts": {}}
     for node_type in given.get("available_node_types", {}).values():
         node_type.setdefault("resources", {})
     try:
         validate_config(prepare_config(given))
-    except Exception as error:  # Ray raises whatever comes to it, down to KeyError
+    except Exception as error:  # Ray raises anything, even KeyError
         yield "file", f"Ray refuses it: {' '.join(str(error).split()) or type(error).__name__}"
 
 
@@ -151,7 +151,7 @@ def _ports(config: Mapping[str, Any]) -> Faults:
     permissions = config["provider"].get("security_group", {}).get("IpPermissions", [])
     for number, rule in enumerate(permissions):
         if not isinstance(rule, Mapping):
-            continue  # found by the model of EC2
+            continue  # the check against EC2's model tells it
         everybody = [text for _, text in _texts([rule.get("IpRanges"), rule.get("Ipv6Ranges")]) if _is_everybody(text)]
         if everybody and (rule.get("FromPort"), rule.get("ToPort")) != (22, 22):
             ports = f"{rule.get('FromPort', 'all')} to {rule.get('ToPort', 'all')}"
@@ -183,11 +183,11 @@ def _versions(config: Mapping[str, Any]) -> Faults:
 
 
 def _loose(command: str) -> Iterator[str]:
-    """What a command installs in no certain version."""
+    """Packages that a command installs without a fixed version."""
     for part in re.split(r"&&|\|\||[;()]", command):
         try:
             words = shlex.split(part)
-        except ValueError:  # a quote that the split has torn
+        except ValueError:  # the split went through a quoted string
             words = part.split()
         if "install" not in words or not any(re.fullmatch(r"(.*/)?pip[\d.]*", word) for word in words):
             continue
@@ -247,7 +247,7 @@ def _nodes(config: Mapping[str, Any]) -> Faults:
 
 # ------------------------------------------------------------------------------------------------------------- storage
 def _storage(config: Mapping[str, Any]) -> Faults:
-    """Results must be where all nodes see them, and the nodes be allowed to write there."""
+    """Results must be where all nodes see them, and the nodes must be allowed to write there."""
     environment = _environment(config)
     place = environment.get("DRAY_STORAGE") or environment.get("DRAY_HOME")
     ways = "export DRAY_STORAGE=s3://BUCKET/PREFIX, or mount a file system on all nodes and export DRAY_HOME=/mnt/..."
@@ -267,7 +267,7 @@ def _storage(config: Mapping[str, Any]) -> Faults:
         return
     lacking = [name for name, node in _node_types(config) if needed not in node["node_config"]]
     for name in lacking:
-        # Ray gives the head an account of its own, which may write, but hand on no other.
+        # Ray gives the head an account of its own, which may write, but may not start workers that have one.
         if name != config.get("head_node_type"):
             where = f"available_node_types.{name}.node_config.{needed}"
             yield where, f"required, got nothing: without it these nodes may not write to {place}"
@@ -292,7 +292,7 @@ def _commands(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _environment(config: Mapping[str, Any]) -> dict[str, str]:
-    """What commands set, and containers get."""
+    """Environment variables that commands and container options set."""
     docker = config.get("docker", {})
     options = [str(option) for field, value in docker.items() if "options" in field for option in value]
     return dict(found for text in [*(c for _, c in _commands(config)), *options] for found in _ASSIGNED.findall(text))

@@ -1,4 +1,4 @@
-"""What a trial has left behind that runs on or fills memory: ended where that is possible, else told."""
+"""What a trial leaves behind that runs on or fills memory: it is ended if possible, otherwise reported."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from dray.cluster.children import END_S, children, end_children
 from dray.imports import is_installed
 
 LEAK = 1 / 20
-"""How much of the memory (of the machine, or of a GPU) a process may keep after a trial beyond what it kept after the
-first one: so little that the workers of eight GPUs can do so at once, and so much that it takes a real leak to start
-processes anew, which costs seconds."""
+"""How much more memory (as a share of the machine's, or of a GPU's) a process may keep after a trial than after the
+first one: little enough for the workers of eight GPUs at once, and enough that only a real leak restarts processes,
+which takes seconds."""
 
 _DRAY = Path(__file__).parents[1]
-# Beside it, and not imported: trials have no use for it.
+# searchers is not imported: trials have no use for it.
 _OURS = tuple(f"{place}{os.sep}" for place in (_DRAY, _DRAY.parent / "searchers"))
 
 
 class Leftovers:
-    """Looks, after each trial, for what was not there when this object was made."""
+    """Looks after each trial for what was not there when this object was made."""
 
     def __init__(self) -> None:
         self._threads = set(sys._current_frames())
@@ -37,7 +37,7 @@ class Leftovers:
         self._gpu_memory: int | None = None
 
     def has_children(self) -> bool:
-        """Whether child processes run that were not there before."""
+        """Whether there are child processes that were not there before."""
         return bool(children(self._children))
 
     def found(self) -> list[str]:
@@ -45,7 +45,7 @@ class Leftovers:
         found = [*self._running_threads(), *self._running_children()]
         memory, gpu_memory = _memory(), torch.cuda.memory_allocated() if gpu_in_use() else 0
         if self._memory is None or self._gpu_memory is None:
-            # Only now: the first trial has imported, and warmed up, what the others use too.
+            # Measured after the first trial: it has imported and warmed up what later ones use too.
             self._memory, self._gpu_memory = memory, gpu_memory
         grown = memory - self._memory
         if grown > LEAK * MACHINE_MEMORY:
@@ -60,9 +60,9 @@ class Leftovers:
         return found
 
     def _running_threads(self) -> list[str]:
-        """Threads in the trial's code.
+        """Threads that still run the trial's code.
 
-        Those in libraries' code are left alone: many a library has one that serves the whole process, and waits.
+        Threads of libraries are left alone: many libraries have one that serves the whole process, and waits.
         """
         deadline = time.monotonic() + END_S
         while left := {
@@ -77,7 +77,7 @@ class Leftovers:
         return []
 
     def _running_children(self) -> list[str]:
-        """Child processes: they are ended; but what is left of their other ends in this process may be of no use."""
+        """Child processes. They are ended, but their ends of pipes and queues in this process may be unusable."""
         ended = end_children(spare=self._children)
         return [f"process {child} ran on: {command}" for child, command in ended.items()]
 
@@ -88,10 +88,10 @@ def gpu_in_use() -> bool:
 
 
 def _of_users(frame: FrameType | None) -> str:
-    """Where this stack is in code that is neither installed nor ours, "" if nowhere."""
+    """The innermost place of this stack in code that is neither installed nor ours; "" if there is none."""
     while frame is not None:
         file = frame.f_code.co_filename
-        # What was made of a string, such as the methods of a dataclass, has no file.
+        # Code made from a string, such as the methods of a dataclass, has no file.
         if not file.startswith(("<", *_OURS)) and not is_installed(file):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
@@ -99,7 +99,7 @@ def _of_users(frame: FrameType | None) -> str:
 
 
 def _memory() -> int:
-    """Bytes of memory that this process has for itself alone; 0 where that can't be told."""
+    """Bytes of memory that this process does not share; 0 if unknown."""
     with contextlib.suppress(OSError):
         resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
         return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
@@ -119,7 +119,7 @@ MACHINE_MEMORY = _machine_memory()
 
 
 def _give_back() -> None:
-    """Free what is kept by cycles alone, and give back to the system what the C library keeps for later."""
+    """Collect garbage, and return memory that the C library keeps to the system."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,7 +1,7 @@
 """Starts what the driver owns on a Ray cluster: the desk actor, and the worker groups that are lent to trials.
 
 A group is one Ray Train run, kept up for the whole experiment by a thread of the driver. The driver owns it, not a Tune
-trainable: Tune ends cached actors when nothing is queued, and a group owned by one would end with it.
+trainable: Tune ends cached actors when nothing is queued, and their groups would end with them.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from dray.cluster.train_run import TrainRun, lacking
 from searchers.ray_tune import HEAD_NODE
 
 END_S = 30.0
-"""How long runs that were ended may take to be gone."""
+"""How long runs may take to end after they were told to."""
 
 
 def start_desk(name: str, runtime_env: Mapping[str, Any]) -> Any:
     """The desk as an actor on the head node, found by its name in this job's namespace. It dies with the driver."""
-    # Long polls of every rank and handle are open at once.
+    # The long polls of all ranks and handles are open at the same time.
     actor = ray.remote(num_cpus=0, resources=HEAD_NODE, max_concurrency=100_000)(Desk)
     return actor.options(name=name, runtime_env=dict(runtime_env) or None).remote()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
-    """What one worker of a group is made of."""
+    """The slots of a group: how many, and the resources of each."""
 
     per_trial: int
-    """Workers of a group, one a slot."""
+    """Workers of a group, one per slot."""
     gpu: bool
     cpus_per_slot: float
     runtime_env: Mapping[str, Any]
@@ -46,7 +46,7 @@ class Slots:
     """How Ray spreads the workers over nodes."""
 
     def __str__(self) -> str:
-        """What a group is made of, for a person."""
+        """The resources of a group, as text."""
         gpu = "1 GPU and " if self.gpu else ""
         return f"{self.per_trial} x ({gpu}{self.cpus_per_slot:g} CPU{'s' * (self.cpus_per_slot != 1)})"
 
@@ -65,12 +65,12 @@ class WorkerGroup:
 
     Args:
         name: unique within the experiment.
-        run: unique on the cluster, of this run of the experiment.
+        run: the name of this run of the experiment, unique on the cluster.
         desk: the desk's actor handle.
         slots: size and resources.
-        own_cluster: the cluster is there for this experiment alone.
+        own_cluster: the cluster is for this experiment alone.
         work: what every worker gets, see ``dray.cluster.entry.serve_leases``.
-        directory: where Ray Train keeps its own books.
+        directory: where Ray Train keeps its own state.
         on_end: called in the group's thread with the error that ended the run, or None.
     """
 
@@ -101,7 +101,7 @@ class WorkerGroup:
             run_config=ray.train.RunConfig(
                 name=self.run,
                 storage_path=str(directory),
-                # Restarts are counted for each trial, by the driver; a group may lose its workers any number of times.
+                # The driver counts restarts, per trial; a group may lose its workers any number of times.
                 failure_config=ray.train.FailureConfig(max_failures=-1, controller_failure_limit=-1),
                 worker_runtime_env=dict(slots.runtime_env),
                 logging_config=ray.train.LoggingConfig(log_level="WARNING"),
@@ -116,35 +116,35 @@ class WorkerGroup:
         error: BaseException | None = None
         try:
             self._trainer.fit()
-        except BaseException as e:  # the thread's end is the driver's business, whatever it was
+        except BaseException as e:  # whatever it is, the driver handles it
             error = e
         self._on_end(self.name, error)
 
     def ended(self, by: float) -> bool:
-        """Whether the run has ended, after waiting for it until then (``time.monotonic()``)."""
+        """Wait for the run until the time ``by`` (``time.monotonic()``). Returns whether it has ended."""
         self._thread.join(max(0.0, by - time.monotonic()))
         return not self._thread.is_alive()
 
     def abandon(self) -> None:
-        """End the run at once, with its workers; when it has ended, `free` what it held."""
+        """End the run at once, with its workers. Call `free` when it has ended."""
         self.abandoned = True
         self._trainer.abandon()
 
     def free(self) -> None:
-        """Free what the run holds that did not end by itself."""
+        """Free the resources of a run that was abandoned."""
         self._trainer.free()
 
 
 def waiting(groups: Mapping[str, WorkerGroup]) -> set[str]:
-    """The names of those groups that have asked for resources for their workers that they don't have (any more)."""
+    """The names of the groups that wait for resources for their workers, or have lost them."""
     names = {group.run: name for name, group in groups.items()}
     return {names[run] for run in lacking(names)}
 
 
 def end_groups(groups: Collection[WorkerGroup], within_s: float) -> None:
-    """Give the runs so long, all together, to end by themselves; then end them.
+    """Give the runs ``within_s`` seconds, all together, to end by themselves; then end them.
 
-    A thread that waits for Ray when the connection to it is closed may take the whole process down.
+    A thread that still waits for Ray when the connection is closed may crash the whole process.
     """
     deadline = time.monotonic() + within_s
     left = [group for group in groups if group.abandoned or not group.ended(deadline)]

@@ -1,4 +1,4 @@
-"""What the desk, the worker groups, the Tune handle and the driver tell one another."""
+"""The messages between the desk, the worker groups, the Tune handle and the driver."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Literal
 from dray.cluster.failure import Failure
 
 Decision = Literal["continue", "stop", "pause"]
-"""The search's, on a report: go on; end; leave, until the search resumes the trial."""
+"""The search's decision on a report: go on; end; leave until the search resumes the trial."""
 Verdict = Literal["continue", "stop", "pause", "interrupt", "fenced"]
-"""What to do after a report: as the search decides; save and leave, to be resumed later; drop everything."""
+"""What to do after a report: the search's decision; save and leave, to be resumed later; drop everything."""
 Outcome = Literal["completed", "stopped", "paused", "interrupted", "errored", "invalid_hp"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What the Tune handle hands to Tune, and so to the search: a report that is decided on, or the end of a trial."""
+    """What the Tune handle gives Tune, and so the search: a report to decide on, or the end of a trial."""
 
     number: int
     trial: int
@@ -29,7 +29,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What the driver learns of, in order."""
+    """An event that the driver is told of, in order."""
 
     kind: Literal[
         "arrived",
@@ -53,9 +53,11 @@ class Message:
     error: str = ""
     """Of "left"; of "retired": why."""
     fatal: bool = False
-    """The error is one of configuration: no restart and no other trial can do better."""
+    """No restart and no other trial can do better, as with an error of the config."""
     failure: Failure | None = None
     """Of "left" with an error."""
+    dead: tuple[int, ...] = ()
+    """Of "left": the ranks whose processes died, as far as Ray knows."""
     report: dict[str, Any] | None = None
     cause: Exception | None = None
     """Of "broken"."""
@@ -67,6 +69,6 @@ class Message:
     """Of "saved" and "damaged": its id."""
     batches: int = -1
     value: float | None = None
-    """Of "saved": the search's metric there."""
+    """Of "saved": the search's metric at the checkpoint."""
     time: float = field(default_factory=time.time)
     """When it happened, in seconds since the epoch."""

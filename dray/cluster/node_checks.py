@@ -1,12 +1,11 @@
-"""What a node of a cluster must be like for trials to run on it, and who looks.
+"""What a node of a cluster needs for trials to run on it, and when that is checked.
 
-On a cluster that others have started, each worker looks at its own node when it starts, before the long imports:
-whether its versions are the driver's, whether there is room on its disks, and whether it has the experiment's storage.
-Before anything trains, the driver has all nodes that are there look for its storage, if that is a directory: one that
-is not shared would be found out by the second node's first checkpoint. ``dray cluster check`` looks at more
-(``dray.cluster.check``).
+On a cluster that others have started, each worker checks its own node when it starts, before the long imports: whether
+its versions are the driver's, its disks have room, and it has the experiment's storage. Before anything trains, the
+driver has all nodes check its storage, if that is a directory: otherwise only the first checkpoint on a second node
+would show that it is not shared. ``dray cluster check`` (``dray.cluster.check``) checks more.
 
-Standard library alone: what is here is run where nothing else is known to work.
+Only the standard library is imported: this runs where nothing else is known to work.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ if TYPE_CHECKING:
     from dray.storage import Location
 
 LEAST_FREE_BYTES = 64 << 20
-"""A disk with less than this is as good as full: code, logs and checkpoints are to come."""
+"""A disk with less than this counts as full: code, logs and checkpoints are still to come."""
 WRITTEN_BYTES = 64 << 10
 LOOK_S = 30.0
-"""How long nodes may take to look for a directory; one that is slower is told of by its first worker."""
+"""How long nodes may take to look for a directory; a slower node is checked by its first worker."""
 STORE_S = 10.0
-"""How long a worker tries an object store that does not answer, when it starts."""
+"""How long a worker that starts tries an object store that does not answer."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -45,8 +44,8 @@ class Trouble(NamedTuple):
     """What is wrong with a node.
 
     Attributes:
-        kind: it has other versions than the driver, a full disk, not the storage, or may not write there.
-        told: in half a sentence, whose subject is the node.
+        kind: it has other versions than the driver, has a full disk, does not see the storage, or may not write there.
+        told: the predicate of a sentence whose subject is the node.
     """
 
     kind: Literal["versions", "full", "unseen", "refused"]
@@ -54,7 +53,7 @@ class Trouble(NamedTuple):
 
 
 class UnfitNode(RuntimeError):
-    """No trial can run on a node; the message names it.
+    """No trial can run on this node; the message names it.
 
     Args:
         node: as `name_of_this_node`.
@@ -84,10 +83,10 @@ class Needs:
     """What an experiment needs of each node.
 
     Attributes:
-        versions: the driver's, as of `versions`.
+        versions: the driver's, as from `versions`.
         directory: the experiment's. On nodes where it is not shared, checkpoints for an object store are staged there.
-        sign: what `put_up_sign` has put there, where checkpoints are there; None where they are in the store.
-        store: that store.
+        sign: what `put_up_sign` wrote there if it holds the checkpoints; None if they are in an object store.
+        store: that object store.
     """
 
     versions: Mapping[str, str]
@@ -96,9 +95,9 @@ class Needs:
     store: Location | None
 
     def check_this_node(self, run: str) -> None:
-        """Look at the node that this process is on.
+        """Check the node that this process is on.
 
-        Takes a few milliseconds; the first process of a run on a node also tries the object store.
+        It takes a few milliseconds. The first process of a run on a node also tries the object store.
 
         Args:
             run: a name of this run of the experiment.
@@ -123,14 +122,14 @@ class Needs:
 
 
 def name_of_this_node() -> str:
-    """Its address and its host's name: ``10.0.0.7 (gpu-1)``."""
+    """Its address and host name: ``10.0.0.7 (gpu-1)``."""
     import ray
 
     return f"{ray.util.get_node_ip_address()} ({platform.node()})"
 
 
 def versions() -> dict[str, str]:
-    """Of this process: ``python``, ``ray``, ``torch``, ``dray``; torch is not imported for that, and "" is none."""
+    """Of this process: ``python``, ``ray``, ``torch`` (which is not imported for it), ``dray``; "" is none."""
     import ray
 
     return {"python": platform.python_version(), "ray": ray.__version__, "torch": of_torch(), "dray": _of_dray()}
@@ -138,7 +137,7 @@ def versions() -> dict[str, str]:
 
 def _of_dray() -> str:
     try:
-        # By name: this floor must not know of those above it, which the package's own module does.
+        # By name: this layer must not import those above it, as the package's own module does.
         return str(importlib.import_module("dray").__version__)
     except ImportError:
         return ""
@@ -157,7 +156,7 @@ def of_torch(field: str = "__version__") -> str:
 
 
 def other_versions(drivers: Mapping[str, str], here: Mapping[str, str]) -> Trouble | None:
-    """What differs: of Python the minor version, of torch what comes before ``+cpu`` or ``+cu126``, else anything."""
+    """What differs. Python is compared by its minor version, torch without ``+cpu`` or ``+cu126``."""
     differ = [name for name in drivers if _that_counts(name, drivers[name]) != _that_counts(name, here[name])]
     if not differ:
         return None
@@ -170,12 +169,12 @@ def _that_counts(name: str, version: str) -> str:
 
 
 def disks() -> list[str]:
-    """Directories on those disks of a node that it can't do without: for temporary files, and where Ray puts code."""
+    """Directories on the disks that a node needs: for temporary files, and for the code that Ray unpacks."""
     return [tempfile.gettempdir(), str(Path(__file__).parent)]
 
 
 def full_disk(places: list[str]) -> Trouble | None:
-    """The first of these directories whose disk has no room left."""
+    """The trouble with the first of these directories whose disk is full; None if there is none."""
     for place in places:
         free = shutil.disk_usage(place).free
         if free < LEAST_FREE_BYTES:
@@ -184,13 +183,13 @@ def full_disk(places: list[str]) -> Trouble | None:
 
 
 def mounted(place: str) -> str:
-    """What a disk is known by that has this directory."""
+    """Where the disk of this directory is mounted."""
     path = Path(place).resolve()
     return str(next(each for each in (path, *path.parents) if each.is_mount()))
 
 
 def put_up_sign(directory: Path, sign: str) -> None:
-    """Make a directory known, so that other nodes find out whether they see the same one."""
+    """Write a sign into a directory, by which other nodes find out whether they see the same one."""
     directory.mkdir(parents=True, exist_ok=True)
     _sign_in(directory).write_text(sign)
 
@@ -200,10 +199,10 @@ def _sign_in(directory: Path) -> Path:
 
 
 def directory_trouble(directory: str, sign: str | None) -> Trouble | None:
-    """Whether this process can write to a directory, and sees the driver's sign there.
+    """What keeps this process from using a directory; None if it can write there and sees the driver's sign.
 
     Args:
-        sign: None: the directory need not be the driver's, and is made where it is not there.
+        sign: None: the directory need not be the driver's, and is made if it does not exist.
     """
     where = Path(directory)
     try:
@@ -215,7 +214,7 @@ def directory_trouble(directory: str, sign: str | None) -> Trouble | None:
         return Trouble("unseen", f"does not see {directory}, which the driver has and checkpoints are to be written to")
     except OSError as error:
         return _trouble_of(error, directory)
-    # A name that nobody else has, and that nobody has looked for: network file systems remember what was not there.
+    # A name that nobody else uses, or has looked for: network file systems cache that a file does not exist.
     mine = where / f".written-by-{platform.node()}-{secrets.token_hex(8)}"
     try:
         try:
@@ -244,19 +243,19 @@ def _store_trouble(store: Location) -> Trouble | None:
 
 
 def _mark_of(run: str) -> Path:
-    """Is there when a process of this run has found this node's way to the object store."""
+    """The file that exists once a process of this run has reached the object store from this node."""
     return Path(tempfile.gettempdir()) / f"dray-nodes-{os.getuid()}" / run
 
 
 def nodes_without(directory: str, sign: str, resource: str) -> dict[str, Trouble]:
-    """What the cluster's other nodes, those that have some of a resource, find wrong with a directory of this one.
+    """What the cluster's other nodes that have a resource find wrong with a directory of this one.
 
     Args:
-        directory, sign: as of `put_up_sign`.
+        directory, sign: as for `put_up_sign`.
         resource: "CPU" or "GPU".
 
     Returns:
-        By the name of the node. What does not answer is left out: a worker that starts there will tell.
+        By the node's name. Nodes that don't answer are left out: a worker that starts there will check.
     """
     import ray
     from ray.exceptions import RayError
@@ -279,7 +278,7 @@ def nodes_without(directory: str, sign: str, resource: str) -> dict[str, Trouble
 
 @contextlib.contextmanager
 def pickled_by_value(*modules: ModuleType) -> Iterator[None]:
-    """What these modules hold, and this one, needs no dray on the nodes that it is sent to meanwhile."""
+    """Within the block, what these modules and this one define is sent by value: the nodes need no dray for it."""
     from ray import cloudpickle
 
     sent = [sys.modules[__name__], *modules]
@@ -293,7 +292,7 @@ def pickled_by_value(*modules: ModuleType) -> Iterator[None]:
 
 
 def on_node(what: Any, node: str, **options: Any) -> Any:
-    """A function, or a class, to be called with ``.remote()`` on this node, by its id, however busy that is."""
+    """A remote function or class that runs on this node (an id), however busy the node is."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

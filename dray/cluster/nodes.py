@@ -9,12 +9,12 @@ import ray
 
 
 class RayNode(NamedTuple):
-    """What Ray knows of a node.
+    """What Ray knows about a node.
 
     Attributes:
-        id: Ray's, of this life of the node.
-        address: of the network.
-        resources: what it has, whoever uses it; nothing once it is gone.
+        id: Ray's id; a node that comes back gets another.
+        address: its network address.
+        resources: what it has, used or not; empty once it is gone.
     """
 
     id: str
@@ -24,12 +24,12 @@ class RayNode(NamedTuple):
 
 
 def known_nodes() -> list[RayNode]:
-    """All that there are, and that there were."""
+    """All nodes, including those that are gone."""
     return [
         RayNode(node["NodeID"], node["NodeManagerAddress"], node["Alive"], node["Resources"]) for node in ray.nodes()
     ]
 
 
 def nodes() -> list[RayNode]:
-    """All that there are."""
+    """All nodes that are alive."""
     return [node for node in known_nodes() if node.is_alive]

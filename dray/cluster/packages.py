@@ -1,8 +1,8 @@
-"""Directories on their way to the nodes of a cluster that others have started, by Ray's runtime environments.
+"""Sends directories to the nodes of a cluster that others have started, with Ray's runtime environments.
 
-A directory is put into the cluster's own store, once for each content, and each node that needs it unpacks it, once.
-``ray.init(runtime_env=...)`` does the same, but only for whoever connects first. The uses of Ray's internal APIs that
-this needs are in this file: the upload, and the name of what was unpacked.
+A directory is put into the cluster's own store, once per content, and each node that needs it unpacks it once.
+``ray.init(runtime_env=...)`` does the same, but only for whoever connects first. The internal APIs of Ray that this
+needs are used in this file alone: the upload, and the name of what was unpacked.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from typing import Any
 import searchers
 
 _INSIDE = "dray-code"
-"""The code is in this directory of what Ray puts on a worker's path, so that the process that Ray starts never takes a
-model's ``random.py`` for Python's own."""
+"""The code is in this subdirectory of what Ray puts on a worker's path, so that the worker does not import a model's
+``random.py`` in place of Python's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """A directory that is in a cluster's store.
+    """A directory in a cluster's store.
 
     Attributes:
-        uri: what Ray calls it.
-        links: symbolic links in it, which Ray does not keep, with what they lead to.
+        uri: Ray's name for it.
+        links: symbolic links in it, which Ray does not keep, with their targets.
     """
 
     uri: str
     links: tuple[tuple[str, str], ...] = ()
 
     def place(self) -> Path:
-        """Where it is on this worker, whose runtime environment has it.
+        """Where it is on this worker, whose runtime environment contains it.
 
         Raises:
             FileNotFoundError: it is not there.
@@ -46,7 +46,7 @@ class Package:
         for entry in map(Path, sys.path):
             if entry.name == name and (place := entry / _INSIDE).is_dir():
                 for link, target in self.links:
-                    # Another worker of this node may have done it.
+                    # Another worker of this node may have made it already.
                     with contextlib.suppress(FileExistsError):
                         (place / link).parent.mkdir(parents=True, exist_ok=True)
                         (place / link).symlink_to(target)
@@ -55,29 +55,29 @@ class Package:
 
 
 def package(directory: Path, links: tuple[tuple[str, str], ...] = ()) -> Package:
-    """Put a directory, without these links in it, into the store of the cluster that this process is connected to."""
+    """Put a directory, without these links, into the store of the cluster that this process is connected to."""
     return Package(uri=_upload({_INSIDE: directory}, [f"{_INSIDE}/{link}" for link, _ in links]), links=links)
 
 
 def environment(*packages: Package) -> dict[str, Any]:
-    """A runtime environment for actors and tasks: these packages, and dray itself, just as this process has it.
+    """A runtime environment for actors and tasks: these packages, and dray itself as this process has it.
 
-    All else of the job's own environment stays: Ray merges the two, but for the one list that is told here again.
+    Ray merges it with the job's own environment, except for py_modules: hence the job's are repeated here.
     """
     import ray
 
     parts = Path(__file__).parents[1], Path(searchers.__file__).parent
     itself = _upload({part.name: part for part in parts}, [])
     theirs: Sequence[str] = ray.get_runtime_context().runtime_env.get("py_modules") or ()
-    # In the order in which they are looked through for a module.
+    # In the order in which modules are searched for.
     return {"py_modules": [itself, *(package.uri for package in packages), *theirs]}
 
 
 def _upload(directories: Mapping[str, Path], without: Sequence[str]) -> str:
-    """Put directories, by these names, into the store as one; its URI.
+    """Put directories, under these names, into the store as one package. Returns its URI.
 
     Args:
-        directories: what to upload, and the name of each.
+        directories: names and what to upload.
         without: paths to leave out, relative to what is uploaded.
     """
     from ray._private.runtime_env.working_dir import upload_working_dir_if_needed

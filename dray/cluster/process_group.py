@@ -22,17 +22,17 @@ TIMEOUT_S = 1800
 
 @contextlib.contextmanager
 def joined(context: ray.train.TrainContext) -> Iterator[None]:
-    """Be in a process group with the other ranks of this Ray Train run: NCCL where the worker was given a GPU, or gloo.
+    """Join a process group with the other ranks of this Ray Train run: NCCL if the worker has a GPU, otherwise gloo.
 
-    Sets the environment variables that torchrun sets, for the libraries and the programs that look at them.
+    Sets the environment variables that torchrun sets, for libraries and programs that read them.
     """
     rank, size = context.get_world_rank(), context.get_world_size()
     gpu = bool(ray.get_gpu_ids())
     if gpu:
         torch.cuda.set_device(context.get_local_rank() % torch.cuda.device_count())
-        # A collective that outlives its time ends the process, so that the group can start anew.
+        # A collective that times out ends the process, so that the group can start anew.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    # Rank 0 lets the system choose the port as it opens it: a port that is looked up before may be gone.
+    # The system chooses the port when rank 0 opens it: one that was found free before may be taken by then.
     store = None
     if rank == 0:
         host = ray.util.get_node_ip_address()
@@ -61,16 +61,16 @@ def joined(context: ray.train.TrainContext) -> Iterator[None]:
         with _kept():
             yield
     finally:
-        # Alone it needs no goodbye; of an NCCL group that failed, destroy may hang, and the process ends anyway.
+        # Destroying an NCCL group that has failed may raise, or hang; the process ends anyway.
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
 
 
 @contextlib.contextmanager
 def _kept() -> Iterator[None]:
-    """Keep the process group through programs that make one, as under torchrun, and end it: they get this one.
+    """Keep the process group while programs make one, as under torchrun, and destroy it: they get this one.
 
-    Groups of some of the ranks are their own business.
+    They may make and destroy groups of some of the ranks.
     """
     init, destroy = dist.init_process_group, dist.destroy_process_group
 

@@ -1,7 +1,7 @@
-"""The Ray cluster that an experiment runs on: found or started on purpose, and how many slots it offers.
+"""The Ray cluster that an experiment runs on: joined or started on purpose, and how many slots it offers.
 
-A start without processes of no use needs Ray's internal APIs, in this file alone. What an autoscaler may start is in
-``dray.cluster.autoscaler``.
+Starting Ray without needless processes takes internal APIs of Ray, which are used in this file alone. What an
+autoscaler may start is in ``dray.cluster.autoscaler``.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ TRAIN_ENVIRONMENT = {
 }
 
 KNOCK_S = 5.0
-"""How long a cluster may take to take a call."""
+"""How long a cluster may take to accept a connection."""
 
 NO_PREEMPTION = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
-"""This machine is not taken away in the middle; watching for it costs a process for each group."""
+"""Nobody takes this machine away; watching for that costs a process per group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +40,15 @@ class Cluster:
     """A connection to Ray.
 
     Attributes:
-        own: dray started this cluster, on this machine, for this experiment alone.
-        told: which one it is, for a person.
+        own: dray started this cluster on this machine, for this experiment alone.
+        told: which one it is, as text.
     """
 
     own: bool
     told: str
 
     def close(self) -> None:
-        """End what was started here; a cluster that was found stays as it is, and so does a connection."""
+        """Shut down a cluster that was started here; one that was joined, and the connection to it, stay."""
         if self.own:
             ray.shutdown()
 
@@ -56,8 +56,8 @@ class Cluster:
 def connect(address: str | None) -> Cluster:
     """Connect to Ray.
 
-    In this order: the connection that this process has; ``address``; the environment's ``RAY_ADDRESS``; a new cluster
-    on this machine. Never the cluster that Ray's address file happens to name, which may have died long ago.
+    In this order: a connection that this process already has; ``address``; ``RAY_ADDRESS`` in the environment; a new
+    cluster on this machine. Never the cluster that Ray's address file happens to name, which may have died long ago.
 
     Raises:
         ConnectionError: there is no cluster at the address.
@@ -70,11 +70,11 @@ def connect(address: str | None) -> Cluster:
     address = address or os.environ.get("RAY_ADDRESS")
     if address and address != "local":
         join(address)
-        # Ray Train hands the driver's on to the processes of a run.
+        # Ray Train passes the driver's variables on to the processes of a run.
         os.environ.update(_missing(TRAIN_ENVIRONMENT))
         return Cluster(own=False, told=f"the Ray cluster at {address}")
-    # Inherited by every process of the cluster: as a runtime environment they would keep Ray from using the processes
-    # that it has ready. No dashboard on a cluster that this experiment has for itself: who wants one starts Ray first.
+    # Every process of the cluster inherits the variables: a runtime environment would keep Ray from using the processes
+    # that it has ready. There is no dashboard: whoever wants one starts Ray first.
     with _environment({**TRAIN_ENVIRONMENT, **NO_PREEMPTION}), _processes_of_no_use_left_out():
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     return Cluster(own=True, told=f"a Ray cluster of its own on this machine, {_count(ray.cluster_resources())}")
@@ -84,14 +84,14 @@ def join(address: str) -> None:
     """Connect to the cluster at an address.
 
     Raises:
-        ConnectionError: there is none, or it does not take this process's token.
+        ConnectionError: there is none, or it does not accept this process's token.
     """
-    # Here, not above: a cluster of one's own has no use for it.
+    # Imported here: a cluster that dray starts does not need it.
     from dray.cluster.admission import refusal, refusal_here
 
     refused = ""
     try:
-        # Where nobody is, Ray tries for minutes, and then ends the process.
+        # If nobody is there, Ray tries for minutes and then ends the process.
         host, colon, port = address.rpartition(":")
         if colon and port.isdigit() and "://" not in address:
             socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
@@ -108,15 +108,15 @@ def join(address: str) -> None:
 
 
 def slots_of(resources: Mapping[str, float], kind: str, cpus_per_slot: float) -> int:
-    """How many slots there are in these resources of one node."""
+    """How many slots these resources of one node make."""
     slots = int(resources.get("CPU", 0) // cpus_per_slot)
     return min(slots, int(resources.get("GPU", 0))) if kind == "gpu" else slots
 
 
 def slot_kind(asked: str | None, limits: Limits | None) -> str | None:
-    """What a slot is, "gpu" or "cpu": as the config says, else GPUs where the cluster has or can have any.
+    """What a slot is, "gpu" or "cpu": as the config says, otherwise GPUs if the cluster has or can have any.
 
-    None where nobody can know: there are no GPUs, and an autoscaler that does not tell what it may start.
+    None if that is unknown: there are no GPUs, and what the autoscaler may start is unknown.
     """
     kinds = [] if limits is None else limits.types or ()
     if asked or any(resources.get("GPU", 0) > 0 for resources in (*_has(), *(kind.resources for kind in kinds))):
@@ -130,7 +130,7 @@ def slots_now(kind: str, cpus_per_slot: float) -> list[int]:
 
 
 def most_slots(kind: str, cpus_per_slot: float, limits: Limits | None) -> list[int] | None:
-    """How many slots each node would have if the cluster were as large as it may become; None if nobody knows."""
+    """How many slots each node would have if the cluster grew as far as it can; None if unknown."""
     now = slots_now(kind, cpus_per_slot)
     if limits is None:
         return now
@@ -144,18 +144,18 @@ def most_slots(kind: str, cpus_per_slot: float, limits: Limits | None) -> list[i
 
 
 def groups_in(nodes: Sequence[int], slots: int, placement_strategy: str) -> int:
-    """How many worker groups have room beside one another.
+    """How many worker groups fit at the same time.
 
     Args:
         nodes: how many slots each node has.
         slots: of one group.
-        placement_strategy: of each group, in Ray's words.
+        placement_strategy: Ray's name of each group's strategy.
     """
     match placement_strategy:
         case "STRICT_PACK":
             return sum(node // slots for node in nodes)
         case "STRICT_SPREAD":
-            # Of so many groups, a node can be in each once: there is room if that makes their slots.
+            # A node gives each of n groups at most one slot: n groups fit if that makes n * slots.
             most = sum(nodes) // slots
             return max(n for n in range(most + 1) if sum(min(node, n) for node in nodes) >= n * slots)
     return sum(nodes) // slots
@@ -168,9 +168,9 @@ def _has() -> list[Mapping[str, float]]:
 
 @contextlib.contextmanager
 def _processes_of_no_use_left_out() -> Iterator[None]:
-    """Ray started meanwhile has no autoscaler, no log monitor and no dashboard process.
+    """Ray that is started within the block has no autoscaler, no log monitor and no dashboard process.
 
-    On a machine of our own they have nothing to do (the dashboard's, without a dashboard, counts usage), and cost a
+    On one machine they have nothing to do (the dashboard's process, without a dashboard, counts usage), and cost a
     second of CPU each. Ray's start waits for the last one, and its end for the first, a second each. There is no public
     way to leave them out.
     """

@@ -1,8 +1,8 @@
-"""The settings of a process that a trial can change: each can be looked at, and put back.
+"""The settings of a process that a trial can change: each can be read, and restored.
 
-Not here: what belongs to one thread (grad mode, autocast, inference mode, the default device, flushed denormals,
-decimal and numpy contexts, torch function modes), for each trial has a thread of its own; random states, which every
-trial seeds; and what a trial writes into modules that are not its own, which only a new process undoes.
+Not included: thread-local state (grad mode, autocast, inference mode, the default device, flushed denormals, decimal
+and numpy contexts, torch function modes), because each trial has a thread of its own; random states, which every trial
+seeds; and what a trial writes into modules that are not its own, which only a new process undoes.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ import torch.utils.deterministic
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One of them.
+    """One setting.
 
     Attributes:
         name: for messages.
-        get: its value now; values are compared by ``==``, and are not changed by what a trial does later.
+        get: returns its value now, to be compared by ``==``; nothing that a trial does later changes that value.
         put: sets it to such a value.
     """
 
@@ -55,13 +55,13 @@ class Setting:
 
 
 def settings() -> list[Setting]:
-    """All that this process, with this torch, has. They are put back in this order."""
+    """All settings that this process, with this version of torch, has. They are restored in this order."""
     return [*_of_python(), *_of_torch()]
 
 
 def _of_python() -> Iterator[Setting]:
     yield Setting("the environment", lambda: dict(os.environ), _put_environment)
-    # As it is now, not as it was named: the directory may be gone.
+    # The directory may be gone.
     yield Setting("the working directory", _directory, os.chdir)
     yield Setting("the umask", _umask, os.umask)
     for module, name in (
@@ -85,7 +85,7 @@ def _of_python() -> Iterator[Setting]:
     yield Setting("the resource limits", _limits, _put_limits)
     for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
         yield _timer(timer)
-    # Programs set it as their first act, and it can be set but once.
+    # Programs set it first of all, and without force it can be set only once.
     yield Setting(
         "the start method",
         lambda: multiprocessing.get_start_method(allow_none=True),
@@ -100,11 +100,11 @@ def _of_python() -> Iterator[Setting]:
 
 
 def _of_torch() -> Iterator[Setting]:
-    # First: without it none of the others can be set.
+    # This comes first: none of the others can be set while it is frozen.
     frozen, flag = torch.backends.disable_global_flags.__globals__, "__allow_nonbracketed_mutation_flag"
     yield Setting("torch's flags, frozen", lambda: frozen.get(flag), lambda value: frozen.update({flag: value}))
     yield Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype)
-    # It can be set but once; where a trial has done so, putting it back fails, which only a new process mends.
+    # It can be set only once: if a trial has done so, restoring it fails, and a new process is needed.
     yield Setting("torch's inter-op threads", torch.get_num_interop_threads, torch.set_num_interop_threads)
     yield Setting(
         "determinism",
@@ -184,7 +184,7 @@ def _attribute(owner: Any, name: str) -> Setting:
 
 
 def _contents(owner: Any, name: str) -> Setting:
-    """A list or a dict that others hold on to: it stays the same object, unless the trial has put another in place."""
+    """A list or a dict that others refer to: the same object is restored, with its contents."""
     kept = getattr(owner, name)
 
     def get() -> Any:
@@ -204,7 +204,7 @@ def _named(owner: Any) -> str:
 
 
 def _if_there(setting: Setting) -> Iterator[Setting]:
-    """Not every torch, nor every build of it, has all of them."""
+    """The setting if it exists: not every version or build of torch has all of them."""
     with contextlib.suppress(AttributeError, RuntimeError):
         if setting.get() is not None:
             yield setting
@@ -225,7 +225,7 @@ def _directory() -> str | None:
 
 
 def _umask() -> int:
-    # There is no other way to look at it.
+    # There is no other way to read it.
     now = os.umask(0o077)
     os.umask(now)
     return now
@@ -273,7 +273,7 @@ def _put_limits(before: list[tuple[int, int]]) -> None:
 
 
 def _timer(number: int) -> Setting:
-    # A timer that runs shows another time whenever it is looked at.
+    # Only whether it runs: its time changes whenever it is read.
     return Setting(f"timer {number}", lambda: signal.getitimer(number) != (0.0, 0.0), lambda on: _stop(number, on))
 
 
@@ -292,7 +292,7 @@ def _put_print_options(before: dict[str, Any]) -> None:
         setattr(torch._tensor_str.PRINT_OPTS, name, value)
 
 
-# Torch's own names for where a precision of float32 can be chosen, the more general ones first.
+# Torch's names of the places where the precision of float32 can be set, the more general ones first.
 _PRECISIONS = [
     ("generic", "all"),
     *((backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv", "rnn")),
@@ -300,7 +300,7 @@ _PRECISIONS = [
 
 
 def _precision() -> tuple[Any, ...]:
-    """All that says how exactly float32 is computed with: the older settings and, where torch has them, the newer."""
+    """The precision of computations in float32: the older settings and, if torch has them, the newer."""
     older: list[Any] = []
     for get in (
         torch.get_float32_matmul_precision,
@@ -309,7 +309,7 @@ def _precision() -> tuple[Any, ...]:
     ):
         try:
             older.append(get())
-        except RuntimeError:  # torch refuses to look at these once the newer ones have been set otherwise
+        except RuntimeError:  # torch refuses to read these once the newer ones have been set otherwise
             older.append("overruled")
     return *older, *_newer()
 
@@ -326,7 +326,7 @@ def _put_precision(before: tuple[Any, ...]) -> None:
     if not newer:
         return
     put = torch._C._set_fp32_precision_setter
-    # What is not chosen is that of the more general one: so first nothing is, and then what still differs.
+    # A place that is not set takes the value of the more general one: so unset all, then set what still differs.
     for place in _PRECISIONS:
         put(*place, "none")
     for number, (place, value) in enumerate(zip(_PRECISIONS, newer, strict=True)):

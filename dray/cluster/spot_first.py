@@ -1,9 +1,9 @@
-"""Which machines Ray's autoscaler starts: spot ones, and others for as long as there are no spot ones.
+"""Which machines Ray's autoscaler starts: spot machines, and others while no spot machines are to be had.
 
-Ray's own way to choose among node types hears of launches that failed and takes no account of it: it asks again and
-again for machines that its cloud has none of. Its first autoscaler lets one choose otherwise: with
-``RAY_AUTOSCALER_UTILIZATION_SCORER=dray.cluster.spot_first.score`` in the environment of the head's ``ray start``. The
-second one (``RAY_enable_autoscaler_v2``) does not, and behaves as said.
+Ray's own choice among node types ignores failed launches: it requests machines again and again that the cloud does not
+have. Version 1 of its autoscaler lets one replace that choice, with
+``RAY_AUTOSCALER_UTILIZATION_SCORER=dray.cluster.spot_first.score`` in the environment of the head's ``ray start``.
+Version 2 (``RAY_enable_autoscaler_v2``) does not.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ def score(
     *,
     node_availability_summary: Any,
 ) -> tuple[float, ...] | None:
-    """How good a machine of a type is for what is asked; of those with the highest score Ray starts one.
+    """How well a machine of a type fits the demand; Ray starts one of the type with the highest score.
 
-    As by Ray's own rule, but that types of which a launch has failed in the last half hour come after all others that
-    fit, and that among equals those with ``spot`` in their name come first.
+    As Ray's own rule, except that types with a failed launch in the last half hour come after all others that fit, and
+    that among equals those with ``spot`` in their name come first.
 
     Args:
         node_resources: what a machine of the type has.
-        resources: what is asked for, a mapping for each slot.
+        resources: the demand, a mapping for each slot.
         node_type: its name in the cluster's file.
-        node_availability_summary: Ray's, of launches until now.
+        node_availability_summary: Ray's summary of launches until now.
 
     Returns:
-        None if it is good for nothing of it.
+        None if it fits nothing of the demand.
     """
     from ray.autoscaler._private.resource_demand_scheduler import _resource_based_utilization_scorer
 
@@ -41,6 +41,6 @@ def score(
     if fit is None:
         return None
     launched = node_availability_summary.node_availabilities.get(node_type)
-    # Whether it has GPUs for nothing, and all kinds of resources that are asked for, comes first with Ray.
+    # Ray puts first whether its GPUs would be used, and how many kinds of requested resources it has.
     kind, use = fit[:2], fit[2:]
     return (*kind, launched is None or launched.is_available, *use, "spot" in node_type)

@@ -1,10 +1,10 @@
 """A cloud's notice that it takes this machine away, told to Ray: ``python -m dray.cluster.spot_notice aws HEAD:PORT``.
 
-AWS gives two minutes' notice of the end of a spot machine, and Google Cloud as much of one that was made with
-``preemptionNoticeDuration``, else half a minute, to who asks the machine's metadata. Ray's launcher does not ask, so
-its clusters see such an end as a sudden death. The files for it that dray ships start this program on each worker: it
-asks every few seconds, and has Ray drain the node when there is a notice. Then trials save, and go on elsewhere, with
-not a batch lost.
+AWS announces the end of a spot machine two minutes before, in the machine's metadata. So does Google Cloud for machines
+made with ``preemptionNoticeDuration``, otherwise half a minute before. Ray's launcher does not look there, so to its
+clusters such an end is a sudden death. The cluster files that dray ships start this program on each worker: it looks
+every few seconds, and has Ray drain the node once there is a notice. Trials then save and go on elsewhere, and not a
+batch is lost.
 
 Sources: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html and
 https://cloud.google.com/compute/docs/instances/create-use-spot.
@@ -29,12 +29,12 @@ EVERY_S = 5.0
 """What AWS recommends."""
 ANSWER_S = 2.0
 GCP_S = 25
-"""Of Google's half minute, after the time that it takes to ask and to tell. It does not say whether there is more."""
+"""What is left of Google's half minute after asking and telling. The notice does not say whether there is more."""
 _TOKEN = "X-aws-ec2-metadata-token"
 
 
 def aws(endpoint: str | None = None) -> int | None:
-    """The seconds that are left to this machine of AWS's; None without a notice.
+    """The seconds that this AWS machine has left; None without a notice.
 
     Args:
         endpoint: of the metadata service; by default ``AWS_EC2_METADATA_SERVICE_ENDPOINT``, as for AWS's own tools.
@@ -50,7 +50,7 @@ def aws(endpoint: str | None = None) -> int | None:
     try:
         told = _answer(urllib.request.Request(f"{root}/meta-data/spot/instance-action", headers={_TOKEN: token}))
     except urllib.error.HTTPError as error:
-        if error.code == 404:  # how it says that there is none
+        if error.code == 404:  # there is no notice
             return None
         raise
     end = datetime.datetime.fromisoformat(json.loads(told)["time"].replace("Z", "+00:00"))
@@ -58,7 +58,7 @@ def aws(endpoint: str | None = None) -> int | None:
 
 
 def gcp(host: str | None = None) -> int | None:
-    """The seconds that are left to this machine of Google's; None without a notice.
+    """The seconds that this Google Cloud machine has left; None without a notice.
 
     Args:
         host: of the metadata service; by default ``GCE_METADATA_HOST``, as for Google's own tools.
@@ -76,14 +76,14 @@ CLOUDS = {"aws": aws, "gcp": gcp}
 
 
 def drain(head: str, left_s: int) -> bool:
-    """Have Ray drain this node, which is gone after so many seconds; False if Ray did not take it."""
+    """Have Ray drain this node, which is gone after ``left_s`` seconds; False if Ray did not accept that."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", head]
     why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the cloud takes this machine away"]
     return subprocess.run([*command, *why, "--deadline-remaining-seconds", str(left_s)]).returncode == 0
 
 
 def main() -> None:
-    """Ask until there is a notice, and tell it."""
+    """Ask until there is a notice, and tell Ray."""
     parser = argparse.ArgumentParser(prog="python -m dray.cluster.spot_notice", description=__doc__.partition("\n")[0])
     parser.add_argument("cloud", choices=CLOUDS)
     parser.add_argument("head", help="its host and port, as of `ray start --address`")
@@ -96,7 +96,7 @@ def main() -> None:
         while True:
             try:
                 left_s = CLOUDS[given.cloud]()
-            except (OSError, ValueError) as error:  # the metadata are away for a moment
+            except (OSError, ValueError) as error:  # the metadata service may fail for a moment
                 print(f"no answer from the metadata of {given.cloud}: {error}", flush=True)
                 left_s = None
             if left_s is not None and drain(given.head, left_s):

@@ -1,8 +1,8 @@
-"""Writes what comes through pipes into files, with the UTC time before each line: a process beside each worker.
+"""Writes what comes through pipes to files, with the UTC time before each line: a process beside each worker.
 
-What is in a pipe outlives the process that wrote it. So whatever a worker, its libraries in C and its children have
-printed comes to its file, also when the worker is killed in the middle. It is started by `dray.cluster.trial_log` as a
-program, with the standard library's smallest parts: that takes some 20 ms and 8 MB.
+What is in a pipe outlives the process that wrote it: whatever a worker, its C libraries and its children have printed
+gets to its file, even if the worker is killed. `dray.cluster.trial_log` starts this file as a program, which imports
+only small parts of the standard library: that takes some 20 ms and 8 MB.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Pipe:
         self.end = end
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         size = os.fstat(self._file).st_size
-        if size and os.pread(self._file, 1, size - 1) != b"\n":  # whoever wrote it was killed
+        if size and os.pread(self._file, 1, size - 1) != b"\n":  # its last writer was killed
             os.write(self._file, b"\n")
         self._in_line = False
         self._secrets, self._held = secrets, b""
@@ -43,18 +43,18 @@ class _Pipe:
             data = self._held + data
             for secret in self._secrets:
                 data = data.replace(secret, b"x" * len(secret))
-            # What may be the beginning of one waits for its end.
+            # What may be the beginning of a secret waits for its end.
             whole = len(data) - max((_begun(secret, data) for secret in self._secrets), default=0)
             self._held = data[whole:]
             self._keep(data[:whole])
 
     def flush(self) -> None:
-        """Write what has waited: no more of it comes."""
+        """Write what was held back: no more of it comes."""
         held, self._held = self._held, b""
         self._keep(held)
 
     def _keep(self, data: bytes) -> None:
-        # A disk may be full: what comes meanwhile is lost, and what comes later need not be.
+        # The disk may be full: what comes meanwhile is lost, later output need not be.
         with contextlib.suppress(OSError):
             if data:
                 self._write(data)
@@ -74,21 +74,21 @@ class _Pipe:
 
 
 def _begun(secret: bytes, data: bytes) -> int:
-    """How many bytes of a secret, but not all, the data end with."""
+    """How many of a secret's first bytes, but not all, the data end with."""
     return next((length for length in range(len(secret) - 1, 0, -1) if data.endswith(secret[:length])), 0)
 
 
 def stamped(seconds: float) -> bytes:
-    """A time as it is before a line."""
+    """A time as it stands before a line."""
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
     return f"{whole}.{int(seconds % 1 * 1000):03}Z ".encode()
 
 
 def serve(control: socket.socket) -> None:
-    """Serve until the worker has gone, and all that could still print with it.
+    """Serve until the worker, and everything that could still print to its pipes, is gone.
 
-    The worker sends the path of a file and its secrets with a pipe's reading end, or b"?" and is answered when all is
-    written that was printed before.
+    The worker sends a file's path and secrets with a pipe's reading end; or b"?", which is answered once everything
+    printed before is written.
     """
     with selectors.DefaultSelector() as ready:
         ready.register(control, selectors.EVENT_READ)
@@ -116,7 +116,7 @@ def serve(control: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    # No child of the worker: those are ended after a trial, and with the worker.
+    # Not as a child of the worker: children are ended after a trial, and with the worker.
     if os.fork():
         os._exit(0)
     with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""``startup-hook.sh`` of the model's directory: what a machine needs before the model's code runs on it, such as data.
+"""``startup-hook.sh`` in the model's directory: prepares a machine before the model's code runs on it, such as data.
 
-It is read by a shell (bash, where there is one) in that directory, as in Determined: what it exports, the trials have
-in their environment, and the first command that fails ends it.
+A shell (bash if there is one) runs it in that directory, as in Determined: trials get what it exports in their
+environment, and the first command that fails ends it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dray.cluster.environment import set_variables
 
 HOOK = "startup-hook.sh"
 _SHOWN_LINES = 20
-# A shell's own, which say nothing of what the hook did.
+# Variables that the shell itself sets.
 _OF_THE_SHELL = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 
 
@@ -30,7 +30,7 @@ def run_startup_hook(code: Path) -> None:
     """Run the hook of this directory, if it has one, and take over the environment that it leaves.
 
     Raises:
-        StartupHookFailed: it ended with an exit code other than 0.
+        StartupHookFailed: its exit code was not 0.
     """
     if not (code / HOOK).is_file():
         return
@@ -58,11 +58,11 @@ def run_startup_hook(code: Path) -> None:
 
 
 def run_startup_hook_once(code: Path, run: str) -> None:
-    """The same, by the first process of this machine that gets here in a run; the others wait, and have its outcome.
+    """Run the hook in the first process of this machine that gets here in a run; the others wait and take its outcome.
 
     Args:
         code: The model's directory.
-        run: A name that no other run of an experiment has.
+        run: The unique name of this run of an experiment.
 
     Raises:
         StartupHookFailed: in each of these processes.
@@ -75,7 +75,7 @@ def run_startup_hook_once(code: Path, run: str) -> None:
         raise StartupHookFailed(f"can't be run: {place} belongs to another user")
     before = dict(os.environ)
     with (place / run).open("a+") as file:
-        # Held while the hook runs; let go of by the system should this process die meanwhile.
+        # Held while the hook runs; the system releases it if this process dies.
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         if text := file.read():
@@ -93,7 +93,7 @@ def run_startup_hook_once(code: Path, run: str) -> None:
 
 
 def _take_over(listed: bytes) -> None:
-    """Make the environment that ``env -0`` told this process's own."""
+    """Make the environment that ``env -0`` has listed this process's own."""
     after = dict(os.fsdecode(line).split("=", 1) for line in listed.split(b"\0") if b"=" in line)
     set_variables(_changes(dict(os.environ), after))
 

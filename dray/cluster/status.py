@@ -1,4 +1,4 @@
-"""What a Ray cluster has, for a person who asks."""
+"""What a Ray cluster has, for ``dray cluster status``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 
 def status(address: str | None) -> dict[str, Any]:
-    """The nodes of a cluster, and what of them is free.
+    """The nodes of a cluster, and how much of them is free.
 
     Args:
         address: of the cluster; by default that of ``RAY_ADDRESS``, as for an experiment.
 
     Returns:
-        ``address``, None where no cluster is named: an experiment starts one of its own on this machine then.
-        ``nodes``: of each ``address``, ``is_alive``, ``cpus``, ``gpus``, ``memory`` (bytes). ``cpus``, ``gpus``: of all
-        that are alive. ``cpus_free``, ``gpus_free``: of these, what nobody has.
+        ``address``: None if no cluster is named; an experiment then starts one of its own on this machine. ``nodes``:
+        ``address``, ``is_alive``, ``cpus``, ``gpus`` and ``memory`` (bytes) of each. ``cpus``, ``gpus``: of all that
+        are alive. ``cpus_free``, ``gpus_free``: those of them that nobody uses.
 
     Raises:
         ConnectionError: there is no cluster at the address.
@@ -31,7 +31,7 @@ def status(address: str | None) -> dict[str, Any]:
             "cpus_free": None,
             "gpus_free": None,
         }
-    # Here, not above: without a named cluster nothing of it is needed, and it takes a second.
+    # Imported here: it takes a second, and is not needed without a named cluster.
     import ray
 
     from dray.cluster.nodes import known_nodes

@@ -1,15 +1,15 @@
-"""A Ray Train run without the processes and imports that worker groups of dray have no use for.
+"""A Ray Train run without the processes and imports that dray's worker groups do not need.
 
-Ray Train starts, beside a run's controller and its workers, five actors, each of which imports Ray Train anew: about a
-second of CPU, most of it in the way of the first batch. Of no use here are `DatasetManager` (Ray datasets; trials bring
-data loaders of their own); `AutoscalingCoordinator`, which outlives the search (what asks the autoscaler for nodes is
-the pending placement group, which does not); and `PlacementGroupCleaner`, a detached actor a run, that frees what a
-dead controller held if that had a whole group by then (the driver frees it at any moment, by its name). And the
+Beside a run's controller and workers, Ray Train starts five actors. Each imports Ray Train anew, which takes about a
+second of CPU, most of it before the first batch. Not needed here are `DatasetManager` (for Ray datasets; trials have
+data loaders of their own); `AutoscalingCoordinator`, which outlives the search (the pending placement group is what
+asks the autoscaler for nodes, and it does not); and `PlacementGroupCleaner`, a detached actor per run that frees what a
+dead controller held, but only if its group was complete (the driver can free it at any moment, by name). And Ray's
 controller imports torch only to have the workers join a process group, which they do by themselves
 (`dray.cluster.process_group`); hence no `TorchTrainer`.
 
-Ray offers no public switch for these. All that the driver and the controller use of Ray Train's inside is in this file;
-workers do not import it.
+Ray has no public switch for these. All internal APIs of Ray Train that the driver and the controller use are in this
+file; workers do not import it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
 class _Neighbours(Backend):  # type: ignore[misc]  # Ray's classes are untyped here
-    # A worker sees the GPUs of all workers of its group on its node, as NCCL wants, and uses that of its local rank.
+    # A worker sees the GPUs of all its group's workers on its node, as NCCL wants, and uses that of its local rank.
     share_cuda_visible_devices = True
 
 
@@ -50,17 +50,17 @@ class _Workers(BackendConfig):  # type: ignore[misc]
 
 
 class _FixedSize(FixedScalingPolicy):  # type: ignore[misc]
-    """As many workers as were asked for. Their placement group asks the autoscaler for nodes, and nothing else does."""
+    """A fixed number of workers. Only their placement group asks the autoscaler for nodes."""
 
     def after_controller_start(self, train_run_context: Any) -> None:
-        """Asks nobody."""
+        """Do not ask the autoscaler."""
 
     def _maybe_send_resource_request(self) -> None:
-        """Asks nobody."""
+        """Do not ask the autoscaler."""
 
 
 class _NamedWorkers(WorkerGroup):  # type: ignore[misc]
-    """Their placement group has a name by which the driver finds it, whatever becomes of the controller."""
+    """Workers whose placement group has a name by which the driver finds it, even if the controller dies."""
 
     def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> Any:
         workers = worker_group_context
@@ -68,14 +68,14 @@ class _NamedWorkers(WorkerGroup):  # type: ignore[misc]
             placement_group(
                 [workers.resources_per_worker] * workers.num_workers,
                 strategy=workers.placement_strategy,
-                # One that is being removed keeps its name for a while.
+                # A unique name: a group that is being removed keeps its own for a while.
                 name=f"{self._train_run_context.run_config.name}/{uuid.uuid4().hex[:8]}",
             )
         )
 
 
 def lacking(runs: Container[str]) -> set[str]:
-    """Those of these runs, by name, that have asked for resources for their workers and don't have them (any more)."""
+    """The names of those runs that wait for resources for their workers, or have lost them."""
     states: dict[str, set[str]] = {}
     for group in placement_group_table().values():
         run = group["name"].rpartition("/")[0]
@@ -93,8 +93,8 @@ class TrainRun(DataParallelTrainer):  # type: ignore[misc]
 
     Args:
         function: called on each worker with ``config``.
-        own_cluster: the cluster is there for this experiment alone, with its settings.
-        config, scaling_config, run_config: as `ray.train.torch.TorchTrainer` has them; the run's name is unique on the
+        own_cluster: the cluster is for this experiment alone, with its settings.
+        config, scaling_config, run_config: as in `ray.train.torch.TorchTrainer`; the run's name is unique on the
             cluster.
     """
 
@@ -107,16 +107,16 @@ class TrainRun(DataParallelTrainer):  # type: ignore[misc]
         self._abandoned = False
 
     def abandon(self) -> None:
-        """End the run at once, with its workers: `fit()` raises. From any thread, at any moment."""
+        """End the run at once, with its workers; `fit()` raises. May be called from any thread, at any moment."""
         self._abandoned = True
         if self._controller is not None:
             ray.kill(self._controller)
 
     def free(self) -> None:
-        """Free what the controller held, if it is dead: it did not come to that."""
+        """Free what a dead controller held and could not free."""
         for group in placement_group_table().values():
             if group["name"].startswith(f"{self._name}/") and group["state"] != "REMOVED":
-                with contextlib.suppress(ValueError):  # meanwhile it is gone
+                with contextlib.suppress(ValueError):  # it may be gone by now
                     remove_placement_group(get_placement_group(group["name"]))
 
     def _create_default_callbacks(self) -> list[Any]:
@@ -124,11 +124,11 @@ class TrainRun(DataParallelTrainer):  # type: ignore[misc]
         return [one for one in super()._create_default_callbacks() if not isinstance(one, useless)]
 
     def _initialize_and_run_controller(self, **options: Any) -> Any:
-        # Ray Train gives its controller a runtime environment, and so all that the controller starts: none of these
-        # could then run in a process that Ray has ready. On a cluster of our own, Ray itself has it.
+        # Ray Train gives its controller, and so all that the controller starts, a runtime environment: none of these
+        # could then use a process that Ray has ready. On a cluster of our own Ray has the variables already.
         where: dict[str, Any] = {}
         if not self._own_cluster:
-            # Beside the driver, with its settings of Ray Train, as Train itself does.
+            # On the driver's node, with its settings of Ray Train, as Train does it.
             settings = {name: value for name, value in os.environ.items() if name.startswith("RAY_TRAIN_")}
             node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
             environment = {**self.run_config.worker_runtime_env, "env_vars": settings}

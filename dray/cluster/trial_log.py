@@ -1,4 +1,4 @@
-"""What a trial prints and logs, in a file of its own: also what its subprocesses and its libraries print."""
+"""Writes what a trial, its subprocesses and its libraries print and log to a file of its own."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ from typing import IO
 from ray.train.v2._internal.logging.patch_print import _original_print
 
 from dray.cluster import stamper
+from dray.cluster.last_words import last_printed
 from dray.masking import forms
 
-_SHOWN_LINES = 20
-_SHOWN_BYTES = 20_000
 _WRITTEN_S = 10.0
-"""How long all that was printed may take to be written."""
+"""How long it may take to write all that was printed."""
 _PIPE_BYTES = 1 << 20
 
 
 class Stamper:
-    """The process that writes this one's logs; see `dray.cluster.stamper`. It is started when it is needed first."""
+    """The process that writes this process's logs; see `dray.cluster.stamper`. It is started when first needed."""
 
     def __init__(self) -> None:
         self._control: socket.socket | None = None
 
     def pipe_to(self, path: Path, secrets: Sequence[str] = ()) -> int:
-        """A descriptor: what is written there comes to ``path``, line by line, without these texts."""
+        """A file descriptor: what is written to it goes to ``path``, line by line, without the secrets."""
         reading, writing = os.pipe()
-        with contextlib.suppress(OSError):  # more than a user may have
+        with contextlib.suppress(OSError):  # it may be more than a user is allowed
             fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         try:
             self._send(b"\0".join([os.fsencode(path), *forms(secrets)]), reading)
@@ -51,11 +50,11 @@ class Stamper:
             told = self._control.recv(1)
         except OSError:
             told = b""
-        if not told:  # it was killed, or has stopped; what comes next has another one
+        if not told:  # the process was killed, or has stopped; the next output gets another one
             self.close()
 
     def close(self) -> None:
-        """The process ends when nobody can write to its files any more."""
+        """Let the process end, once nobody can write to its files any more."""
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -85,7 +84,7 @@ class TrialLog:
 
     Attributes:
         path: of the file.
-        descriptor: what is written there is in the file, too.
+        descriptor: what is written to it goes to the file too.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -93,26 +92,19 @@ class TrialLog:
         self._began = path.stat().st_size if path.exists() else 0
 
     def end(self) -> str:
-        """The last lines of what was printed since the beginning of the block, for an error."""
+        """The last lines printed since the block began, for an error."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         _stamper.written()
-        if not self.path.exists():
-            return "    | (nothing)"
-        size = self.path.stat().st_size
-        with self.path.open("rb") as file:
-            file.seek(max(self._began, size - _SHOWN_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-        shown = [line[stamper.STAMP_LENGTH :] for line in lines[-_SHOWN_LINES:]]
-        return "\n".join(f"    | {line}" for line in shown) or "    | (nothing)"
+        return last_printed(self.path, self._began)
 
 
 @contextlib.contextmanager
 def printed_to(path: Path, secrets: Sequence[str] = ()) -> Iterator[TrialLog]:
     """Append to ``path`` whatever this process and its children print in the block, each line with the time in UTC.
 
-    All of it is in the file when the block is left, and soon after a process that is killed in it. Where one of the
-    secrets was printed, there is an x for each of its bytes.
+    All of it is in the file when the block ends, or soon after the process is killed in it. Each byte of a secret that
+    was printed is replaced by an x.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = _stamper.pipe_to(path, secrets)
@@ -129,7 +121,7 @@ def printed_to(path: Path, secrets: Sequence[str] = ()) -> Iterator[TrialLog]:
             yield log
         finally:
             for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(ValueError, OSError):  # closed by the trial; nobody reads it any more
+                with contextlib.suppress(ValueError, OSError):  # the trial has closed it, or nobody reads it any more
                     stream.flush()
     finally:
         sys.stdout, sys.stderr = before
@@ -145,19 +137,19 @@ def _lines(descriptor: int) -> IO[str]:
 
 
 def print_as_python_does() -> None:
-    """Undo what Ray Train has made of ``print`` in a worker: a line of its own log, and of the trial's own log too."""
+    """Undo Ray Train's replacement of ``print`` in a worker, which also writes each line to Ray's own log."""
     builtins.print = _original_print
 
 
 def log_as_python_starts() -> None:
-    """No handlers, so that a program's own ``logging.basicConfig()`` has its effect."""
+    """Remove all handlers, so that a program's own ``logging.basicConfig()`` takes effect."""
     root = logging.getLogger()
     root.handlers.clear()
     root.setLevel(logging.WARNING)
 
 
 def log_as_the_command_line(log_format: str) -> None:
-    """What ``dray experiment create --local`` shows of a trial: all from INFO on."""
+    """Log as ``dray experiment create --local`` does: everything from INFO on, to stderr."""
     root = logging.getLogger()
     root.handlers[:] = [logging.StreamHandler(sys.stderr)]
     root.handlers[0].setFormatter(logging.Formatter(log_format))

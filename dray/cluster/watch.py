@@ -1,4 +1,4 @@
-"""Looks after the cluster that a run is on: a head that does not answer, nodes that are about to be taken away."""
+"""Watches the cluster that a run is on: for a head that does not answer, and nodes that are about to be taken away."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import ray
 
 EVERY_S = 1.0
 SILENT_FOR = 5
-"""A head that does not answer so often in a row is told of. Ray itself ends the driver's process after a minute of it,
-at once and without a word; a head that is back before that is found again."""
+"""After this many failed attempts in a row it is reported that the head does not answer. After a minute Ray ends the
+driver's process without a message; if the head is back before that, the driver reconnects."""
 END_S = 5.0
-"""How long the end of the thread is waited for."""
+"""How long to wait for the end of the thread."""
 
 
 class Watch:
@@ -23,7 +23,7 @@ class Watch:
     Args:
         address: of the cluster's head, `host:port`.
         draining: called with the ids of the nodes that are being drained, every second while there are any; None if
-            nobody takes nodes of this cluster away.
+            this cluster's nodes are never taken away.
         silent: called when the head does not answer.
     """
 
@@ -38,21 +38,21 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, unless it waits for a head that does not answer any more."""
+        """End the thread, unless it is stuck waiting for a head that does not answer."""
         self._closed.set()
         self._thread.join(END_S)
 
     def _run(self) -> None:
         silent = 0
         while not self._closed.wait(EVERY_S):
-            # First: what is asked of Ray while its head is gone does not return.
+            # This comes first: a call to Ray does not return while its head is gone.
             if not self._answers():
                 silent += 1
                 if silent == SILENT_FOR:
                     self._silent()
                 continue
             silent = 0
-            with contextlib.suppress(Exception):  # the head may be gone by now: asked again in a second
+            with contextlib.suppress(Exception):  # the head may be gone by now: try again in a second
                 if self._draining is not None and (nodes := draining_nodes()):
                     self._draining(nodes)
 
@@ -65,9 +65,9 @@ class Watch:
 
 
 def draining_nodes() -> set[str]:
-    """Ids of the nodes that are to be taken away, such as spot instances shortly before their end.
+    """Ids of the nodes that are about to be taken away, such as spot instances shortly before their end.
 
-    What `ray.train.get_preemption_info()` tells the ranks is this, but that is a barrier, which all ranks have to call
-    equally often: of no use for a thread beside the training. Ray has no public way to ask.
+    `ray.train.get_preemption_info()` tells the ranks the same, but it is a barrier that all ranks must call equally
+    often, so a thread beside the training can't use it. Ray has no other public way to ask.
     """
     return set(ray._private.state.state.get_draining_nodes())

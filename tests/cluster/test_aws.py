@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import aws
 from tests.cluster.namespaces import isolated, run_isolated
 
 pytestmark = [pytest.mark.slow, *isolated]
 
+AWS = Path(__file__).with_name("aws.py")
+"""Not imported here: moto, which it imports, takes the fast tests, too, two seconds to collect."""
+
 
 def test_the_autoscaler_of_cluster_yaml_starts_spot_machines_first_and_ray_down_ends_all(tmp_path: Path) -> None:
-    ran = run_isolated(aws.__file__, tmp_path, home=tmp_path / "home", timeout=300)
+    ran = run_isolated(AWS, tmp_path, home=tmp_path / "home", timeout=300)
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
     seen = json.loads((tmp_path / "seen.json").read_text())
     for what in ("bootstrap", "spot", "on_demand"):

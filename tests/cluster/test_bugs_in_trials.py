@@ -30,9 +30,10 @@ ALONE |= {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1", "
 
 
 class Desk:
-    """Lets everything go on; keeps how trials were said to have ended."""
+    """Lets everything go on, or decides otherwise; keeps how trials were said to have ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, verdict: str = "continue") -> None:
+        self.verdict = verdict
         self.final: list[dict[str, Any]] = []
         answers = {"may_commit": True, "improves": True, "stop_wanted": False, "saved": None, "best": None}
         for name, answer in answers.items():
@@ -42,7 +43,7 @@ class Desk:
     def _report(self, lease: int, report: dict[str, Any], decides: bool) -> str:
         if report["final"]:
             self.final.append(report)
-        return "continue"
+        return self.verdict if decides else "continue"
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def no_ray(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def left(entrypoint: str, bug: str, model: Path, directory: Path) -> tuple[_Left, Desk]:
+def left(entrypoint: str, bug: str, model: Path, directory: Path, verdict: str = "continue") -> tuple[_Left, Desk]:
     """How a worker says that it has left a trial with this bug."""
     config = load_config(recorded(directory / "record", trials=1, batches=8, entrypoint=entrypoint))
     experiment = Experiment(
@@ -92,7 +93,7 @@ def left(entrypoint: str, bug: str, model: Path, directory: Path) -> tuple[_Left
     hparams = {"global_batch_size": 8, "lr": 0.1, "record": str(directory / "record"), "pause_s": 0, "bug": bug}
     where: dict[str, Any] = {"trial_dir": directory, "store": CheckpointStore(directory)}
     lease = Lease(number=1, trial_id=1, trial_seed=0, hparams=hparams, last_step=None, **where)
-    desk = Desk()
+    desk = Desk(verdict)
     program = load_entrypoint(entrypoint, model)
     work = {"desk": desk, "experiment": experiment, "log_format": "%(message)s"}
     return _run_trial(program, model, lease, work, DistributedContext()), desk
@@ -120,3 +121,33 @@ def test_program_that_measures_nothing_ends_the_search(bug: str, model: Path, tm
     assert (told.outcome, told.fatal, desk.final) == ("errored", True, [])
     assert told.error.startswith(f"entrypoint: {PROGRAM} has ended without a call of Trainer.fit()")
     assert told.error.endswith("or report validation metrics with core.init()")
+
+
+ASKED = """
+import sys
+from dray import core
+
+with core.init() as context:
+    context.train.report_validation_metrics(steps_completed=8, metrics={"error": 1.0})
+    if %s:
+        %s
+"""
+
+
+@pytest.mark.parametrize("end", ["raise Exception('preempted')", "sys.exit(1)"])
+@pytest.mark.parametrize(
+    ("verdict", "outcome"), [("stop", "stopped"), ("pause", "paused"), ("interrupt", "interrupted")]
+)
+def test_program_that_knows_that_it_is_to_end_does_so_as_it_likes(
+    verdict: str, outcome: str, end: str, tmp_path: Path
+) -> None:
+    (tmp_path / "asked.py").write_text(ASKED % ("context.preempt.should_preempt()", end))
+    told, desk = left("python3 asked.py", "none", tmp_path, tmp_path / "trial", verdict)
+    assert (told.outcome, told.error, desk.final) == (outcome, "", [])
+    assert end in (tmp_path / "trial" / "logs" / "rank_0.log").read_text(), "the log has how it did"
+
+
+def test_program_that_has_not_asked_has_failed(tmp_path: Path) -> None:
+    (tmp_path / "asked.py").write_text(ASKED % ("True", "raise Exception('mine')"))
+    told, _ = left("python3 asked.py", "none", tmp_path, tmp_path / "trial", "stop")
+    assert (told.outcome, told.error.splitlines()[-1]) == ("errored", "Exception: mine")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Coroutine
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 
 from dray.cluster import desk as desk_module
 from dray.cluster.desk import Desk
-from dray.cluster.failure import Failure
+from dray.cluster.failure import Failure, Kind
 from dray.cluster.messages import Message, Result
 
 REPORT = {"rows": [], "step": 1, "value": 0.5, "final": False}
+COLLECTIVE = Failure(kind="collective", where="RuntimeError at model.py:3 in train_batch", batches=6)
 FINAL = {"rows": [], "step": 4, "value": 0.25, "final": True}
 
 
@@ -442,24 +444,27 @@ def test_a_rank_that_failed_is_heard_before_one_that_failed_because_of_it(first:
             if rank == 1:
                 await desk.leave(lease, 1, "errored", "its own error")
             else:
-                await desk.leave(lease, 0, "errored", "rank 1 failed", second_hand=True)
+                await desk.leave(lease, 0, "errored", "rank 1 failed", failure=COLLECTIVE)
         return [message for message in await mail(desk) if message.kind == "left"]
 
     [left] = scene(play)
     assert (left.outcome, left.error) == ("errored", "its own error")
 
 
-def test_an_error_at_second_hand_counts_where_no_other_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def play(desk: Desk, ranks: int) -> list[str]:
+def test_an_error_of_a_collective_counts_where_no_other_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play(desk: Desk, ranks: int) -> list[tuple[str, Failure | None]]:
         lease = await lend(desk, 3, size=2)
         for rank in range(ranks):
-            await desk.leave(lease, rank, "errored", f"heard by {rank}", second_hand=True)
+            await desk.leave(lease, rank, "errored", f"heard by {rank}", failure=COLLECTIVE)
         await settle()
-        return [message.error for message in await mail(desk) if message.kind == "left"]
+        told = [(message.error, message.failure) for message in await mail(desk) if message.kind == "left"]
+        # As after any error of one of its ranks.
+        assert await desk.next_lease("g", "a", 0, 2, lease) == {"retire": desk_module.OUT_OF_STEP}
+        return told
 
     monkeypatch.setattr(desk_module, "PEERS_GRACE_S", 0.0)
-    assert scene(lambda desk: play(desk, 1)) == ["heard by 0"]
-    assert scene(lambda desk: play(desk, 2)) == ["heard by 1"]
+    assert scene(lambda desk: play(desk, 1)) == [("heard by 0", COLLECTIVE)]
+    assert scene(lambda desk: play(desk, 2)) == [("heard by 0", COLLECTIVE)], "what comes later may be of the first"
 
 
 def test_a_process_that_can_run_no_trial_says_why_and_waits_for_the_end_of_the_run() -> None:
@@ -508,17 +513,104 @@ def test_what_the_first_word_on_a_failure_says_of_it_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "kind"), [("", "died"), ("Task was killed due to the node running low on memory.", "oom")]
+    ("told", "kind"), [("", "died"), ("Ray has lost the node", "died"), ("its node was running low on memory", "oom")]
 )
-def test_a_process_that_died_is_told_from_one_that_ray_has_killed_for_its_memory(told: str, kind: str) -> None:
+def test_a_process_that_died_is_told_from_one_that_ray_has_killed_for_its_memory(told: str, kind: Kind) -> None:
     async def play(desk: Desk) -> None:
         await lend(desk, 3)
-        if told:
-            await desk.died("g", told)
+        await desk.died("g", {0: told})
         task(desk.next_lease("g", "b", 0, 1, 0))
         lost, left = (await mail(desk))[:2]
-        assert (lost.kind, left.kind, left.failure) == ("lost", "left", Failure(kind=kind))  # type: ignore[arg-type]
+        assert (lost.kind, left.kind, left.failure, left.dead) == ("lost", "left", Failure(kind=kind), (0,))
         assert left.error == f"a process of worker group g died{f': {told}' if told else ''}"
+
+    scene(play)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["its death", "what the other says", "the grace"])))
+def test_an_error_of_a_collective_is_not_told_for_the_death_of_another_rank(
+    order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But where it had to be told before Ray knew of the death."""
+    monkeypatch.setattr(desk_module, "PEERS_GRACE_S", 0.01)
+
+    async def play(desk: Desk) -> list[Message]:
+        lease = await lend(desk, 3, size=2)
+        for event in order:
+            match event:
+                case "its death":
+                    await desk.died("g", {1: ""})
+                case "what the other says":
+                    await desk.leave(lease, 0, "errored", "Connection closed by peer", failure=COLLECTIVE)
+                case "the grace":
+                    await asyncio.sleep(0.05)
+        told = [message for message in await mail(desk) if message.kind == "left"]
+        asks = task(desk.next_lease("g", "a", 0, 2, lease))
+        for rank in range(2):
+            task(desk.next_lease("g", "b", rank, 2, 0))
+        heard = await mail(desk)
+        assert asks.done(), "a process that outlives them is sent away"
+        # What comes in their place serves the next trial: there is nothing to wait for.
+        await desk.enqueue([4])
+        assert kinds(await mail(desk)) == [("granted", 4)]
+        return told + [message for message in heard if message.kind == "left"]
+
+    [left] = scene(play)
+    if order == ("what the other says", "the grace", "its death"):
+        assert (left.error, left.failure, left.dead) == ("Connection closed by peer", COLLECTIVE, ())
+    else:
+        assert left.error == "the process of rank 1 of worker group g died"
+        assert (left.failure, left.dead) == (Failure(kind="died", batches=6), (1,)), "the other knows how far it came"
+
+
+def test_a_group_whose_processes_are_replaced_before_the_grace_is_over_has_died() -> None:
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3, size=2)
+        await desk.leave(lease, 0, "errored", "Connection closed by peer", failure=COLLECTIVE)
+        task(desk.next_lease("g", "b", 0, 2, 0))
+        [left] = [message for message in await mail(desk) if message.kind == "left"]
+        assert (left.error, left.failure) == ("a process of worker group g died", Failure(kind="died", batches=6))
+
+    scene(play)
+
+
+def test_a_trial_whose_group_is_gone_for_good_is_told_of_the_death_and_free_for_another_group() -> None:
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3, size=4)
+        for rank in (0, 3):
+            await desk.leave(lease, rank, "errored", "Connection reset by peer", failure=COLLECTIVE)
+        await desk.died("g", {1: "Ray has lost the node", 2: "Ray has lost the node"})
+        await desk.died("g", {0: "", 3: ""})  # these are ended by Ray, because of the others
+        assert await mail(desk) == []
+        await desk.dismiss("g")
+        [left] = [message for message in await mail(desk) if message.kind == "left"]
+        assert left.error == "the processes of ranks 1, 2 of worker group g died: Ray has lost the node"
+        assert await lend(desk, 3, group="h", incarnation="b") == lease + 1
+
+    scene(play)
+
+
+def test_what_a_rank_says_of_its_own_failure_counts_though_another_died() -> None:
+    failure = Failure(kind="error", where="KeyError at model.py:3 in train_batch", batches=7)
+
+    async def play(desk: Desk) -> None:
+        lease = await lend(desk, 3, size=2)
+        await desk.leave(lease, 0, "errored", "KeyError: 'x'", failure=failure)
+        await desk.died("g", {1: ""})
+        task(desk.next_lease("g", "b", 0, 2, 0))
+        [left] = [message for message in await mail(desk) if message.kind == "left"]
+        assert (left.error, left.failure) == ("KeyError: 'x'", failure)
+
+    scene(play)
+
+
+def test_a_death_of_earlier_processes_is_not_that_of_their_successors() -> None:
+    async def play(desk: Desk) -> None:
+        await desk.died("g", {0: "its node was running low on memory"})  # at its start, when the desk knew none of them
+        await lend(desk, 3)
+        task(desk.next_lease("g", "b", 0, 1, 0))
+        [left] = [message for message in await mail(desk) if message.kind == "left"]
+        assert (left.error, left.failure) == ("a process of worker group g died", Failure(kind="died"))
 
     scene(play)
 
