@@ -6,10 +6,11 @@
     preview                              what a method will do
     space, domains, samplers, convert    what is drawn, and from where
     search                               the one object that a driver holds
-    journal                              append-only log; replay is restore
+    journal, records                     append-only log, and its JSON; replay is restore
     simulate                             a search in virtual time
     testing                              the contract that every method keeps, yours too
-    optuna_sampler, ray_tune             the adapters to Optuna and to Ray Tune; not imported here
+    optuna_sampler, _space, _storage     the adapter to Optuna; not imported here
+    ray_tune                             the adapter to Ray Tune; not imported here
 
 Nothing here imports torch, ray or optuna.
 """

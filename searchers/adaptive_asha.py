@@ -25,26 +25,25 @@ Variant = Literal["stopping", "promotion"]
 
 
 class AdaptiveASHA:
-    """ASHA in brackets.
+    """ASHA in several brackets.
 
     Args:
         max_trials: Trials to create in all brackets, >= 1. Trials with invalid hyperparameters are replaced and don't
             count.
         max_length: Length of a trial that goes all the way, >= 1.
         divisor: Ratio of lengths between rungs, and of trials to those that go on; > 1, may be fractional.
-        max_rungs: Most rungs of a bracket, >= 1. There are fewer where the length or the number of trials has no room.
-        mode: Brackets of how many rungs: the most possible ("aggressive"), from half of them ("standard") or from one
-            ("conservative").
-        bracket_rungs: The rungs of each bracket, instead of `max_rungs` and `mode`, each >= 1.
-        max_concurrent_trials: Trials that hold a place at any time, in all brackets; one for each bracket at least.
-            0 = for each bracket as many as the last one has trials, `divisor` at least.
+        max_rungs: Most rungs of a bracket, >= 1. There are fewer if the length or the number of trials allows no more.
+        mode: One bracket with as many rungs as possible ("aggressive"), or brackets from that number down to half of it
+            ("standard") or to one ("conservative").
+        bracket_rungs: The rungs of each bracket, instead of `max_rungs` and `mode`, each >= 1, in whatever order.
+        max_concurrent_trials: Most trials at a time, in all brackets together, as in `ASHA`; at least one a bracket.
+            0 = in each bracket as many as the last one has trials, and at least `divisor`.
         variant: What happens at a rung: "stopping" (`ASHA`) or "promotion" (`PromotionASHA`).
         max_invalid: Invalid trials that are replaced before the search gives up, in all brackets, >= 0.
             By default 4 per trial, and 16 at least.
 
     Attributes:
-        brackets: The searches side by side, those with the most rungs first (or in the order of `bracket_rungs`).
-            A bracket for which no trial is left is not there.
+        brackets: The searches side by side, those with the most rungs first, without brackets that have no trial.
 
     Raises:
         MethodError: A field is invalid; all are named.
@@ -88,7 +87,7 @@ class AdaptiveASHA:
         check.done()
         most = rungs_that_fit(length=min(max_length, max_trials), divisor=divisor, at_most=max_rungs)
         self._max_invalid = max_invalid
-        wanted = list(bracket_rungs) or bracket_rungs_of(mode, most)
+        wanted = sorted(bracket_rungs, reverse=True) or bracket_rungs_of(mode, most)
         trials = bracket_trials(max_trials, bracket_weights(wanted, divisor=divisor))
         places = bracket_places(max_concurrent_trials, trials, divisor=divisor)
         self._weights = bracket_weights([b for b, n in zip(wanted, trials, strict=True) if n], divisor=divisor)
@@ -105,8 +104,8 @@ class AdaptiveASHA:
             for rungs, n, width in zip(wanted, trials, places, strict=True)
             if n
         )
-        self._at: list[tuple[int, int]] = []  # of each trial: its bracket, and its number there
-        # Of each bracket: its trials, by their number there.
+        self._at: list[tuple[int, int]] = []  # of each trial: its bracket, and its number in it
+        # Of each bracket: its trials, by their number in it.
         self._trials: list[list[int]] = [[] for _ in self.brackets]
         self._outcomes: list[DoneReason | None] = [None for _ in self.brackets]
         self._invalid = 0
@@ -152,9 +151,7 @@ class AdaptiveASHA:
         return min(share, ALMOST) if None in self._outcomes else 1.0
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        """More trials, shared among the brackets by their weights; and longer ones, in every bracket.
-
-        There are as many brackets as before.
+        """More trials, shared among the same brackets by their weights; and longer ones, in every bracket.
 
         Raises:
             MethodError: The budget does not grow. Nothing has changed.
@@ -230,7 +227,7 @@ def bracket_rungs_of(mode: Mode, most: int) -> list[int]:
 
 
 def bracket_weights(rungs: Sequence[int], *, divisor: float) -> list[Fraction]:
-    """Shares of the trials, in proportion to divisor ** (rungs - 1) / rungs: all brackets train about equally much."""
+    """Shares of the trials, in proportion to divisor ** (rungs - 1) / rungs: each bracket trains about as much."""
     weights = [Fraction(str(divisor)) ** (b - 1) / b for b in rungs]
     return [weight / sum(weights) for weight in weights]
 
@@ -238,7 +235,7 @@ def bracket_weights(rungs: Sequence[int], *, divisor: float) -> list[Fraction]:
 def bracket_trials(max_trials: int, weights: Sequence[Fraction]) -> list[int]:
     """max(floor(weight * max_trials), 1) each, and the remainder to the first.
 
-    Where that is too many, the largest bracket gives up a trial, of equal ones the last, until it is not.
+    If these are too many, the largest bracket (of equals the last) loses a trial, again and again.
 
     >>> bracket_trials(2, [Fraction(1, 3)] * 3)
     [1, 1, 0]
@@ -252,14 +249,14 @@ def bracket_trials(max_trials: int, weights: Sequence[Fraction]) -> list[int]:
 
 
 def extra_trials(more: int, weights: Sequence[Fraction]) -> list[int]:
-    """floor(weight * more) each, and the remainder to the first: for an extension, where no bracket may shrink."""
+    """floor(weight * more) each, and the remainder to the first: in an extension no bracket may shrink."""
     trials = [math.floor(weight * more) for weight in weights]
     trials[0] += more - sum(trials)
     return trials
 
 
 def bracket_places(max_concurrent_trials: int, trials: Sequence[int], *, divisor: float) -> list[int]:
-    """Places of each bracket: equally many, the remainder to the first ones, one at least.
+    """Places of each bracket: an equal share, at least one; the remainder to the first ones.
 
     >>> bracket_places(16, [45, 14, 5], divisor=4), bracket_places(0, [45, 14, 5], divisor=4)
     ([6, 5, 5], [5, 5, 5])

@@ -1,11 +1,11 @@
-"""ASHA, the stopping variant: a trial that comes to a rung goes on only if it is among the best 1/divisor there.
+"""ASHA, the stopping variant: a trial that reaches a rung goes on only if it is among the best 1/divisor there.
 
 Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning" (arXiv 1810.05934); the rule for stopping
 instead of promoting is Determined's `async_halving`. Differences from Determined, each on purpose:
 
-* any end of a trial makes room for a successor, also one by itself below the top rung;
+* a trial that ends makes room for a successor however it ends, also by itself below the top rung;
 * a trial is ranked at most once in a rung: late and repeated reports change nothing;
-* a value that is not finite is the worst, wherever it comes, and its trial is stopped at the rung;
+* a value that is not finite is the worst, and its trial is stopped at the rung;
 * a trial that reports at the top rung gets no `Stop`: it is trained to `max_length` and ends by itself ("completed");
 * lengths and ranks are computed exactly, with the divisor as the decimal number that the user wrote.
 """
@@ -31,8 +31,8 @@ class ASHA:
         max_length: Length of a trial that is never stopped, >= 1.
         num_rungs: Lengths at which trials are compared, the last being max_length, >= 1.
         divisor: Ratio of lengths between rungs, and of trials to those that go on; > 1, may be fractional.
-        max_concurrent_trials: Trials created and not yet stopped or ended at any time.
-            0 = divisor ** (num_rungs - 1), so that one of the first ones is expected to come to the top.
+        max_concurrent_trials: Most trials at a time that were created and have neither been stopped nor ended.
+            0 = divisor ** (num_rungs - 1), so that one of the first trials is expected to reach the top rung.
         max_invalid: Invalid trials that are replaced before the search gives up, >= 0.
             By default 4 per trial, and 16 at least.
 
@@ -53,7 +53,7 @@ class ASHA:
     """
 
     _name = "asha"
-    _least = 1  # go on from a rung at least
+    _least = 1  # the first trial at a rung goes on
 
     def __init__(
         self,
@@ -78,11 +78,15 @@ class ASHA:
         self.rungs = rung_lengths(max_length=max_length, num_rungs=num_rungs, divisor=divisor)
         self._max_concurrent, self._max_invalid = max_concurrent_trials, max_invalid
         self._rungs = [Rung(divisor=divisor, least=self._least) for _ in self.rungs]
-        self._next: dict[int, int] = {}  # of each trial that was ranked and goes on: the rung it comes to
+        self._next: dict[int, int] = {}  # the next rung of each trial that was ranked and goes on
         self._unranked = 0  # trials that ended by themselves before the first rung
         self._roster = Roster(
             max_trials=max_trials, width=self._width(max_trials), max_invalid=self._invalid_bound(max_trials)
         )
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """The rest of a subclass's `__init__`."""
 
     @property
     def max_trials(self) -> int:
@@ -125,8 +129,8 @@ class ASHA:
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
         """More trials, or rungs on top of the others (see `longer_rungs`).
 
-        For a larger length the best 1/divisor of those that came to the old top go on, also if they have ended there.
-        No stopped trial is revived.
+        For a greater length the best 1/divisor of the trials at the old top rung go on, also those that have ended
+        there. No stopped trial is revived.
 
         Raises:
             MethodError: The budget does not grow. Nothing has changed.
@@ -157,8 +161,8 @@ class ASHA:
         return self._roster.is_live(trial)
 
     def _lengthen(self, max_length: int) -> tuple[list[Action], list[int]]:
-        """Put rungs on top. Of the trials at the old top the best go on: live ones by themselves, those that have
-        ended (the second result) by being resumed; other live ones stop there."""
+        """Add rungs on top. The best trials at the old top go on: live ones as they are, ended ones (the second result)
+        are resumed. The other live ones are stopped (the first)."""
         top = len(self.rungs)
         self.rungs = longer_rungs(self.rungs, max_length=max_length, divisor=self.divisor)
         best = self._rungs[-1].best()
@@ -179,7 +183,7 @@ class ASHA:
     def _report(self, report: Reported) -> list[Action]:
         """File the report at each rung it has crossed, up to the one that ends the trial."""
         trial, step, top = report.trial, report.step, len(self.rungs) - 1
-        if not self._roster.holds_place(trial):  # told to stop before; what it reports winding down is not ranked
+        if not self._roster.holds_place(trial):  # told to stop; what it reports while it winds down is not ranked
             return []
         value = math.inf if report.value is None or math.isnan(report.value) else report.value
         while (rung := self._next.get(trial, 0)) <= top and step >= self.rungs[rung]:
@@ -191,7 +195,7 @@ class ASHA:
         return []
 
     def _leave(self, event: Exited) -> None:
-        """The trial ends: an invalid one was never there, a failed one is the worst of the rung it was to come to."""
+        """The trial ends: an invalid one leaves its rungs, a failed one is filed as the worst of its next rung."""
         trial, rung = event.trial, self._next.pop(event.trial, 0)
         if event.reason == "invalid_hp":
             for passed in self._rungs[:rung]:
@@ -238,7 +242,7 @@ def rung_lengths(*, max_length: int, num_rungs: int, divisor: float) -> tuple[in
 
 
 def longer_rungs(rungs: tuple[int, ...], *, max_length: int, divisor: float) -> tuple[int, ...]:
-    """These rungs, and on top of them max_length / divisor ** k, rounded down, as far as it is longer than the last.
+    """These rungs, and above them max_length / divisor ** k, rounded down, as long as it exceeds the last of them.
 
     >>> longer_rungs((1, 4, 16), max_length=256, divisor=4), longer_rungs((1, 4, 16), max_length=100, divisor=4)
     ((1, 4, 16, 64, 256), (1, 4, 16, 25, 100))
@@ -250,9 +254,9 @@ def longer_rungs(rungs: tuple[int, ...], *, max_length: int, divisor: float) -> 
 
 
 def rungs_that_fit(*, length: int, divisor: float, at_most: int | None = None) -> int:
-    """floor(log(length) / log(divisor)) + 1: as many rungs have lengths of 1 or more without rounding up.
+    """floor(log(length) / log(divisor)) + 1: so many rungs have lengths >= 1 without rounding up.
 
-    Exact, where a quotient of two float logarithms is not:
+    It is exact, unlike a quotient of two float logarithms:
 
     >>> rungs_that_fit(length=1000, divisor=10), math.floor(math.log(1000) / math.log(10)) + 1
     (4, 3)

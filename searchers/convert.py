@@ -18,11 +18,11 @@ Spec = dict[str, object]
 def from_optuna(distributions: Mapping[str, object], *, path: str = "hyperparameters") -> Spec:
     """Hyperparameters of Optuna's distributions: `{"lr": FloatDistribution(1e-5, 1e-1, log=True)}`.
 
-    What is no distribution stays as it is: constants, domains in Determined's YAML; nested mappings are looked into.
+    Anything else stays as it is: constants, domains in Determined's YAML. Nested mappings are converted too.
 
     Args:
         distributions: Names to distributions.
-        path: What errors call it.
+        path: Its name in errors.
 
     Raises:
         SpaceError: A distribution has no counterpart; all that have none are named.
@@ -34,11 +34,11 @@ def from_ray_tune(domains: Mapping[str, object], *, path: str = "hyperparameters
     """Hyperparameters of Ray Tune's domains: `{"lr": tune.loguniform(1e-5, 1e-1), "n": tune.randint(1, 9)}`.
 
     Upper ends that Ray excludes are excluded: `randint(1, 9)` has a `maxval` of 8. `grid_search` becomes a categorical.
-    What is no domain stays as it is: constants, domains in Determined's YAML; nested mappings are looked into.
+    Anything else stays as it is: constants, domains in Determined's YAML. Nested mappings are converted too.
 
     Args:
         domains: Names to domains.
-        path: What errors call it.
+        path: Its name in errors.
 
     Raises:
         SpaceError: A domain has no counterpart (`randn` has no bounds, `sample_from` is a function); all that have none

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from random import Random
+from typing import Any, TypeGuard
 
 Faults = list[tuple[str, str]]
 
@@ -41,7 +42,7 @@ class Const:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Categorical:
-    """One of `vals`, all equally likely. A value that is a domain is drawn from, in its turn."""
+    """One of `vals`, all equally likely. A value that is a domain is then drawn from."""
 
     vals: tuple[object, ...]
 
@@ -62,7 +63,7 @@ class Categorical:
         shown = ", ".join(repr(val) for val in self.vals if not isinstance(val, DOMAINS))
         branches = [val for val in self.vals if isinstance(val, DOMAINS)]
         if branches and isinstance(value, Mapping):
-            # The branch that was meant has the same constants (as a name), or else the fewest faults.
+            # The branch that was meant has the same constants (such as a name), or else the fewest faults.
             told: list[tuple[bool, int, Faults]] = []
             for branch in branches:
                 its: Faults = []
@@ -75,7 +76,7 @@ class Categorical:
         return value
 
     def find(self, value: object) -> tuple[int | None, object]:
-        """Which of `vals` this value is, or was drawn from, and the value as it is drawn; (None, None) if none."""
+        """The index in `vals` of this value, or of its domain, and the value as drawn; or (None, None)."""
         for choice, val in enumerate(self.vals):
             if isinstance(val, DOMAINS):
                 faults: Faults = []
@@ -123,7 +124,7 @@ class Int:
         return [self.nearest(value) for value in rounded] if self.step != 1 else list(rounded)
 
     def check(self, value: object, path: str, faults: Faults) -> object:
-        if not _is_number(value) or value != value // 1:  # type: ignore[operator]
+        if not _is_number(value) or value != value // 1:
             faults.append((path, f"must be an integer from {self.minval} to {self.maxval}, got {value!r}"))
             return value
         whole = int(value)
@@ -170,12 +171,12 @@ class Double:
 
     def check(self, value: object, path: str, faults: Faults) -> object:
         slack = _SLACK * (self.maxval - self.minval)
-        if not _is_number(value) or not self.minval - slack <= value <= self.maxval + slack:  # type: ignore[operator]
+        if not _is_number(value) or not self.minval - slack <= value <= self.maxval + slack:
             faults.append((path, f"must be a number from {self.minval} to {self.maxval}, got {value!r}"))
             return value
-        if self.step is not None and abs(self.nearest(value) - value) > _SLACK * self.step:  # type: ignore[arg-type, operator]
+        if self.step is not None and abs(self.nearest(value) - value) > _SLACK * self.step:
             faults.append((path, f"must be from {self.minval} to {self.maxval} in steps of {self.step}, got {value!r}"))
-        return float(value)  # type: ignore[arg-type]
+        return float(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,12 +219,12 @@ class Log:
 
     def check(self, value: object, path: str, faults: Faults) -> object:
         low, high = self.bounds
-        if not _is_number(value) or not low * (1 - _SLACK) <= value <= high * (1 + _SLACK):  # type: ignore[operator]
+        if not _is_number(value) or not low * (1 - _SLACK) <= value <= high * (1 + _SLACK):
             faults.append((path, f"must be a number from {low:g} to {high:g}, got {value!r}"))
             return value
-        if self.step is not None and abs(self.nearest(value) - value) > _SLACK * self.step:  # type: ignore[arg-type, operator]
+        if self.step is not None and abs(self.nearest(value) - value) > _SLACK * self.step:
             faults.append((path, f"must be a multiple of {self.step}, got {value!r}"))
-        return float(value)  # type: ignore[arg-type]
+        return float(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +271,7 @@ Domain = Const | Categorical | Int | Double | Log | Nested
 DOMAINS = (Const, Categorical, Int, Double, Log, Nested)
 
 MAX_GRID = 1_000_000
-"""Points of a grid, at most: a list of them is kept."""
+"""Most points of a grid, which is kept as a list."""
 
 
 def _contradicts(branch: object, value: Mapping[str, object]) -> bool:
@@ -281,7 +282,7 @@ def _contradicts(branch: object, value: Mapping[str, object]) -> bool:
 
 
 def names(nested: Nested, *, prefix: str = "") -> Iterator[str]:
-    """Dotted names of all hyperparameters, those of each branch of a conditional one among them; some come twice."""
+    """Dotted names of all hyperparameters, with those of each conditional branch; some come twice."""
     for name, domain in nested.domains:
         branches = domain.vals if isinstance(domain, Categorical) else (domain,)
         if not all(isinstance(branch, Nested) for branch in branches):
@@ -291,6 +292,16 @@ def names(nested: Nested, *, prefix: str = "") -> Iterator[str]:
                 yield from names(branch, prefix=f"{prefix}{name}.")
 
 
+def searched(space: Nested, point: Mapping[str, Any], *, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The hyperparameters of a point that are not constant, by dotted name."""
+    for name, domain in space.domains:
+        value = point.get(name)
+        if isinstance(domain, Nested) and isinstance(value, Mapping):
+            yield from searched(domain, value, prefix=f"{prefix}{name}.")
+        elif not isinstance(domain, Const) and name in point:
+            yield prefix + name, value
+
+
 def closest(name: object, known: list[str]) -> str:
     """ "; did you mean 'lr'?" if a known name is close, else nothing."""
     near = difflib.get_close_matches(str(name), known, n=1)
@@ -298,7 +309,7 @@ def closest(name: object, known: list[str]) -> str:
 
 
 def same(value: object, other: object) -> bool:
-    """Equality as of JSON values: True is not 1, 1.0 is, a tuple is a list, NaN is itself."""
+    """Equality of JSON values: 1.0 equals 1, True does not, a tuple equals a list, NaN itself."""
     if isinstance(value, bool) or isinstance(other, bool):
         return value is other
     if isinstance(value, list | tuple) and isinstance(other, list | tuple):
@@ -308,7 +319,7 @@ def same(value: object, other: object) -> bool:
     return value == other or (value != value and other != other)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -318,7 +329,7 @@ def _missing(path: str, faults: Faults) -> int:
 
 
 def _even(low: Fraction | int, high: Fraction | int, count: int) -> list[Fraction]:
-    """`count` evenly spaced numbers, both ends included; the middle if there is one only. Exact."""
+    """`count` evenly spaced numbers with both ends, or just the middle for a count of 1. Exact."""
     if count == 1:
         return [Fraction(low + high) / 2]
     return [low + Fraction(high - low) * i / (count - 1) for i in range(count)]

@@ -1,4 +1,4 @@
-"""What can go wrong, and how it is told: every fault at once, by path; the user's errors are `ValueError`s."""
+"""Errors. Those of users are `ValueError`s, and name every fault by its path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SpaceError(FieldError):
 
 
 class IllegalEvent(ValueError):
-    """An event that cannot have happened, as of a trial never created. Raised before anything changes."""
+    """An event that can't have happened, e.g. of a trial never created. Raised before anything changes."""
 
 
 class JournalError(ValueError):

@@ -6,14 +6,14 @@ from searchers.random_search import RandomSearch
 
 
 class Grid(RandomSearch):
-    """Determined's `grid`. Which point a trial gets is the sampler's affair (`GridSampler`).
+    """Determined's `grid`. Which point a trial gets is up to the sampler (`GridSampler`).
 
     A trial whose hyperparameters are invalid is not replaced: its point was tried.
 
     Args:
         points: Points of the grid, i.e. trials. 0: the search is done at its start.
-        max_concurrent_trials: Trials created and not ended at any time; 0 = no limit.
-        max_length: Length of a trial, >= 1, if it is the search that sets it; a validation is wanted there.
+        max_concurrent_trials: Most trials at a time that were created and have not ended; 0 = no limit.
+        max_length: Length of a trial, >= 1, if the search sets it; trials then validate there.
 
     Raises:
         MethodError: A field is invalid; all are named.

@@ -1,5 +1,4 @@
-"""An append-only log: one JSON object a line, on disk before `append` returns, or before `together` is left, within it.
-What is in it has happened, all of it.
+"""An append-only log, one JSON object a line: on disk before `append` returns, or, within `together`, before that ends.
 
 A process can die while it writes, so the last line may be torn: it was never acknowledged, and is dropped. A bad line
 anywhere else means that the file was damaged, and is an error.
@@ -22,7 +21,7 @@ from searchers.errors import JournalError
 Record = dict[str, object]
 
 _LOCK_PATIENCE_S = 0.2
-"""So long a lock is tried that another process may hold for a moment, to see whether anyone has it."""
+"""How long to try for the lock: `Journal.writer` in another process may hold it for a moment."""
 
 
 class Journal:
@@ -63,9 +62,9 @@ class Journal:
 
     @staticmethod
     def writer(path: str | os.PathLike[str]) -> int | None:
-        """The id of the process that has the journal at `path` open, on the machine that it runs on; None if none has.
+        """The id, on its machine, of the process that has the journal at `path` open; 0 if unknown, None if none has.
 
-        0 if one has that does not say which. For a moment it holds the lock itself, which `Journal` waits out.
+        This takes the lock for a moment, which `Journal` waits out.
         """
         try:
             descriptor = os.open(_lock_path(Path(path)), os.O_RDONLY | os.O_CLOEXEC)
@@ -85,12 +84,12 @@ class Journal:
 
         Args:
             record: plain data.
-            wait: False for what a kill may lose: it goes to the disk before the next record that is waited for, or at
-                `close`, and costs no write of its own.
+            wait: False for a record that may be lost in a crash: it is written with the next record that is waited
+                for, or at `close`.
 
         Raises:
             ValueError: It is not strict JSON (NaN and infinities are not). Nothing is written.
-            OSError: The disk refused it. What was written of it is taken back.
+            OSError: The disk refused it. A part that was written is removed.
         """
         line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         with self._mutex:
@@ -102,7 +101,7 @@ class Journal:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What this thread appends meanwhile is on disk when this is left, and not before: one wait for all of it.
+        """Write what this thread appends in the block when the block ends: one wait for the disk for all of it.
 
         For one thread at a time.
         """
@@ -123,7 +122,7 @@ class Journal:
                     written += os.write(self._file, line[written:])
                 os.fsync(self._file)
             except BaseException:
-                # Without this the next record would follow half a line, and the journal would be damaged in its middle.
+                # Otherwise the next record would follow half a line, and the journal would be damaged.
                 os.ftruncate(self._file, self._size)
                 raise
             self._size += len(line)
@@ -157,10 +156,10 @@ class Journal:
 
     @staticmethod
     def parse(data: bytes, *, where: str) -> list[Record]:
-        """As `read`, of a journal's content; `where` is what errors call it."""
+        """As `read`, from a journal's content; `where` is its name in errors."""
         lines = data.count(b"\n")
         try:
-            # All at once, which takes half the time; where something is wrong, line by line tells what.
+            # All at once takes half the time. If something is wrong, line by line tells what.
             whole = data[: data.rfind(b"\n")].replace(b"\n", b",")
             records: list[Record] = json.loads(b"[%b]" % whole) if lines else []
         except ValueError:
@@ -168,9 +167,6 @@ class Journal:
         if len(records) == lines and all(isinstance(record, dict) for record in records):
             return records
         return _parse(data, where=where)
-
-
-read = Journal.read
 
 
 def _parse(data: bytes, *, where: str) -> list[Record]:
@@ -182,7 +178,7 @@ def _parse(data: bytes, *, where: str) -> list[Record]:
         end = len(data) if newline < 0 else newline + 1
         record = _record(data[begin:end]) if newline >= 0 else None
         if record is None:
-            if end == len(data):  # torn: a line without its end, or one of which not all blocks came to the disk
+            if end == len(data):  # torn: a line without its end, or one that did not reach the disk whole
                 break
             shown = data[begin:end][:60]
             raise JournalError(
@@ -203,7 +199,7 @@ def _record(line: bytes) -> Record | None:
 
 
 def _whole_bytes(data: bytes) -> int:
-    """Length of the data up to the end of its last whole line; a look at the last two lines is enough."""
+    """Length of the data up to the end of its last whole line; only the last two lines need a look."""
     end = data.rfind(b"\n") + 1
     begin = data.rfind(b"\n", 0, max(end - 1, 0)) + 1
     return end if end == begin or _record(data[begin:end]) is not None else begin

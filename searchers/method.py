@@ -29,8 +29,8 @@ class Method(Protocol):
     def rungs(self) -> tuple[float, ...]:
         """Lengths at which the method wants a validation, ascending, in the unit of `max_length`; () if none.
 
-        Absolute, counted from the trial's beginning. The last one is `max_length`, where that is set. Small lengths can
-        occur twice: the trial is then decided on twice, by one report.
+        They count from the trial's beginning. The last one is `max_length`, if that is set. Small lengths can occur
+        twice: one report then decides twice.
         """
 
     def start(self) -> list[Action]:
@@ -86,19 +86,18 @@ class Fields:
         self._faults.append((f"searcher.{name}", message))
 
     def whole(self, name: str, value: object, *, at_least: int) -> None:
-        """`value` must be an integer of `at_least` so much."""
+        """`value` must be an integer >= `at_least`."""
         if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
             self.fault(name, f"must be an integer >= {at_least}, got {value!r}")
 
     def above(self, name: str, value: object, *, limit: float) -> None:
         """`value` must be a finite number greater than `limit`."""
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or not (isinstance(value, int | float) and value > limit):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not limit < value < math.inf:
             self.fault(name, f"must be > {limit:g}, got {value!r}")
 
     def one_of(self, name: str, value: object, known: Collection[str]) -> None:
         """`value` must be one of the `known`."""
-        if value not in tuple(known):  # also what cannot be hashed
+        if value not in tuple(known):  # a tuple: `value` may not be hashable
             self.fault(name, f"must be one of {', '.join(known)}, got {value!r}")
 
     def done(self) -> None:
@@ -108,13 +107,13 @@ class Fields:
 
 
 def check_extension(**asked: tuple[int | None, int | str]) -> None:
-    """Whether a search can be extended so; called before anything changes.
+    """Check what an extension asks for, before anything changes.
 
     Args:
-        asked: By field, what is asked for (None: nothing) and what the search has, or else why it can't have more.
+        asked: For each field the new value (None: not asked for), and the present one, or the reason it can't grow.
 
     Raises:
-        MethodError: It can't, or nothing grows.
+        MethodError: A value is too small or can't grow, or nothing grows.
 
     >>> check_extension(max_trials=(32, 64), max_length=(None, 16))
     Traceback (most recent call last):
@@ -137,6 +136,6 @@ def check_extension(**asked: tuple[int | None, int | str]) -> None:
 
 
 def check_state(method: str, state: dict[str, object]) -> None:
-    """Refuse a dump of another method, before any of it is taken over."""
+    """Refuse the dump of another method, before any of it is loaded."""
     if state.get("method") != method:
         raise ValueError(f"the state to load is of the method {state.get('method')!r}, this is {method!r}")

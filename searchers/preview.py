@@ -17,7 +17,7 @@ from searchers.random_search import RandomSearch
 from searchers.simulate import Curve, simulate
 
 WORKERS = 16
-"""In a simulation: as many as the trials that methods have at once, unless told otherwise."""
+"""Of a simulation: methods have so many trials at a time by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class RungPreview:
 
     Attributes:
         length: In the unit of `max_length`; None where the search does not set the length of its trials.
-        trials: Trials that come here.
+        trials: Trials that reach it.
         last: Those of them that go no further.
     """
 
@@ -37,7 +37,7 @@ class RungPreview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BracketPreview:
-    """A bracket; a search that has none is one.
+    """A bracket; a search without brackets is one.
 
     Attributes:
         rungs: Ascending.
@@ -61,7 +61,7 @@ class BracketPreview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """What a search will do, should every trial be valid and come in at random.
+    """What a search will do if every trial is valid and values come in random order.
 
     Attributes:
         brackets: In the order in which their first trials are created.
@@ -84,8 +84,8 @@ class Preview:
 def preview(method: Method) -> Preview:
     """What this new method will do, by Determined's rule: of n trials at a rung max(floor(n / divisor), 1) go on.
 
-    A method that is none of this package is simulated once, with trials whose values are random at each rung: how many
-    trials come to a rung is then one draw of what may happen. It is started by that; make another one to run.
+    A method from elsewhere is simulated once, with random values at each rung: the number of trials at a rung is then
+    one draw of what may happen. This starts the method; make another one to run.
 
     Raises:
         TypeError: It is no method.

@@ -1,4 +1,4 @@
-"""ASHA, the promotion variant: a trial pauses at each rung, and goes on when a free place finds it among the best.
+"""ASHA, the promotion variant: a trial pauses at each rung, and goes on once a place is free and it is among the best.
 
 Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning" (arXiv 1810.05934), algorithm 2: a free place
 looks through the rungs from the top for the best trial not yet promoted among the best floor(n / divisor), and trains
@@ -7,9 +7,9 @@ it to the next rung; if there is none, it begins a new trial. Where the paper is
 * lengths of rungs are those of `ASHA`, absolute (Determined's promotion added them up, past `max_length`);
 * of equal values those of trials with lower numbers are the better ones;
 * a value that is not finite is never promoted: its trial is stopped at the rung;
-* a report that crossed several rungs is filed at the first, and at the next one when it is promoted there;
-* a rung that nothing can come to any more is final: then the best one goes on even of fewer than `divisor`, so that
-  a small search trains a trial to the end, too, and whoever has no hope left is stopped.
+* a report that crosses several rungs is filed at the first of them, and at the next once the trial is promoted;
+* a rung that no more trials can reach is final: then its best goes on even among fewer than `divisor`, so that a small
+  search trains a trial to the end, too; and paused trials that nothing can promote any more are stopped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from heapq import heapify, heappop, heappush
 from typing import cast
 
 from searchers.asha import ASHA, longer_rungs
-from searchers.events import Action, Done, Exited, Pause, Reported, Resume, Stop, number_from_json, number_to_json
+from searchers.events import Action, Done, Exited, Pause, Reported, Resume, Stop
+from searchers.records import number_from_json, number_to_json
 from searchers.rung import Rung
 
 
@@ -28,7 +29,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self._values: dict[int, float] = {}
-        self._heap: list[tuple[float, int]] = []  # also those taken away, until they come to the top
+        self._heap: list[tuple[float, int]] = []  # with entries of discarded trials, until they come to the top
 
     def add(self, trial: int, value: float) -> None:
         """The trial waits."""
@@ -50,7 +51,7 @@ class Waiting:
         return trial in self._values
 
     def clear(self) -> list[int]:
-        """All of them, in order of their numbers, and nobody waits any more."""
+        """Remove and return all of them, by number."""
         trials = sorted(self._values)
         self._values, self._heap = {}, []
         return trials
@@ -67,9 +68,9 @@ class Waiting:
 class PromotionASHA(ASHA):
     """Asynchronous successive halving, promoting.
 
-    Trials hold no place while they are paused, so `max_concurrent_trials` bounds those that run. Paused ones that
-    nothing can promote any more are stopped, from the first rung upwards, when nothing can come there any more. An
-    extension of the search takes them up again, from their checkpoints, where they have become promising.
+    A paused trial holds no place, so `max_concurrent_trials` bounds the trials that run. Once no more trials can reach
+    a rung, those paused there that nothing can promote any more are stopped, from the first rung upwards. If the search
+    is extended, those that are promising again go on from their checkpoints.
 
     Args:
         max_trials, max_length, num_rungs, divisor, max_concurrent_trials, max_invalid: As in `ASHA`.
@@ -87,31 +88,14 @@ class PromotionASHA(ASHA):
     _name = "promotion_asha"
     _least = 0
 
-    def __init__(
-        self,
-        *,
-        max_trials: int,
-        max_length: int,
-        num_rungs: int,
-        divisor: float = 4,
-        max_concurrent_trials: int = 16,
-        max_invalid: int | None = None,
-    ) -> None:
-        super().__init__(
-            max_trials=max_trials,
-            max_length=max_length,
-            num_rungs=num_rungs,
-            divisor=divisor,
-            max_concurrent_trials=max_concurrent_trials,
-            max_invalid=max_invalid,
-        )
+    def _prepare(self) -> None:
         self._waiting = [Waiting() for _ in self.rungs]
         self._pair()
-        self._heading = [0 for _ in self.rungs]  # trials with a place, by the rung they come to next
+        self._heading = [0 for _ in self.rungs]  # number of trials with a place, by their next rung
         # Step and value of the last report of each trial that is paused or shelved.
         self._reached: dict[int, tuple[float, float]] = {}
-        self._shelved: set[int] = set()  # paused, without hope, ended: an extension may take them up again
-        self._ending: set[int] = set()  # resumed only to end: while they were to pause they came to the top
+        self._shelved: set[int] = set()  # stopped while paused: an extension may resume them
+        self._ending: set[int] = set()  # resumed only to end: they had passed the top rung before they paused
 
     def grow(self, max_trials: int, max_length: int, max_invalid: int) -> list[Action]:
         """`extend` for a search that is a bracket of another."""
@@ -131,8 +115,8 @@ class PromotionASHA(ASHA):
         return [*stops, *actions]
 
     def _add_rungs(self, max_length: int) -> tuple[list[Action], list[int]]:
-        """Put rungs on top. Who completed at the old top waits there now, as if paused; so do those that run there (the
-        second result), or they are stopped, if their value is not finite. Who may not run yet goes on."""
+        """Add rungs on top. Trials that completed at the old top now wait there, as if paused. So do those that still
+        run there (the second result), or they are stopped (the first) if their value is not finite."""
         top, length = self._rungs[-1], self.rungs[-1]
         next_rung = len(self.rungs)
         running = sorted(
@@ -159,11 +143,11 @@ class PromotionASHA(ASHA):
         return [Stop(trial=trial) for trial in lost], [trial for trial in running if trial in self._reached]
 
     def _pair(self) -> None:
-        # Looked through at every event; nobody waits at the top rung.
+        # Looked through at every event; no trial waits at the top rung.
         self._from_the_top = list(zip(self._rungs, self._waiting, strict=True))[-2::-1]
 
     def _settle(self) -> list[Action]:
-        """Promotions and new trials for free places; `Stop` for those without hope; or `Done`, or nothing."""
+        """Promotions and new trials for free places, `Stop` for trials that can't be promoted any more, or `Done`."""
         roster = self._roster
         actions: list[Action] = [] if roster.may_create else self._close()
         while not roster.is_full:
@@ -180,7 +164,7 @@ class PromotionASHA(ASHA):
         return actions
 
     def _promotable(self) -> int | None:
-        """The best trial waiting among the best 1/divisor of a rung, of the highest rung that has one."""
+        """A waiting trial among the best 1/divisor of its rung: the best one of the highest rung that has any."""
         for rung, waiting in self._from_the_top:
             trial = waiting.first()
             if trial is not None and rung.is_best(trial):
@@ -190,7 +174,7 @@ class PromotionASHA(ASHA):
     def _promote(self, trial: int) -> list[Action]:
         rung = self._next[trial]
         self._waiting[rung - 1].discard(trial)
-        if self._reached[trial][0] >= self.rungs[rung]:  # it came here before it was asked to
+        if self._reached[trial][0] >= self.rungs[rung]:  # it has passed that rung already
             return self._arrive(trial, rung)
         self._heading[rung] += 1
         del self._reached[trial]
@@ -212,7 +196,7 @@ class PromotionASHA(ASHA):
         return [Stop(trial=trial)] if self._roster.is_live(trial) else []
 
     def _close(self) -> list[Action]:
-        """Make rungs final that nothing can come to any more, from the bottom; stop those who wait there without hope.
+        """Make rungs final that no trial can reach any more, from the bottom; stop those that can't be promoted there.
 
         Called when no trial is created any more.
         """
@@ -237,11 +221,11 @@ class PromotionASHA(ASHA):
             rung.set_least(0)
 
     def _report(self, report: Reported) -> list[Action]:
-        """File the report at the rung that the trial comes to; there it pauses, unless it is to go on at once."""
+        """File the report at the trial's next rung, if it reached it; there it pauses, unless it goes on at once."""
         trial, step = report.trial, report.step
         value = math.inf if report.value is None or math.isnan(report.value) else report.value
         if not self._roster.holds_place(trial):
-            if trial in self._reached and step > self._reached[trial][0]:  # it was told to pause, and is not there yet
+            if trial in self._reached and step > self._reached[trial][0]:  # told to pause, and not paused yet
                 self._reached[trial] = (step, value)
             return []
         rung = self._next.get(trial, 0)
@@ -312,7 +296,7 @@ class PromotionASHA(ASHA):
 
 
 def _spare(trial: int, actions: list[Action]) -> None:
-    """The trial, which runs, pauses; unless these actions resume it at once, or stop it: then it does not."""
+    """Add a `Pause` of the running trial to these actions, unless they resume it (then it just goes on) or stop it."""
     for place, action in enumerate(actions):
         if not isinstance(action, Done) and action.trial == trial:
             if isinstance(action, Resume):

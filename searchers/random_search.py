@@ -17,8 +17,8 @@ class RandomSearch:
 
     Args:
         max_trials: Trials to run, >= 1. Trials with invalid hyperparameters are replaced and don't count.
-        max_concurrent_trials: Trials created and not ended at any time; 0 = no limit.
-        max_length: Length of a trial, >= 1, if it is the search that sets it; a validation is wanted there.
+        max_concurrent_trials: Most trials at a time that were created and have not ended; 0 = no limit.
+        max_length: Length of a trial, >= 1, if the search sets it; trials then validate there.
         max_invalid: Invalid trials that are replaced before the search gives up, >= 0.
             By default 4 per trial, and 16 at least.
 
@@ -78,14 +78,14 @@ class RandomSearch:
         return self._roster.settle()
 
     def progress(self, trained: Mapping[int, float]) -> float:
-        """Ended trials and the parts that live ones are through, as a share of `max_trials`.
+        """Ended trials, and what live ones have trained of their length, as a share of `max_trials`.
 
         Determined divides by the trials created so far, which falls with every new one.
         """
         return self._roster.progress((self._roster.ended + self._roster.trained(trained)) / (self.max_trials or 1))
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        """More trials, or longer ones: then all that were completed are resumed, in their order.
+        """More trials; or longer ones: then all that completed are resumed, in their order.
 
         Raises:
             MethodError: The budget does not grow, or this method cannot do it. Nothing has changed.

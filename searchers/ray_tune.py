@@ -1,14 +1,13 @@
-"""Drives a search with Ray Tune, whose one trial is a handle on the search: its results are those of all trials.
+"""Drives a search with Ray Tune, through a single Tune trial: a handle, whose results are those of all trials.
 
-A Tune trial for each trial of the search would bear nothing: hyperparameters are bound when the search's trial gets its
-workers, long after Tune had to know the configuration, and a paused trial is none of Tune's affairs. And each costs
-Tune memory for good, and 15 ms until its process is reset; and where trials run side by side, each has a process on
-the head (0.1 GB). So there is one: its ``step()`` waits for results of any trials, and hands Tune all that there are.
-Tune asks the scheduler, and that asks the search. When its process is killed Tune starts another, which is handed again
-what was not answered.
+A Tune trial for each trial of the search would be of no use: hyperparameters are drawn when a trial gets its workers,
+long after Tune needs the configuration, and Tune need not know of paused trials. And each would cost memory that Tune
+never frees, 15 ms to reset its process, and a process on the head (0.1 GB) for each trial that runs. So there is one:
+its ``step()`` waits for results of any trials, and returns all that there are. Tune asks the scheduler about them,
+which asks the search. If the handle's process is killed, Tune starts another, which gets the unanswered results again.
 
-The uses of Ray Tune that are not of its public API (what a custom scheduler is called with, and the environment
-variables below) are all in this file.
+What is not in Tune's public API (the arguments of a custom scheduler, and the environment variables below) is used in
+this file only.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from searchers.events import Action, Create, Done, Event, Exited, Reason, Report
 from searchers.search import Search
 
 HEAD_NODE = {"node:__internal_head__": 0.0001}
-"""Holds an actor on the head node, without a claim on what trials need, and holds up no idle worker node. (Tune refuses
-`CPU: 0`; a part of a CPU could deadlock against the placement groups that the trials' workers wait for.)"""
+"""Places an actor on the head node. It takes nothing that trials need, and keeps no idle worker node up. (Tune refuses
+`CPU: 0`, and a fraction of a CPU could deadlock against the placement groups that the trials' workers wait for.)"""
 
 HANDLE_DEATHS_IN_VAIN = 5
-"""A search ends when its handle dies so often without a result in between."""
+"""The search ends when its handle has died so often without a result in between."""
 
 Decision = Literal["continue", "stop", "pause"]
 
@@ -45,11 +44,11 @@ class Answer:
     """What the search decided on one result, and what else follows from it.
 
     Attributes:
-        decision: On the trial that reported: it goes on, goes no further (also after the result that ended it), or
-            leaves its workers until it is resumed.
-        creates, resumes: Trials to be queued: new ones; and paused ones, which go on from their checkpoints.
-        stops: Other trials that have ended by this: paused ones without hope.
-        done: The search is over.
+        decision: On the trial that reported: it goes on, stops (also if this result ended it), or leaves its workers
+            until it is resumed.
+        creates, resumes: Trials to queue: new ones, and paused ones that go on from their checkpoints.
+        stops: Other trials that end by this: paused ones that can't be promoted any more.
+        done: Whether the search is over.
     """
 
     trial: int
@@ -62,11 +61,11 @@ class Answer:
 
 
 class Result(Protocol):
-    """What the search is asked about: what a trial reports, how it ended, or both at once."""
+    """What the search is asked about: a trial's report, its end, or both at once."""
 
     @property
     def number(self) -> int:
-        """Greater than those of earlier results of its trial."""
+        """Greater than in earlier results of the trial."""
 
     @property
     def trial(self) -> int: ...
@@ -82,10 +81,10 @@ class Result(Protocol):
 
 
 class Handle(tune.Trainable):  # type: ignore[misc]  # Ray's classes are untyped here
-    """The Tune trial: waits for results at an actor named in its configuration and hands them on.
+    """The Tune trial: waits for results of an actor, which its configuration names, and hands them on.
 
-    The actor has ``serve(process)``, which returns a list of each `Result` that this process has not been given yet,
-    and None when the search is over. This class comes to the process whole, and finds there where to import others.
+    The actor has ``serve(process)``, which returns each `Result` that this process has not been given yet, and None
+    when the search is over. This class is pickled by value; its configuration says where to import other classes from.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -97,13 +96,13 @@ class Handle(tune.Trainable):  # type: ignore[misc]  # Ray's classes are untyped
         """Wait for the next results."""
         try:
             results = ray.get(self._source.serve.remote(os.getpid()))
-        except ray.exceptions.RayActorError:  # the actor has died: the driver starts over, without this handle
+        except ray.exceptions.RayActorError:  # the actor has died: the driver starts over, with another handle
             results = None
         return {"done": True} if results is None else {"results": results}
 
 
 class _NotStored:
-    """Tune pickles whatever it is given; our parts hold the running search, and are never read back."""
+    """Tune pickles whatever it is given; parts that hold the running search are left out, and never read back."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -112,8 +111,8 @@ class _NotStored:
 class _Decide(_NotStored, FIFOScheduler):  # type: ignore[misc]
     """Tune's scheduler: asks the search about every result.
 
-    It hears all that one of Tune's callbacks would. With a callback, whatever it is, Tune imports what it has for
-    MLflow, Weights & Biases and others, and so all of these that are installed: a second of CPU before the first batch.
+    Not one of Tune's callbacks, which would be told the same: with any callback Tune imports MLflow, Weights & Biases
+    and the like, if they are installed, which takes a second of CPU before the first batch.
     """
 
     def __init__(self, take: Callable[[Sequence[Result]], bool], died: Callable[[str], None]) -> None:
@@ -121,7 +120,7 @@ class _Decide(_NotStored, FIFOScheduler):  # type: ignore[misc]
         self._take, self._died = take, died
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """CONTINUE, as long as the search does."""
+        """CONTINUE as long as the search goes on."""
         return str(TrialScheduler.CONTINUE if self._take(result["results"]) else TrialScheduler.STOP)
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
@@ -138,11 +137,12 @@ class TuneDriver:
     Args:
         search: the search; events are fed to it under `lock`.
         lock: held around every use of the search.
-        together: entered around what the search is told at once, so that its journal waits for the disk once for all.
+        together: entered around what the search is told at once, so that its journal waits for the disk only once.
         act: carries out what the search decided. Called in Tune's thread, under no lock.
         source, namespace: name and Ray namespace of the actor that the handle asks for results.
-        directory: where Tune keeps its own books, which are never read back.
-        path: finds out where, on the head, this package is and that actor's class; None: where Python looks.
+        directory: where Tune keeps its state, which is never read back.
+        path: finds the directory, on the head, from which to import this package and that actor's class; None: Python
+            finds them.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class TuneDriver:
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Block until the search is done. Errors of the search end the run, and are kept in `error`."""
+        """Block until the search is done. An error ends the run, and is kept in `error`."""
         for variable, value in {
             "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
             "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
@@ -192,11 +192,11 @@ class TuneDriver:
                 name=self._directory.name,
                 storage_path=str(self._directory.parent),
                 verbose=0,
-                # Else Tune looks for one, and in a notebook takes one that clears the cell when it is made.
+                # By default Tune takes, in a notebook, a reporter that clears the cell when it is made.
                 progress_reporter=tune.CLIReporter(),
                 stop=_StopAll(lambda: self._stopping),
                 failure_config=tune.FailureConfig(max_failures=-1),
-                # A handle has nothing to save; Tune asks classes to, at their end, unless told otherwise.
+                # A handle has nothing to save; by default Tune asks it to, at its end.
                 checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
             ),
         )
@@ -206,7 +206,7 @@ class TuneDriver:
             self.error = self.error or e
 
     def stop(self) -> None:
-        """End the run soon, whatever the search is at."""
+        """End the run soon, whatever the search is doing."""
         self._stopping = True
 
     def _died(self, told: str) -> None:
@@ -217,7 +217,7 @@ class TuneDriver:
             self._stopping = True
 
     def _take(self, results: Sequence[Result]) -> bool:
-        """Feed results to the search, and carry out what it decides on each; False when the run is to end."""
+        """Feed results to the search, and carry out its decisions; False if the run is to end."""
         self._deaths = 0
         try:
             with self._lock, self._together():
@@ -229,7 +229,7 @@ class TuneDriver:
         return not self._stopping
 
     def _is_new(self, result: Result) -> bool:
-        """Whether it does not come again, from another process."""
+        """Whether the result was not answered before, for another process of the handle."""
         return self._answered.get(result.trial, -1) < result.number
 
     def _decide(self, result: Result) -> Answer:
@@ -252,7 +252,7 @@ class TuneDriver:
         elif view.state == "PAUSED":
             decision = "pause"
         elif trial in resumes:
-            # Paused, and resumed at once: it keeps its workers.
+            # Paused and resumed at once: it keeps its workers.
             resumes.remove(trial)
             actions += self._search.on(Started(trial=trial))
         return Answer(
@@ -267,9 +267,9 @@ class TuneDriver:
 
 
 def feed(search: Search, events: list[Event]) -> tuple[list[Action], tuple[int, ...]]:
-    """Tell the search these events, and of every trial that it stops that it has ended.
+    """Tell the search these events, and, of every trial that it stops, that the trial has ended.
 
-    For the search a stopped trial is over: it is at a checkpoint, also where its workers have yet to leave it.
+    For the search a stopped trial is over, also if its workers have not left it yet: it is at a checkpoint.
 
     Returns:
         All actions that followed, and the trials that were stopped.

@@ -23,8 +23,8 @@ class Roster:
     Args:
         max_trials: Trials to create; those with invalid hyperparameters don't count, their replacements do.
         width: Places, i.e. trials created and not yet stopped, paused or ended.
-        max_invalid: So many invalid trials are replaced. At one more nothing is created any more, live trials go on
-            to their end, and the search is done with the reason "invalid_hp". None: they count as any other trial.
+        max_invalid: How many invalid trials are replaced. After one more no trial is created, live ones go on to their
+            end, and the search is done with the reason "invalid_hp". None: an invalid trial counts like any other.
     """
 
     def __init__(self, *, max_trials: int, width: int, max_invalid: int | None) -> None:
@@ -58,11 +58,11 @@ class Roster:
         return frozenset(self._placed)
 
     def free_place(self, trial: int) -> None:
-        """The trial is told to stop or to pause: another may come at once, while it winds down."""
+        """The trial is told to stop or to pause. Its place is free at once, while it winds down."""
         self._placed.remove(trial)
 
     def take_place(self, trial: int) -> Resume:
-        """The trial goes on, paused or ended as it is; it gets a free place."""
+        """The trial, which is paused or has ended, goes on in a free place."""
         if trial in self._completed:
             self._completed.remove(trial)
             self._ended["completed"] -= 1
@@ -82,22 +82,22 @@ class Roster:
 
     @property
     def completed(self) -> set[int]:
-        """Trials that ended by themselves and are not about to be resumed."""
+        """Trials that ended by themselves, but for those waiting to be resumed."""
         return self._completed.difference(self._again)
 
     @property
     def ended(self) -> int:
-        """Trials that have ended, those that were replaced not counted."""
+        """How many trials have ended, without those that were replaced."""
         return self._created - len(self._live) - (0 if self._max_invalid is None else self._ended["invalid_hp"])
 
     def trained(self, shares: Mapping[int, float]) -> float:
-        """The sum of these shares over live trials, each taken as 0 to 1."""
+        """The sum of these shares over live trials, each clipped to 0 to 1."""
         found = (shares.get(trial, 0.0) for trial in self._live)
         return sum(min(max(share, 0.0), 1.0) for share in found if not math.isnan(share))
 
     @property
     def exhausted(self) -> bool:
-        """Whether so many trials were invalid that no more are created."""
+        """Whether no more trials are created because too many were invalid."""
         return self._max_invalid is not None and self._ended["invalid_hp"] > self._max_invalid
 
     @property
@@ -107,14 +107,14 @@ class Roster:
 
     @property
     def may_create(self) -> bool:
-        """Whether the budget has a trial left."""
+        """Whether the budget allows one more trial."""
         invalid = self._ended["invalid_hp"]
         if self._max_invalid is None:
             return self._created < self.max_trials
         return invalid <= self._max_invalid and self._created - invalid < self.max_trials
 
     def create(self) -> Create:
-        """One more trial, in a place."""
+        """Create one more trial, in a free place."""
         trial = self._created
         self._created += 1
         self._live.add(trial)
@@ -142,14 +142,14 @@ class Roster:
         self._max_invalid = GIVEN_UP
 
     def extend(self, *, max_trials: int, width: int, max_invalid: int | None, again: Iterable[int] = ()) -> None:
-        """A larger budget; trials `again`, which have ended, are resumed first. The search is live again."""
+        """Enlarge the budget. The trials `again`, which have ended, are resumed first. The search is live again."""
         self.max_trials, self._width, self._max_invalid = max_trials, width, max_invalid
         self._again.extend(again)
         self._done = False
         self._shown = 0.0
 
     def progress(self, share: float) -> float:
-        """`share`, but never falling, and 1.0 exactly when the search is done."""
+        """`share`, but never less than before, and 1.0 exactly when the search is done."""
         if self._done:
             return 1.0
         self._shown = max(self._shown, min(share, ALMOST))
@@ -191,10 +191,10 @@ class Roster:
         self._done = bool(state["done"])
 
 
-ALMOST = math.nextafter(1.0, 0.0)  # done, but for the last bit
+ALMOST = math.nextafter(1.0, 0.0)  # the largest progress of a search that is not done
 GIVEN_UP = -1  # as `max_invalid`: nothing is created any more
 
 
 def default_max_invalid(max_trials: int) -> int:
-    """Replacements granted unless told otherwise: enough for a space of which a fifth is valid, and 16 at least."""
+    """`max_invalid` by default: enough for a space a fifth of which is valid, and at least 16."""
     return max(16, 4 * max_trials)

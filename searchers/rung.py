@@ -1,4 +1,4 @@
-"""One rung of successive halving: who is among the best 1/divisor of all that came this far?
+"""One rung of successive halving: which trials are among the best 1/divisor of those that reached it?
 
 Determined keeps a sorted list, inserts a value before its equals, and lets the trial continue iff
 
@@ -6,8 +6,7 @@ Determined keeps a sorted list, inserts a value before its equals, and lets the 
 
 `index` is the number of values smaller than v. So the rule says: v is no larger than the k-th smallest value, with
 k = max(floor(n / divisor), 1). Two heaps know that value in O(log n): `kept` holds the k smallest with its largest on
-top, `rest` the others with its smallest on top. Where it matters which of equal values are among the k, it is those of
-the trials with lower numbers.
+top, `rest` the others with its smallest on top. Of equal values, those of trials with lower numbers come first.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from fractions import Fraction
 from heapq import heapify, heappop, heappush
 from typing import cast
 
-from searchers.events import number_from_json, number_to_json
+from searchers.records import number_from_json, number_to_json
 
 
 class Rung:
     """Values of trials at one length, smaller is better.
 
     Args:
-        divisor: > 1. Taken as the decimal number it is written as, so that floor(33 / 1.1) is 30.
-        least: So many are among the best also where n is smaller than the divisor, 0 or 1.
+        divisor: > 1. Taken as the decimal number that it is written as, so that floor(33 / 1.1) is 30.
+        least: How many are among the best while n is smaller than the divisor: 0 or 1.
 
     >>> rung = Rung(divisor=2)
     >>> [rung.offer(trial, value) for trial, value in enumerate([0.5, 0.9, 0.4, 0.45])]
@@ -37,13 +36,13 @@ class Rung:
         self._numerator, self._denominator = exact.numerator, exact.denominator
         self._least = least
         self._values: dict[int, float] = {}
-        self._is_kept: set[int] = set()  # trials whose entry is in _kept; the other ones' are in _rest
+        self._is_kept: set[int] = set()  # trials whose entry is in _kept; the others' are in _rest
         self._kept: list[tuple[float, int]] = []  # (-value, -trial)
         self._rest: list[tuple[float, int]] = []  # (value, trial)
         self._withdrawn = 0  # trials whose entries are still in a heap
 
     def __len__(self) -> int:
-        """Values in the rung, those withdrawn not counted."""
+        """Values in the rung, without those withdrawn."""
         return len(self._values)
 
     def __contains__(self, trial: int) -> bool:
@@ -58,18 +57,18 @@ class Rung:
         else:
             heappush(self._rest, (value, trial))
         self._balance()
-        return bool(self._kept) and value <= -self._kept[0][0]  # all that equal the last one of the best
+        return bool(self._kept) and value <= -self._kept[0][0]  # also if it equals the last of the best
 
     def value_of(self, trial: int) -> float:
         """The trial's value, as it was offered."""
         return self._values[trial]
 
     def is_best(self, trial: int) -> bool:
-        """Whether the trial is now among the best 1 / divisor; of equal ones those with lower numbers are."""
+        """Whether the trial is now among the best 1/divisor; of equal values, lower trial numbers come first."""
         return trial in self._is_kept
 
     def best(self) -> list[int]:
-        """Trials that `is_best` is true of and whose value is finite, the best first."""
+        """Trials for which `is_best` is true and whose value is finite, the best first."""
         return [trial for value, trial in sorted((self._values[t], t) for t in self._is_kept) if value < math.inf]
 
     def set_least(self, least: int) -> None:
@@ -79,7 +78,7 @@ class Rung:
             self._balance()
 
     def withdraw(self, trial: int) -> None:
-        """Forget the trial's value. Decisions made stay as they are; coming ones are made without it."""
+        """Forget the trial's value. Earlier decisions stand; later ones are made without it."""
         del self._values[trial]
         self._is_kept.discard(trial)  # its entry stays in its heap until it comes to the top
         self._withdrawn += 1

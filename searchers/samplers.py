@@ -1,7 +1,7 @@
 """Where a trial's hyperparameters come from: the protocol of a sampler, and those that need nothing but a space.
 
-A `Search` asks its sampler when a trial gets its workers, not before, so that one that learns knows as much as can be
-known; and tells it every event, in the order of the journal, also when a journal is replayed.
+A `Search` asks its sampler only when a trial gets its workers, so that one that learns knows as much as possible, and
+tells it every event in the order of the journal, also when a journal is replayed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Sampler(Protocol):
     """Where hyperparameters come from. The rules:
 
     * `ask` changes nothing: it is a function of what was told, the trial's number and the sampler's seed. So a sampler
-      that is told a journal goes on as the one did that wrote it.
+      that is told a journal goes on like the one that wrote it.
     * What `ask` returns belongs to the caller, and is JSON.
 
     A sampler that goes by lengths may also have `extended(rungs)`: the search was extended, and these are its
@@ -109,15 +109,15 @@ class GridSampler:
 
 
 class FirstPoints:
-    """Known good points for the first trials; then, and for what is learned from them, another sampler.
+    """Known good points for the first trials, another sampler for the rest.
 
     Args:
-        space: What the points are of.
-        points: For trials 0, 1, ...; whole points of the space, of which constants may be left out.
-        sampler: For the other trials. It is told of all.
+        space: The points' space.
+        points: For trials 0, 1, ...: whole points of the space, but constants may be left out.
+        sampler: For the other trials. It is told the events of all.
 
     Raises:
-        SpaceError: A point is not of the space; all faults are named, as `searcher.points[2].lr`.
+        SpaceError: A point is not of the space; all faults are named, e.g. `searcher.points[2].lr`.
 
     >>> from searchers import parse_space
     >>> space = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}, "batch": 64})

@@ -4,11 +4,11 @@
     for action in search.start(): ...             # then, for whatever happens:
     for action in search.on(event): ...           # the event is in the log before an action is handed out
 
-It normalises metrics (once, here), asks a sampler for hyperparameters when a trial gets its workers (the default draws
-are counted, not carried: those of trial 7 depend on the seed and on 7), keeps a view of every trial, and writes one
-record per event. Its state is the fold of these records: `replay` is restore.
+It normalises metrics (here, and nowhere else), asks a sampler for hyperparameters when a trial gets its workers (by
+default trial 7's depend on the seed and on 7 alone), keeps a view of every trial, and writes one record per event. Its
+state is the fold of these records, so to `replay` them is to restore it.
 
-Records, each one line of the journal:
+Records, each a line of the journal:
 
     {"event": "start", "seed": 7, "smaller_is_better": true, "actions": [...]}
     {"event": "started",  "trial": 3, "hparams": {...}, "actions": []}
@@ -29,7 +29,6 @@ from typing import Literal, cast
 
 from searchers.errors import FieldError, IllegalEvent, JournalError
 from searchers.events import (
-    EVENT_KINDS,
     Action,
     Create,
     Done,
@@ -41,15 +40,18 @@ from searchers.events import (
     Resume,
     Started,
     Stop,
-    action_from_json,
-    action_to_json,
     assert_never,
-    event_from_json,
-    event_to_json,
-    number_from_json,
-    number_to_json,
 )
 from searchers.method import Method
+from searchers.records import (
+    EVENT_KINDS,
+    action_from_json,
+    action_to_json,
+    event_from_json,
+    event_to_json,
+    hparams_from_json,
+    hparams_to_json,
+)
 from searchers.samplers import RandomSampler, Sampler, tell_extended
 from searchers.space import Space
 
@@ -74,13 +76,13 @@ class TrialView:
     Attributes:
         id: Its number, in order of creation.
         state: PENDING until it gets its workers, for the first time or after a `Resume`; PAUSED by the method; STOPPED,
-            COMPLETED, ... when it has ended. An extension of the search may resume one that completed.
-        hparams: As given when it started first; None before.
-        best: Best finite value reported, as measured (its sign not turned); None if there is none.
+            COMPLETED, ... when it has ended. If the search is extended, a completed trial may be resumed.
+        hparams: As drawn when it first started; None before.
+        best: Best finite value reported, as measured; None if there is none.
         best_step: The step of `best`.
         last: Last value reported, as measured; it may be NaN.
-        last_step: Longest step reported.
-        stop_requested: A `Stop` was issued, and no `Resume` since. With a live state: not obeyed yet.
+        last_step: Greatest step reported.
+        stop_requested: A `Stop` was issued, and no `Resume` since. The trial may not have obeyed yet.
     """
 
     id: int
@@ -105,10 +107,11 @@ class Search:
         method: A new method; the search owns it.
         space: Where hyperparameters are drawn from.
         seed: Any integer. The same seed, method and space give the same trials.
-        smaller_is_better: Of the values that are reported.
-        log: Called with one record per event, before the event's actions are returned; it should not return before the
+        smaller_is_better: Whether smaller values of the metric are better.
+        log: Called with one record per event, before the event's actions are returned. It should return only once the
             record is safe. If it raises, the search is ahead of its log: drop it, and `replay` the log.
-        sampler: Where hyperparameters come from; a new one, which the search owns. None: `RandomSampler(space, seed)`.
+        sampler: Where hyperparameters come from: a new one, which the search owns. `RandomSampler(space, seed)` by
+            default.
     """
 
     def __init__(
@@ -132,14 +135,14 @@ class Search:
         self.trials: Mapping[int, TrialView] = MappingProxyType(self._trials)
 
     def start(self) -> list[Action]:
-        """The first actions. Once; after `replay` of a log that is not empty this has happened (`started`)."""
+        """The first actions. Called once; not after a `replay` that has `started` the search."""
         assert not self.started, "the search has started before; look at Search.started after a replay"
         actions = self._begin()
         self._write({"event": "start", **self._identity}, actions)
         return actions
 
     def on(self, event: Event) -> list[Action]:
-        """What to do about the event; [] and no record for one of a trial that has ended.
+        """What to do about the event. Events of a trial that has ended give [] and no record.
 
         Raises:
             IllegalEvent: No such trial was created, it reports before it started, or its step is no number. Nothing
@@ -151,19 +154,19 @@ class Search:
         actions = self._apply(event, hparams)
         record = event_to_json(event)
         if isinstance(event, Started):
-            record["hparams"] = _encode(self._trials[event.trial].hparams)
+            record["hparams"] = hparams_to_json(self._trials[event.trial].hparams)
         self._write(record, actions)
         return actions
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        """Go on with a larger budget; also when the search is done, and then `Done` comes anew.
+        """Go on with a larger budget, also when the search is done: then `Done` comes again.
 
         Args:
-            max_trials: Trials in all, instead of those until now.
-            max_length: Length of a trial, instead of that until now.
+            max_trials: The new number of trials in all.
+            max_length: The new length of a trial.
 
         Returns:
-            What follows: trials to create, or to resume from their last checkpoint, completed ones among them.
+            What follows: trials to create, and trials to resume from their last checkpoints, also completed ones.
 
         Raises:
             MethodError: The method cannot, or the budget is not larger. Nothing has changed.
@@ -174,7 +177,7 @@ class Search:
         return actions
 
     def progress(self) -> float:
-        """The share of the search that is done, from 0 to 1; 1 only when it is done. Never falls, unless extended."""
+        """The share of the search that is done, from 0 to 1; 1 only when it is done. It falls only at an extension."""
         length = self.method.rungs[-1] if self.method.rungs else 0
         trained = {
             trial: min((view.last_step or 0) / length, 1.0) if length else 0.0 for trial, view in self._trials.items()
@@ -182,11 +185,11 @@ class Search:
         return self.method.progress(trained)
 
     def params(self, trial: int) -> dict[str, object]:
-        """The trial's hyperparameters: those it started with; before, those it would start with now. A new dict.
+        """The trial's hyperparameters, in a new dict: those it started with, or else those it would start with now.
 
         Raises:
             IllegalEvent: No such trial was created.
-            SpaceError: The sampler has none, as where no point meets the space's constraint.
+            SpaceError: The sampler has none, e.g. because no point meets the space's constraint.
         """
         bound = self._view(trial).hparams
         return self.sampler.ask(trial) if bound is None else copy.deepcopy(dict(bound))
@@ -209,17 +212,17 @@ class Search:
     ) -> Search:
         """The search that wrote these records, ready to go on; the records are not logged again.
 
-        Trials that were PENDING or RUNNING are simply live. A `Stop` that was recorded and not obeyed shows as
-        `stop_requested`. Records of unknown events (a driver may log its own) are passed over.
+        Trials that were PENDING or RUNNING are live again. A `Stop` that was recorded but not obeyed shows as
+        `stop_requested`. Records of unknown events are skipped: a driver may log its own.
 
         Args:
             records: `Journal.read(path)`.
-            method: A new method, configured as the one before; extensions are in the records.
-            sampler: A new one, configured as the one before. It is told the events, and asked nothing.
+            method: A new method, configured like the one before; extensions are in the records.
+            sampler: A new one, configured like the one before. It is told the events, and asked for nothing.
 
         Raises:
-            JournalError: A record cannot be, or is of another search: its actions are not the ones that the method
-                takes, its hyperparameters are not of the space, or its seed or direction differs. Names the line.
+            JournalError: A record is impossible, or of another search: the method takes other actions, the
+                hyperparameters are not of the space, or the seed or direction differs. Names the line.
         """
         search = cls(method, space, seed=seed, smaller_is_better=smaller_is_better, log=log, sampler=sampler)
         for line, record in enumerate(records, start=1):
@@ -243,10 +246,10 @@ class Search:
     def recorded(
         cls, records: Sequence[Mapping[str, object]], space: Space, *, seed: int, smaller_is_better: bool
     ) -> Search:
-        """The search that wrote these records, to be looked at only: it needs neither the method nor the sampler.
+        """The search that wrote these records, to look at only: it needs neither the method nor the sampler.
 
         Raises:
-            JournalError: A record cannot be, or is of another seed or direction. Its actions and hyperparameters are
+            JournalError: A record is impossible, or of another seed or direction. Its actions and hyperparameters are
                 taken as they are.
         """
         return cls.replay(
@@ -280,13 +283,13 @@ class Search:
         if record["event"] == "extended":
             if not self.started:
                 raise ValueError("the search is extended before it starts")
-            # What a budget may be is the method's to check.
+            # The method checks the budget.
             return self._enlarge(*(cast("int | None", record.get(name)) for name in ("max_trials", "max_length")))
         event = event_from_json(record)
         if self._is_late(event):
             raise ValueError(f"{event} comes after the trial's end")
-        # The log is the truth: hyperparameters may stem from a sampler that knew more than their number.
-        hparams = _decode(record.get("hparams")) if isinstance(event, Started) else None
+        # Taken from the log, not drawn again: a sampler may have known more than the trial's number.
+        hparams = hparams_from_json(record.get("hparams")) if isinstance(event, Started) else None
         if hparams is not None and not isinstance(hparams, dict):
             raise ValueError(f"hparams must be a mapping, got {hparams!r}")
         looked_at = isinstance(self.method, _Recorded)
@@ -320,17 +323,17 @@ class Search:
         return actions
 
     def _normalised(self, event: Event) -> Event:
-        """Smaller is better from here on, and what is not finite is the worst, whichever sign it has."""
+        """From here on smaller is better, and any value that is not finite is the worst."""
         if not isinstance(event, Reported):
             return event
-        value = event.value
-        bad = value is None or not math.isfinite(value)
-        return replace(event, value=math.inf if bad or value is None else self._sign * value)
+        if event.value is None or not math.isfinite(event.value):
+            return replace(event, value=math.inf)
+        return replace(event, value=self._sign * event.value)
 
     def _seen(self, view: TrialView, event: Event, hparams: dict[str, object] | None) -> TrialView:
         match event:
             case Started():
-                # A paused trial that starts nevertheless (a restart crossed the pause) stays paused for the method.
+                # A paused trial can start (a restart crossed the pause): for the method it stays paused.
                 state: State = "PAUSED" if view.state == "PAUSED" else "RUNNING"
                 return replace(view, state=state, hparams=hparams if view.hparams is None else view.hparams)
             case Reported(step=step, value=value):
@@ -363,7 +366,7 @@ class Search:
 
 
 class _Recorded:
-    """Decides what was decided."""
+    """A method that takes the recorded actions."""
 
     rungs = ()
 
@@ -395,26 +398,3 @@ def _actions_of(record: Mapping[str, object]) -> list[Action]:
     if not isinstance(actions, list) or not all(isinstance(action, Mapping) for action in actions):
         raise ValueError(f"actions must be a list of them, got {actions!r}")
     return [action_from_json(action) for action in actions]
-
-
-def _encode(value: object) -> object:
-    """Hyperparameters as strict JSON: a float that is not finite becomes {"$float": "inf"}, so that it comes back."""
-    match value:
-        case dict():
-            return {name: _encode(item) for name, item in value.items()}
-        case list():
-            return [_encode(item) for item in value]
-        case float() if not math.isfinite(value):
-            return {"$float": number_to_json(value)}
-    return value
-
-
-def _decode(value: object) -> object:
-    match value:
-        case {"$float": number, **others} if not others:
-            return number_from_json(number)
-        case dict():
-            return {name: _decode(item) for name, item in value.items()}
-        case list():
-            return [_decode(item) for item in value]
-    return value

@@ -1,14 +1,14 @@
-"""A search in virtual time: asynchronous workers, what starting and resuming cost, failures, noise; no waiting.
+"""A search in virtual time: asynchronous workers, costs of starting and resuming, failures, noise.
 
     search ── Create, Resume ──▶ queue ──▶ a free worker ──▶ Started
       ▲                                        │  start_cost or resume_cost, then from report to report
       ├──────────── Reported ◀─────────────────┤
       └── Stop, Pause ──▶ the worker is free   └──▶ Exited("completed") after the last report
 
-The very objects that a driver drives are driven here, by the same rules: hyperparameters are drawn when a trial gets
-its worker, a `Pause` frees the worker and keeps what was trained, a stopped trial's `Exited` is told before its place
-is given away. Nothing is predicted by formula. What happens next is on top of one heap, so a million trials on ten
-thousand workers take less than a minute.
+It drives the same objects as a real driver, by the same rules: hyperparameters are drawn when a trial gets its worker,
+a `Pause` frees the worker and keeps what was trained, a stopped trial's `Exited` is told before its place is given
+away. Nothing is predicted by formula. The next event is on top of one heap, so a million trials on ten thousand workers
+take less than a minute.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from heapq import heappop, heappush
 from random import Random
 
@@ -44,9 +44,9 @@ class Curve:
     """How a trial learns, and how fast.
 
     Args:
-        value: The searcher's metric after a length of training, counted from the trial's beginning; NaN, infinities and
-            None are what a trial that diverges reports.
-        cost: Time that one unit of length takes, > 0.
+        value: From a length of training, counted from the trial's beginning, to the searcher's metric. A trial that
+            diverges may give NaN, infinities or None.
+        cost: Time per unit of length, > 0.
 
     Raises:
         ValueError: The cost is not a finite number > 0.
@@ -62,16 +62,16 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What a simulated search came to.
+    """The outcome of a simulated search.
 
     Attributes:
-        time: When the last thing happened, or `until`.
+        time: Time of the last event, or `until`.
         done: Why the search ended; None if it was cut at `until`.
         trials: Trials that were created.
         ended: How many ended, by reason.
-        trained: Length trained by all trials together, also what failures lost.
-        busy: Time that workers had a trial, of all workers together; `busy / (workers * time)` is the utilisation.
-        events: Events that the search was told.
+        trained: Length trained by all trials together, including what failures lost.
+        busy: Time in which workers had a trial, summed over workers; `busy / (workers * time)` is the utilisation.
+        events: Number of events that the search was told.
     """
 
     time: float
@@ -101,33 +101,33 @@ def simulate(
 ) -> Simulation:
     """Run a search to its end in virtual time. Time has the unit of `Curve.cost`.
 
-    The same arguments give the same course. What is random of a trial depends on `seed` and the trial's number alone,
-    so that two methods can be compared on the same draws.
+    The same arguments give the same events. A trial's random numbers depend on `seed` and its number alone, so that two
+    methods can be compared on the same draws.
 
     Args:
-        search: A search or a bare method, new; or a `Search` that has started (`replay`ed, `extend`ed, or cut by
-            `until` before): it goes on as after its driver's death, each live trial from its last report.
+        search: A new search or method; or a `Search` that has started (replayed, extended, or cut by `until`): it goes
+            on as after its driver's death, each live trial from its last report.
         workers: Trials that train at the same time, >= 1.
-        trial: From hyperparameters to what the trial does; None if they are invalid ("invalid_hp"). Called when the
-            trial gets its worker for the first time. A bare method draws none: they are then `{"trial": its number}`.
+        trial: From hyperparameters to the trial's curve; None if they are invalid ("invalid_hp"). Called when the trial
+            first gets a worker. A method alone draws none: they are then `{"trial": its number}`.
         reports: Lengths at which each trial reports, ascending; it ends by itself at the last one. By default the
             method's rungs; needed for a method that has none.
         start_cost: Time from getting a worker to the first step.
-        resume_cost: The same where a trial goes on: after a `Pause`, after a failure.
-        failures: How often a worker fails while it has a trial, per unit of time. The trial goes on in the same place
-            from its last report (`Started` comes again).
-        max_restarts: Failures of one trial that are mended; with the next one it exits "errored".
+        resume_cost: The same for a trial that goes on after a `Pause` or a failure.
+        failures: Rate at which a worker fails while it has a trial, per unit of time. The trial goes on, on the same
+            worker, from its last report (`Started` comes again).
+        max_restarts: How many failures a trial survives; at the next it exits "errored".
         noise: Standard deviation of what is added to each value.
         jitter: Relative spread of the time that a stretch of training takes and of the workers' speeds (the standard
             deviation of its logarithm).
         until: Nothing happens after this time.
-        seed: Of failures, noise and jitter. The trials' hyperparameters are the search's affair.
-        watch: Told of every event: (time, event, actions that followed).
+        seed: Of failures, noise and jitter; hyperparameters are drawn by the search.
+        watch: Called at every event: (time, event, actions that followed).
 
     Raises:
         ValueError: An argument is out of its range; all are named.
-        RuntimeError: The method is at fault: all workers are idle, and `Done` did not come, or it acts on a trial that
-            is not there.
+        RuntimeError: The method is at fault: it acts on a trial that does not exist, or all workers are idle and `Done`
+            has not come.
 
     >>> from searchers import ASHA
     >>> asha = ASHA(max_trials=3, max_length=4, num_rungs=2, max_concurrent_trials=1)
@@ -137,30 +137,20 @@ def simulate(
     """
     method = search.method if isinstance(search, Search) else search
     steps = tuple(dict.fromkeys(method.rungs if reports is None else reports))
-    _check(
+    world = _World(start_cost, resume_cost, failures, max_restarts, noise, jitter, until, seed)
+    rules = (
         (workers >= 1, f"workers: must be >= 1, got {workers}"),
         (steps and sorted(steps)[0] > 0, f"reports: must be lengths > 0, got {reports!r} (rungs: {method.rungs!r})"),
         (list(steps) == sorted(steps), f"reports: must be ascending, got {reports!r}"),
         *(
             (value >= 0, f"{name}: must be >= 0, got {value!r}")
-            for name, value in [
-                ("start_cost", start_cost),
-                ("resume_cost", resume_cost),
-                ("failures", failures),
-                ("max_restarts", max_restarts),
-                ("noise", noise),
-                ("jitter", jitter),
-                ("until", until),
-            ]
+            for name, value in asdict(world).items()
+            if name != "seed"
         ),
     )
-    world = _World(start_cost, resume_cost, failures, max_restarts, noise, jitter, until, seed)
-    return _Simulator(search, workers, trial, steps, world, watch).run()
-
-
-def _check(*rules: tuple[object, str]) -> None:
     if faults := [fault for holds, fault in rules if not holds]:
         raise ValueError("\n".join(faults))
+    return _Simulator(search, workers, trial, steps, world, watch).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,13 +254,13 @@ class _Simulator:
         value = trial.curve.value(step)
         if trial.rng is not None and value is not None and self.world.noise:
             value += trial.rng.gauss(0, self.world.noise)
-        self.tell(Reported(trial=name, step=step, value=value if self.measured else _normal(value)))
+        self.tell(Reported(trial=name, step=step, value=value if isinstance(self.search, Search) else _normal(value)))
         self.carry()
         if trial.due == due and name in self.trials:  # neither stopped nor paused
             self.train(name, trial, self.time)
 
     def fail(self, name: int, trial: _Trial) -> None:
-        """What it trained since its last report is lost."""
+        """What was trained since the last report is lost."""
         self.trained += self.since_report(trial)
         trial.since = math.inf
         trial.restarts += 1
@@ -284,7 +274,7 @@ class _Simulator:
             self.train(name, trial, self.time + self.world.resume_cost)
 
     def start(self, name: int, trial: _Trial) -> None:
-        """It gets a worker."""
+        """The trial gets a worker."""
         trial.worker, trial.taken, trial.since = self.free.pop(), self.time, math.inf
         due = trial.due
         self.tell(Started(trial=name))
@@ -301,7 +291,7 @@ class _Simulator:
         self.train(name, trial, self.time + cost)
 
     def train(self, name: int, trial: _Trial, since: float) -> None:
-        """From `since` on, to its next report or failure; or it is through."""
+        """Train from `since` on, to the next report or failure; or the trial completes."""
         if trial.next == len(self.steps):
             self.exit(name, trial, "completed")
             return
@@ -327,7 +317,7 @@ class _Simulator:
         self.tell(Exited(trial=name, reason=reason))
 
     def leave(self, trial: _Trial) -> None:
-        """Its worker is free; what it trained is saved."""
+        """The worker is free; what it trained is kept."""
         more = self.since_report(trial)
         self.trained += more
         trial.position += more
@@ -336,7 +326,7 @@ class _Simulator:
         trial.worker, trial.since = -1, math.inf
 
     def since_report(self, trial: _Trial) -> float:
-        """Length trained in the stretch that it is in."""
+        """Length trained since the last report."""
         if self.time <= trial.since:
             return 0.0
         return min((self.time - trial.since) / trial.rate, self.steps[trial.next] - trial.position)
@@ -350,7 +340,7 @@ class _Simulator:
             self.watch(self.time, event, actions)
 
     def settle(self) -> None:
-        """Carry out what was decided, and give free workers to those who wait."""
+        """Carry out what was decided, and give free workers to waiting trials."""
         while True:
             self.carry()
             if not self.queue or not self.free:
@@ -361,7 +351,7 @@ class _Simulator:
                 self.start(name, trial)
 
     def carry(self) -> None:
-        """Carry out actions, those too that follow from carrying them out."""
+        """Carry out actions, also those that follow from carrying them out."""
         while self.todo:
             action = self.todo.popleft()
             match action:
@@ -405,11 +395,6 @@ class _Simulator:
         self.queue.append((self.number, name))
 
     # -------------------------------------------------------------------------------------------- a search, or a method
-    @property
-    def measured(self) -> bool:
-        """Whether values are told as measured; a bare method gets them normalised."""
-        return isinstance(self.search, Search)
-
     def hparams(self, name: int) -> Mapping[str, object]:
         if isinstance(self.search, Search):
             return self.search.trials[name].hparams or {}
@@ -417,7 +402,7 @@ class _Simulator:
 
     def rng_of(self, name: int) -> Random | None:
         world = self.world
-        # Seeding one takes longer than all else that a trial takes.
+        # Made only if needed: seeding it takes longer than all else about a trial.
         return Random(f"{world.seed}:{name}") if world.noise or world.jitter or world.failures else None
 
     def take_over(self, search: Search) -> None:

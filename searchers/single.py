@@ -9,8 +9,8 @@ class Single(RandomSearch):
     """Determined's `single`: random search with one trial.
 
     Args:
-        max_length: Length of the trial, >= 1, if it is the search that sets it.
-        max_invalid: Times that the trial is replaced, should its hyperparameters be invalid, >= 0. 16 by default.
+        max_length: Length of the trial, >= 1, if the search sets it.
+        max_invalid: How often the trial is replaced if its hyperparameters are invalid, >= 0. 16 by default.
 
     Raises:
         MethodError: A field is invalid.

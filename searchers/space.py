@@ -27,7 +27,7 @@ from searchers.domains import Categorical, Const, Domain, Double, Faults, Int, L
 from searchers.errors import SpaceError
 
 MAX_DRAWS = 1000
-"""Points drawn for one trial before a constraint is held to be unsatisfiable."""
+"""Points drawn for one trial before the constraint is taken to be unsatisfiable."""
 
 Constraint = Callable[[Mapping[str, object]], bool]
 
@@ -39,8 +39,8 @@ class Space:
     Attributes:
         root: Its domains.
         constraint: Says whether a point is allowed; None: all are. It must depend on the point alone, or a search
-            cannot be repeated.
-        path: What errors call the space.
+            can't be reproduced.
+        path: The space's name in errors.
     """
 
     root: Nested
@@ -79,10 +79,10 @@ class Space:
     def grid(self) -> list[dict[str, object]]:
         """All points of the grid: the Cartesian product of all axes, the first name (sorted) changing slowest.
 
-        An axis of a constant has 1 point; of a categorical all its values; of numbers `count` points, evenly spaced (of
-        a log in its exponent), both ends included; the middle for a count of 1. Integers are rounded, halves away from
-        zero, and their count is at most the number of integers there. A conditional category has the points of its own
-        grid. Without hyperparameters there are no points. A constraint takes out those that it refuses.
+        A constant has 1 point, a categorical all its values, and a number `count` points, evenly spaced (a log's in the
+        exponent), with both ends, or the middle for a count of 1. Integers are rounded, halves away from zero, and have
+        at most as many points as there are integers. A conditional category has the points of its own grid. A space
+        without hyperparameters has no points. Points that the constraint refuses are left out.
         Source: Determined's grid search.
 
         Raises:
@@ -101,8 +101,8 @@ class Space:
         """The point as it would be drawn: whole floats as integers where those are due, constants filled in.
 
         Args:
-            point: A user's own, e.g. a good one known from elsewhere.
-            path: What errors call it, as `searcher.points[2]`.
+            point: Given by a user.
+            path: Its name in errors, e.g. `searcher.points[2]`.
 
         Raises:
             SpaceError: It is no point of the space. All faults are named, by path.
@@ -116,13 +116,13 @@ class Space:
         return cast("dict[str, object]", checked)
 
     def faults(self, point: object, *, path: str) -> Faults:
-        """Why this is no point of the domains, the constraint apart; [] if it is one."""
+        """Why this is no point of the domains; [] if it is one. The constraint is not asked."""
         faults: Faults = []
         self.root.check(point, path, faults)
         return faults
 
     def names(self) -> list[str]:
-        """Dotted names of all hyperparameters, sorted: "model.layers"; those of every branch of a conditional one."""
+        """Dotted names of all hyperparameters ("model.layers"), sorted; with those of every conditional branch."""
         return sorted(set(names(self.root)))
 
 
@@ -133,7 +133,7 @@ def parse(
 
     Args:
         hyperparameters: Names to domains, as in the example at the top of this file.
-        path: What to call it in errors.
+        path: Its name in errors.
         constraint: Says whether a point may be tried.
 
     Raises:
@@ -287,7 +287,7 @@ def _whole(value: object, path: str, faults: Faults) -> float:
 
 
 def _yaml_float(value: object) -> str:
-    """YAML 1.1 reads 1e-4 as a string, for want of a point; say so."""
+    """A hint: YAML 1.1 reads 1e-4, which has no point, as a string."""
     try:
         return f" (a string; write {float(value)!r})" if isinstance(value, str) else ""
     except ValueError:

@@ -1,9 +1,9 @@
-"""The contract of a search method, as plain functions: `check_method(make, max_creations=...)` from any test.
+"""The contract of a search method, as plain functions: call `check_method(make, max_creations=...)` from any test.
 
 Each check drives the method through a random history: trials start, report (in order, late, out of order, not finite),
-obey a stop or finish before it comes, pause at once or a report later, fail, also while they are paused, turn out
-invalid, are canceled; the search is extended while it runs and when it is done. A broken rule is an `AssertionError`
-that names the rule and the seed.
+obey a stop or finish before it comes, pause at once or one report later, fail (also while paused), turn out invalid,
+are canceled; the search is extended, while it runs and when it is done. A broken rule raises an `AssertionError` that
+names the rule and the seed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,24 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Protocol
+from typing import Protocol, cast
 
 from searchers.errors import IllegalEvent, MethodError
-from searchers.events import Action, Create, Done, Event, Exited, Pause, Reason, Reported, Resume, Started, Stop
+from searchers.events import (
+    Action,
+    Create,
+    Done,
+    Event,
+    Exited,
+    Pause,
+    Reason,
+    Reported,
+    Resume,
+    Started,
+    Stop,
+)
 from searchers.method import Method
+from searchers.records import event_from_json
 from searchers.search import Record, Search
 from searchers.space import parse
 
@@ -56,12 +69,22 @@ def check_method(make: Make, *, max_creations: int, seeds: Iterable[int] = range
     """All checks, on several histories each.
 
     Args:
-        make: A new method, equally configured each time.
-        max_creations: Trials that it may create at most: its budget and the replacements of invalid ones.
-        seeds: A history for each.
+        make: Makes a new method, configured the same each time.
+        max_creations: Most trials that it may create: its budget, and the replacements of invalid ones.
+        seeds: One history for each.
     """
     for seed in seeds:
-        for check in CHECKS:
+        for check in (
+            check_equal_events_give_equal_states,
+            check_dump_and_load_change_nothing,
+            check_repeated_and_late_events_change_nothing,
+            check_illegal_events_change_nothing,
+            check_actions_name_trials_that_can_obey,
+            check_done_comes_exactly_once,
+            check_progress_never_falls,
+            check_sign_of_the_metric_changes_nothing,
+            check_replay_restores,
+        ):
             check(make, seed)
         check_creations_are_bounded(make, seed, max_creations=max_creations)
         check_extensions(make, seed, max_creations=max_creations)
@@ -82,7 +105,7 @@ def _check_equal_states(make: Make, history: History, first: Method, seed: int) 
 
 
 def check_dump_and_load_change_nothing(make: Make, seed: int) -> None:
-    """After every event the method is written as strict JSON and read into a new one, which goes on the same."""
+    """After every event the state is dumped as strict JSON and loaded into a new method, which goes on the same."""
     _check_dump_and_load(make, play(method := make(), seed, length=_length(method)), seed)
 
 
@@ -99,7 +122,7 @@ def _check_dump_and_load(make: Make, history: History, seed: int) -> None:
 
 
 def check_repeated_and_late_events_change_nothing(make: Make, seed: int) -> None:
-    """An event told again, and a report of a trial that has ended, return [] and leave the state as it was."""
+    """A repeated event, and a report of a trial that has ended, return [] and leave the state as it was."""
     method = make()
     history = play(make(), seed, length=_length(method))
     method.start()
@@ -136,7 +159,7 @@ def check_illegal_events_change_nothing(make: Make, seed: int) -> None:
 
 
 def check_actions_name_trials_that_can_obey(make: Make, seed: int) -> None:
-    """`Stop` is for trials that live, once each; `Pause` for those that run; `Resume` for those that are paused."""
+    """`Stop` names live trials, once each; `Pause` running ones; `Resume` paused ones."""
     history = play(method := make(), seed, length=_length(method))
     _check_actions(history, seed)
 
@@ -190,7 +213,7 @@ def check_creations_are_bounded(make: Make, seed: int, *, max_creations: int) ->
 
 
 def check_done_comes_exactly_once(make: Make, seed: int) -> None:
-    """`Done` is the last action of every history, comes when all trials have ended, and not before."""
+    """`Done` is the last action of every history, and comes when all trials have ended, not before."""
     for always in (None, "completed", "errored", "invalid_hp", "canceled"):
         history = play(method := make(), seed, length=_length(method), always=always)
         actions = history.actions()
@@ -223,7 +246,7 @@ def _check_progress(make: Make, history: History, seed: int) -> None:
 
 
 def check_extensions(make: Make, seed: int, *, max_creations: int) -> None:
-    """A search goes on with a larger budget, from any moment on, by the same rules; what it refuses changes nothing."""
+    """A search can be extended at any moment, and keeps the rules; an extension that is refused changes nothing."""
     method = make()
     length = math.ceil(_length(method))
     for wanted in (
@@ -243,7 +266,7 @@ def check_extensions(make: Make, seed: int, *, max_creations: int) -> None:
 
 
 def check_sign_of_the_metric_changes_nothing(make: Make, seed: int) -> None:
-    """Values negated, and larger being better: the same actions and the same state."""
+    """With values negated, and larger ones better, actions and state are the same."""
     small, large = make(), make()
     one, other = _search(small, smaller_is_better=True), _search(large, smaller_is_better=False)
     history = play(one, seed, length=_length(small), normalised=False)
@@ -256,7 +279,7 @@ def check_sign_of_the_metric_changes_nothing(make: Make, seed: int) -> None:
 
 
 def check_replay_restores(make: Make, seed: int) -> None:
-    """A search replayed from its log, cut anywhere, is the search; it goes on the same."""
+    """A search that is replayed from its log, cut anywhere, goes on like the one that wrote it."""
     _check_replay(make, seed, ())
 
 
@@ -264,33 +287,37 @@ def _check_replay(make: Make, seed: int, extensions: Iterable[Extension]) -> Non
     log: list[Record] = []
     search = _search(make(), log=log.append)
     play(search, seed, length=_length(search.method), normalised=False, extensions=extensions)
-    records: list[Record] = json.loads(json.dumps(log, allow_nan=False))
-    cut = Random(seed).randrange(len(records) + 1)
-    rest: list[Record] = []
-    again = Search.replay(records[:cut], make(), _SPACE, seed=0, smaller_is_better=True, log=rest.append)
-    assert rest == [], "replayed records must not be logged again"
-    whole = Search.replay(records, make(), _SPACE, seed=0, smaller_is_better=True, log=rest.append)
-    assert whole.method.dump() == search.method.dump(), f"seed {seed}: another state after replay"
-    assert str(dict(whole.trials)) == str(dict(search.trials)), f"seed {seed}: other trials after replay"  # nan != nan
-    assert whole.done == search.done
-    assert len(again.trials) <= len(whole.trials)
+    records = _through_json(log)
+    for cut in (Random(seed).randrange(len(records)), len(records)):
+        rest: list[Record] = []
+        again = Search.replay(records[:cut], make(), _SPACE, seed=0, smaller_is_better=True, log=rest.append)
+        assert rest == [], "replayed records must not be logged again"
+        for record in records[cut:]:
+            _happens(again, record)
+        assert _through_json(rest) == records[cut:], f"seed {seed}: other actions after a replay of {cut} records"
+        assert again.method.dump() == search.method.dump(), f"seed {seed}: another state after replay"
+        assert str(dict(again.trials)) == str(dict(search.trials)), f"seed {seed}: other trials after replay"  # nan
+        assert again.done == search.done
 
 
-CHECKS: tuple[Callable[[Make, int], None], ...] = (
-    check_equal_events_give_equal_states,
-    check_dump_and_load_change_nothing,
-    check_repeated_and_late_events_change_nothing,
-    check_illegal_events_change_nothing,
-    check_actions_name_trials_that_can_obey,
-    check_done_comes_exactly_once,
-    check_progress_never_falls,
-    check_sign_of_the_metric_changes_nothing,
-    check_replay_restores,
-)
+def _through_json(records: list[Record]) -> list[Record]:
+    decoded: list[Record] = json.loads(json.dumps(records, allow_nan=False))
+    return decoded
+
+
+def _happens(search: Search, record: Record) -> None:
+    """Tell the search what the record says."""
+    match record:
+        case {"event": "start"}:
+            search.start()
+        case {"event": "extended", "max_trials": max_trials, "max_length": max_length}:
+            search.extend(max_trials=cast("int | None", max_trials), max_length=cast("int | None", max_length))
+        case _:
+            search.on(event_from_json(record))
 
 
 def tell(subject: Driven, event: Event | Extension) -> list[Action]:
-    """What a method or a search says to a step of a history."""
+    """The answer of a method or search to a step of a history."""
     if isinstance(event, Extension):
         return subject.extend(max_trials=event.max_trials, max_length=event.max_length)
     return subject.on(event)
@@ -310,10 +337,10 @@ def play(
     Args:
         subject: A new one; it is started here.
         seed: The same seed and the same answers give the same history.
-        length: Where trials end by themselves. An extension to a larger one changes it.
-        normalised: Tell values as a method gets them; else also NaN, None and infinities, as a search does.
-        always: Every trial ends this way and reports nothing.
-        extensions: Asked for at random moments, in this order; at the latest when the search is done. Those that are
+        length: Length at which trials end by themselves. An extension may change it.
+        normalised: Report values as a method gets them; else also NaN, None and infinities, as a search does.
+        always: Every trial ends this way, without a report.
+        extensions: Asked for in this order, at random moments, or at the latest when the search is done. Those that are
             refused are not in the history.
     """
     player = _Player(
@@ -329,7 +356,7 @@ def play(
     while not player.done or player.extensions:
         assert len(player.steps) < 100_000, f"seed {seed}: no end after 100,000 events"
         player.step()
-    for trial in sorted(player.ended)[-3:]:  # whatever comes after the end, late
+    for trial in sorted(player.ended)[-3:]:  # late reports, after the end
         player.tell(Reported(trial=trial, step=length, value=0.5))
     return History(first=first, steps=player.steps)
 
@@ -343,7 +370,7 @@ class _Player:
     always: Reason | None
     extensions: list[Extension]
     pending: list[int] = field(default_factory=list)
-    running: dict[int, float] = field(default_factory=dict)  # trial: step it came to
+    running: dict[int, float] = field(default_factory=dict)  # trial: step it has reached
     paused: set[int] = field(default_factory=set)
     stopping: set[int] = field(default_factory=set)
     ended: set[int] = field(default_factory=set)
@@ -387,7 +414,7 @@ class _Player:
             self.tell(Reported(trial=trial, step=self.running[trial], value=self.value()))
 
     def step_paused(self, trial: int) -> None:
-        """A paused trial fails or is canceled, or it was not quite paused yet, and reports."""
+        """A paused trial fails, is canceled, or reports, since it was not quite paused yet."""
         if self.rng.random() < 0.3:
             self.exit(trial, self.rng.choice(("errored", "canceled", "invalid_hp")))
         else:

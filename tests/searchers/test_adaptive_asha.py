@@ -150,6 +150,13 @@ def test_weakness_5_brackets_never_have_more_trials_than_the_search() -> None:
     assert [bracket.max_trials for bracket in method.brackets] == [1, 1]
 
 
+def test_brackets_with_more_rungs_come_first_in_whatever_order_they_are_given() -> None:
+    method = AdaptiveASHA(max_trials=50, max_length=256, bracket_rungs=[1, 3, 2], max_concurrent_trials=4)
+    assert [len(bracket.rungs) for bracket in method.brackets] == [3, 2, 1]
+    assert [bracket.max_trials for bracket in method.brackets] == [32, 12, 6], "16/3 : 4/2 : 1"
+    assert [len(bracket.start()) for bracket in method.brackets] == [2, 1, 1], "and the fourth place"
+
+
 @given(
     st.integers(1, 200), st.lists(st.integers(1, 8), min_size=1, max_size=8), st.sampled_from([1.1, 1.5, 2, 3, 4, 10])
 )

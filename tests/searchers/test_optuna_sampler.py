@@ -25,8 +25,9 @@ from searchers import (
     Started,
     parse_space,
 )
-from searchers.events import event_from_json
-from searchers.optuna_sampler import OptunaSampler, to_optuna
+from searchers.optuna_sampler import OptunaSampler
+from searchers.optuna_space import to_optuna
+from searchers.records import event_from_json
 from searchers.search import Record
 from searchers.testing import Extension, play
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from searchers.rung import Rung
@@ -35,7 +35,6 @@ VALUES = st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0, math.inf]) | st.floats(allo
 DIVISORS = st.sampled_from([2, 3, 4, 10, 1.5, 2.5, 1.1, 3.7])
 
 
-@settings(deadline=None)  # this machine may be busy
 @given(st.lists(VALUES, max_size=60), DIVISORS)
 def test_decides_as_a_sorted_list(values: list[float], divisor: float) -> None:
     rung, oracle = Rung(divisor=divisor), SortedListOracle(divisor)
@@ -44,7 +43,6 @@ def test_decides_as_a_sorted_list(values: list[float], divisor: float) -> None:
     assert len(rung) == len(values)
 
 
-@settings(deadline=None)  # this machine may be busy
 @given(st.lists(st.tuples(VALUES, st.booleans(), st.integers(0, 100)), max_size=80), DIVISORS, st.booleans())
 def test_decides_as_a_sorted_list_when_trials_are_withdrawn(
     steps: list[tuple[float, bool, int]], divisor: float, through_dump: bool
@@ -160,7 +158,6 @@ def test_withdrawals_cost_a_logarithm_on_average(monkeypatch: pytest.MonkeyPatch
     assert len(rung) == 10
 
 
-@settings(deadline=None)  # this machine may be busy
 @given(
     steps=st.lists(st.tuples(VALUES, st.booleans(), st.integers(0, 100)), max_size=60),
     divisor=DIVISORS,

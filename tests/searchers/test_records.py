@@ -9,15 +9,8 @@ import pickle
 import pytest
 
 from searchers import Create, Done, Exited, FieldError, Pause, Reported, Resume, SpaceError, Started, Stop
-from searchers.events import (
-    Action,
-    Event,
-    action_from_json,
-    action_to_json,
-    event_from_json,
-    event_to_json,
-    number_from_json,
-)
+from searchers.events import Action, Event
+from searchers.records import action_from_json, action_to_json, event_from_json, event_to_json, number_from_json
 
 EVENTS: list[Event] = [
     Started(trial=0),
