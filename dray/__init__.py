@@ -1,6 +1,6 @@
 """dray trains PyTorch models and searches their hyperparameters on Ray.
 
-The names below are loaded on first use, so that ``import dray.training.loop`` brings neither torch nor Ray.
+The names below are loaded on first use, so that ``import dray.training.loop`` imports neither torch nor Ray.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Import a user's model code from a directory, and from another one after it, in one process.
+"""Importing users' model code, from one directory after another, in one process.
 
-Such code may import `determined`: where that is not installed, it gets dray.
+Such code may import `determined`: if that is not installed, it gets dray.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ import sysconfig
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 
 from dray.compat import install_if_absent
 
-# Never taken for a user's module, wherever they lie: two copies of one of these in a process do not work together.
+# Never taken for a user's module, wherever they are: two copies of one of these in a process don't work together.
 _OURS = frozenset({"__main__", "dray", "searchers", "ray", "torch", "numpy"})
 
 _current: Path | None = None  # the model directory that `use_model_dir` put on sys.path
-_older: frozenset[str] = frozenset()  # the modules that were there before, which are the driver's own
+_older: frozenset[str] = frozenset()  # the modules imported before, which are the driver's own
+_asked = False
 
 
 @contextmanager
 def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Import from a directory for the length of a ``with`` block, as ``determined.import_from_path`` does.
+    """Import from a directory in a ``with`` block, as ``determined.import_from_path``.
 
-    What was imported from there is forgotten afterwards, so that several directories can each have a ``model_def``:
+    Modules imported from there are forgotten afterwards, so that several directories can each have a ``model_def``:
 
     .. code-block:: python
 
@@ -37,7 +38,7 @@ def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
         import model_def as new
 
     Args:
-        path: The directory; its modules win over all others of the same names.
+        path: The directory; its modules take precedence over any others of the same names.
     """
     directory = Path(path).resolve()
     install_if_absent()
@@ -55,10 +56,9 @@ def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def use_model_dir(path: str | os.PathLike[str]) -> None:
-    """Import from a directory from now on, and no longer from the one that was given before.
+    """Import from a directory from now on, instead of the one given before.
 
-    It stays on ``sys.path``: model code imports within its functions too, and the worker processes of a data loader
-    import by name.
+    It stays on ``sys.path``: model code may import inside functions, and DataLoader workers import by name.
     """
     global _current, _older
     install_if_absent()
@@ -76,9 +76,27 @@ def use_model_dir(path: str | os.PathLike[str]) -> None:
 
 
 def forget_model_dir() -> None:
-    """Take what was imported since ``use_model_dir``, from its directory, out of ``sys.modules``."""
+    """Remove what was imported from the directory of ``use_model_dir``, since that call, from ``sys.modules``."""
     if _current is not None:
         _forget(_current, keep=_older)
+
+
+def note_question() -> None:
+    """Called by `get_cluster_info()`: notes whether a module that is being imported asks, as it may keep the answer."""
+    global _asked
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _asked:
+        # Not the program itself: it is executed again for each trial.
+        _asked = frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") != "__main__"
+        frame = frame.f_back
+
+
+def forget_askers() -> None:
+    """Call `forget_model_dir` if a module has asked so since the last call."""
+    global _asked
+    if _asked:
+        forget_model_dir()
+    _asked = False
 
 
 def _forget(directory: Path, *, keep: Collection[str]) -> None:
@@ -89,7 +107,7 @@ def _forget(directory: Path, *, keep: Collection[str]) -> None:
 
 
 def _forget_clashes(directory: Path) -> dict[str, ModuleType]:
-    """Take out what was loaded from elsewhere under a name that ``directory`` has too; give it back by name."""
+    """Remove modules loaded from elsewhere under a name that ``directory`` has too; returns them by name."""
     names = {entry.stem for entry in directory.iterdir() if entry.suffix == ".py" or entry.is_dir()}
     gone = {}
     for name, module in list(sys.modules.items()):
@@ -100,8 +118,8 @@ def _forget_clashes(directory: Path) -> dict[str, ModuleType]:
 
 
 def is_installed(place: str) -> bool:
-    """Whether this file is of Python, or of an installed package."""
-    # Most are told by their text: to resolve the paths of all that torch and Ray import takes .3 s.
+    """Whether a file belongs to Python or to an installed package."""
+    # A comparison of text first: resolving the paths of all modules of torch and Ray takes 0.3 s.
     if place.startswith(_INSTALLED_TEXT):
         return True
     origin = Path(place).resolve()
@@ -109,10 +127,10 @@ def is_installed(place: str) -> bool:
 
 
 def _origin(name: str, module: ModuleType) -> Path | None:
-    """Where a user's module was imported from; None for one that is installed, or ours."""
+    """Where a user's module was imported from; None for an installed one, or one of dray's."""
     place = getattr(module, "__file__", None)
     if not isinstance(place, str):
-        try:  # a package without an __init__.py has no file, but a path: none if what it is in could not be imported
+        try:  # a package without __init__.py has no file, but a path; none if its parent could not be imported
             place = next(iter(getattr(module, "__path__", [])), None)
         except KeyError:
             return None
@@ -121,7 +139,7 @@ def _origin(name: str, module: ModuleType) -> Path | None:
     return Path(place).resolve()
 
 
-_DRAY = f"{Path(__file__).parent}{os.sep}"  # also where it goes by the name of Determined's package
+_DRAY = f"{Path(__file__).parent}{os.sep}"  # also under the name of Determined's package
 _PLACES = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")} | {
     *site.getsitepackages()
 }

@@ -1,8 +1,8 @@
-"""What an experiment config keeps secret, and how it is kept out of whatever is written.
+"""The secrets of an experiment's config, and masking them in whatever is written.
 
-Secret are the values below ``data.secrets``, at any depth, as in Determined, those of environment variables, and the
-credentials of ``checkpoint_storage``. A trial's code gets the true ones; no file of the experiment has them but one for
-its owner.
+Secrets are the values in ``data.secrets`` at any depth, as in Determined, the values of environment variables, and the
+credentials of ``checkpoint_storage``. A trial's code gets the true values; no file of the experiment has them, except
+one that only its owner can read.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 from urllib.parse import quote
 
 MASK = "********"
-"""What stands where a secret was, as in Determined."""
+"""Replaces a secret, as in Determined."""
 SHORTEST = 8
-"""Of the texts that are looked for in code, in characters: a shorter one could be any word of a program."""
+"""Characters of the shortest secret that is masked in code: a shorter one could be any word of a program."""
 
 PLACES = (("data", "secrets"), ("environment", "environment_variables"))
-"""Where in a config secrets are: below these fields of these sections."""
+"""Where secrets are in a config: (section, field)."""
 _SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
 def masked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """An experiment config with ``MASK`` for each value that is secret; the names stay."""
+    """An experiment's config with each secret value replaced by ``MASK``; the names stay."""
     found = dict(config)
     for section, field in PLACES:
         inner = found.get(section)
@@ -42,7 +42,7 @@ def _masked(secret: Any) -> Any:
 
 
 def leaves(secret: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Each value below a place of secrets that is not null, with its path."""
+    """Each value at a place of secrets that is not null, with its path."""
     if isinstance(secret, Mapping):
         for name, value in secret.items():
             yield from leaves(value, f"{path}.{name}")
@@ -54,10 +54,10 @@ def leaves(secret: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def texts(config: Mapping[str, Any]) -> list[str]:
-    """The secrets of a config as they are looked for: lines, for a file in YAML has a key's lines each indented.
+    """The secrets of a config as texts to search for: single lines, since YAML indents each line of a key.
 
-    Of environment variables those whose names say that they are secret: others are paths and numbers, which code has
-    on its own account.
+    Of environment variables only those with a name that says so: others are paths and numbers, which code may contain
+    anyway.
     """
     found: list[Any] = []
     for section, field in PLACES:
@@ -73,9 +73,9 @@ def texts(config: Mapping[str, Any]) -> list[str]:
 
 
 def forms(secret: Sequence[str]) -> list[bytes]:
-    """These texts as files have them, the longest first.
+    """The forms in which files may contain these texts, the longest first.
 
-    As they are, as JSON, Python and YAML write them between quotes, and as a URI has them.
+    Unchanged, as quoted in JSON, Python and YAML, and as in a URI.
     """
     found = set()
     for text in secret:
@@ -85,12 +85,12 @@ def forms(secret: Sequence[str]) -> list[bytes]:
 
 
 def hidden(content: bytes, secret: Sequence[str]) -> bytes:
-    """A file's content with an x for each byte of these texts: all else stays in its place."""
+    """A file's content with each byte of these texts replaced by an x, so that nothing else moves."""
     for form in forms(secret):
-        content = content.replace(form, b"x" * len(form))  # a word, in whatever language the file is
+        content = content.replace(form, b"x" * len(form))  # x's are a valid word in any language
     return content
 
 
 def hidden_text(text: str, secret: Sequence[str]) -> str:
-    """The same of a message."""
+    """The same for a message."""
     return hidden(text.encode(errors="surrogateescape"), secret).decode(errors="surrogateescape")

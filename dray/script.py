@@ -1,6 +1,7 @@
-"""A user's program, run in this process as ``python3 train.py --epochs 1`` would run it in one of its own.
+"""Runs a user's program in this process as ``python3 train.py --epochs 1`` would in a new one.
 
-What the program imports stays imported, so that a second run is quick; the program itself is executed anew.
+What the program imports stays imported, so that a second run starts quickly; the program itself is executed again. So
+are its own modules if one of them asked, while it was imported, which trial this is: it may have kept the answer.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from dray.compat import told_of_real
+from dray.imports import forget_askers
+
 _PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
 class ScriptFailed(RuntimeError):
-    """The program ended with an exit code other than 0, or within a call of ours; the traceback says where."""
+    """The program exited with a code other than 0, or inside a call to dray; the traceback says where."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +31,10 @@ class Script:
     """A program to run: a file, or a module as with ``python3 -m``.
 
     Args:
-        command: As the user wrote it, for messages.
-        file: Path of the program, from the model's directory on; None if it is a module.
-        module: Its name; None if it is a file.
-        arguments: What the program finds in ``sys.argv[1:]``.
+        command: The command as the user wrote it, for messages.
+        file: Path of the program, relative to the model directory; None if it is a module.
+        module: Name of the module; None if it is a file.
+        arguments: The program's ``sys.argv[1:]``.
     """
 
     command: str
@@ -42,13 +46,12 @@ class Script:
         assert (self.file is None) != (self.module is None), "a program is either a file or a module"
 
     def run(self, directory: Path) -> None:
-        """Run it to its end, in ``directory``, which `dray.imports.use_model_dir` was given before.
+        """Run the program in ``directory``, which `dray.imports.use_model_dir` was called with before.
 
-        ``sys.argv``, ``sys.path``, ``__main__`` and the working directory are afterwards as they were.
+        ``sys.argv``, ``sys.path``, ``__main__`` and the working directory are restored afterwards.
 
         Raises:
-            ScriptFailed: it exited with a code other than 0, or in the midst of training. What it raises besides is not
-                caught.
+            ScriptFailed: it exited with a code other than 0, or during training. Its other exceptions are not caught.
         """
         with _as_it_was():
             os.chdir(directory)
@@ -57,7 +60,7 @@ class Script:
                     self._run_file(directory / self.file)
                 else:
                     assert self.module is not None
-                    # argv[0] is put right by runpy, which looks the module up.
+                    # runpy looks the module up, and corrects argv[0].
                     sys.argv[:] = [self.module, *self.arguments]
                     runpy.run_module(self.module, run_name="__main__", alter_sys=True)
             except SystemExit as end:
@@ -68,8 +71,19 @@ class Script:
                         told += " in the midst of training; to end that early, call context.set_stop_requested(True)"
                     raise ScriptFailed(told).with_traceback(end.__traceback__) from None
 
+    def never_trained(self, rank: int = 0) -> str:
+        """The message for a program that ended well, but gave the search nothing to compare."""
+        if real := told_of_real():
+            return f"entrypoint: {self.command} has trained without dray: {real}"
+        where = f" on rank {rank}" if rank else ""
+        return (
+            f"entrypoint: {self.command} has ended{where} without a call of Trainer.fit(), or with one that was left "
+            "at once, so that the search has nothing to compare; when it runs as __main__, make a trainer with "
+            "pytorch.init() and call its fit(), or report validation metrics with core.init()"
+        )
+
     def _run_file(self, path: Path) -> None:
-        # Not by runpy.run_path(), which has another argv[0] than Python, and looks into the file's kind each time.
+        # Not by runpy.run_path(), which sets another argv[0] than Python, and examines the file each time.
         main = ModuleType("__main__")
         main.__dict__.update(__file__=str(path), __builtins__=__builtins__)
         sys.modules["__main__"] = main
@@ -80,7 +94,7 @@ class Script:
 
 
 def _exit_code(end: SystemExit) -> int:
-    """What Python would end with; it prints what is no number."""
+    """The exit code that Python would end with. As Python does, prints a code that is not an int."""
     if end.code is None or isinstance(end.code, int):
         return int(end.code or 0)
     print(end.code, file=sys.stderr)
@@ -88,7 +102,7 @@ def _exit_code(end: SystemExit) -> int:
 
 
 def _within_ours(end: SystemExit) -> bool:
-    """Whether the program has called us, and exited in what we called: training, which it left so."""
+    """Whether the program exited inside a call to dray: that is, during training."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(end.__traceback__)]
     return any(file.startswith(_PACKAGE) and file != __file__ for file in files)
 
@@ -101,10 +115,11 @@ def _as_it_was() -> Iterator[None]:
     finally:
         sys.argv[:], sys.path[:], sys.modules["__main__"] = argv, path, main
         os.chdir(directory)
+        forget_askers()
 
 
 def users_traceback(error: BaseException, directory: Path) -> str:
-    """The traceback of ``error`` from its first line in a file below ``directory`` on; all of it if there is none."""
+    """The traceback of ``error`` from its first frame in a file in ``directory``; all of it if there is none."""
     trace = error.__traceback__
     while trace is not None and not Path(trace.tb_frame.f_code.co_filename).is_relative_to(directory):
         trace = trace.tb_next

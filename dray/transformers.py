@@ -1,4 +1,4 @@
-"""Hugging Face's `transformers.Trainer` as the loop of a trial: a callback between it and `dray.core`.
+"""Hugging Face's `transformers.Trainer` as the loop of a trial: a callback that connects it to `dray.core`.
 
 .. code-block:: python
 
@@ -28,21 +28,21 @@ _SPEEDS = ("_runtime", "_per_second", "_compilation_time")
 
 
 class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
-    """Reports what a `transformers.Trainer` logs, keeps what it saves as the trial's checkpoints, and ends it when that
-    is asked for: by the search, or because its machine is taken away.
+    """Reports what a `transformers.Trainer` logs, makes the trial's checkpoints from what it saves, and stops it when
+    the search says so or its machine is taken away.
 
     A trial that is started again finds its latest checkpoint in `args.resume_from_checkpoint`, which the program passes
-    to `trainer.train()`. In an experiment `args.output_dir` becomes a directory of the trial's own below what it was,
-    for all trials of a machine have the same working directory.
+    to `trainer.train()`. In an experiment `args.output_dir` becomes a subdirectory of itself for each trial, since all
+    trials on a machine have the same working directory.
 
     Training ends with a checkpoint, and with an evaluation if the trainer evaluates at all.
 
     Args:
-        core_context: of `core.init()`.
-        args: `transformers.TrainingArguments`, the same as the trainer's.
-        filter_metrics: report only metrics with one of these in their name, and what the search needs. Default: all
-            but speeds.
-        user_data: JSON that is kept in each checkpoint, as `my_data.json`.
+        core_context: the context from `core.init()`.
+        args: the trainer's `transformers.TrainingArguments`.
+        filter_metrics: report only metrics with one of these in their name, and those that the search needs. By default
+            all but speeds.
+        user_data: JSON-serialisable data to save in each checkpoint, as `my_data.json`.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             return
         self.core_context.checkpoint.download(checkpoint, args.output_dir)
         steps = self.core_context.checkpoint.get_metadata(checkpoint)["steps_completed"]
-        # By its number: an attempt that was cut short may have left later ones there.
+        # By its number: a killed attempt may have left later ones there.
         args.resume_from_checkpoint = os.path.join(args.output_dir, f"checkpoint-{steps}")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Report it, once a step: the summaries at the end of training come for one that was reported."""
+        """Report the logs, once per step: the summary at the end of training is for a step already reported."""
         names = list(logs or {})
         if not logs or any(name.startswith("test_") for name in names):
             return
@@ -93,37 +93,39 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             self.core_context.train.report_metrics(group, state.global_step, found)
 
     def _is_kept(self, name: str) -> bool:
-        if name == "epoch" or name.endswith(_SPEEDS):  # an epoch that is rounded
+        if name == "epoch" or name.endswith(_SPEEDS):  # the trainer's epoch is rounded
             return False
         return not self.filter_metrics or any(part in name for part in self.filter_metrics)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ask whether to end, and see to what is to be there at the end."""
+        """Check whether to stop."""
         if state.is_world_process_zero:
             self.core_context.train.report_progress(min(1.0, state.global_step / max(1, state.max_steps)))
         self._end_if_asked(state, control)
-        if state.global_step >= state.max_steps:
-            # What is due at the end of each epoch comes by itself.
-            if args.eval_strategy == "steps" and not self._asked:
-                control.should_evaluate = True
-            if args.save_strategy != "epoch":
-                control.should_save = True
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """At the end of training, for whatever reason it ends, evaluate and save."""
+        if not control.should_training_stop and state.global_step < state.max_steps:
+            return
+        evaluates = getattr(args, "eval_strategy", None) or args.evaluation_strategy  # the name until 4.41
+        if evaluates != "no" and not self._asked and self._reported.get("validation") != state.global_step:
+            control.should_evaluate = True
+        if self._saved != state.global_step:
+            control.should_save = True
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The report may have been answered with a request to end."""
+        """Check whether to stop: the report may have been answered so."""
         self._end_if_asked(state, control)
 
     def _end_if_asked(self, state: Any, control: Any) -> None:
         if state.global_step >= state.max_steps:
-            return  # It ends by itself; who hears a request is gone on with later.
-        # All ranks come here in step, as the question needs it.
+            return  # It ends by itself; if it acknowledged a request, it would be resumed later.
+        # All ranks call this together, as should_preempt() requires.
         self._asked = self._asked or self.core_context.preempt.should_preempt()
-        if self._asked:
-            control.should_training_stop = True
-            control.should_save = control.should_save or self._saved != state.global_step
+        control.should_training_stop = control.should_training_stop or self._asked
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Make a checkpoint of the trial of it."""
+        """Make a checkpoint of the trial from what the trainer has saved."""
         self._saved = state.global_step
         name = f"checkpoint-{state.global_step}"
         if self.user_data is not None and state.is_world_process_zero:

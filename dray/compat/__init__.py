@@ -1,6 +1,6 @@
-"""``import determined`` gives dray: for code that was written for Determined, as it is.
+"""Makes ``import determined`` give dray, so that code written for Determined runs unchanged.
 
-Inside an experiment this is so wherever the real package is not installed. For a script of one's own:
+In an experiment this is so wherever the real package is not installed. In a script of your own:
 
 .. code-block:: python
 
@@ -11,8 +11,8 @@ Inside an experiment this is so wherever the real package is not installed. For 
     import determined as det
     from determined import pytorch
 
-Its modules and objects are dray's own, ``determined.pytorch is dray.pytorch``. What dray has no counterpart for (Keras,
-DeepSpeed, the REST client) can be imported, and raises `NotSupported` where it is first used.
+Its modules and objects are dray's own: ``determined.pytorch is dray.pytorch``. What has no counterpart in dray (Keras,
+DeepSpeed, the REST client) can be imported, and raises `NotSupported` when it is first used.
 """
 
 from dray.compat.alias import NotSupported, install, install_if_absent, lacks, told_of_real

@@ -1,4 +1,4 @@
-"""The stand-in for Determined's package: how its names are found, and what is said of those that dray lacks."""
+"""The replacement of Determined's package: finds its names, and reports those that dray lacks."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A directory with nothing but the package `determined` in it. As an entry of sys.path it is also found by processes
-# that get no more of us than that, such as the spawned workers of a data loader.
+# A directory with only the package `determined`. As an entry of sys.path it is also found by processes that get nothing
+# else from us, such as spawned DataLoader workers.
 _PATH = Path(__file__).parent / "path"
 _INIT = _PATH / "determined" / "__init__.py"
 
 
 class NotSupported(RuntimeError):
-    """A program uses a part of Determined that dray has no counterpart for. The message says what to do instead."""
+    """A program uses a part of Determined without a counterpart in dray. The message says what to do instead."""
 
 
 class NoSuchAttribute(NotSupported, AttributeError):
-    """... and that is an attribute of something that dray has: `hasattr()` says no."""
+    """The same for an attribute of a class that dray has, so that `hasattr()` is false."""
 
 
 def lacks(path: str) -> Callable[[type[T]], type[T]]:
-    """Marks a class of ours: what Determined's has beside (`names.MEMBERS`) is told when it is asked for.
+    """Decorates a class of dray's: attributes that only Determined's has (`names.MEMBERS`) raise `NoSuchAttribute`.
 
     Args:
         path: Determined's dotted name of the class.
@@ -59,7 +59,7 @@ class _Lacking:
 
 
 def install() -> None:
-    """From now on ``import determined`` gives dray, also where the real package is installed.
+    """Make ``import determined`` give dray, even if the real package is installed.
 
     Raises:
         RuntimeError: the real package is imported already.
@@ -75,8 +75,8 @@ def install() -> None:
 
 
 def install_if_absent() -> None:
-    """From now on ``import determined`` gives dray, unless there is another package of this name, which goes first."""
-    # At the end of sys.path, so that whatever else is there is found before it.
+    """Make ``import determined`` give dray, unless there is another package of this name."""
+    # At the end of sys.path, so that any other is found first.
     if str(_PATH) not in sys.path:
         sys.path.append(str(_PATH))
     if _finder not in sys.meta_path:
@@ -92,7 +92,7 @@ def real() -> str | None:
 
 
 def told_of_real() -> str:
-    """For an error, where the objects of Determined's own package have come: that they are, and what to do; else ""."""
+    """Text for an error message if Determined's own package was imported: that, and what to do; else ""."""
     place = real()
     if place is None or not hasattr(sys.modules["determined"], "__path__"):
         return ""
@@ -103,10 +103,10 @@ def told_of_real() -> str:
 
 
 def find(name: str) -> Any:
-    """What a dotted name of Determined's stands for.
+    """The object for a dotted name of Determined's.
 
     Raises:
-        AttributeError: neither dray nor Determined has it.
+        AttributeError: neither dray nor Determined has the name.
     """
     if name in MODULES:
         return importlib.import_module(name)
@@ -120,21 +120,21 @@ def find(name: str) -> Any:
 
 
 class Missing(ModuleType):
-    """In the place of a module, class or function that dray lacks: may be imported, named and caught, and not used."""
+    """Stands for a module, class or function that dray lacks: may be imported and referred to, but not used."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, missing(name))
-        self.__path__: list[str] = []  # as a package, whose submodules are looked for
+        self.__path__: list[str] = []  # makes it a package, so that submodules are looked for
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") and name.endswith("_"):  # what Python and notebooks look for in anything
+        if name.startswith("_") and name.endswith("_"):  # Python and notebooks probe any object for these
             raise AttributeError(f"{self.__name__} has no attribute {name!r}")
         return find(f"{self.__name__}.{name}")
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotSupported(f"{self.__name__}: {missing(self.__name__)}")
 
-    __call__ = __mro_entries__ = _refuse
+    __call__ = __mro_entries__ = __iter__ = __contains__ = __getitem__ = __enter__ = __exit__ = _refuse
 
     def __instancecheck__(self, instance: object) -> bool:
         return False
@@ -158,7 +158,7 @@ _stand_ins: dict[str, Any] = {}
 
 
 def _stand_in(name: str) -> Any:
-    """In the place of something that is missing; of an exception, one that nobody raises, so that it can be caught."""
+    """A stand-in for a missing name; for an exception, a class that nobody raises, so that `except` accepts it."""
     made: Any
     if name.endswith(("Error", "Exception")) or name.startswith("determined.errors."):
         made = type(name.rpartition(".")[2], (Exception,), {"__module__": name.rpartition(".")[0]})
@@ -168,10 +168,10 @@ def _stand_in(name: str) -> Any:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules below `determined`, where that is ours; and, after `install`, that one too.
+    """Finds submodules of `determined`, if that is ours; and, after `install`, `determined` itself.
 
     Attributes:
-        whole: after `install`.
+        whole: whether `install` was called.
     """
 
     whole = False
@@ -190,10 +190,10 @@ class _Finder(MetaPathFinder):
             if not _is_ours(sys.modules.get(package)):
                 return None
             if name not in MODULES and missing(name) is None:
-                # Left to others, `determined.pytorch.trainer` would be found in the directory of ours, a second time.
+                # Otherwise `determined.pytorch.trainer` would be found in dray's directory, and loaded a second time.
                 raise ModuleNotFoundError(f"No module named {name!r}: neither Determined nor dray has it", name=name)
         elif package == "dray" and rest.startswith(("core.", "pytorch.")):
-            # `from determined.pytorch import deepspeed` asks the module for its name, which is dray's.
+            # `from determined.pytorch import deepspeed` uses the module's own name, which is dray's.
             if MODULES.get(f"determined.{rest}") == name:
                 return None
             name = f"determined.{rest}"
@@ -205,7 +205,7 @@ class _Finder(MetaPathFinder):
 
 
 def _warn_of(spec: ModuleSpec | None) -> None:
-    # An error comes where its objects meet ours, which may be at the end of a long training, or never.
+    # An error is raised only where its objects meet ours, maybe after long training, or never.
     if spec is not None and spec.submodule_search_locations and spec.origin not in (None, str(_INIT)):
         log.warning(
             "Determined's own package (%s) is imported, which knows nothing of dray: pip uninstall determined, and "
@@ -215,7 +215,7 @@ def _warn_of(spec: ModuleSpec | None) -> None:
 
 
 class _Loader(Loader):
-    """Gives a module that is there already, or a stand-in."""
+    """Gives the existing module, or a stand-in."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """As the import system asks for it."""
@@ -227,7 +227,7 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """As the import system asks for it."""
-        # It has put ours there, by which the module would be reloaded under the other name.
+        # The import system has replaced the module's spec, by which it would be reloaded under the other name.
         if self._spec is not None:
             module.__spec__ = self._spec
 
@@ -240,5 +240,5 @@ def _is_ours(module: ModuleType | None) -> bool:
 
 
 def names_in(module: str) -> Iterator[str]:
-    """Names of this module of Determined's that have a counterpart."""
+    """The names in a module of Determined's that have a counterpart."""
     return (name[len(module) + 1 :] for name in COUNTERPARTS if name.rpartition(".")[0] == module)

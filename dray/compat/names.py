@@ -1,12 +1,12 @@
-"""Which name of Determined's is which of dray's, and which has no counterpart here. Facts, and nothing that runs.
+"""Determined's names, with dray's name of each, or what to do instead. Only data.
 
-`dray.compat` makes ``import determined`` of them, ``dray migrate check`` reads them.
+`dray.compat` makes ``import determined`` from them, and ``dray migrate check`` reads them.
 """
 
 from __future__ import annotations
 
 VERSION = "0.38.1"
-"""Of Determined, the last one: whose names these are."""
+"""The last version of Determined, whose names these are."""
 
 _INNER_CORE = "_checkpoint _context _distributed _preempt _profiler _searcher _tensorboard_mode _train"
 _INNER_PYTORCH = """
@@ -17,13 +17,14 @@ MODULES: dict[str, str] = {
     "determined.core": "dray.core",
     "determined.pytorch": "dray.pytorch",
     "determined.transformers": "dray.transformers",
+    "determined.pytorch.experimental": "dray.pytorch.experimental",
     "determined.pytorch.samplers": "dray.pytorch.samplers",
     "determined.tensorboard.metric_writers.pytorch": "dray.pytorch.tensorboard",
-    # Private there, and named in its documents and in code that was written from them.
+    # Private modules, but named in Determined's documentation and in code written from it.
     **{f"determined.core.{name}": "dray.core" for name in _INNER_CORE.split()},
     **{f"determined.pytorch.{name}": "dray.pytorch" for name in _INNER_PYTORCH.split()},
 }
-"""Modules, by Determined's name."""
+"""dray's modules, by Determined's name."""
 
 _CORE = """
 CheckpointContext Context DistributedContext DownloadMode DummyCheckpointContext DummyDistributedContext
@@ -36,6 +37,7 @@ Batch CheckpointLoadContext DataLoader Epoch LRScheduler MetricReducer PyTorchCa
 PyTorchTrial PyTorchTrialContext Reducer TorchData TrainUnit Trainer _ShouldExit _TrainBoundaryType adapt_batch_sampler
 data_length init load_trial_from_checkpoint_path to_device
 """
+_BATCHES = "TorchBatchProcessor TorchBatchProcessorContext get_default_device torch_batch_process"
 _SAMPLERS = """
 DistributedBatchSampler DistributedSampler RepeatBatchSampler RepeatSampler ReproducibleShuffleBatchSampler
 ReproducibleShuffleSampler SkipBatchSampler SkipSampler
@@ -53,15 +55,17 @@ COUNTERPARTS: dict[str, str] = {
     "determined.import_from_path": "dray.import_from_path",
     **{f"determined.core.{name}": f"dray.core.{name}" for name in _CORE.split()},
     **{f"determined.pytorch.{name}": f"dray.pytorch.{name}" for name in _PYTORCH.split()},
+    **{f"determined.pytorch.experimental.{name}": f"dray.pytorch.experimental.{name}" for name in _BATCHES.split()},
     **{f"determined.pytorch.samplers.{name}": f"dray.pytorch.samplers.{name}" for name in _SAMPLERS.split()},
     "determined.tensorboard.metric_writers.pytorch.TorchWriter": "dray.pytorch.tensorboard.TorchWriter",
     "determined.transformers.DetCallback": "dray.transformers.DetCallback",
 }
-"""Modules and what is in them, by Determined's name: the same object under both."""
+"""dray's modules and objects, by Determined's name."""
 
 _IN_A_PROGRAM = "train it in a program of your own, with the core API (dray.core.init())"
 _NO_LIGHTNING = f"dray has nothing of its own for Lightning: write a PyTorchTrial, or {_IN_A_PROGRAM}"
 _NO_MASTER = "there is no master to ask: use the command dray, or dray.Experiment and its Result in Python"
+_CLIP = "write context.step_optimizer(optimizer, clip_grads=lambda params: torch.nn.utils."
 _INTERNAL = "it is a part of Determined's inside, which no model needs: leave it out"
 
 MISSING: dict[str, str] = {
@@ -82,6 +86,9 @@ MISSING: dict[str, str] = {
     "determined.estimator": f"dray has no TensorFlow: {_IN_A_PROGRAM}",
     "determined.exec": _INTERNAL,
     "determined.experimental": _NO_MASTER,
+    "determined.experimental.core_v2": (
+        "there is no master to report to: use core.init(), which is a local run where there is no experiment"
+    ),
     "determined.gpu": "ask torch.cuda",
     "determined.horovod": "dray has no Horovod: a PyTorchTrial trains with PyTorch's own distributed training",
     "determined.ipc": _INTERNAL,
@@ -91,17 +98,21 @@ MISSING: dict[str, str] = {
     "determined.lightning": _NO_LIGHTNING,
     "determined.load": _INTERNAL,
     "determined.profiler": "use context.set_profiler(), which is torch.profiler",
+    # From the API before 0.13, where a trial had build_model() and optimizer().
+    "determined.pytorch.ClipGradsL2Norm": f"{_CLIP}clip_grad_norm_(params, max_norm))",
+    "determined.pytorch.ClipGradsL2Value": f"{_CLIP}clip_grad_value_(params, max_value))",
     "determined.pytorch._metric_utils": _INTERNAL,
     "determined.pytorch.deepspeed": f"dray has no DeepSpeed: write a PyTorchTrial, or {_IN_A_PROGRAM}",
-    "determined.pytorch.dsat": "dray has no DeepSpeed, hence no autotuning of it",
-    "determined.pytorch.experimental": "dray has no batch inference of its own: do it in a program, with the core API",
+    "determined.pytorch.dsat": "it tuned DeepSpeed, and is no more in Determined: train without its `with` block",
     "determined.pytorch.lightning": _NO_LIGHTNING,
+    "determined.pytorch.reset_parameters": "torch does so for each module that is made: leave it out",
     "determined.searcher": "write the search method with searchers.SearchMethod, and name it in searcher.name",
     "determined.tensorboard": "use context.get_tensorboard_writer(), or context.get_tensorboard_path()",
     "determined.util": _INTERNAL,
+    "determined.util.download_gcs_blob_with_backoff": "call blob.download_as_bytes(), which tries again by itself",
     "determined.workload": _INTERNAL,
 }
-"""What has no counterpart, by the beginning of Determined's dotted names: what to do instead. The longest one holds."""
+"""What to do instead of what has no counterpart, by prefix of Determined's dotted name; the longest prefix counts."""
 
 _TORCH = "dray's workers have torch's process group: DistributedContext.from_torch_distributed()"
 
@@ -109,8 +120,6 @@ MEMBERS: dict[str, str] = {
     "determined.ClusterInfo.agent_id": "there are no agents here; ray.get_runtime_context().get_node_id() names a node",
     "determined.ClusterInfo.allocation_id": "there is no master here",
     "determined.ClusterInfo.cluster_id": "there is no master here",
-    "determined.ClusterInfo.container_slot_counts": "the DistributedContext has local_size and cross_size",
-    "determined.ClusterInfo.gpu_uuids": "torch.cuda.get_device_properties(device).uuid",
     "determined.ClusterInfo.master_cert_file": "there is no master here",
     "determined.ClusterInfo.master_cert_name": "there is no master here",
     "determined.ClusterInfo.master_url": "there is no master here; dray.Result(path) reads an experiment",
@@ -118,20 +127,27 @@ MEMBERS: dict[str, str] = {
     "determined.ClusterInfo.task_id": (
         "there is no master here; get_cluster_info().trial has trial_id and experiment_id"
     ),
-    "determined.core.DistributedContext.from_deepspeed": _TORCH,
     "determined.core.DistributedContext.from_horovod": _TORCH,
     "determined.core.DistributedContext.from_tf_config": "dray has no TensorFlow",
-    "determined.pytorch.PyTorchTrialContext._epoch_len": "private to Determined; len() of the training data loader",
     "determined.pytorch.PyTorchTrialContext.autocast_forward_pass": _INTERNAL,
     "determined.pytorch.PyTorchTrialContext.reduce_metrics": _INTERNAL,
     "determined.pytorch.PyTorchTrialContext.reset_reducers": _INTERNAL,
     "determined.pytorch.PyTorchTrialContext.run_cross_slot_reduction": _INTERNAL,
 }
-"""Attributes that classes with a counterpart have in Determined and not here: what to do instead."""
+"""What to do instead of attributes that a class has in Determined, but its counterpart lacks."""
+
+
+_HOOKS = """
+on_checkpoint_end on_checkpoint_load_start on_checkpoint_save_start on_checkpoint_upload_end on_checkpoint_write_end
+on_training_epoch_end on_training_epoch_start on_training_start on_training_workload_end on_trial_shutdown
+on_trial_startup on_validation_end on_validation_epoch_end on_validation_epoch_start on_validation_start
+"""
+HOOKS = frozenset(_HOOKS.split())
+"""The hooks of PyTorchCallback, in Determined 0.38.1 and here. Older versions had others."""
 
 
 def missing(name: str) -> str | None:
-    """What to do instead of something of Determined's that dray has no counterpart for; None for all else.
+    """What to do instead of a name of Determined's without a counterpart in dray; None for any other name.
 
     >>> missing("determined.keras.TFKerasTrial")[:18]
     'dray has no Keras:'

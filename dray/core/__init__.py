@@ -1,5 +1,5 @@
-"""For programs with a loop of their own: metrics, checkpoints, and when to end, without a trainer; and where am I, and
-who are my peers."""
+"""The core API, for programs with their own loop: reporting metrics, checkpoints, when to stop; and this process's
+trial and peers."""
 
 from dray.core.checkpoint import CheckpointContext, DownloadMode
 from dray.core.context import Context, ExperimentalCoreContext, ProfilerContext, init
@@ -9,7 +9,7 @@ from dray.core.train import EarlyExitReason, TensorboardMode, TrainContext
 from dray.training.cluster_info import ClusterInfo, TrialInfo, get_cluster_info, set_cluster_info
 from dray.training.distributed import DistributedContext
 
-# Determined has other classes for runs without a cluster. Here a local run is none of a lesser kind.
+# Determined has other classes for runs without a cluster; here they are the same.
 DummyCheckpointContext = CheckpointContext
 DummyDistributedContext = DistributedContext
 DummyExperimentalCoreContext = ExperimentalCoreContext

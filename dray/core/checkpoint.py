@@ -1,4 +1,4 @@
-"""Checkpoints of a program with a loop of its own: directories of whatever files it writes."""
+"""Checkpoints of a program with its own loop: directories of any files that it writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dray.storage import CheckpointError, writing
+from dray.storage import CheckpointError, Location, writing
 from dray.storage.manifest import MANIFEST, Listed
 from dray.training.agreement import all_or_none
 from dray.training.distributed import DistributedContext
@@ -23,16 +23,16 @@ from dray.training.host import ProgramHost, Report
 log = logging.getLogger(__name__)
 
 METADATA = "metadata.json"
-#: Of a checkpoint, but not of the program.
+#: Files of a checkpoint that are dray's, not the program's.
 OURS = (MANIFEST, "report.json")
 
 Selector = Callable[[str], bool]
 
 
 class DownloadMode(enum.Enum):
-    """Who calls `download()` and `restore_path()`.
+    """Which ranks call `download()` and `restore_path()`.
 
-    LocalWorkersShareDownload: all ranks of a machine, in step; they share the files. NoSharedDownload: any rank by
+    LocalWorkersShareDownload: all ranks of a machine together; they share the files. NoSharedDownload: any rank for
     itself.
     """
 
@@ -41,33 +41,38 @@ class DownloadMode(enum.Enum):
 
 
 class CheckpointContext:
-    """Saves and restores what a program needs to go on.
+    """Saves and restores what a program needs to resume.
 
-    A checkpoint is there whole or not at all. In an experiment it is the trial's, in its store: when the trial is
-    started again, `info.latest_checkpoint` names the latest one. In a local run it is below the run's directory.
+    A checkpoint is committed as a whole or not at all. In an experiment it goes to the trial's checkpoint storage; when
+    the trial is started again, `info.latest_checkpoint` is the latest one. In a local run it goes to the run's
+    directory.
     """
 
     def __init__(self, host: ProgramHost, peers: DistributedContext, pulse: Callable[[], None]) -> None:
         self._host, self._peers, self._pulse = host, peers, pulse
+
+    @property
+    def outputs(self) -> Location:
+        """A place for results of the trial other than checkpoints; not deleted with these."""
+        return self._host.outputs
 
     # --------------------------------------------------------------------------------------------------------- save
     @contextlib.contextmanager
     def store_path(
         self, metadata: Mapping[str, Any] | None = None, *, shard: bool = False
     ) -> Iterator[tuple[Path, str]]:
-        """A directory to write files into, and the id of the checkpoint that they become when the block ends.
+        """A directory to write files to, and the id of the checkpoint that they become when the block ends.
 
-        If the block is left by an error there is no checkpoint. A second one with the same `steps_completed` takes the
-        place of the first.
+        If the block raises there is no checkpoint. A later one with the same `steps_completed` replaces the earlier.
 
         Args:
-            metadata: JSON; `steps_completed` has to be in it: how far training is, as metrics are reported with it.
-            shard: all ranks call this in step, and each writes its own files into the directory, which those of a
-                machine share; their names have to differ. Otherwise the chief alone calls it.
+            metadata: JSON-serialisable; must have `steps_completed`, as passed when reporting metrics.
+            shard: all ranks call this together, and each writes its own files, with different names, to the directory,
+                which the ranks of a machine share. Otherwise only the chief calls it.
 
         Raises:
-            ValueError: no steps_completed in the metadata; a file has a name that dray needs.
-            RuntimeError: called by another rank than the chief without `shard`; ranks disagree on metadata.
+            ValueError: the metadata has no steps_completed; a file has a name that dray needs.
+            RuntimeError: called on another rank than the chief without `shard`; ranks disagree on metadata.
             StorageFull: there is no room for it.
         """
         if not shard:
@@ -80,7 +85,7 @@ class CheckpointContext:
             return
         merged = _merged(self._peers.allgather(dict(metadata or {})))
         steps = _steps(merged)
-        # What is to be uploaded is staged on each machine, by its first rank.
+        # If it is to be uploaded, the first rank of each machine stages its part.
         apart = self._host.is_remote and self._peers.cross_size > 1
         stages = (self._peers.local_rank if apart else self._peers.rank) == 0
         with all_or_none(self._peers, "preparing a sharded checkpoint"):
@@ -90,7 +95,7 @@ class CheckpointContext:
         with writing(staging) if stages else contextlib.nullcontext():
             with all_or_none(self._peers, "writing a sharded checkpoint"):
                 yield staging, self._host.checkpoint_id(steps)
-            # What a rank has put into its metadata meanwhile counts, too.
+            # A rank may have added to its metadata in the block.
             merged = _merged(self._peers.allgather(dict(metadata or {})))
             others = self._add_parts(staging, steps) if apart else {}
             with all_or_none(self._peers, "committing a checkpoint"):
@@ -100,7 +105,7 @@ class CheckpointContext:
                     shutil.rmtree(staging, ignore_errors=True)
 
     def _add_parts(self, staging: Path, steps: int) -> dict[str, Listed]:
-        """Upload what other machines than the chief's have staged; their files."""
+        """Upload what machines other than the chief's have staged; returns these files."""
         first = self._peers.local_rank == 0
         names = [name for each in self._peers.allgather(_files(staging, None) if first else []) for name in each]
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -124,13 +129,13 @@ class CheckpointContext:
         """Make a checkpoint of the files in a directory, and return its id.
 
         Args:
-            ckpt_dir: where the files are. With `shard`, a rank that has none says None.
-            metadata, shard: as of `store_path`.
-            selector: takes a path below `ckpt_dir`; says whether it belongs to the checkpoint.
+            ckpt_dir: the directory. With `shard`, None on a rank that has none.
+            metadata, shard: as in `store_path`.
+            selector: takes a path relative to `ckpt_dir`; returns whether the file belongs to the checkpoint.
 
         Raises:
-            ValueError, StorageFull: as of `store_path`.
-            RuntimeError: as of `store_path`; no rank has a directory; ranks have different files of one name.
+            ValueError, StorageFull: as `store_path`.
+            RuntimeError: as `store_path`; or no rank has a directory; or ranks have different files of the same name.
             NotADirectoryError: there is no such directory.
         """
         if not shard:
@@ -194,12 +199,12 @@ class CheckpointContext:
         *,
         selector: Selector | None = None,
     ) -> Iterator[Path]:
-        """The local directory of a checkpoint, to read from: of a store a network away it is brought here first.
+        """The local directory of a checkpoint, to read from; downloaded first if it is in an object store.
 
         Args:
-            storage_id: an id of `store_path` or `upload`, `info.latest_checkpoint`, a directory or a URI.
-            download_mode: see there.
-            selector: without effect, all files are there.
+            storage_id: an id from `store_path` or `upload`, `info.latest_checkpoint`, a directory or a URI.
+            download_mode: which ranks call this, see `DownloadMode`.
+            selector: has no effect: all files are there.
 
         Raises:
             FileNotFoundError: there is no such checkpoint.
@@ -218,15 +223,15 @@ class CheckpointContext:
         *,
         selector: Selector | None = None,
     ) -> None:
-        """Copy the files of a checkpoint into a directory, which is made if it is not there.
+        """Copy the files of a checkpoint to a directory, which is made if it does not exist.
 
         Args:
-            storage_id, download_mode: as of `restore_path`.
-            ckpt_dir: where to.
-            selector: takes a path; says whether to copy it. Of ranks that share, what one of them wants is copied.
+            storage_id, download_mode: as in `restore_path`.
+            ckpt_dir: the directory to copy to.
+            selector: takes a path; returns whether to copy it. Ranks that share the files get what any of them selects.
 
         Raises:
-            FileNotFoundError, CheckpointError: as of `restore_path`.
+            FileNotFoundError, CheckpointError: as `restore_path`.
         """
         shared = DownloadMode(download_mode) is DownloadMode.LocalWorkersShareDownload
         with self.restore_path(storage_id, download_mode) as source:
@@ -239,10 +244,10 @@ class CheckpointContext:
                     _copy(source, Path(ckpt_dir), sorted(wanted - set(OURS)))
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
-        """What a checkpoint was stored with.
+        """The metadata that a checkpoint was stored with.
 
         Raises:
-            FileNotFoundError, CheckpointError: as of `restore_path`.
+            FileNotFoundError, CheckpointError: as `restore_path`.
         """
         path = self._host.open_checkpoint(storage_id) / METADATA
         try:
@@ -253,10 +258,10 @@ class CheckpointContext:
             raise CheckpointError(f"{storage_id}: its {METADATA} is no JSON ({error})") from None
 
     def delete(self, storage_id: str) -> None:
-        """Remove a checkpoint of this trial, or of this local run. On the chief.
+        """Delete a checkpoint of this trial, or of this local run. On the chief.
 
         Raises:
-            ValueError: it is another one's.
+            ValueError: it is another trial's or run's.
         """
         self._host.delete_checkpoint(storage_id)
 
@@ -288,10 +293,10 @@ def _steps(metadata: Mapping[str, Any] | None) -> int:
 
 
 def _merged(ranks: Sequence[Mapping[str, Any]], where: str = "") -> dict[str, Any]:
-    """The metadata of all ranks; what is a dict in several is merged in turn.
+    """The metadata of all ranks, merged; dicts in it recursively.
 
     Raises:
-        RuntimeError: they say different things by one name.
+        RuntimeError: ranks have different values of the same name.
     """
     merged: dict[str, Any] = {}
     for metadata in ranks:

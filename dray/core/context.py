@@ -1,11 +1,10 @@
-"""The door for programs with a loop of their own."""
+"""`core.init()`, for programs with their own loop."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
@@ -14,8 +13,7 @@ from dray.core.preempt import PreemptContext, PreemptMode
 from dray.core.searcher import SearcherContext
 from dray.core.train import TensorboardMode, TrainContext
 from dray.hosts import LocalHost, current_host, current_peers
-from dray.hosts.local import home
-from dray.storage import Location, bucket_uri, store_at
+from dray.storage import Location, store_at
 from dray.training.cluster_info import ClusterInfo, get_cluster_info
 from dray.training.distributed import DistributedContext
 from dray.training.host import ProgramHost
@@ -26,13 +24,13 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING
 
 
 class ProfilerContext:
-    """Without effect: what a trial takes of its machine is recorded with its metrics in any case."""
+    """Has no effect: a trial's use of its machine is always recorded with its metrics."""
 
     def on(self, sampling_interval: float = 1, samples_per_report: int = 10) -> None:
-        """Nothing changes.
+        """Has no effect.
 
         Raises:
-            ValueError: an interval below 0.1 s, or no samples.
+            ValueError: the interval is below 0.1 s, or there are no samples.
         """
         if sampling_interval < 0.1:
             raise ValueError(f"sampling_interval is at least 0.1 s, got {sampling_interval!r}")
@@ -40,32 +38,32 @@ class ProfilerContext:
             raise ValueError(f"samples_per_report is an int >= 1, got {samples_per_report!r}")
 
     def off(self) -> None:
-        """Nothing changes."""
+        """Has no effect."""
 
 
 class ExperimentalCoreContext:
-    """Without effect but for the log: links between trials and checkpoints were the service of a cluster."""
+    """Only logs: links between trials and checkpoints were a service of Determined's cluster."""
 
     def report_task_using_checkpoint(self, checkpoint: Any) -> None:
-        """Log it."""
+        """Only logged."""
         log.info("this trial uses the checkpoint %s", checkpoint)
 
     def report_task_using_model_version(self, model_version: Any) -> None:
-        """Log it."""
+        """Only logged."""
         log.info("this trial uses the model version %s", model_version)
 
 
 class Context:
-    """What a program with a loop of its own uses of dray; made by `core.init()`, as a context manager.
+    """The core API of a program with its own loop; a context manager, made by `core.init()`.
 
     Attributes:
         train: reports metrics.
-        checkpoint: saves and restores.
-        preempt: asks whether to end.
-        searcher: how long to train, for programs that ask the search.
-        distributed: the trial's processes.
-        profiler, experimental: without effect.
-        info: where the program runs; None in a local run.
+        checkpoint: saves and restores checkpoints.
+        preempt: tells when to stop.
+        searcher: tells how long to train, for programs that ask the search.
+        distributed: this process's rank among the trial's, and communication with them.
+        profiler, experimental: have no effect.
+        info: the trial and its cluster; None in a local run.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class Context:
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> None:
-        """What leaving the context does. Twice is as good as once."""
+        """What leaving the context does. May be called twice."""
         self.train.close()
         self._own.close()
 
@@ -117,7 +115,7 @@ class Context:
         description: str | None = None,
         level: Literal["warn", "info", "debug", "error"] | None = "info",
     ) -> None:
-        """Write to the log; there are no webhooks."""
+        """Only logged: there are no webhooks."""
         log.log(_LEVELS[level or "info"], "%s", ": ".join(text for text in (title, description) if text))
 
 
@@ -128,22 +126,22 @@ def init(
     preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
     tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
 ) -> Context:
-    """A context for a program with a loop of its own: `with core.init() as core_context`.
+    """A context for a program with its own loop: `with core.init() as core_context`.
 
-    In an experiment the program is its entrypoint, such as `entrypoint: python3 train.py`. By itself it is a local run:
-    metrics and checkpoints go to a directory below `~/dray_results/local`, and a SIGTERM asks it to end.
+    In an experiment the program is the entrypoint, such as `entrypoint: python3 train.py`. Run by itself it is a local
+    run: metrics and checkpoints go to a directory in `~/dray_results/local`, and a SIGTERM asks it to stop.
 
     Args:
-        distributed: the trial's processes, `DistributedContext.from_torch_distributed()` under torchrun. None: in an
-            experiment all of the trial's, else this one alone.
+        distributed: the trial's processes, `DistributedContext.from_torch_distributed()` under torchrun. By default all
+            of the trial's in an experiment, else this one alone.
         checkpoint_storage: where a local run keeps its checkpoints: a directory, a URI such as `s3://bucket/prefix`, or
-            a `checkpoint_storage` section of a config. An experiment keeps them where its config says.
-        preempt_mode: who asks `preempt.should_preempt()`.
-        tensorboard_mode: who writes for TensorBoard.
+            a `checkpoint_storage` section of a config. An experiment uses that of its config.
+        preempt_mode: which ranks call `preempt.should_preempt()`.
+        tensorboard_mode: whether reported metrics are written for TensorBoard.
 
     Raises:
-        RuntimeError: torch.distributed has several processes, and `distributed` does not say so; the trial is a class.
-        ValueError: there is no such checkpoint_storage.
+        RuntimeError: torch.distributed has several processes, but `distributed` is not given; or the trial is a class.
+        ValueError: checkpoint_storage is invalid.
     """
     peers = distributed or current_peers() or DistributedContext()
     _check_peers(peers)
@@ -163,6 +161,7 @@ def init(
                 "core.init() is for programs with a loop of their own (entrypoint: python3 train.py), but this trial "
                 "is a class, whose trainer reports and saves: use its context"
             )
+        found.opened()
         return Context(
             host=found,
             distributed=peers,
@@ -185,7 +184,7 @@ def _check_peers(peers: DistributedContext) -> None:
 
 def _local_host(peers: DistributedContext, storage: str | Mapping[str, Any] | None) -> LocalHost:
     where = None if storage is None else _location(storage)
-    # One run, whoever of its processes is asked.
+    # The same directory in all processes.
     mine = LocalHost() if where is None or not where.is_local else LocalHost(where.path / LocalHost().directory.name)
     directory = peers.broadcast(mine.directory)
     store = None if where is None or where.is_local else store_at(where.child(directory.name), directory)
@@ -193,26 +192,14 @@ def _local_host(peers: DistributedContext, storage: str | Mapping[str, Any] | No
 
 
 def _location(storage: str | Mapping[str, Any]) -> Location:
-    """Where `checkpoint_storage` is.
+    """The location of `checkpoint_storage`.
 
     Raises:
-        ValueError: it is nothing that can be used.
+        ValueError: it is invalid.
     """
     if isinstance(storage, str):
         return Location.of(storage)
-    kind, prefix = storage.get("type"), storage.get("prefix")
-    match kind:
-        case "s3":
-            secrets = tuple((name, str(storage[name])) for name in ("access_key", "secret_key") if storage.get(name))
-            where = bucket_uri("s3", storage["bucket"], prefix, storage.get("endpoint_url"))
-            return Location(Location.of(where).uri, secrets)
-        case "gcs":
-            return Location.of(bucket_uri("gs", storage["bucket"], prefix))
-        case "directory":
-            return Location.of(str(storage["container_path"]))
-        case "shared_fs":
-            return Location.of(str(Path(storage["host_path"]) / str(storage.get("storage_path") or "")))
-    raise ValueError(
-        f"core.init(checkpoint_storage=...): type is one of s3, gcs, directory, shared_fs, got {kind!r}; or give a "
-        f"directory or a URI as text (by default {home() / 'local'})"
-    )
+    # Imported here only: checks the section as an experiment's config does, and needs pydantic.
+    from dray.experiment.config import load_storage
+
+    return load_storage(storage)

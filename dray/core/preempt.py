@@ -1,4 +1,4 @@
-"""Whether a program is to save what it needs, and return."""
+"""Whether a program should save what it needs, and return."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dray.training.host import ProgramHost
 
 
 class PreemptMode(enum.Enum):
-    """Who asks.
+    """Which ranks call `should_preempt()`.
 
-    WorkersAskChief: all ranks call `should_preempt()` in step, and get the chief's answer. ChiefOnly: the chief alone
-    calls it, and tells the others itself. WorkersAskMaster: each rank calls it when it likes; what the chief has heard,
-    the others hear at about the same time.
+    WorkersAskChief: all ranks call it together, and get the chief's answer. ChiefOnly: only the chief calls it, and the
+    program tells the other ranks. WorkersAskMaster: each rank calls it when it likes; all ranks get a positive answer
+    at about the same time.
     """
 
     WorkersAskChief = "WORKERS_ASK_CHIEF"
@@ -25,8 +25,8 @@ class PreemptMode(enum.Enum):
 
 
 class PreemptContext:
-    """Asks whether the trial is to end: the search has stopped or paused it, its workers are needed elsewhere, the
-    experiment is interrupted; in a local run, the process has got a SIGTERM."""
+    """Tells a program when to stop: the search has stopped or paused the trial, its workers are needed elsewhere, or
+    the experiment is interrupted; in a local run, the process got a SIGTERM."""
 
     def __init__(self, host: ProgramHost, peers: DistributedContext, train: TrainContext, mode: PreemptMode) -> None:
         self._host, self._peers, self._train, self._mode = host, peers, train, PreemptMode(mode)
@@ -34,24 +34,24 @@ class PreemptContext:
         self._key = ""
 
     def start(self) -> PreemptContext:
-        """Be ready to answer. Every rank calls it; `core.Context` does."""
+        """Prepare for `should_preempt()`. All ranks call it; `core.Context` does."""
         if self._mode is PreemptMode.WorkersAskMaster and self._store is None:
             self._store = self._peers.side_store()
-            # The processes of a trial may have served another one before.
+            # A key of its own, since the processes may have run another trial before.
             self._key = self._peers.broadcast(f"preempt/{uuid.uuid4().hex}")
         return self
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
-        """Whether to save what is needed, and return from the program.
+        """Whether the program should save what it needs, and return.
 
         A trial that was paused or interrupted is started again later, with `info.latest_checkpoint`.
 
         Args:
-            auto_ack: a true answer counts as heard. With False, call `acknowledge_preemption_signal()` if the program
-                does return for it.
+            auto_ack: acknowledge a True answer at once. With False, call `acknowledge_preemption_signal()` if the
+                program returns because of it.
 
         Raises:
-            RuntimeError: called by another rank than the chief, with ChiefOnly.
+            RuntimeError: called on another rank than the chief, with ChiefOnly.
         """
         self._train.pulse()
         chief = self._peers.rank == 0
@@ -72,7 +72,7 @@ class PreemptContext:
         return told
 
     def acknowledge_preemption_signal(self) -> None:
-        """Say that the program returns because it was asked to, before it has finished: it is gone on with later."""
+        """State that the program returns early because it was asked to, so that it is resumed later."""
         self._host.interrupted()
 
     def _asked(self) -> bool:

@@ -1,4 +1,4 @@
-"""How long to train, as the search wants it: step by step, an operation for each length where it compares trials."""
+"""How long the search wants to train: an operation for each length at which it compares trials."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dray.training.metrics import as_number, to_numpy
 log = logging.getLogger(__name__)
 
 LOCAL_LENGTH = 1.0
-"""Of the one operation of a run without a search."""
+"""The length of the only operation of a run without a search."""
 _NOTHING = 0.0
-"""What ranks are told for a length when there are no more."""
+"""Sent to the ranks instead of a length when there are no more."""
 
 
 class Unit(enum.Enum):
-    """What a length counts."""
+    """The unit of a length."""
 
     EPOCHS = "EPOCHS"
     RECORDS = "RECORDS"
@@ -30,7 +30,7 @@ class Unit(enum.Enum):
 
 
 class SearcherMode(enum.Enum):
-    """Who calls `SearcherContext.operations()`: all ranks in step (WorkersAskChief), or the chief alone (ChiefOnly)."""
+    """Which ranks call `SearcherContext.operations()`: all together (WorkersAskChief), or the chief (ChiefOnly)."""
 
     WorkersAskChief = "WORKERS_ASK_CHIEF"
     ChiefOnly = "CHIEF_ONLY"
@@ -40,7 +40,7 @@ class SearcherOperation:
     """A length to train to.
 
     Args:
-        length: absolute, counted from the beginning of the trial, in the search's unit.
+        length: total length, from the beginning of the trial, in the search's unit.
     """
 
     def __init__(self, length: float, searcher: SearcherContext, is_chief: bool) -> None:
@@ -49,11 +49,11 @@ class SearcherOperation:
 
     @property
     def length(self) -> Any:
-        """How long the trial is to be after this operation, from its beginning; mostly a whole number."""
+        """The trial's total length after this operation; usually an int."""
         return int(self._length) if float(self._length).is_integer() else self._length
 
     def report_progress(self, length: float) -> None:
-        """Say how long the trial is by now, in the unit of `length`. On the chief.
+        """Report the trial's present length, in the unit of `length`. On the chief.
 
         Raises:
             RuntimeError: not on the chief, or the operation is completed.
@@ -64,11 +64,11 @@ class SearcherOperation:
         self._searcher.progress(length)
 
     def report_completed(self, searcher_metric: Any) -> None:
-        """Say that training has come to `length`, with the metric that the search compares. On the chief.
+        """Report that training has reached `length`, with the metric that the search compares. On the chief.
 
         Raises:
-            RuntimeError: not on the chief, or for the second time.
-            SearcherMetricError: the metric is no number.
+            RuntimeError: not on the chief, or called twice.
+            SearcherMetricError: the metric is not a number.
         """
         self._check_chief("report_completed")
         if self._completed:
@@ -82,8 +82,8 @@ class SearcherOperation:
 
 
 class SearcherContext:
-    """Tells how long to train. A program may also train as long as it likes, report validations, and ask
-    `preempt.should_preempt()`; that is how Determined has it since 0.38."""
+    """Tells how long to train. Alternatively, as in Determined since 0.38, a program trains as long as it likes,
+    reports validations, and calls `preempt.should_preempt()`."""
 
     def __init__(
         self,
@@ -98,14 +98,15 @@ class SearcherContext:
     def operations(
         self, searcher_mode: SearcherMode = SearcherMode.WorkersAskChief, auto_ack: bool = True
     ) -> Iterator[SearcherOperation]:
-        """Yield an operation for each length at which the search decides on the trial, as long as it lets it go on.
+        """Yield an operation for each length at which the search decides on the trial, until it stops the trial.
 
-        Lengths are absolute; those that the search had a report of before a restart are not among them. In a run
-        without a search there is one, of length 1.
+        Lengths are total lengths. Those that were reported before a restart are left out. In a run without a search
+        there is one operation, of length 1.
 
         Raises:
             ValueError: the search sets no length.
-            RuntimeError: an operation was left without `report_completed()`; with ChiefOnly, on another rank.
+            RuntimeError: an operation was left without `report_completed()`; or called on another rank than the chief,
+                with ChiefOnly.
         """
         mode, chief = SearcherMode(searcher_mode), self._peers.rank == 0
         if mode is SearcherMode.ChiefOnly and not chief:
@@ -136,10 +137,10 @@ class SearcherContext:
             self._peers.broadcast(_NOTHING)
 
     def acknowledge_out_of_ops(self) -> None:
-        """Without effect."""
+        """Has no effect."""
 
     def get_configured_units(self) -> Unit | None:
-        """What the config's `searcher.max_length` counts; None where it counts by a metric.
+        """The unit of the search's lengths; None if that is a metric of the program's own.
 
         Raises:
             ValueError: the search sets no length.
@@ -148,9 +149,8 @@ class SearcherContext:
         if self._searcher is None:
             return Unit.EPOCHS
         length = self._searcher.get("max_length")
-        if isinstance(length, Mapping):
-            return Unit(next(iter(length)).upper())
-        return None
+        unit = next(iter(length)) if isinstance(length, Mapping) else self._searcher.get("time_metric")
+        return next((each for each in Unit if each.value.lower() == unit), None)
 
     def _check_length(self) -> None:
         if self._searcher is not None and not (self._searcher.get("max_length") or self._searcher.get("max_time")):
@@ -174,7 +174,7 @@ class SearcherContext:
         metric_name = (self._searcher or {}).get("metric")
         self._train.publish(
             Report(
-                # A length without a unit is taken for batches, and may be something else.
+                # A length without a unit counts as batches, and may be something else.
                 batches=max(steps, int(length)) if unit is Unit.BATCHES or not steps else steps,
                 epochs=length if unit is Unit.EPOCHS else None,
                 validation={str(metric_name or "searcher_metric"): value},

@@ -1,4 +1,4 @@
-"""Metrics of a program with a loop of its own."""
+"""Metrics of a program with its own loop."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ RUN_METADATA = "run_metadata.json"
 
 
 class EarlyExitReason(enum.Enum):
-    """Why a program ends before its time; see `TrainContext.report_early_exit`."""
+    """Why a program ends early; see `TrainContext.report_early_exit`."""
 
     INVALID_HP = "EXITED_REASON_INVALID_HP"
     USER_REQUESTED_STOP = "EXITED_REASON_USER_REQUESTED_STOP"
 
 
 class TensorboardMode(enum.Enum):
-    """Who writes for TensorBoard.
+    """What is written for TensorBoard.
 
-    AUTO: what is reported is written to the trial's event files, by the chief. MANUAL: nothing is; the program writes
-    its own files to `TrainContext.get_tensorboard_path()`.
+    AUTO: the chief writes reported metrics to the trial's event files. MANUAL: nothing; the program may write its own
+    files to `TrainContext.get_tensorboard_path()`.
     """
 
     AUTO = "AUTO"
@@ -44,11 +44,11 @@ class TensorboardMode(enum.Enum):
 
 
 class TrainContext:
-    """Reports how training goes. Only what the chief (rank 0) reports counts; other ranks need not call anything.
+    """Reports metrics. Only reports of the chief (rank 0) count; other ranks need not call anything.
 
     Attributes:
-        told: whether the last report was answered with a request to end.
-        steps_completed: of the last report; None before it.
+        told: whether a report was answered with a request to stop.
+        steps_completed: that of the last report; None before the first.
     """
 
     def __init__(
@@ -71,39 +71,39 @@ class TrainContext:
         """Report metrics of training.
 
         Args:
-            steps_completed: how far training is: batches trained in all, where the config counts these.
-            metrics: numbers by name; `epochs` among them says how many were trained.
-            batch_metrics: of each batch since the last report, for TensorBoard.
+            steps_completed: how far training is: total batches trained, if the config measures length in batches.
+            metrics: numbers by name; `epochs` among them is the number of epochs trained.
+            batch_metrics: metrics of each batch since the last report, for TensorBoard.
 
         Raises:
-            TypeError, ValueError: steps_completed is no int >= 0, or a metric can't be written as JSON.
+            TypeError, ValueError: steps_completed is not an int >= 0, or a metric is not JSON-serialisable.
         """
         self._report("training", steps_completed, metrics, batch_metrics)
 
     def report_validation_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """Report metrics of a validation. The search compares the one that the config names in `searcher.metric`.
+        """Report metrics of a validation. The search compares the one that is the config's `searcher.metric`.
 
-        If it decides to stop or to pause the trial, `preempt.should_preempt()` is true from here on.
+        If it decides to stop or pause the trial, `preempt.should_preempt()` is true from then on.
 
         Args:
-            steps_completed, metrics: as of `report_training_metrics`. Where the search counts epochs, `epochs` has to
-                be among the metrics; where it counts by a `time_metric`, that one.
+            steps_completed, metrics: as in `report_training_metrics`. If the search measures length in epochs, `epochs`
+                must be among the metrics; if it uses a `time_metric`, that metric.
 
         Raises:
-            TypeError, ValueError: as of `report_training_metrics`; a metric is None.
-            SearcherMetricError: the report does not say how long the trial is in the search's unit.
+            TypeError, ValueError: as `report_training_metrics`; or a metric is None.
+            SearcherMetricError: the report does not have the trial's length in the search's unit.
         """
         self._report("validation", steps_completed, metrics)
 
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """Report metrics of a group: "training" and "validation" are those above; another name is kept beside them.
+        """Report metrics of a group: "training", "validation", or a group with another name, kept beside these.
 
         Args:
             group: a name without a dot, other than "system".
-            steps_completed, metrics: as above.
+            steps_completed, metrics: as in `report_training_metrics` and `report_validation_metrics`.
 
         Raises:
-            TypeError, ValueError: as above; a group can't be called so.
+            TypeError, ValueError: as these; or the group's name is invalid.
         """
         if not group or "." in group or group == "system":
             raise ValueError(f"a group of metrics is a name without a dot, other than 'system', got {group!r}")
@@ -141,17 +141,17 @@ class TrainContext:
         )
 
     def publish(self, report: Report) -> None:
-        """Pass a report on to where the run happens. On the chief."""
+        """Pass a report on to the host. On the chief."""
         self._calls += 1
         self.steps_completed = report.batches
         self.told = self._host.report(report) or self.told
 
     def operate(self) -> None:
-        """From here on the search compares what operations are completed with, not what is reported here."""
+        """From now on the search compares the metrics of completed operations, not reported validations."""
         self._operating = True
 
     def pulse(self) -> None:
-        """Something has happened."""
+        """Note that the program is alive."""
         self._calls += 1
 
     def _is_peer(self, source: str) -> bool:
@@ -162,7 +162,7 @@ class TrainContext:
 
     # -------------------------------------------------------------------------------------------------- TensorBoard
     def get_tensorboard_path(self) -> Path:
-        """Where event files of this trial belong; it need not exist yet."""
+        """The directory for event files of this trial; it need not exist yet."""
         return self._host.tensorboard_path
 
     def upload_tensorboard_files(
@@ -170,7 +170,7 @@ class TrainContext:
         selector: Callable[[Path], bool] | None = None,
         mangler: Callable[[Path, int], Path] | None = None,
     ) -> None:
-        """Without effect: what is in `get_tensorboard_path()` is kept with the trial. For `TensorboardMode.MANUAL`.
+        """Has no effect: files in `get_tensorboard_path()` are kept with the trial. For `TensorboardMode.MANUAL`.
 
         Raises:
             RuntimeError: the mode is AUTO.
@@ -196,10 +196,10 @@ class TrainContext:
 
     # ---------------------------------------------------------------------------------------------------- the trial
     def report_progress(self, progress: float) -> None:
-        """Say which share is done, from 0 to 1. The log has it; the progress of a search is known from its reports.
+        """Report which share of the training is done. Only logged: the progress of a search is known from its reports.
 
         Raises:
-            ValueError: progress is not from 0 to 1.
+            ValueError: progress is not between 0 and 1.
         """
         if not 0 <= progress <= 1:
             raise ValueError(f"progress is a share from 0 to 1, got {progress!r}")
@@ -207,27 +207,27 @@ class TrainContext:
         log.debug("progress: %.1f%%", 100 * progress)
 
     def set_status(self, status: str) -> None:
-        """Say in a few words what the program is doing. The log has it."""
+        """Describe in a few words what the program is doing. Only logged."""
         self.pulse()
         log.info("status: %s", status)
 
     def report_early_exit(self, reason: EarlyExitReason) -> None:
-        """Say why the program ends before its time.
+        """Report why the program ends early.
 
         Raises:
-            InvalidHP: with `INVALID_HP`: the trial ends here, and the search tries other hyperparameters.
+            InvalidHP: with `INVALID_HP`: the trial ends, and the search tries other hyperparameters.
         """
         if EarlyExitReason(reason) is EarlyExitReason.INVALID_HP:
             raise InvalidHP("the program has reported an early exit for invalid hyperparameters")
         log.info("the program ends before its time")
 
     def get_experiment_best_validation(self) -> float | None:
-        """The best value of the searcher's metric that any trial has reported; None if there is none yet, or no
-        search. On the chief."""
+        """The best value of the searcher's metric reported by any trial; None if there is none yet, or no search. On
+        the chief."""
         return self._host.best_validation()
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep what describes this run, as JSON in its directory, in the place of what was set before; return it."""
+        """Store metadata of this run, as JSON in its directory, replacing earlier ones; returns them."""
         plain = dict(metadata)
         path = self._host.tensorboard_path.parent / RUN_METADATA
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -235,12 +235,12 @@ class TrainContext:
         return plain
 
     def get_metadata(self) -> dict[str, Any] | None:
-        """What `set_metadata` has kept; None if nothing was."""
+        """What `set_metadata` stored; None if nothing."""
         path = self._host.tensorboard_path.parent / RUN_METADATA
         return dict(json.loads(path.read_text())) if path.exists() else None
 
     def close(self) -> None:
-        """Write what is left for TensorBoard."""
+        """Close the TensorBoard files."""
         self._board.close()
 
 

@@ -1,5 +1,5 @@
-"""The host, and the peers, that a trial's code finds when it says nothing about them: all the state of dray that a
-process has."""
+"""The host and the peers that a trial's code uses unless it names others. This is the only process-wide state of
+dray."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _peers: ContextVar[DistributedContext | None] = ContextVar("dray_peers", default
 
 
 def current_host() -> Host | None:
-    """The host of the enclosing `use_host`, or None: then a run is local."""
+    """The host of the enclosing `use_host`, or None: the run is then local."""
     return _current.get()
 
 
 def current_peers() -> DistributedContext | None:
-    """The processes that the enclosing `use_host` has told of, or None."""
+    """The peers of the enclosing `use_host`, or None."""
     return _peers.get()
 
 
 @contextlib.contextmanager
 def use_host(host: Host, peers: DistributedContext | None = None) -> Iterator[Host]:
-    """Make `host` the one that `pytorch.init()` takes, in this thread, until the block ends.
+    """Make `host` the one that `pytorch.init()` uses, in this thread, until the block ends.
 
     Args:
         host: where the run happens.
-        peers: the processes that `pytorch.init()` trains with if it is told of no others. They stay open.
+        peers: the processes that `pytorch.init()` trains with unless it is given others. They are not closed.
     """
     tokens = _current.set(host), _peers.set(peers)
     try:

@@ -35,13 +35,13 @@ class LocalHost:
     """A run without an experiment.
 
     Nothing is written before the first report. Used as a context manager it turns SIGTERM into a request to stop: the
-    run finishes the batch that it is in, saves, and ends.
+    run finishes its current batch, saves, and ends.
 
     Args:
-        directory: of this run; a fresh one below `<home>/local` if None.
+        directory: of this run; a new one below `<home>/local` if None.
         trial_seed: a random one if None.
         code_dir: what is copied into checkpoints; the working directory if None.
-        store: for checkpoints, if they do not go there too.
+        store: for checkpoints; in `directory` if None.
     """
 
     experiment_id = 0
@@ -65,14 +65,15 @@ class LocalHost:
         code_dir: Path | None = None,
         store: CheckpointStore | None = None,
     ) -> None:
-        # Absolute, for the program may change its directory while a checkpoint is written.
+        # Absolute: the program may change its working directory while a checkpoint is written.
         self.directory = (directory or _fresh_directory()).absolute()
-        # Not from the global generator: a seeded program would get the same "random" seed each time, and lose a draw.
+        # Not from the global generator: a seeded program would always get the same seed, and lose a draw.
         self.trial_seed = random.SystemRandom().getrandbits(31) if trial_seed is None else trial_seed
         self.code_dir: Path | None = code_dir or Path.cwd()
         self.tensorboard_path = self.directory / "tensorboard"
         self._store = CheckpointStore(self.directory) if store is None else store
         self.is_remote = self._store.is_remote
+        self.outputs = self._store.outputs
         self._unsaved = Unsaved()
         self._carried: list[dict[str, Any]] = []
         self._stopping = False
@@ -81,7 +82,7 @@ class LocalHost:
         self._metrics: IO[str] | None = None
 
     def __enter__(self) -> LocalHost:
-        # Only the main thread may; in another one the program's own handler stays.
+        # Only the main thread may set a handler; in another thread the program's own stays.
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._on_sigterm)
         return self
@@ -110,7 +111,7 @@ class LocalHost:
         return "nothing"
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
-        """A person is there to see."""
+        """A local run is not watched for hangs: a person is there."""
 
     def new_checkpoint(self, batches: int) -> Path:
         self._carried = self._unsaved.now()
@@ -146,9 +147,9 @@ class LocalHost:
         raise ValueError(f"there is no checkpoint {checkpoint!r} of this run; a run deletes only its own")
 
     def open_checkpoint(self, checkpoint: str) -> Path:
-        """A checkpoint of this home by its id (`<run>/checkpoint_<batches>`), or any by its path or URI."""
+        """A checkpoint below `home()` by its id (`<run>/checkpoint_<batches>`), or any by its path or URI."""
         if not Location.of(checkpoint).is_local and self.is_remote:
-            return self._store.open(checkpoint)  # which may know how to get there
+            return self._store.open(checkpoint)  # with the store's own credentials
         if not Location.of(checkpoint).is_local:
             self._brought = tempfile.TemporaryDirectory(prefix="dray-checkpoint-")
             return CheckpointStore(Path(self._brought.name)).open(checkpoint)
@@ -164,8 +165,11 @@ class LocalHost:
     def asked_to_stop(self) -> bool:
         return self._stopping
 
+    def opened(self) -> None:
+        """A local program may end as it likes."""
+
     def interrupted(self) -> None:
-        """The program ends, and so does the run."""
+        """Nothing to do: the run ends with the program."""
 
     def best_validation(self) -> float | None:
         return None
@@ -178,7 +182,7 @@ class LocalHost:
             row = _row(report)
             if self._metrics is None:
                 self.directory.mkdir(parents=True, exist_ok=True)
-                # A line at a time, so that a kill loses none that was told.
+                # Line-buffered: no row is lost if the process is killed.
                 self._metrics = (self.directory / "metrics.jsonl").open("a", buffering=1)
             self._metrics.write(json.dumps({**row, "time": time.time()}) + "\n")
             self._unsaved.add([row])

@@ -1,7 +1,8 @@
-"""A host inside a lent Ray worker whose trial is a program: it may bring its own loop, and report by `dray.core`.
+"""A host inside a lent Ray worker whose trial is a program: it may have its own loop, and report through `dray.core`.
 
-The search counts such a trial's length in its own unit, so each validation that it compares has to say it:
-`steps_completed` are batches, `epochs` is a metric beside the others, `time_metric` the one that the config names.
+Each validation that the search compares has to tell the trial's length in the search's unit: batches are
+`steps_completed`, or the metric `batches` if the program reports one; epochs are the metric `epochs`; with a
+`time_metric` it is the metric of that name.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from dray.training.time_metric import crossed, time_of
 from dray.training.units import Batch, Epoch
 
 LATE_REPORTS = 2
-"""Validations that a program may report after it was told to end, before it is ended: it may validate once more, and
-save. One that does not listen must not hold the search up."""
+"""Validations that a program may still report after it was told to end, such as one before it saves. Then it is ended:
+a program that does not listen must not hold up the search."""
 
 
 class RayProgramHost(RayHost):
@@ -41,7 +42,7 @@ class RayProgramHost(RayHost):
         counted = experiment.time_rungs if by_time else [rung.value for rung in experiment.rungs]
         self._ends: list[float] = sorted({length for length in counted if isinstance(length, (int, float))})
         self.lengths: Sequence[float] = [length for length in self._ends if known is None or length > known]
-        self._own_loop = False
+        self._opened = self._own_loop = False
         self._names: set[str] = set()
         self._compared: dict[str, Any] | None = None  # the last message with a value to compare
         self._at: Report | None = None  # the last validation
@@ -49,10 +50,22 @@ class RayProgramHost(RayHost):
         self._late = 0
         self._saved = -1
 
+    def opened(self) -> None:
+        self._opened = True
+
+    @property
+    def trained(self) -> bool:
+        # If nothing is compared, a program need not report: it may evaluate a model, say.
+        return super().trained or (self._opened and self._is_alone)
+
+    @property
+    def _is_alone(self) -> bool:
+        return bool(self._experiment.config.get("searcher", {}).get("name") == "single")
+
     # ------------------------------------------------------------------ reports
     def report(self, report: Report) -> bool:
         self._own_loop = self._reported = True
-        self._began = None  # what a program does before its first report is not all its start
+        self._began = None  # the time before a program's first report is not all start-up
         message = self._message(report)
         self._unsaved.add(message["rows"])
         if report.validation is not None:
@@ -70,19 +83,19 @@ class RayProgramHost(RayHost):
             reached = crossed(self._ends, self._time, message["step"])
             self._time = max(message["step"], self._time or 0.0)
         told = self._obey(self._send(message, decides=reached != "nothing"))
-        # A search that compares at one length alone leaves it to the program how long it trains.
+        # A search that compares at one length only lets the program decide how long it trains.
         self._enough = reached == "end" and len(self._ends) > 1
         return told or self._enough
 
     def _heed(self, report: Report, message: Mapping[str, Any]) -> None:
-        """Keep what comes with the end, and with a checkpoint."""
+        """Note a validation for the trial's end, and for a checkpoint at the same batch."""
         value, self._at = message["value"], report
         self._validated = (report.batches, value)
         if message["step"] is not None:
             self._compared = {**message, "rows": []}
         if value is not None:
             self._desk.improves.remote(self._lease.number, self._experiment.score(value))
-            if report.batches == self._saved:  # before its metric was known
+            if report.batches == self._saved:  # it was saved before its metric was known
                 self._desk.saved.remote(self.trial_id, self.checkpoint_id(self._saved), self._saved, value)
 
     def _late_report(self, report: Report, message: dict[str, Any]) -> bool:
@@ -98,6 +111,7 @@ class RayProgramHost(RayHost):
         return True
 
     def interrupted(self) -> None:
+        self.heard = True
         if self.outcome == "completed" and not self._enough:
             self.outcome = "interrupted"
 
@@ -109,7 +123,9 @@ class RayProgramHost(RayHost):
 
     def end(self) -> Ending:
         known = self._compared is not None or self._lease.last_step is not None
-        if self._own_loop and self.outcome == "completed" and not known:
+        # A program that has reported validation metrics, but not this one, has misspelt its name.
+        needless = self._is_alone and not self._names
+        if self._own_loop and self.outcome == "completed" and not (known or needless):
             raise SearcherMetricError(
                 f"searcher.metric: the search compares {self.metric!r}, but the program has reported "
                 f"{sorted(self._names) or 'no validation metrics'}; report it with "
@@ -138,25 +154,27 @@ class RayProgramHost(RayHost):
             return time_of(experiment.time_metric, {"batches": report.batches, **validation})
         match experiment.max_length:
             case Batch() | None:
-                return report.batches
+                return time_of("batches", {"batches": report.batches, **validation})
             case Epoch():
                 if report.epochs is not None:
                     return report.epochs
                 if report.batches > 0 and len(self._ends) > 1:
+                    by_time = experiment.config.get("searcher", {}).get("time_metric") is not None
+                    field, other = ("time_metric", "batches") if by_time else ("max_length", "{batches: N}")
                     raise SearcherMetricError(
-                        "searcher.max_length: the search counts epochs, but the program has reported no 'epochs' with "
+                        f"searcher.{field}: the search counts epochs, but the program has reported no 'epochs' with "
                         f"steps_completed={report.batches}, only {sorted(validation)}; add 'epochs' (trained in all) "
                         "to these metrics, or train by core_context.searcher.operations(), or count steps_completed: "
-                        "write searcher.max_length: {batches: N}"
+                        f"write searcher.{field}: {other}"
                     )
-                return report.batches  # nothing is decided by it
+                return report.batches  # nothing depends on it
             case _:
                 records = as_number(validation.get("records"))
                 per_batch = int(self._lease.hparams.get("global_batch_size", 1))
                 return report.batches * per_batch if records is None else records
 
     def _metric_of(self, validation: Mapping[str, object]) -> float | None:
-        # A program may report other metrics by themselves.
+        # A program may report other metrics without this one.
         return super()._metric_of(validation) if self._experiment.metric in validation else None
 
     # ------------------------------------------------------------------ checkpoints
@@ -171,7 +189,7 @@ class RayProgramHost(RayHost):
         others: Mapping[str, Listed] | None = None,
     ) -> str:
         if self._own_loop and self._at is not None and self._at.batches == report.batches:
-            # Whoever goes on from here may have nothing left to report.
+            # A run that goes on from this checkpoint may have nothing left to report.
             report = self._at
         checkpoint = super().commit(staging, report, digests, others)
         self._saved = report.batches

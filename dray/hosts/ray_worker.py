@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
@@ -21,14 +22,14 @@ from dray.training.time_metric import crossed, time_of
 from dray.training.units import Batch, Epoch, TrainUnit, in_batches
 
 REPORT = "report.json"
-"""In a checkpoint, beside the state: what was measured since the one before, for a driver that never heard it."""
+"""A file in a checkpoint: what was measured since the checkpoint before, in case the driver never got it."""
 
 TOGETHER_S = 0.25
-"""Training metrics, which nobody waits for, travel with what is reported within this time: a message costs over a
-millisecond of CPU time."""
+"""Training metrics, which nobody waits for, are sent together with later reports within this time: a message costs over
+a millisecond of CPU time."""
 
 REPORTS_IN_FLIGHT = 16
-"""Reports that may be on their way before the trial waits for one to arrive."""
+"""Reports that may be unanswered before the trial waits for the oldest of them."""
 
 
 Ending = Literal["completed", "stopped", "paused", "interrupted"]
@@ -38,7 +39,7 @@ _ENDINGS: dict[str, Ending] = {"stop": "stopped", "pause": "paused", "interrupt"
 
 
 class LeaseLost(RuntimeError):
-    """The trial has been given to other workers; nothing that this process still does for it counts."""
+    """The trial has been given to other workers: nothing that this process still does for it counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +49,18 @@ class Experiment:
     Args:
         experiment_id: a number.
         config: the experiment's config, as plain data, without its secrets.
-        secrets: texts that are neither logged nor told; see `dray.masking`.
-        data: the config's, with them. Ray's dashboard shows what a run was started with as text, which has none of it.
+        secrets: texts to hide in logs and errors; see `dray.masking`.
+        data: the config's, with secrets. It is left out of this object's repr, which Ray's dashboard shows.
         metric: the validation metric that the search compares.
         smaller_is_better: of the metric.
-        max_length: as the search has it; reports count in its unit, in batches if it has none.
+        max_length: the search's; reports count in its unit, in batches without one.
         rungs: absolute lengths at which the search decides, in the same unit.
         source_checkpoint: what every trial begins with, or None.
-        time_metric: the validation metric that the search counts length by, instead of batches; or None.
+        time_metric: the validation metric by which the search counts length, instead of batches; or None.
         time_rungs: the lengths at which it then decides, in that metric's unit; a trial ends at the last one.
-        validation_period, checkpoint_period: at least so often, or None.
+        validation_period, checkpoint_period: how often at least, or None.
         checkpoint_policy: best, all or none.
-        environment: variables that trials have in their environment.
+        environment: environment variables of trials.
     """
 
     experiment_id: int
@@ -79,11 +80,11 @@ class Experiment:
     secrets: Sequence[str] = field(default=(), repr=False)
 
     def for_code(self) -> dict[str, Any]:
-        """The config as a trial's code gets it."""
-        return {**self.config, "data": self.data}
+        """The config for a trial's code: a copy, because the next trial in this process gets it too."""
+        return {**copy.deepcopy(dict(self.config)), "data": copy.deepcopy(dict(self.data))}
 
     def score(self, value: object) -> float:
-        """A metric as the search ranks it: smaller is better, and what is no finite number is the worst."""
+        """A metric as the search ranks it: smaller is better, and a value that is not finite is the worst."""
         if not isinstance(value, (int, float)) or not math.isfinite(value):
             return math.inf
         return float(value) if self.smaller_is_better else -float(value)
@@ -91,16 +92,16 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """What a group is lent a trial with.
+    """A trial as it is lent to a worker group.
 
     Args:
-        number: of the lease; a later one of the same trial ends it.
+        number: of the lease; a later lease of the same trial ends it.
         trial_id, trial_seed, hparams: which trial.
-        trial_dir: the trial's own directory, for what is no checkpoint.
-        store: its checkpoints; the latest whole one is gone on from.
-        last_step: the longest length that the search has had a report of, or None.
-        revived: the trial had ended, and goes on in a search that was extended: the end that its checkpoint tells of
-            may be none any more.
+        trial_dir: the trial's own directory, for everything but checkpoints.
+        store: its checkpoints; the trial goes on from the latest valid one.
+        last_step: the greatest length at which the search has had a report, or None.
+        revived: the trial had ended, and goes on because the search was extended: the end recorded in its checkpoint
+            may no longer be one.
         together_s: as `TOGETHER_S`; longer where many trials report to one desk.
     """
 
@@ -120,10 +121,10 @@ class RayHost:
 
     Args:
         desk: the desk's actor handle.
-        lease: what to run.
-        experiment: what it belongs to.
+        lease: the trial to run.
+        experiment: the trial's experiment.
         code_dir: copied into every checkpoint, or None.
-        script: the trial is a program, and ends with it, not with the `fit()` in it.
+        script: the trial is a program, and ends when the program does, not with a `fit()` in it.
     """
 
     best_supported = True
@@ -144,12 +145,14 @@ class RayHost:
         self.checkpoint_period = in_batches(experiment.checkpoint_period, records)
         self.metric: str | None = experiment.metric
         self.outcome: Ending = "completed"
-        self.watched = False  # whether this rank trains, or has
+        self.watched = False  # whether this rank trains, or has trained
+        self.heard = False  # whether a program with a loop of its own knows that it is asked to end
         self._progress: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._commits = 0
         self._desk, self._lease, self._experiment = desk, lease, experiment
         self._store = lease.store
         self.is_remote = lease.store.is_remote
+        self.outputs = lease.store.outputs
         self._in_flight: deque[Any] = deque()
         self._kept: list[dict[str, Any]] = []
         self._sent = -math.inf
@@ -184,16 +187,16 @@ class RayHost:
 
     @property
     def batches(self) -> int:
-        """Trained, so far as this rank knows."""
+        """Batches trained, as far as this rank knows."""
         return self._progress()[0]
 
     def pulse(self) -> tuple[float, ...]:
-        """Another value whenever the trial has made progress; also where it has not, for it waits for its store."""
+        """A value that changes with any progress of the trial, and all the time while it waits for its store."""
         return *self._progress(), self._commits, time.monotonic() if self._store.activity else 0.0
 
     def new_checkpoint(self, batches: int) -> Path:
         self._carried = self._unsaved.now()
-        # Of a validation that was published before, at the same batch.
+        # The value of a validation at the same batch, if one was published before.
         validated, value = self._validated
         self._value = value if validated == batches else None
         return self._store.stage(batches)
@@ -210,7 +213,7 @@ class RayHost:
         value = self._metric_of(report.validation) if report.validation is not None else self._value
         carried |= {"batches": report.batches, "metric": value}
         (staging / REPORT).write_text(json.dumps(carried))
-        # Also the fence: whoever lost the lease must not write beside the one who has it.
+        # Also the fence: a process that lost the lease must not write beside the one that has it.
         self._fence()
         checkpoint = self._store.commit(staging, report.batches, digests, others)
         self._unsaved.saved = report.batches
@@ -227,13 +230,13 @@ class RayHost:
 
     # ------------------------------------------------------------------ reports
     def asked_to_stop(self) -> bool:
-        # Asked for the first time when a trial has run for a moment: short ones are spared the message.
+        # The first call comes when a trial has run for a moment: short ones are spared the message.
         if self._asked is None:
             self._asked = self._desk.stop_wanted.remote(self._lease.number)
         try:
             ready, _ = ray.wait([self._asked], timeout=0)
             return bool(ready) and bool(ray.get(self._asked))
-        except ray.exceptions.RayError:  # what is the matter, the next report finds
+        except ray.exceptions.RayError:  # the next report finds out what is wrong
             return False
 
     def publish(self, report: Report) -> bool:
@@ -247,7 +250,7 @@ class RayHost:
         if report.validation is not None:
             self._validated = (report.batches, self._metric_of(report.validation))
         self._unsaved.add(message["rows"])
-        if self.outcome != "completed":  # the last checkpoint of a trial that was told to end, and it still is
+        if self.outcome != "completed":  # the last checkpoint of a trial that was told to end: that still holds
             self._obey(self._send(message, decides=False))
             return True
         if self._script and report.final:
@@ -261,10 +264,10 @@ class RayHost:
         return self._obey(self._send(message, decides=report.decides or report.final))
 
     def go_on(self) -> Ending | None:
-        """Find the checkpoint to go on from, and report what it carries: that may never have reached the driver.
+        """Find the checkpoint to go on from, and report what it carries, which may never have reached the driver.
 
         Returns:
-            How the trial ended, if that was its last report or the search now stops it; else None.
+            How the trial ended, if that was its last report or the search now stops it; otherwise None.
         """
         self._store.sweep()
         found = self._store.open_latest(lambda damaged, why: self._desk.damaged.remote(self.trial_id, damaged, why))
@@ -276,7 +279,7 @@ class RayHost:
             return None
         message = self._found = json.loads(path.read_text())
         batches, value = message.pop("batches", None), message.pop("metric", None)
-        if batches is not None:  # who committed it may have been killed before this was told
+        if batches is not None:  # the process that committed it may have been killed before it told
             self._desk.saved.remote(self.trial_id, self.latest_checkpoint, batches, value)
         decides = message.pop("decides")
         known = self._lease.last_step
@@ -291,11 +294,11 @@ class RayHost:
 
     @property
     def trained(self) -> bool:
-        """Whether the trial's code has called `fit()`, now or before the checkpoint that it went on from."""
+        """Whether the trial's code has trained, now or before the checkpoint that it went on from."""
         return self._reported or self.latest_checkpoint is not None
 
     def end(self) -> Ending:
-        """The trial's code has returned. How it ended: completed, stopped or paused by the search, interrupted."""
+        """The trial's code has returned. Returns how it ended: completed, interrupted, or as the search decided."""
         if self.outcome == "completed" and not self._ended:
             last = self._last or {"rows": [], "step": None, "value": None}
             self._send({**last, "final": True}, decides=True)
@@ -304,7 +307,7 @@ class RayHost:
         return self.outcome
 
     def flush(self) -> None:
-        """Send what is kept, also of a trial that failed; the last that a lease does with its host, on every rank."""
+        """Send what is kept, even if the trial failed: the last call of a lease to its host, on every rank."""
         self._store.close()
         if self._kept:
             self._send({"rows": [], "step": None, "value": None, "final": False}, decides=False)
@@ -320,10 +323,10 @@ class RayHost:
         return self._heard()
 
     def _heard(self) -> str:
-        """The first answer to what was sent that is not "continue", so far as answers have come."""
+        """The first answer other than "continue" among those that have come; otherwise "continue"."""
         verdict = "continue"
         while self._in_flight and verdict == "continue":
-            # Only the oldest is looked at: reports arrive in order.
+            # Only the oldest is checked: reports arrive in order.
             ready, _ = ray.wait([self._in_flight[0]], timeout=0 if len(self._in_flight) <= REPORTS_IN_FLIGHT else None)
             if not ready:
                 break
@@ -342,7 +345,7 @@ class RayHost:
                 raise LeaseLost(f"trial {self.trial_id} goes on elsewhere")
 
     def _system(self, report: Report) -> Mapping[str, float] | None:
-        """With the first figures, what came before all that they tell of."""
+        """The system figures; the first ones also with the time before the training that they cover."""
         if report.system is None or self._began is None:
             return report.system
         trained_s = sum(value for name, value in report.system.items() if name.endswith("_s"))
@@ -375,8 +378,8 @@ class RayHost:
             "rows": rows,
             "step": self._step(report, report.validation) if report.validation is not None else None,
             "value": self._metric_of(report.validation) if report.validation is not None else None,
-            # A program that fails after fit() has not completed its trial: it is run again. And a trial that was told
-            # to end, or to leave its workers, says nothing of its length.
+            # A program that fails after fit() has not completed its trial: it is run again. And the end of a trial that
+            # was told to end, or to leave its workers, is not its completion.
             "final": report.final and not self._script and self.outcome == "completed",
         }
 
@@ -386,7 +389,7 @@ class RayHost:
         match self._experiment.max_length:
             case Epoch():
                 assert report.epochs is not None, "a length in epochs was resolved without the length of an epoch"
-                # Batch k of epoch e is a little over e - 1; whole epochs are whole numbers, which rungs compare with.
+                # Whole epochs must be whole numbers, because rungs are compared with them.
                 return round(report.epochs) if math.isclose(report.epochs, round(report.epochs)) else report.epochs
             case Batch() | None:
                 return report.batches
@@ -394,6 +397,6 @@ class RayHost:
                 return report.batches * int(self._lease.hparams["global_batch_size"])
 
     def _metric_of(self, validation: Mapping[str, object]) -> float | None:
-        # That it is there has been checked at the validation, on every rank.
+        # Every rank has checked at the validation that the metric is there.
         value = validation[self._experiment.metric]
         return float(value) if isinstance(value, (int, float)) else None

@@ -1,4 +1,4 @@
-"""What was reported since the last checkpoint: the next one carries it."""
+"""What was reported since the last checkpoint; the next one carries it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class Unsaved:
-    """Rows of metrics, each with the `batches` that it was measured at, in their order.
+    """Rows of metrics in order, each with the `batches` at which it was measured.
 
     Attributes:
-        saved: batches of the last checkpoint that was committed. Another thread may set it; all else is for one.
+        saved: batches of the last checkpoint that was committed. Another thread may set it; all else is for one thread.
     """
 
     def __init__(self) -> None:
@@ -19,15 +19,15 @@ class Unsaved:
         self._rows: deque[dict[str, Any]] = deque()
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
-        """What was reported."""
+        """Add what was reported."""
         for row in rows:
-            if row["batches"] < self.saved:  # another run, from the beginning again
+            if row["batches"] < self.saved:  # another run has begun from the start
                 self.saved = -1
             self._rows.append(row)
         self._forget()
 
     def now(self) -> list[dict[str, Any]]:
-        """What a checkpoint that is made now has to carry."""
+        """The rows that a checkpoint made now has to carry."""
         self._forget()
         return list(self._rows)
 

@@ -15,7 +15,7 @@ from dray.pytorch.units import Batch, Epoch, TrainUnit, _TrainBoundaryType
 from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, ShouldExit
 from dray.training.reducers import MetricReducer, Reducer
 
-# By the name of old code, which raises it within train_batch().
+# The name that old code raises in train_batch().
 _ShouldExit = ShouldExit
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What the data loader and the context do by themselves, as functions for loops of one's own."""
+"""What the data loader and the context do, as functions for your own loops."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dray.pytorch.data import ToDevice, batch_length
 
 
 def to_device(data: Any, device: torch.device, warned_types: set[type] | None = None) -> Any:
-    """A batch on a device, as `context.to_device` gives it.
+    """Move a batch to a device, as `context.to_device`.
 
     Args:
-        data: tensors, arrays, whatever has a method `to`, and dicts, lists and tuples of them; the rest stays.
-        device: where to.
-        warned_types: types that no warning is given of; those that one was given of are added.
+        data: tensors, arrays, whatever has a method `to`; and dicts, lists and tuples of them. Anything else stays.
+        device: the device to move it to.
+        warned_types: types to give no warning about; types that one is given about are added.
 
     >>> to_device({"x": [torch.zeros(2)]}, torch.device("cpu"))
     {'x': [tensor([0., 0.])]}
@@ -32,7 +32,7 @@ def data_length(data: Any) -> int:
     """Records in a batch, as `PyTorchTrial.get_batch_length` counts them.
 
     Raises:
-        ValueError: there is no tensor or array in it.
+        ValueError: the batch is empty.
         TypeError: it is of another type.
 
     >>> data_length([torch.zeros(3, 2), torch.zeros(3)])
@@ -44,13 +44,13 @@ def data_length(data: Any) -> int:
 def adapt_batch_sampler(
     batch_sampler: BatchSampler, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
 ) -> BatchSampler:
-    """The batches that one of several processes trains, from where it goes on.
+    """One process's share of the batches, from where it resumes.
 
     Args:
-        batch_sampler: of all batches, in the same order in all processes.
-        repeat: give them again and again.
-        skip: batches of this process to leave out at first.
-        num_replicas: processes.
+        batch_sampler: gives all batches, in the same order in all processes.
+        repeat: repeat them endlessly.
+        skip: batches of this process to leave out at the beginning.
+        num_replicas: number of processes.
         rank: which of them this is, from 0.
 
     >>> every = BatchSampler(range(8), batch_size=2, drop_last=False)

@@ -1,4 +1,4 @@
-"""Batches of record numbers, begun anywhere: what stands between a dataset and the batches that a process trains on."""
+"""Batch samplers that can start anywhere: the order, sharding and skipping of a dataset's records."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from dray.training import rng
 
 
 class NumberedBatches(BatchSampler):
-    """Batches of a sequence of records, of which any can be told without those before it.
+    """Batches of a sequence of records, any of which can be computed without those before it.
 
-    Batch g of the endless, unsharded sequence is batch `g % n` of epoch `g // n`; an epoch's order is a permutation
-    that depends on the seed and the epoch alone. So a skip of a million batches costs what a skip of ten does.
+    Batch g of the endless, unsharded sequence is batch `g % n` of epoch `g // n`. An epoch's order is a permutation
+    that depends only on the seed and the epoch. So to skip a million batches costs no more than to skip ten.
 
     Args:
-        records: the numbers of the records in their natural order.
+        records: the indices of the records in their natural order.
         seed: None for the natural order.
-        drawn: the seeds of some epochs' orders, in the place of those that are made of `seed`.
-        draws: draw the seed of an epoch that is not in `drawn` when it begins, from the process's own numbers and as
-            torch's `RandomSampler` does, and put it there.
+        drawn: seeds of some epochs' orders, instead of those derived from `seed`.
+        draws: when an epoch begins that is not in `drawn`, draw its seed from the global RNG, as torch's
+            `RandomSampler` does, and add it.
         (others): see `DataLoader.get_data_loader`.
     """
 
-    #: Batches of a shuffled epoch that are made together.
+    #: How many batches of a shuffled epoch are made together.
     AT_ONCE = 64
 
     def __init__(
@@ -79,7 +79,7 @@ class NumberedBatches(BatchSampler):
         return _batches_in(len(self._records), self.batch_size, self.drop_last)
 
     def _in_order(self, numbers: range) -> Iterator[list[Any]]:
-        """The batches of these numbers."""
+        """The batches with these numbers."""
         records, size = self._records, self.batch_size
         for number in numbers:
             yield list(records[number * size : (number + 1) * size])
@@ -92,38 +92,37 @@ class NumberedBatches(BatchSampler):
         return random.Random(f"{self._seed}:shuffle:{epoch}").getrandbits(63)
 
     def _shuffled(self, epoch: int, numbers: range) -> Iterator[list[Any]]:
-        """The batches of these numbers, of an epoch's order."""
+        """The batches with these numbers of a shuffled epoch."""
         records, size = self._records, self.batch_size
         generator = torch.Generator()
         generator.manual_seed(self._seed_of(epoch))
         order = torch.randperm(len(records), generator=generator).numpy()
         whole = order[: len(order) // size * size].reshape(-1, size)
-        # Some at a time: one by one costs more, and all at once would be long for who starts in the middle.
+        # Some at a time: one by one costs more, and all at once delays the first batch.
         stretch = self.AT_ONCE * numbers.step
         parts = [whole[start : start + stretch : numbers.step] for start in range(numbers.start, len(whole), stretch)]
         if len(whole) in numbers:
             parts.append(order[len(whole) * size :].reshape(1, -1))
         for part in parts:
-            if isinstance(records, range):  # of the whole dataset: a record's number is its place
+            if isinstance(records, range):  # the whole dataset: a record's index is its position
                 yield from part.tolist()
             else:
                 yield from ([records[place] for place in row] for row in part.tolist())
 
 
 class SampledBatches(BatchSampler):
-    """Batches of a sampler of the user's, whose order is known to itself alone: what is skipped has to be drawn.
+    """Batches of the user's own sampler, which must be iterated to skip.
 
-    What a sampler draws from the process's own generators at the beginning of an epoch, as torch's do, depends on the
-    seed and the epoch alone: it is the same again in a resumed run, and the same on every rank. So whole epochs of
-    torch's samplers are skipped without a draw, and those of a sampler with torch's `set_epoch(epoch)`, which is told
-    each epoch's number.
+    The global RNGs are seeded by the seed and the epoch while an epoch begins, which is when torch's samplers draw: so
+    the order is the same in a resumed run and on every rank. So whole epochs are skipped without iterating if the
+    sampler is torch's, or has `set_epoch(epoch)`, which is called with each epoch's number.
 
     Args:
         sampler: of records, or of batches.
         batch_size: None if the sampler gives batches.
-        repeat: go on with the next epoch for ever.
+        repeat: repeat endlessly, one epoch after another.
         first: batches to leave out at the beginning.
-        seed: of the epochs' orders, if they repeat; one pass draws as it always does.
+        seed: seed of the epochs' orders, if they repeat; a single pass is not seeded.
     """
 
     def __init__(
@@ -166,7 +165,7 @@ class SampledBatches(BatchSampler):
                 empty = False
                 yield batch
             if empty:
-                # Nothing to repeat: an endless search for a first record would hang.
+                # There is nothing to repeat: the loop would never end.
                 return
             position = 0
 
@@ -192,15 +191,14 @@ class SampledBatches(BatchSampler):
 
 
 class DividedAnew(BatchSampler):
-    """The global batches of a run of other processes, each divided evenly among those that there are now.
+    """The global batches of a run with another number of processes, each divided evenly among the present ones.
 
-    Some processes train on a record that another one has too where a global batch has fewer records than there are
-    processes: none may be left without any.
+    If a global batch has fewer records than there are processes, some processes share a record: each needs one.
 
     Args:
-        batches: of the whole run, unsharded, endless, from the first one that is to be trained.
-        replicas: of the run as it was: so many batches are one global batch.
-        num_replicas, rank: of the run as it is.
+        batches: the unsharded, endless batches, from the first one to train on.
+        replicas: the earlier number of processes; so many batches are one global batch.
+        num_replicas, rank: the present number of processes, and which one this is.
     """
 
     def __init__(self, batches: BatchSampler, *, replicas: int, num_replicas: int, rank: int) -> None:
@@ -210,7 +208,7 @@ class DividedAnew(BatchSampler):
         self._rank = rank
 
     def __len__(self) -> int:
-        # As long as the chief's share was, which every process counted epochs by.
+        # The length of the chief's share in the earlier run, which was every process's epoch length.
         return _share(len(self._batches), self._replicas, 0)
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -222,15 +220,15 @@ class DividedAnew(BatchSampler):
 
 
 class SeededBatches(BatchSampler):
-    """Batches that seed the worker process which loads them, each with a number of its own.
+    """Batches that seed the RNGs of the worker process that loads them, each with its own seed.
 
-    What a dataset draws in a worker process (augmentation) so depends on the batch alone: not on how many worker
-    processes there are, nor on what was loaded before, which a resumed run does not load again.
+    So what a dataset draws in a worker process (augmentation) depends only on the batch: not on the number of workers,
+    nor on earlier batches, which a resumed run does not load again.
 
     Args:
-        batches: lists are seeded, batches of other types pass as they are.
-        seed: of the trial and the rank.
-        first: number of the first one.
+        batches: lists are seeded; batches of other types pass as they are.
+        seed: derived from the trial's seed and the rank.
+        first: number of the first batch.
     """
 
     def __init__(self, batches: Any, *, seed: int, first: int) -> None:
@@ -247,7 +245,7 @@ class SeededBatches(BatchSampler):
 
 
 class SeededBatch(list[Any]):
-    """Record numbers that arrive in another process together with a seed for it."""
+    """Record indices that, unpickled in a worker process, seed its RNGs."""
 
     __slots__ = ("seed",)
 
@@ -260,16 +258,16 @@ class SeededBatch(list[Any]):
 
 
 def drawn_seed() -> int:
-    """A seed as torch's samplers draw one."""
+    """A seed from the global RNG, drawn as torch's samplers do."""
     return int(torch.empty((), dtype=torch.int64).random_().item())
 
 
 def _arrive(records: list[Any], seed: int) -> list[Any]:
-    # Unpickled: in a worker process, by the thread that loads these records next. There is no other place between two
-    # batches where torch lets us in.
+    # Called on unpickling, in a worker process by the thread that then loads these records. torch has no other hook
+    # between two batches.
     if torch.utils.data.get_worker_info() is not None:
         random.seed(seed)
-        # Other bits: numpy and torch make the same numbers of the same 32.
+        # Other bits than torch's: seeded with the same 32 bits both would draw the same numbers.
         np.random.seed((seed * 0x9E3779B97F4A7C15 >> 32) % 2**32)
         # Not torch.manual_seed(), which queues a call for CUDA each time.
         torch.default_generator.manual_seed(seed % 2**63)
@@ -277,7 +275,7 @@ def _arrive(records: list[Any], seed: int) -> list[Any]:
 
 
 def _keeps_no_state(sampler: Any) -> bool:
-    """Whether nothing goes from one epoch of a sampler to the next: torch's, without a generator of their own."""
+    """Whether a sampler carries no state from one epoch to the next: torch's, without a generator of its own."""
     return type(sampler) in _TORCHS and sampler.generator is None
 
 
@@ -298,7 +296,7 @@ def _share(batches: int, num_replicas: int, rank: int) -> int:
 
 
 def _pass_over(items: Iterator[Any], count: int) -> int:
-    """Draw up to `count` items; how many there were."""
+    """Skip up to `count` items; returns how many there were."""
     counter = itertools.count()
     collections.deque(zip(itertools.islice(items, count), counter, strict=False), maxlen=0)
     return next(counter)

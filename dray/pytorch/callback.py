@@ -6,15 +6,15 @@ from typing import Any
 
 
 class PyTorchCallback:
-    """Extend it, override what you need, and return it from `PyTorchTrial.build_callbacks`. Every hook does nothing.
+    """Base class of the callbacks that `PyTorchTrial.build_callbacks` returns. Override the hooks you need.
 
-    Hooks run on every rank unless they say otherwise, in the order of the dict that `build_callbacks` returned. What
-    they raise ends the training. A callback with state overrides `state_dict` and `load_state_dict`.
+    Hooks run on every rank unless stated otherwise, in the order of the dict that `build_callbacks` returned. An
+    exception in a hook ends training. A callback with state overrides `state_dict` and `load_state_dict`.
 
     Order: on_trial_startup, (loaders are built), on_checkpoint_load_start, load_state_dict, on_training_start; then
     on_training_epoch_start, batches, on_training_epoch_end, on_training_workload_end, on_validation_start,
     on_validation_epoch_start, on_validation_epoch_end, on_validation_end, on_checkpoint_save_start,
-    on_checkpoint_write_end, on_checkpoint_upload_end, again and again; on_trial_shutdown.
+    on_checkpoint_write_end, on_checkpoint_upload_end, repeatedly; on_trial_shutdown.
     """
 
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
@@ -22,14 +22,14 @@ class PyTorchCallback:
 
         Args:
             first_batch_idx: the batch that this run starts at, 0 for a fresh trial.
-            checkpoint_uuid: what is resumed from, None for a fresh trial.
+            checkpoint_uuid: the checkpoint that it resumes from, None for a fresh trial.
         """
 
     def on_trial_shutdown(self) -> None:
-        """Last of all, once, also after an error; callbacks in reverse order."""
+        """The last hook, called once, also after an error; callbacks in reverse order."""
 
     def on_training_start(self) -> None:
-        """After state was loaded, before anything is trained."""
+        """After state was loaded, before the first batch."""
 
     def on_training_epoch_start(self, epoch_idx: int) -> None:
         """Before the first batch of an epoch, not when resuming within one."""
@@ -38,37 +38,37 @@ class PyTorchCallback:
         """After the last batch of an epoch."""
 
     def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-        """After every stretch of training: before each report, validation and checkpoint.
+        """After each workload, that is, before each report, validation and checkpoint.
 
         Args:
-            avg_metrics: averages over the batches since the last one and over ranks, custom reducers' metrics, and
-                "batches" and "epochs" trained.
-            batch_metrics: of each batch, averaged over ranks; without custom reducers.
+            avg_metrics: averages over ranks and the workload's batches; the custom reducers' metrics; and the "batches"
+                and "epochs" trained.
+            batch_metrics: the metrics of each batch, averaged over ranks, without those of custom reducers.
         """
 
     def on_validation_start(self) -> None:
         """Before a validation."""
 
     def on_validation_epoch_start(self) -> None:
-        """Before its first batch. Not called with `evaluate_full_dataset`."""
+        """Before the first batch of a validation. Not called with `evaluate_full_dataset`."""
 
     def on_validation_epoch_end(self, outputs: list[Any]) -> None:
-        """After its last batch. Not called with `evaluate_full_dataset`.
+        """After the last batch of a validation. Not called with `evaluate_full_dataset`.
 
         Args:
-            outputs: what `evaluate_batch` returned on this rank, tensors as numpy arrays.
+            outputs: what `evaluate_batch` returned for each batch on this rank, with tensors as numpy arrays.
         """
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
         """After a validation.
 
         Args:
-            metrics: reduced over batches and ranks, the same on each. Copy the dict to keep it: on the chief it gains
-                "batches" and "epochs" later.
+            metrics: reduced over batches and ranks, the same on each rank. Copy the dict to keep it: on the chief
+                "batches" and "epochs" are added later.
         """
 
     def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-        """Before a checkpoint's state is put in place. May change the dict."""
+        """Before a checkpoint's state is loaded. May change the dict."""
 
     def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
         """Before a checkpoint's state is written, on the chief. May change the dict."""
@@ -77,13 +77,13 @@ class PyTorchCallback:
         """Deprecated: use `on_checkpoint_write_end`. Called just before it."""
 
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        """When the files of a checkpoint have been written, on the chief.
+        """After the files of a checkpoint have been written, on the chief.
 
-        Files added there become part of it, and so does what is added to its `metadata.json`.
+        Files added to the directory become part of the checkpoint, and so do fields added to its `metadata.json`.
         """
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
-        """When a checkpoint is complete.
+        """After a checkpoint is complete.
 
         Args:
             uuid: its id, to pass to `Trainer.fit(latest_checkpoint=...)`.
@@ -94,4 +94,4 @@ class PyTorchCallback:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore what `state_dict` returned."""

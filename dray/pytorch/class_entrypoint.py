@@ -1,4 +1,4 @@
-"""A trial that is a class: what a program says for itself, the experiment's config says for it."""
+"""Runs an experiment whose entrypoint is a trial class: the config has what a program would pass to `fit()`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def train(
     max_length: TrainUnit | None = None,
     latest_checkpoint: str | None = None,
 ) -> None:
-    """One ``fit()``, where the host of a search is in use.
+    """Runs one ``fit()``, in a worker of an experiment.
 
     Args:
-        trial_class: of the trial.
-        config: of the experiment, with all its defaults.
-        max_length: where the search itself does not say when to end.
-        latest_checkpoint: what to go on from.
+        trial_class: the trial's class.
+        config: the experiment's config, with all defaults.
+        max_length: the length, if the search sets none.
+        latest_checkpoint: the checkpoint to resume from.
     """
     optimizations = config["optimizations"]
     with init(aggregation_frequency=optimizations["aggregation_frequency"]) as context:

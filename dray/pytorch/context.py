@@ -1,4 +1,4 @@
-"""What a trial's code asks and tells: hyperparameters, wrapped models and optimizers, where it is, when to stop."""
+"""The trial's context: hyperparameters, wrapped models and optimizers, position in training, stop requests."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741 - as M and S
 
 @lacks("determined.pytorch.PyTorchTrialContext")
 class PyTorchTrialContext:
-    """Made by `pytorch.init()`, handed to the trial's constructor and to the `Trainer`.
+    """Made by `pytorch.init()`, and passed to the trial's constructor and to the `Trainer`.
 
     Attributes:
-        models, optimizers, lr_schedulers: what was wrapped, in order.
-        device: of this process's models and batches.
-        distributed: this process among those of the trial.
+        models, optimizers, lr_schedulers: what was wrapped, in that order.
+        device: the device of this process's models and batches.
+        distributed: this process's rank among those of the trial, and communication with them.
         experimental: see `PyTorchExperimentalContext`.
-        profiler: what `set_profiler` made, else None.
+        profiler: the profiler of `set_profiler`, else None.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PyTorchTrialContext:
         self._warned_of_batch_size = False
         self._global_batch_size = _global_batch_size(hparams, distributed.size)
         self.experimental = PyTorchExperimentalContext(self)
-        # The loops of a batch call these: one lookup less.
+        # Attributes, not properties: one lookup less in the loop over batches.
         self.models = self._optimisation.models
         self.optimizers = self._optimisation.optimizers
         self.lr_schedulers = cast("list[LRScheduler]", self._optimisation.lr_schedulers)
@@ -88,7 +88,7 @@ class PyTorchTrialContext:
         """All hyperparameters.
 
         Raises:
-            ValueError: none were given to `pytorch.init()`.
+            ValueError: none were passed to `pytorch.init()`.
         """
         if self._hparams is None:
             raise ValueError("there are no hyperparameters: give them to pytorch.init(hparams=...)")
@@ -98,7 +98,7 @@ class PyTorchTrialContext:
         """One hyperparameter.
 
         Raises:
-            ValueError: none were given, or none of this name.
+            ValueError: there are no hyperparameters, or none of this name.
         """
         hparams = self.get_hparams()
         if name not in hparams:
@@ -112,7 +112,7 @@ class PyTorchTrialContext:
         return hparams[name]
 
     def get_global_batch_size(self) -> int:
-        """Records a batch over all slots: hparams["global_batch_size"], rounded down to a multiple of the slots.
+        """Records per batch over all slots: hparams["global_batch_size"], rounded down to a multiple of the slots.
 
         Raises:
             ValueError: the hyperparameter is not set.
@@ -120,7 +120,7 @@ class PyTorchTrialContext:
         return self.get_per_slot_batch_size() * self.distributed.size
 
     def get_per_slot_batch_size(self) -> int:
-        """Records a batch on this slot: what a data loader's `batch_size` should be.
+        """Records per batch on this slot: the `batch_size` for a data loader.
 
         Raises:
             ValueError: the hyperparameter global_batch_size is not set.
@@ -135,7 +135,7 @@ class PyTorchTrialContext:
         """The experiment's config.
 
         Raises:
-            ValueError: none was given to `pytorch.init()`.
+            ValueError: none was passed to `pytorch.init()`.
         """
         if self._exp_conf is None:
             raise ValueError("there is no experiment config: give it to pytorch.init(exp_conf=...)")
@@ -148,7 +148,7 @@ class PyTorchTrialContext:
         return isinstance(resources.get("slots_per_trial"), dict)
 
     def get_data_config(self) -> dict[str, Any]:
-        """The experiment config's section `data`, {} if it has none."""
+        """The section `data` of the experiment's config, {} if it has none."""
         return self.get_experiment_config().get("data", {})  # type: ignore[no-any-return]
 
     def get_experiment_id(self) -> int:
@@ -160,31 +160,31 @@ class PyTorchTrialContext:
         return self._host.trial_id
 
     def get_trial_seed(self) -> int:
-        """What python, numpy, torch and the order of shuffled data were seeded with."""
+        """The seed of Python's, NumPy's and torch's RNGs, and of the order of shuffled data."""
         return self._trial_seed
 
     def get_initial_batch(self) -> int:
         """The batch that this run starts at: 0 for a fresh one, the number of batches trained when resuming.
 
-        In a trial's constructor it is known in an experiment; otherwise from `Trainer.fit()` on, which is the first to
-        hear of a checkpoint, and so in time for the data loaders.
+        In an experiment this is known in the trial's constructor; in a local run only once `Trainer.fit()` is given the
+        checkpoint, before the data loaders are built.
         """
         return self._cursor.initial_batch
 
     def get_tensorboard_path(self) -> pathlib.Path:
-        """Where event files and traces of this trial go: `tensorboard --logdir <this>` shows them."""
+        """The directory of this trial's event files and traces, for `tensorboard --logdir`."""
         return self._host.tensorboard_path
 
     def get_tensorboard_writer(self) -> Any:
-        """A `torch.utils.tensorboard.SummaryWriter` on that path, the same each time."""
+        """A `torch.utils.tensorboard.SummaryWriter` for `get_tensorboard_path()`, the same one in each call."""
         return self._tensorboard.writer()
 
     def get_enable_tensorboard_logging(self) -> bool:
-        """Whether metrics are written for TensorBoard: the trainer's "Determined/..." scalars."""
+        """Whether the trainer writes metrics for TensorBoard, as "Determined/..." scalars."""
         return self._tensorboard.enabled
 
     def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
-        """Switch writing metrics for TensorBoard on or off.
+        """Switch the trainer's metrics for TensorBoard on or off.
 
         Raises:
             AssertionError: not a bool.
@@ -196,12 +196,12 @@ class PyTorchTrialContext:
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
         """Profile the training with `torch.profiler.profile(*args, **kwargs)`.
 
-        It is started with the training, stepped after each batch, and stopped at the end; traces go to
-        `get_tensorboard_path()`, unless `on_trace_ready` says otherwise.
+        It is started with the training, stepped after each batch, and stopped at the end. Traces go to
+        `get_tensorboard_path()` unless `on_trace_ready` is given.
 
         Args:
             args, kwargs: activities, schedule, record_shapes and so on. Without a schedule all of the training is
-                recorded, which takes memory with every batch.
+                recorded, in memory.
         """
         from torch import profiler
 
@@ -211,7 +211,7 @@ class PyTorchTrialContext:
     # --------------------------------------------------------------------------------------- where training is
 
     def current_train_batch(self) -> int:
-        """The batch in hand, from 0.
+        """The number of the current batch, from 0.
 
         Raises:
             RuntimeError: training has not started.
@@ -221,7 +221,7 @@ class PyTorchTrialContext:
         return self._cursor.batch_idx
 
     def current_train_epoch(self) -> int:
-        """The epoch of the batch in hand, from 0.
+        """The epoch of the current batch, from 0.
 
         Raises:
             RuntimeError: training has not started.
@@ -229,7 +229,7 @@ class PyTorchTrialContext:
         return self._cursor.epoch_of(self.current_train_batch())
 
     def is_epoch_start(self) -> bool:
-        """Whether the batch in hand is the first of its epoch.
+        """Whether the current batch is the first of its epoch.
 
         Raises:
             RuntimeError: training has not started.
@@ -237,17 +237,27 @@ class PyTorchTrialContext:
         return self._cursor.starts_epoch(self.current_train_batch())
 
     def is_epoch_end(self) -> bool:
-        """Whether the batch in hand is the last of its epoch.
+        """Whether the current batch is the last of its epoch.
 
         Raises:
             RuntimeError: training has not started.
         """
         return self._cursor.ends_epoch(self.current_train_batch())
 
-    def set_stop_requested(self, stop_requested: bool) -> None:
-        """Ask to end: training goes on to the next boundary, saves and ends, without another validation.
+    @property
+    def _epoch_len(self) -> int | None:
+        """Batches per epoch on each slot; None before the data loaders are built. Determined's examples use it."""
+        return self._cursor.epoch_length
 
-        It is enough that one rank asks.
+    @property
+    def _current_batch_idx(self) -> int | None:
+        """`current_train_batch()`, but None before training. Determined's examples use it."""
+        return self._cursor.batch_idx
+
+    def set_stop_requested(self, stop_requested: bool) -> None:
+        """Request a stop: training goes on to the next boundary, saves and ends, without another validation.
+
+        One rank's request is enough.
 
         Raises:
             AssertionError: not a bool.
@@ -257,26 +267,25 @@ class PyTorchTrialContext:
         self._cursor.stop_requested = stop_requested
 
     def get_stop_requested(self) -> bool:
-        """Whether this rank has asked to end."""
+        """Whether this rank has requested a stop."""
         return self._cursor.stop_requested
 
     # --------------------------------------------------------------------------------------------------- wrapping
 
     def wrap_model(self, model: M, ddp_kwargs: dict[str, Any] | None = None) -> M:
-        """Move a model to the device, spread it over the trial's processes if there are several, have it saved.
+        """Move a model to the device, save it in checkpoints, and with several processes train it data-parallel.
 
-        `torch.compile` it before or after: either way its checkpoints are those of the model itself.
+        `torch.compile` it before or after: either way its checkpoints hold the state of the model itself.
 
         Args:
-            ddp_kwargs: for DistributedDataParallel, such as `{"find_unused_parameters": True}`.
+            ddp_kwargs: arguments of DistributedDataParallel, such as `{"find_unused_parameters": True}`.
 
         Raises:
-            TypeError: not a module; ddp_kwargs is no dict, or names what DistributedDataParallel does not take.
-            ValueError: wrapped twice.
+            TypeError: not a module; ddp_kwargs is not a dict, or names an argument that DistributedDataParallel lacks.
+            ValueError: the model is wrapped already.
 
         Returns:
-            The model, with more than one process within DistributedDataParallel; attributes of your own class stay
-            reachable.
+            The model, in DistributedDataParallel if there is more than one process; its attributes stay reachable.
         """
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"wrap_model takes a torch.nn.Module, got {model!r}")
@@ -300,14 +309,13 @@ class PyTorchTrialContext:
         fp16_compression: bool | None = None,
         average_aggregated_gradients: bool | None = None,
     ) -> O:
-        """Have an optimizer saved. Returns the same object.
+        """Save an optimizer in checkpoints. Returns the same object.
 
         Args:
-            backward_passes_per_step: how often `backward` runs on its parameters before a step; kept for old code, DDP
-                needs no telling.
-            fp16_compression: deprecated, without effect.
-            average_aggregated_gradients: whether gradients added up over `aggregation_frequency` batches are divided by
-                it; None leaves it as it is.
+            backward_passes_per_step: how often `backward` runs on its parameters before a step. Has no effect.
+            fp16_compression: deprecated, has no effect.
+            average_aggregated_gradients: whether gradients summed over `aggregation_frequency` batches are divided by
+                that number; None leaves it as it is.
 
         Raises:
             ValueError: backward_passes_per_step is below 1.
@@ -325,17 +333,17 @@ class PyTorchTrialContext:
         return optimizer
 
     def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: LRScheduler.StepMode, frequency: int = 1) -> Any:
-        """Have a schedule saved, and stepped by the trainer as `step_mode` says. Returns the same object.
+        """Save an LR scheduler in checkpoints, and have the trainer step it. Returns the same object.
 
         Args:
-            lr_scheduler: of `torch.optim.lr_scheduler`, over a wrapped optimizer.
-            step_mode: see `LRScheduler.StepMode`.
-            frequency: every how many batches, epochs or optimizer steps.
+            lr_scheduler: a scheduler of `torch.optim.lr_scheduler`, for a wrapped optimizer.
+            step_mode: when to step it, see `LRScheduler.StepMode`.
+            frequency: batches, epochs or optimizer steps between its steps.
 
         Raises:
             ValueError: its optimizer was not wrapped, or it is a ReduceLROnPlateau (whose step takes a metric) and
                 step_mode is not MANUAL_STEP.
-            TypeError: step_mode is no StepMode.
+            TypeError: step_mode is not a StepMode.
         """
         wrapped = LRScheduler(lr_scheduler, step_mode, frequency)
         by_metric = isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
@@ -352,17 +360,17 @@ class PyTorchTrialContext:
         """Add a metric that can't be averaged over batches. See `MetricReducer`.
 
         Args:
-            reducer: a function of a flat list of values, a `MetricReducer`, or a metric of torchmetrics (also a
-                collection), which is moved to the device, reset before each workload, and computed over what all
-                processes have seen.
-            name: of the metric; None if the reducer returns a dict of several.
+            reducer: a function of a flat list of values; a `MetricReducer`; or a torchmetrics metric or collection,
+                which is moved to the device, reset before each workload, and computed over the updates of all
+                processes.
+            name: name of the metric; None if the reducer returns a dict of several.
             for_training, for_validation: in which workloads it is reset and reduced.
 
         Returns:
-            What to call `update` on.
+            The object whose `update` you call.
 
         Raises:
-            AssertionError: wrapped twice, or none of these.
+            AssertionError: it is wrapped already, or of another type.
         """
         if is_torchmetric(reducer):
             if any(reducer is known for known in self._torchmetrics):
@@ -375,7 +383,7 @@ class PyTorchTrialContext:
     # ------------------------------------------------------------------------------------------- within train_batch
 
     def to_device(self, data: Any) -> Any:
-        """Data on the context's device: tensors, arrays of numbers, dicts, lists, tuples, and whatever has a `to`."""
+        """Data on the device: tensors, numeric arrays, whatever has a method `to`; and dicts, lists, tuples of them."""
         return self._to_device(data)
 
     def backward(
@@ -385,10 +393,10 @@ class PyTorchTrialContext:
         retain_graph: bool = False,
         create_graph: bool = False,
     ) -> None:
-        """`loss.backward(...)`, with what the trainer has to add to it.
+        """`loss.backward(...)`, with the loss scaling of `use_amp` if that is on.
 
         Args:
-            loss: scalar tensor on `context.device` (of any shape with a `gradient`).
+            loss: scalar tensor on `context.device` (of any shape if `gradient` is given).
         """
         keep = retain_graph or None  # torch's default is create_graph's value
         amp = self._optimisation.amp
@@ -404,13 +412,13 @@ class PyTorchTrialContext:
         auto_zero_grads: bool = True,
         scaler: Any = None,
     ) -> None:
-        """Step an optimizer, in the last batch of each aggregation; do nothing in the others.
+        """Step an optimizer, if the batch is the last of its aggregation; otherwise do nothing.
 
         Args:
-            clip_grads: called with the optimizer's parameters, after gradients were averaged and before the step:
+            clip_grads: called with the optimizer's parameters, after gradients are averaged and before the step:
                 `lambda params: torch.nn.utils.clip_grad_norm_(params, 1.0)`.
             auto_zero_grads: zero gradients after the step; must be True with aggregation_frequency > 1.
-            scaler: a `torch.amp.GradScaler` of your own, to step through it.
+            scaler: your own `torch.amp.GradScaler`, whose `step` is then used.
 
         Raises:
             ValueError: auto_zero_grads=False with aggregation_frequency > 1.
@@ -418,9 +426,9 @@ class PyTorchTrialContext:
         self._optimisation.step(optimizer, clip_grads, auto_zero_grads, scaler)
 
     def wrap_scaler(self, scaler: Any) -> Any:
-        """Have a `torch.amp.GradScaler` saved. Scaling, unscaling and updating stay yours.
+        """Save a `torch.amp.GradScaler` in checkpoints. Scaling, unscaling and updating stay your own code's task.
 
-        `context.experimental.use_amp()` does all of it by itself.
+        `context.experimental.use_amp()` does all of this for you.
 
         Raises:
             RuntimeError: called twice, after `wrap_model`, or together with `use_amp`.
@@ -453,17 +461,17 @@ class PyTorchTrialContext:
         min_loss_scale: float | None = None,
         max_loss_scale: float = 2.0**24,
     ) -> tuple[Any, Any]:
-        """Mixed precision, as NVIDIA's apex had it. Deprecated: use `experimental.use_amp()`, which this now is.
+        """Deprecated: stands for NVIDIA's apex, and now calls `experimental.use_amp()`; use that.
 
         Args:
-            models, optimizers: wrapped ones; returned as they are.
+            models, optimizers: returned as they are.
             enabled: False to do nothing.
             opt_level: "O0" does nothing; "O1" and "O2" are `use_amp()`.
-            (others): accepted, without effect.
+            (others): have no effect.
 
         Raises:
             RuntimeError: there is no CUDA device, or mixed precision is configured already.
-            ValueError: another opt_level. "O3" (all in float16) has no equivalent.
+            ValueError: another opt_level; "O3" (all in float16) has no equivalent.
         """
         warnings.warn(
             "configure_apex_amp is deprecated: use context.experimental.use_amp()", FutureWarning, stacklevel=2
@@ -482,7 +490,7 @@ class PyTorchTrialContext:
         return models, optimizers
 
     def _mover(self) -> Callable[[Any], Any] | None:
-        """What moves the loaders' batches to the device; None if the trial does."""
+        """The function that moves batches to the device; None if the trial does so itself."""
         if not self.experimental._auto_to_device:
             return None
         return SideStream(self._to_device, self.device) if self.device.type == "cuda" else self._to_device
@@ -492,7 +500,7 @@ class PyTorchTrialContext:
 
 
 class PyTorchExperimentalContext:
-    """Switches for what the trainer does by default."""
+    """Mixed precision, and switches for the trainer's defaults."""
 
     def __init__(self, parent: PyTorchTrialContext) -> None:
         self._parent = parent
@@ -501,19 +509,19 @@ class PyTorchExperimentalContext:
         self._reproducibility_checks = True
 
     def use_amp(self, dtype: torch.dtype | None = None) -> None:
-        """Train in mixed precision: `train_batch` and the evaluation run under autocast, and the rest follows.
+        """Train in mixed precision: `train_batch` and evaluation run under autocast.
 
-        With float16 the loss is scaled in `context.backward`, gradients are unscaled before `clip_grads`, a step with
-        infinite gradients is left out, and the scale is adapted after each batch that stepped. Whether to step is asked
-        of the device each time, unless the optimizer is a fused one; bfloat16 needs no scaling and no asking.
+        With float16 the loss is scaled in `context.backward`, gradients are unscaled before `clip_grads`, steps with
+        infinite gradients are skipped, and the scale is updated after each batch that stepped. Each step waits for the
+        device to know whether to skip, unless the optimizer is fused. bfloat16 needs neither scaling nor waiting.
 
         Args:
-            dtype: torch.float16, or torch.bfloat16 where the device has it, also on a CPU. None is torch.float16. With
-                float16 a CPU trains as usual, in the models' own precision.
+            dtype: torch.float16, the default, or torch.bfloat16 if the device has it. With float16 a CPU trains as
+                usual, in the models' own precision; with bfloat16 it trains in mixed precision too.
 
         Raises:
             ValueError: another dtype.
-            RuntimeError: called twice, or together with `wrap_scaler`.
+            RuntimeError: called twice, or after `wrap_scaler`.
         """
         if dtype not in (None, torch.float16, torch.bfloat16):
             raise ValueError(f"use_amp: dtype must be torch.float16 or torch.bfloat16, got {dtype!r}")
@@ -532,22 +540,22 @@ class PyTorchExperimentalContext:
             optimisation.amp = MixedPrecision(device, torch.float16, optimisation.scaler)
 
     def disable_dataset_reproducibility_checks(self) -> None:
-        """Allow loaders that are no `pytorch.DataLoader`: to repeat, shard and skip is up to you (see `samplers`)."""
+        """Allow loaders other than `pytorch.DataLoader`; repeat, shard and skip the data yourself (see `samplers`)."""
         self._reproducibility_checks = False
 
     def disable_auto_to_device(self) -> None:
-        """Leave batches where the loader made them; call `context.to_device` yourself."""
+        """Don't move batches to the device; call `context.to_device` yourself."""
         self._auto_to_device = False
 
     def wrap_reducer(
         self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
     ) -> Any:
-        """`context.wrap_reducer`, where it was once."""
+        """`context.wrap_reducer`, under its old name."""
         return self._parent.wrap_reducer(reducer, name, for_training, for_validation)
 
 
 def _checked_ddp_kwargs(ddp_kwargs: dict[str, Any] | None) -> dict[str, Any]:
-    """Checked also where there is one process only, so that a slip does not wait for the first run of several."""
+    """Checked with a single process too, so that a mistake does not show only in the first distributed run."""
     if ddp_kwargs is None:
         return {}
     if not isinstance(ddp_kwargs, dict):

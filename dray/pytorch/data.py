@@ -1,4 +1,4 @@
-"""The data loader, and what is done to its batches."""
+"""The data loader, and moving and measuring its batches."""
 
 from __future__ import annotations
 
@@ -23,35 +23,34 @@ TorchData: TypeAlias = Mapping[str, torch.Tensor] | Sequence[torch.Tensor] | tor
 
 
 class DataLoader:
-    """A recipe for a `torch.utils.data.DataLoader`, with its arguments and defaults.
+    """Builds a `torch.utils.data.DataLoader`; same arguments and defaults.
 
-    The real loader is made when training starts, when it is known where in the data to start and which share of it is
-    this process's. With `shuffle=True` the order depends on the trial's seed and the epoch alone: a resumed trial goes
-    on where it was, at no cost, and nothing else that draws random numbers disturbs it.
+    The torch loader is made when training starts, when it is known where in the data to start and which share this
+    process has. With `shuffle=True` the order depends only on the trial's seed and the epoch: a resumed trial skips to
+    its position at no cost, and other code that draws random numbers does not change the order.
 
-    A sampler of your own is drawn from again up to where the trial was, unless it is a sequence, or one of torch's, or
-    is told its epoch by `set_epoch(epoch)` as torch's `DistributedSampler`: then whole epochs are skipped without a
-    draw. What it draws from python's, numpy's or torch's own generators as an epoch begins (torch's samplers do) is the
-    same again; for a generator that it keeps for itself, give that a seed.
+    On a resume, a sampler of your own is iterated again up to the trial's position. Whole epochs are skipped without
+    iterating if it is a sequence, a sampler of torch's, or has `set_epoch(epoch)` as torch's `DistributedSampler`.
+    What it draws from Python's, NumPy's or torch's global RNGs as an epoch begins (as torch's samplers do) is the same
+    in the resumed run. Seed a generator of its own yourself.
 
-    In worker processes python's, numpy's and torch's random numbers are seeded for each batch by its number, so that
-    augmentation is the same again in a resumed trial, however many workers there are. A generator that the dataset
-    keeps for itself is not.
+    In worker processes Python's, NumPy's and torch's RNGs are seeded for each batch by its number, so that a resumed
+    trial repeats the same augmentation, with any number of workers. A generator of the dataset's own is not seeded.
 
-    When the number of processes changes (`resources.slots_per_trial: {min, max}`, or a checkpoint that is gone on from
-    with more or fewer of them), each step still trains on the records that it would have had: every record once an
-    epoch, in the same global batches. Which process has which of them changes, and with it what is drawn for each:
-    dropout, and augmentation, go on with numbers of the trial's seed, but not the same ones. With a `batch_sampler`
-    the batches are its own affair: each process takes every size-th of them, so that a step has more or fewer.
+    If the number of processes changes (`resources.slots_per_trial: {min, max}`, or a checkpoint resumed with more or
+    fewer of them), each step still trains on the same records: every record once per epoch, in the same global
+    batches. The records move between processes, so dropout and augmentation draw other random numbers, still
+    determined by the trial's seed. With a `batch_sampler`, each process takes every size-th batch, so that the global
+    batch grows or shrinks.
 
     Args:
         dataset: map-style, with `__len__` and `__getitem__`.
-        batch_size: records a batch on this slot: `context.get_per_slot_batch_size()`.
-        generator: seeds `shuffle=True` in the place of the trial's seed.
+        batch_size: records per batch on this slot: `context.get_per_slot_batch_size()`.
+        generator: seeds `shuffle=True` instead of the trial's seed.
         (others): as torch's.
 
     Raises:
-        ValueError: for combinations that torch refuses, an `IterableDataset`, no batching at all.
+        ValueError: a combination that torch refuses, an `IterableDataset`, or no batching at all.
     """
 
     def __init__(
@@ -115,12 +114,11 @@ class DataLoader:
         self.generator = generator
         self.prefetch_factor = prefetch_factor
         self.persistent_workers = persistent_workers
-        #: Set by the trainer: the trial's. None outside training.
+        #: The trial's seed, set by the trainer; None outside training.
         self.seed: int | None = None
-        #: Set by the trainer in a run that goes on from a checkpoint of Determined's, to go on as that run would have:
-        #: what torch draws for its loaders comes from the process's own numbers, and so do the seeds of epochs' orders,
-        #: which are here, by epochs. Each of several processes would draw its own, and not see that the others differ:
-        #: these know those seeds only that the checkpoint tells.
+        #: Seeds of the epochs' orders, by epoch. Set by the trainer in a run resumed from a checkpoint of Determined's,
+        #: which drew these seeds, and those of torch's loaders, from the process's RNG. Several processes would each
+        #: draw different seeds: they have only those that are known from the checkpoint.
         self.drawn: dict[int, int] | None = None
         self.batch_sampler = batch_sampler
 
@@ -130,7 +128,7 @@ class DataLoader:
         """A torch DataLoader over this replica's share: repeated, then sharded by whole batches, then skipped.
 
         Args:
-            repeat: go through the data for ever.
+            repeat: repeat the data endlessly.
             skip: batches of this replica to leave out at the beginning.
             num_replicas, rank: take every num_replicas-th batch, beginning with the rank-th.
         """
@@ -141,12 +139,12 @@ class DataLoader:
     def _divided_anew(
         self, division: Division, *, skip: int, num_replicas: int, rank: int
     ) -> torch.utils.data.DataLoader[Any]:
-        """As `get_data_loader(repeat=True, ...)`, but each step trains on the records that it had in another run.
+        """As `get_data_loader(repeat=True, ...)`, but with the global batches of another division of the data.
 
-        For a run that goes on with other processes: the batches of all of them together are those of before.
+        For a run that is resumed with another number of processes.
 
         Args:
-            division: how that run divided its data.
+            division: how the trial divided its data when it began.
         """
         seed, replicas = self._shuffle_seed(), division.replicas
         whole = self._batches(True, skip * replicas, 1, 0, seed, division.batch_size, draws=num_replicas == 1)
@@ -154,18 +152,18 @@ class DataLoader:
         return self._over(batches, skip, rank, seed)
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass over all the data, as torch's would."""
+        """One pass over all the data."""
         return iter(self.get_data_loader())
 
     def __len__(self) -> int:
-        """Batches of one pass over all the data."""
+        """The number of batches in one pass over all the data."""
         return len(self._batches(False, 0, 1, 0, 0))
 
     def _over(self, batches: Any, skip: int, rank: int, seed: int) -> torch.utils.data.DataLoader[Any]:
         workers_seed = Random(f"{seed}:workers:{rank}").getrandbits(63)
         if self.num_workers > 0:
             batches = SeededBatches(batches, seed=workers_seed, first=skip)
-        # Torch seeds its worker processes by a draw; not from the global generator, which is the model's.
+        # Torch draws a seed for its workers from this generator; by default from the global one, which the model uses.
         generator = torch.Generator() if self.drawn is None else None
         if generator is not None:
             generator.manual_seed(workers_seed)
@@ -230,12 +228,12 @@ class DataLoader:
             return self.generator.initial_seed()
         if self.seed is not None:
             return self.seed
-        # Outside of training, as torch's RandomSampler.
+        # Outside training, as torch's RandomSampler does.
         return drawn_seed()
 
 
 def _numbers(dataset: Any, sampler: Any) -> Sequence[Any] | None:
-    """The records in order, where any of them can be told without those before it; None for a sampler that draws."""
+    """The records in order, if a sampler allows to look up any position directly; else None."""
     if sampler is None:
         return range(len(dataset))
     if type(sampler) is SequentialSampler or _is_shuffle(sampler):
@@ -244,23 +242,23 @@ def _numbers(dataset: Any, sampler: Any) -> Sequence[Any] | None:
 
 
 def _is_shuffle(sampler: Any) -> bool:
-    """Whether it is what torch makes of shuffle=True."""
+    """Whether the sampler is what torch makes for shuffle=True."""
     if type(sampler) is not RandomSampler or sampler.replacement or sampler.generator is not None:
         return False
     return len(sampler) == len(sampler.data_source)
 
 
 def batch_length(batch: Any) -> int:
-    """Records in a batch: the length of its first tensor or array, looked for in dicts, lists and tuples.
+    """Records in a batch: the length of the first tensor or array in it, at any depth of dicts, lists and tuples.
 
     Raises:
-        ValueError: there is none in it.
+        ValueError: the batch is empty.
         TypeError: it is of another type; override `PyTorchTrial.get_batch_length`.
 
     >>> batch_length({"data": [torch.zeros(4, 2)], "label": torch.zeros(4)})
     4
     """
-    # Most batches, at a third of the cost of asking what else they could be.
+    # A fast path for most batches: a third of the cost.
     kind = type(batch)
     found = batch[0] if (kind is list or kind is tuple) and batch else batch
     if type(found) is torch.Tensor and found.dim() > 0:
@@ -278,14 +276,14 @@ def batch_length(batch: Any) -> int:
     return len(found)
 
 
-#: Up to here CUDA takes a copy of what is in ordinary memory at once; beyond it waits for what the device has to do.
+#: Up to this size CUDA copies from unpinned memory without waiting for the device; beyond, it waits.
 MAX_STAGED_BYTES = 1 << 16
 
 
 class ToDevice:
-    """Moves batches to a device: tensors, arrays, dicts, lists, tuples, and whatever has a method `to`.
+    """Moves batches to a device: tensors, arrays, whatever has a method `to`; and dicts, lists and tuples of them.
 
-    What can't be moved stays, with one warning a type.
+    What can't be moved stays, with one warning per type.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -295,18 +293,18 @@ class ToDevice:
 
     def __call__(self, data: Any) -> Any:
         kind = type(data)
-        if kind is tuple or kind is list:  # most batches; every microsecond here is one of each batch
+        if kind is tuple or kind is list:  # a fast path for most batches
             for item in data:
                 if type(item) is not torch.Tensor or not (self._on_cpu and item.is_cpu):
                     return kind([self(item) for item in data])
-            return kind(data)  # a list of its own, as otherwise: the trial may change it
+            return kind(data)  # a new list, as in the other cases: the trial may change it
         if isinstance(data, torch.Tensor):
             if data.device == self.device:
                 return data
-            # From pinned memory without waiting; the copy is ordered before whatever the device does with it.
+            # Pinned memory is copied without waiting; the device uses the tensor only after the copy.
             return self._pinned(data).to(self.device, non_blocking=True)
         if callable(getattr(data, "to", None)):
-            # Before it is asked whether it is a tuple, which a PackedSequence is too.
+            # Before the check for tuples: a PackedSequence is one too.
             return data.to(self.device)
         if isinstance(data, (list, tuple)):
             moved = [self(item) for item in data]
@@ -323,7 +321,7 @@ class ToDevice:
         return data
 
     def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor where a CUDA device can fetch it without us; a small one is taken along as it is."""
+        """The tensor in pinned memory, for a CUDA device; a small one as it is."""
         if self.device.type != "cuda" or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             return tensor
         return tensor.pin_memory() if tensor.nbytes > MAX_STAGED_BYTES else tensor

@@ -1,4 +1,4 @@
-"""The door to training: find the host and the peers, seed, make a context."""
+"""`pytorch.init()`: find the host and the peers, seed the RNGs, make a context."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def init(
     aggregation_frequency: int = 1,
     enable_tensorboard_logging: bool = True,
 ) -> Iterator[PyTorchTrialContext]:
-    """A context for a trial; use it for the trainer's calls too, within the `with` block.
+    """Makes a trial's context, to be used in the `with` block, where the trainer is called too.
 
-    Seeds python, numpy and torch with the trial's seed: the experiment's in an experiment, else
-    `exp_conf["reproducibility"]["experiment_seed"]` if there is one, else a random one, which is logged.
+    Seeds Python's, NumPy's and torch's RNGs with the trial's seed: in an experiment as the experiment says, else
+    `exp_conf["reproducibility"]["experiment_seed"]` if given, else a random one, which is logged.
 
     Args:
-        hparams: hyperparameters of the trial; in an experiment those that the search has chosen, if None.
-        exp_conf: an experiment config, for `context.get_experiment_config()`; in an experiment its own, if None.
-        distributed: the trial's processes, `DistributedContext.from_torch_distributed()` under torchrun. None: in an
-            experiment all of the trial's, else this one alone.
-        aggregation_frequency: batches whose gradients are added up before the optimizer steps.
+        hparams: hyperparameters of the trial; by default, in an experiment, those that the search chose.
+        exp_conf: an experiment config, for `context.get_experiment_config()`; by default the experiment's, if any.
+        distributed: the trial's processes, `DistributedContext.from_torch_distributed()` under torchrun. By default all
+            of the trial's in an experiment, else this one alone.
+        aggregation_frequency: number of batches over which gradients are summed before the optimizer steps.
         enable_tensorboard_logging: write metrics for TensorBoard.
 
     Raises:
-        ValueError: a global_batch_size that is no int or below the number of slots; aggregation_frequency below 1.
-        RuntimeError: several processes, but torch.distributed is not initialised.
+        ValueError: global_batch_size is not an int, or below the number of slots; aggregation_frequency is below 1.
+        RuntimeError: there are several processes, but torch.distributed is not initialised for them.
     """
     peers = distributed or current_peers() or DistributedContext()
     _check_backend(peers)
@@ -70,7 +70,7 @@ def init(
             enable_tensorboard_logging=enable_tensorboard_logging,
         )
         if host.latest_checkpoint is not None and (saved := Path(host.latest_checkpoint)).is_dir():
-            # What fit() goes on from: the trial's constructor may ask for it already.
+            # Where fit() will resume: the trial's constructor may ask for it.
             context._cursor.initial_batch = checkpoint.read_progress(saved).batches
         stack.callback(context._close)
         if distributed is not None:
@@ -83,7 +83,7 @@ def _local_host(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> L
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
         raise ValueError(f"exp_conf['reproducibility']['experiment_seed'] must be an int of at least 0, got {seed!r}")
     mine = LocalHost(trial_seed=seed)
-    # One run, whoever of its processes is asked.
+    # The same directory and seed in all processes.
     directory, seed = peers.broadcast((mine.directory, mine.trial_seed))
     return LocalHost(directory, trial_seed=seed) if peers.rank else mine
 
@@ -105,12 +105,18 @@ def _check_backend(peers: DistributedContext) -> None:
         )
 
 
-def _device(peers: DistributedContext) -> torch.device:
+def own_device(peers: DistributedContext) -> torch.device:
+    """This process's GPU, or else the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    # A process that was given one device of its own sees it as number 0.
-    device = torch.device("cuda", peers.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
+    # A process that sees only its own device sees it as number 0.
+    return torch.device("cuda", peers.local_rank % torch.cuda.device_count())
+
+
+def _device(peers: DistributedContext) -> torch.device:
+    device = own_device(peers)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     return device
 
 

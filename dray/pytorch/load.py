@@ -1,8 +1,9 @@
-"""A trained trial out of a checkpoint's directory."""
+"""Loading a trained trial from a checkpoint."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointLoadContext(PyTorchTrialContext):
-    """A context to make a trial with outside of training, such as to load a checkpoint into it.
+    """A context for making a trial outside training, such as to load a checkpoint into it.
 
     Args:
         hparams: hyperparameters, for `get_hparam`.
@@ -49,24 +50,25 @@ def load_trial_from_checkpoint_path(
     torch_load_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> PyTorchTrial:
-    """The trial that wrote a checkpoint, with the weights that it had.
+    """Loads the trial that wrote a checkpoint, with its weights.
 
     Args:
-        path: the checkpoint's directory, dray's or Determined's; or its URI, as `s3://bucket/.../checkpoint_352`, with
-            credentials of the environment.
-        trial_class: of the trial; imported from the checkpoint's code/ if None.
-        trial_kwargs: arguments of its constructor beside `context`; a `context` among them is used in the place of one
-            with the checkpoint's hyperparameters.
+        path: the checkpoint's directory, dray's or Determined's; or its URI, such as `s3://bucket/.../checkpoint_352`,
+            with credentials from the environment.
+        trial_class: the trial's class; by default imported from the checkpoint's code/.
+        trial_kwargs: arguments of its constructor besides `context`. If they include a `context`, that is used instead
+            of one with the checkpoint's hyperparameters.
         torch_load_kwargs: passed to `torch.load`.
-        kwargs: deprecated, the same.
+        kwargs: deprecated; the same.
 
     Returns:
-        The trial, its models restored, in train mode as constructed.
+        The trial, with its models restored, in train mode as constructed.
 
     Raises:
-        ValueError: both torch_load_kwargs and kwargs are given; the checkpoint is damaged or does not fit.
+        ValueError: both torch_load_kwargs and kwargs are given; the trial's constructor does not take trial_kwargs; the
+            checkpoint is damaged or does not fit the trial.
         FileNotFoundError: there is no such directory.
-        StorageError: the URI's store can't be used.
+        StorageError: the object store can't be used.
     """
     if kwargs and torch_load_kwargs:
         raise ValueError(
@@ -90,6 +92,10 @@ def _load(
     )
     if trial_class is None:
         trial_class = _import_class(directory / "code", saved["trial_cls_spec"])
+    try:
+        inspect.signature(trial_class).bind(context, **arguments)
+    except TypeError as error:
+        raise ValueError(f"{trial_class.__name__} can't be made: {error}; pass trial_kwargs={{...}}") from None
     trial = trial_class(context, **arguments)
     models = [bare(model) for model in context.models]
     state = checkpoint.read_state(directory, models, **torch_load_kwargs)

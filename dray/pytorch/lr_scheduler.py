@@ -1,4 +1,4 @@
-"""Learning rate schedules, stepped by the trainer."""
+"""LR schedulers, stepped by the trainer."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dray.training.units import is_int
 
 
 class LRScheduler:
-    """A schedule of PyTorch's, and when to step it.
+    """A PyTorch LR scheduler, and when to step it.
 
     Args:
-        scheduler: of `torch.optim.lr_scheduler`.
+        scheduler: a scheduler of `torch.optim.lr_scheduler`.
         step_mode: when the trainer calls `scheduler.step()`.
-        frequency: every how many of them.
+        frequency: batches, epochs or optimizer steps (by step_mode) between its steps.
 
     Raises:
-        TypeError: scheduler is None, or step_mode is no StepMode.
+        TypeError: scheduler is None, or step_mode is not a StepMode.
         ValueError: frequency is below 1.
 
-    `context.wrap_lr_scheduler` makes it; by hand, for a schedule that the trial steps itself:
+    `context.wrap_lr_scheduler` makes it. Made by hand, for a scheduler that the trial steps itself:
 
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     >>> halving = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -38,9 +38,10 @@ class LRScheduler:
 
         Attributes:
             STEP_EVERY_EPOCH: after the last batch of an epoch; with gradient aggregation, after the last optimizer step
-                that precedes the boundary.
-            STEP_EVERY_BATCH: after every batch; with gradient aggregation as often in all, together with the optimizer.
-            MANUAL_STEP: never; the trial does.
+                before the end of the epoch.
+            STEP_EVERY_BATCH: after every batch; with gradient aggregation, as many times at once when the optimizer
+                steps.
+            MANUAL_STEP: never; the trial steps it.
             STEP_EVERY_OPTIMIZER_STEP: after every step of the optimizer.
         """
 
@@ -62,11 +63,11 @@ class LRScheduler:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """Whose learning rates these are; None for a schedule that does not say."""
+        """The scheduler's optimizer; None if it has no such attribute."""
         return getattr(self._scheduler, "optimizer", None)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step the schedule by hand."""
+        """Step the scheduler by hand."""
         self._scheduler.step(*args, **kwargs)
 
     def get_last_lr(self) -> list[float]:
@@ -74,11 +75,11 @@ class LRScheduler:
         return self._scheduler.get_last_lr()  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
-        """The schedule's own, as it goes into checkpoints."""
+        """The scheduler's state, as saved in checkpoints."""
         return self._scheduler.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Put back what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         self._scheduler.load_state_dict(state_dict)
 
     def after_batch(self, batch_idx: int, *, epoch_length: int | None, aggregation_frequency: int) -> None:
@@ -88,7 +89,7 @@ class LRScheduler:
                 self._scheduler.step()
 
     def _steps_due(self, batch_idx: int, epoch_length: int | None, aggregation_frequency: int) -> int:
-        """How many, after a batch at which the optimizer stepped."""
+        """How many steps are due after a batch at which the optimizer stepped."""
         frequency, trained = self._frequency, batch_idx + 1
         match self._step_mode:
             case LRScheduler.StepMode.STEP_EVERY_BATCH:
@@ -96,7 +97,7 @@ class LRScheduler:
             case LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP:
                 return int((trained // aggregation_frequency) % frequency == 0)
             case LRScheduler.StepMode.STEP_EVERY_EPOCH if epoch_length is not None:
-                # Epochs that will have ended by the optimizer's next step, and had not by this one.
+                # Epochs that end after this step and no later than the optimizer's next one.
                 before, after = batch_idx // epoch_length, (batch_idx + aggregation_frequency) // epoch_length
                 return after // frequency - before // frequency
         return 0

@@ -1,6 +1,6 @@
-"""Samplers to build reproducible, resumable, sharded data from: shuffle, then repeat, then shard, then skip.
+"""Samplers for reproducible, resumable, sharded data: shuffle, then repeat, then shard, then skip.
 
-`pytorch.DataLoader` does all of it by itself; these are for loaders of your own.
+`pytorch.DataLoader` does all of this itself; these are for loaders of your own.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = [
 
 
 class RepeatSampler(_Sampler):
-    """The records of another sampler again and again, reshuffled each time if that one shuffles.
+    """The records of another sampler, repeated endlessly; reshuffled each time if that sampler shuffles.
 
-    Its length is that of the other.
+    Its length is that of the other sampler.
 
     >>> list(itertools.islice(RepeatSampler(range(2)), 5))
     [0, 1, 0, 1, 0]
@@ -48,14 +48,14 @@ class RepeatSampler(_Sampler):
                 empty = False
                 yield item
             if empty:
-                # Nothing to repeat: an endless search for a first record would hang.
+                # There is nothing to repeat: the loop would never end.
                 return
 
 
 class RepeatBatchSampler(torch.utils.data.BatchSampler):
-    """The batches of another batch sampler again and again; a partial last batch comes each time.
+    """The batches of another batch sampler, repeated endlessly; a partial last batch comes each time.
 
-    Its length is that of the other.
+    Its length is that of the other batch sampler.
     """
 
     def __init__(self, batch_sampler: Any) -> None:
@@ -69,7 +69,7 @@ class RepeatBatchSampler(torch.utils.data.BatchSampler):
 
 
 class _Shard:
-    """Every num_workers-th item, beginning at the rank's."""
+    """Every num_workers-th item, from the rank-th on."""
 
     def __init__(self, items: Any, num_workers: int, rank: int) -> None:
         if num_workers < 1:
@@ -89,7 +89,7 @@ class _Shard:
 class DistributedSampler(_Sampler):
     """This rank's records of another sampler: every num_workers-th.
 
-    Its length is exact for each rank, so that it may differ by one between them; shard after repeating.
+    Its length is exact for each rank, so it may differ by one between ranks; shard after repeating.
 
     Raises:
         ValueError: num_workers < 1, rank < 0, or rank >= num_workers.
@@ -108,7 +108,7 @@ class DistributedSampler(_Sampler):
 class DistributedBatchSampler(torch.utils.data.BatchSampler):
     """This rank's batches of another batch sampler: every num_workers-th.
 
-    Its length is exact for each rank, so that it may differ by one between them; shard after repeating.
+    Its length is exact for each rank, so it may differ by one between ranks; shard after repeating.
 
     Raises:
         ValueError: num_workers < 1, rank < 0, or rank >= num_workers.
@@ -126,9 +126,9 @@ class DistributedBatchSampler(torch.utils.data.BatchSampler):
 
 
 class SkipSampler(_Sampler):
-    """Another sampler without its first `skip` records. Skip last, after repeating: the skip is done once.
+    """Another sampler without its first `skip` records. Skip after repeating, so that the skip happens only once.
 
-    Its length is that of the other. Prefer `SkipBatchSampler`: training counts batches, not records.
+    Its length is that of the other sampler. Prefer `SkipBatchSampler`: training counts batches, not records.
     """
 
     def __init__(self, sampler: Any, skip: int) -> None:
@@ -143,9 +143,9 @@ class SkipSampler(_Sampler):
 
 
 class SkipBatchSampler(torch.utils.data.BatchSampler):
-    """Another batch sampler without its first `skip` batches. Skip last, after repeating: the skip is done once.
+    """Another batch sampler without its first `skip` batches. Skip after repeating, so that the skip happens only once.
 
-    Its length is that of the other.
+    Its length is that of the other batch sampler.
     """
 
     def __init__(self, batch_sampler: Any, skip: int) -> None:
@@ -160,7 +160,7 @@ class SkipBatchSampler(torch.utils.data.BatchSampler):
 
 
 class ReproducibleShuffleSampler(_Sampler):
-    """Another sampler's records, shuffled anew at each iteration, in an order that depends on `seed` alone.
+    """Another sampler's records, reshuffled at each iteration, in an order that depends only on `seed`.
 
     Shuffle first, before repeating (an endless sampler can't be shuffled) and before skipping.
     """
@@ -179,9 +179,9 @@ class ReproducibleShuffleSampler(_Sampler):
 
 
 class ReproducibleShuffleBatchSampler(torch.utils.data.BatchSampler):
-    """Another batch sampler's batches, shuffled anew at each iteration, in an order that depends on `seed` alone.
+    """Another batch sampler's batches, reshuffled at each iteration, in an order that depends only on `seed`.
 
-    Which records share a batch stays the same: prefer `ReproducibleShuffleSampler`.
+    The same records always share a batch: prefer `ReproducibleShuffleSampler`.
     """
 
     def __init__(self, batch_sampler: Any, seed: int) -> None:
@@ -192,7 +192,7 @@ class ReproducibleShuffleBatchSampler(torch.utils.data.BatchSampler):
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[list[int]]:
-        # Shuffled by position: numpy would take equally long batches for the rows of one array.
+        # Shuffled by position: NumPy would turn batches of equal length into the rows of one array.
         batches = list(self.batch_sampler)
         order = list(range(len(batches)))
         self._random.shuffle(order)

@@ -1,4 +1,4 @@
-"""Batches that travel to a GPU while it is still busy with the one before."""
+"""Copies a batch to a GPU while it still computes the one before."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 
 
 class SideStream:
-    """Moves batches on a CUDA stream of their own.
+    """Moves batches to a GPU on a CUDA stream of their own.
 
-    The loop never waits for the device, so it comes for the next batch while the device has work left: the copy runs
-    beside that. What is computed afterwards waits for the copy, on the device.
+    The loop never waits for the device, so it asks for the next batch while the device is still busy, and the copy runs
+    beside that work. What is computed afterwards waits for the copy, on the device.
 
-    Batches are not drawn from the loader before they are needed: order, values and random numbers are those without a
-    side stream, and a slow loader holds up nothing that could be trained.
+    Batches are not taken from the loader earlier than without a side stream: order, values and random numbers are the
+    same, and a slow loader delays no batch that is ready.
 
     Args:
-        to_device: moves a batch on the current stream, from pinned memory without waiting.
+        to_device: moves a batch on the current stream, without waiting if it is in pinned memory.
         device: a CUDA device.
     """
 
-    #: A smaller batch is there sooner than streams are made to wait for one another.
+    #: A smaller batch is copied faster than the streams are synchronised.
     MIN_BYTES = 1 << 16
 
     def __init__(self, to_device: Callable[[Any], Any], device: torch.device) -> None:
@@ -40,13 +40,13 @@ class SideStream:
         current.wait_stream(self._stream)
         for leaf in leaves(moved):
             if isinstance(leaf, torch.Tensor):
-                # The side stream must not write into this memory before the computation that reads it is done.
+                # The side stream must not reuse this memory before the computation that reads it is done.
                 leaf.record_stream(current)
         return moved
 
 
 def worth_a_stream(batch: Any) -> bool:
-    """Whether a batch is large, and all its tensors are known: those within a type of the user's are not."""
+    """Whether a batch is large, and all its tensors can be found: those in a type of the user's can't."""
     size = 0
     for leaf in leaves(batch):
         if isinstance(leaf, np.ndarray) or (isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided):
@@ -57,7 +57,7 @@ def worth_a_stream(batch: Any) -> bool:
 
 
 def leaves(data: Any) -> Iterator[Any]:
-    """What is in dicts, lists and tuples, at any depth; not in those that move as a whole."""
+    """What is in dicts, lists and tuples, at any depth; one with a method `to` counts as a leaf."""
     if isinstance(data, (dict, list, tuple)) and not hasattr(data, "to"):
         for item in data.values() if isinstance(data, dict) else data:
             yield from leaves(item)

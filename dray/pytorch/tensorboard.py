@@ -1,4 +1,4 @@
-"""The writer that trials of old made for themselves."""
+"""`TorchWriter`, Determined's old way to write to TensorBoard."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["TensorBoard", "TorchWriter"]
 
 
 class TorchWriter:
-    """A `SummaryWriter` at the place of the trial, as trials of old made it in their constructor.
+    """A `SummaryWriter` in the trial's TensorBoard directory, made in a trial's constructor.
 
-    Deprecated: use `context.get_tensorboard_writer()`, which is the same writer.
+    Deprecated: use `context.get_tensorboard_writer()`, which returns the same writer.
 
     Attributes:
         writer: a `torch.utils.tensorboard.SummaryWriter`.
 
     Raises:
-        RuntimeError: made outside of `pytorch.init()`.
+        RuntimeError: made outside `pytorch.init()`.
     """
 
     def __init__(self) -> None:
@@ -36,15 +36,15 @@ class TorchWriter:
         """Write a number.
 
         Args:
-            name: under which TensorBoard shows it.
-            step: mostly batches trained.
+            name: its tag in TensorBoard.
+            step: usually the number of batches trained.
         """
         self.writer.add_scalar(name, value, step)
 
     def flush(self) -> None:
-        """Have all that was written so far in the file."""
+        """Write everything so far to the file."""
         self.writer.flush()
 
     def reset(self) -> None:
-        """End the file; what comes later goes to another one."""
+        """Close the file; later scalars go to another one."""
         self.writer.close()

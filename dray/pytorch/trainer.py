@@ -40,10 +40,10 @@ class Trainer:
 
     Args:
         trial: an instance of your `PyTorchTrial`.
-        context: the one that it was made with.
+        context: the context that it was made with.
 
     Raises:
-        TypeError: trial is no PyTorchTrial.
+        TypeError: trial is not a PyTorchTrial.
     """
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
@@ -59,7 +59,7 @@ class Trainer:
         begin_on_batch: int = 0,
         end_after_batch: int | None = None,
     ) -> None:
-        """Accepted for Determined's sake, without effect: its profiler was a service of its cluster."""
+        """Has no effect: Determined's profiler was a service of its cluster."""
         if enabled:
             log.error("configure_profiler() has no effect: use context.set_profiler() or torch.profiler")
 
@@ -75,29 +75,29 @@ class Trainer:
         test_mode: bool = False,
         profiling_enabled: bool | None = None,
     ) -> None:
-        """Train from where `latest_checkpoint` ended, or from the beginning, up to `max_length`.
+        """Train up to `max_length`, from `latest_checkpoint` or from the beginning.
 
-        Periods are `Batch` or `Epoch`: an int is a period, a container a schedule counted from 1, zero or less is every
-        one. There is a validation and a checkpoint at the end in any case.
+        Periods are `Batch(n)` or `Epoch(n)`: with an int, every n-th one (every one if n <= 0); with a container of
+        ints, those, counted from 1. Training always ends with a validation and a checkpoint.
 
         Args:
-            checkpoint_period: when to save. None: in an experiment as its config's min_checkpoint_period says.
-            validation_period: when to validate. None: likewise, its min_validation_period.
-            max_length: batches or epochs in all, also when resuming. In an experiment the searcher's max_length decides
-                if it has one.
-            reporting_period: when to report training metrics; each validation and checkpoint reports them too.
-            checkpoint_policy: "best": save after a validation that is the experiment's best (in a local run as "all");
-                "all": after each validation; "none": at checkpoint_period and at the end only.
-            latest_checkpoint: an id that `on_checkpoint_upload_end` was given, or a directory.
+            checkpoint_period: when to save. None: in an experiment, its config's min_checkpoint_period.
+            validation_period: when to validate. None: in an experiment, its config's min_validation_period.
+            max_length: total length in batches or epochs, including what was trained before a resume. In an experiment,
+                the searcher's max_length is used instead if it has one.
+            reporting_period: when to report training metrics, which is also done at each validation and checkpoint.
+            checkpoint_policy: "best": save after a validation that is the experiment's best (a local run takes this as
+                "all"); "all": save after each validation; "none": save only at checkpoint_period and at the end.
+            latest_checkpoint: the id of a checkpoint, as passed to `on_checkpoint_upload_end`, or its directory.
             step_zero_validation: validate before the first batch.
-            test_mode: train one batch, validate one, save, return.
-            profiling_enabled: without effect.
+            test_mode: train on one batch, validate on one, save and return.
+            profiling_enabled: has no effect.
 
         Raises:
-            ValueError: max_length is missing, a unit does not fit, no model or optimizer was wrapped, not exactly one
-                of the evaluate methods is overridden, the checkpoint does not fit the trial.
+            ValueError: max_length is missing; a period or length is invalid; no model or optimizer was wrapped; not
+                exactly one of the evaluate methods is overridden; the checkpoint does not fit the trial.
             TypeError: a period or length is neither Batch nor Epoch.
-            RuntimeError: a loader is no `pytorch.DataLoader`, the validation data is empty.
+            RuntimeError: a loader is not a `pytorch.DataLoader`; the training or validation data is empty.
             FileNotFoundError: there is no such checkpoint.
         """
         if profiling_enabled:
@@ -112,7 +112,7 @@ class Trainer:
             ("validation_period", validation_period),
             ("reporting_period", reporting_period),
         ):
-            # Again below, with an epoch's length; a wrong type should not wait for the data to be built.
+            # _plan() checks again, with the epoch's length; but a wrong type should not wait for the data to be built.
             if unit is not None and not isinstance(unit, (Batch, Epoch)):
                 schedule_of(unit, name=name, epoch_length=None)
         peers, cursor = context.distributed, context._cursor
@@ -132,7 +132,7 @@ class Trainer:
                         callback.on_trial_startup(at.batches, latest_checkpoint)
                         stack.callback(callback.on_trial_shutdown)
                     training_loader, division = self._training_loader(at.batches, directory)
-                # All ranks count epochs as the chief does: shards may differ by a batch.
+                # All ranks use the chief's epoch length: shards may differ by a batch.
                 cursor.epoch_length, listens_to_batches = self._agree_on_data(training_loader, callbacks)
                 with all_or_none(peers, "the start of training"):
                     validation_loader = self._validation_loader(full_dataset)
@@ -181,7 +181,7 @@ class Trainer:
                         callback.on_training_start()
                 run(plan, at, executor)
         except ShouldExit:
-            # Raised where the loop has no work in hand: at the start, or while saving. There is nothing to undo.
+            # Raised at the start, or while saving: nothing is left to save.
             log.info("left training, as it was asked to")
 
     # ------------------------------------------------------------------------------------------------- arguments
@@ -240,7 +240,7 @@ class Trainer:
         if directory is None:
             return Progress()
         if (seed := checkpoint.read_trial_seed(directory)) is not None:
-            # The order of the data goes on, also where this run has drawn a seed of its own.
+            # So that the data keep their order even if this run drew a new seed.
             self._context._trial_seed = seed
         return checkpoint.read_progress(directory)
 
@@ -296,7 +296,7 @@ class Trainer:
         return dict(callbacks)
 
     def _training_loader(self, skip: int, directory: Path | None) -> tuple[Any, Division | None]:
-        """The training data from batch `skip` on, and how the run divided it when it began."""
+        """The training data from batch `skip` on, and how the trial divided it among processes when it began."""
         loader: Any = self._trial.build_training_data_loader()
         if not isinstance(loader, DataLoader):
             self._check_loader(loader, "build_training_data_loader")
@@ -308,9 +308,9 @@ class Trainer:
         before = None if directory is None else checkpoint.read_division(directory)
         is_determineds = directory is not None and legacy.is_legacy(directory)
         if is_determineds and before is not None and before.replicas == now.replicas:
-            before = now  # the size of a batch is not known, but what the slots imply
+            before = now  # Determined's checkpoint has the number of slots only: take the batch size as unchanged
         if before is None and self._context._elastic and loader.batch_size is not None:
-            # Of however many processes it happens to begin with, it has the batches of a single one.
+            # However many processes it starts with, its batches are those of a single process.
             before = Division(replicas=1, batch_size=peers.size * loader.batch_size)
         if before is not None and before != now:
             if before.like(now):
@@ -345,7 +345,7 @@ class Trainer:
             )
 
     def _agree_on_data(self, loader: Any, callbacks: dict[str, PyTorchCallback]) -> tuple[int | None, bool]:
-        """(batches an epoch as the chief has them, whether any rank's callbacks want each batch's metrics)."""
+        """(the chief's batches per epoch, whether any rank's callbacks want each batch's metrics)."""
         wanted = any(_overrides(callback, "on_training_workload_end") for callback in callbacks.values())
         ranks = self._context.distributed.allgather((_length_of(loader), wanted))
         length = self._records_per_epoch() if ranks[0][0] is None else ranks[0][0]
@@ -357,15 +357,15 @@ class Trainer:
         return length, any(row[1] for row in ranks)
 
     def _records_per_epoch(self) -> int | None:
-        """Batches an epoch by what the experiment's config says of data that does not say it itself."""
+        """Batches per epoch by the config's records_per_epoch, for a loader without a length."""
         records, context = (self._context._exp_conf or {}).get("records_per_epoch"), self._context
         if not records or context._global_batch_size is None:
             return None
-        # As in Determined: what is left over makes no batch.
+        # As in Determined, the remainder makes no batch.
         return max(1, int(records) // context.get_global_batch_size())
 
     def _load_state(self, directory: Path, callbacks: dict[str, PyTorchCallback]) -> dict[str, Any]:
-        """Models, optimizers, schedules and callbacks as a checkpoint has them."""
+        """Load models, optimizers, schedulers and callbacks from a checkpoint; returns its state dict."""
         context = self._context
         state = checkpoint.read_state(directory, [bare(model) for model in context.models])
         for callback in callbacks.values():
@@ -380,24 +380,24 @@ class Trainer:
         return state
 
     def _load(self, directory: Path, callbacks: dict[str, PyTorchCallback]) -> None:
-        """All that a run needs to go on where the checkpoint was written."""
+        """Load all that is needed to resume a run: also gradients and RNG state."""
         context, peers = self._context, self._context.distributed
         state = self._load_state(directory, callbacks)
-        # Last: whatever was drawn while loading is undone.
+        # Last, so that random numbers drawn while loading don't count.
         mine = checkpoint.read_rank(directory, state, peers.rank, peers.size)
         if mine is not None and mine.gradients is not None:
             context._optimisation.restore_gradients(mine.gradients)
         if mine is not None and mine.rng:
             rng.restore(mine.rng, context.device)
         else:
-            # Not on with what the constructor has left: those are the numbers of the first batches.
+            # The RNG as the constructor left it would repeat the random numbers of the first batches.
             log.info("the checkpoint has no random numbers of rank %d: they are seeded anew", peers.rank)
             rng.seed_all(
                 Random(f"{context.get_trial_seed()}:{peers.rank}:{context.get_initial_batch()}").getrandbits(31)
             )
 
     def _know_order(self, directory: Path, loader: Any) -> None:
-        """The seeds of the epochs that a run of Determined's had begun: before the loader begins with one of them."""
+        """Read the seeds of the epochs that a Determined run had begun, before the loader begins one of them."""
         cursor = self._context._cursor
         if cursor.drawn is None or cursor.epoch_length is None:
             return
@@ -406,7 +406,7 @@ class Trainer:
         cursor.drawn.update(checkpoint.read_order_seeds(directory, begun))
 
     def _draw_order(self, directory: Path, loader: Any) -> None:
-        """That of an epoch that several processes are about to begin: now they would all draw the same."""
+        """Draw the seed of an epoch that several processes are about to begin, while all would draw the same one."""
         cursor = self._context._cursor
         epoch = cursor.epoch_of(cursor.initial_batch)
         if cursor.drawn is None or epoch in cursor.drawn or not legacy.is_legacy(directory):
@@ -417,7 +417,7 @@ class Trainer:
 
 @contextlib.contextmanager
 def _iterating(loader: Any) -> Iterator[Iterator[Any]]:
-    """An iterator over a loader whose worker processes end with the block, also after an error."""
+    """An iterator over a loader, whose worker processes end with the block, also after an error."""
     iterator = iter(loader)
     try:
         yield iterator
@@ -428,7 +428,7 @@ def _iterating(loader: Any) -> Iterator[Iterator[Any]]:
 
 
 def _ahead(loader: Any) -> int:
-    """How many batches a loader's worker processes are told of ahead of the one in hand."""
+    """How many batches a loader requests from its worker processes ahead of the current one."""
     workers = getattr(loader, "num_workers", 0)
     return workers * (getattr(loader, "prefetch_factor", None) or 2) if workers else 0
 
@@ -445,7 +445,7 @@ def _length_of(loader: Any) -> int | None:
 
 
 class _Description:
-    """What a run's checkpoints say of its trial; gathered at the first one, for few short runs make more."""
+    """What checkpoints say about the trial; gathered at the first one, and then reused."""
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, division: Division | None) -> None:
         self._trial = trial

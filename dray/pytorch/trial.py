@@ -14,7 +14,7 @@ from dray.training.reducers import Reducer
 
 
 class PyTorchTrial(abc.ABC):
-    """A model and how to train it, in the terms of one batch; the trainer does the rest.
+    """A model, its data, and how to train on one batch; the trainer does the rest.
 
     Make models, optimizers and LR schedulers in `__init__` and wrap them with the context's `wrap_model`,
     `wrap_optimizer` and `wrap_lr_scheduler`: what is not wrapped is not saved. Any number of each is fine, and so is
@@ -54,25 +54,25 @@ class PyTorchTrial(abc.ABC):
 
     @abc.abstractmethod
     def __init__(self, context: PyTorchTrialContext) -> None:
-        """Make and wrap models, optimizers, schedulers; then what else the trial needs."""
+        """Make and wrap models, optimizers and schedulers, and make whatever else the trial needs."""
 
     @abc.abstractmethod
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> torch.Tensor | dict[str, Any]:
         """Train on one batch: forward, `context.backward(loss)`, `context.step_optimizer(optimizer)`.
 
         Args:
-            batch: as the loader made it, on `context.device`.
-            epoch_idx: the epoch, from 0.
-            batch_idx: the batch of this slot, from 0, since the trial began (not since it was resumed).
+            batch: from the training data loader, moved to `context.device`.
+            epoch_idx: the number of the epoch, from 0.
+            batch_idx: the number of the batch on this slot since the trial began, from 0, also after a resume.
 
         Returns:
-            Metrics by name, the same names for every batch; or one tensor, the loss. Scalar tensors are averaged
-            without waiting for the device: leave out `.item()`.
+            Metrics by name, with the same names for every batch; or one tensor, the loss. Return scalar tensors
+            without `.item()`: they are averaged without waiting for the device.
         """
 
     @abc.abstractmethod
     def build_training_data_loader(self) -> DataLoader:
-        """The training data; repeated for ever."""
+        """The training data, which the trainer repeats endlessly."""
 
     @abc.abstractmethod
     def build_validation_data_loader(self) -> DataLoader:
@@ -89,11 +89,11 @@ class PyTorchTrial(abc.ABC):
         `evaluation_reducer`. May be defined without `batch_idx`.
 
         Args:
-            batch: as the loader made it, on `context.device`.
-            batch_idx: within this validation and slot, from 0.
+            batch: from the validation data loader, moved to `context.device`.
+            batch_idx: the number of the batch in this validation on this slot, from 0.
 
         Returns:
-            Numbers by name, the same names for every batch.
+            Numbers by name, with the same names for every batch.
         """
         raise NotImplementedError("override evaluate_batch() or evaluate_full_dataset()")
 
@@ -111,14 +111,14 @@ class PyTorchTrial(abc.ABC):
         raise NotImplementedError("override evaluate_batch() or evaluate_full_dataset()")
 
     def evaluation_reducer(self) -> Reducer | dict[str, Reducer]:
-        """How the metrics of `evaluate_batch` are reduced over batches: one for all, or one for each by name."""
+        """How to reduce the metrics of `evaluate_batch` over batches: one reducer for all, or one for each by name."""
         return Reducer.AVG
 
     def get_batch_length(self, batch: Any) -> int:
-        """Records in a batch. Override it for batches that are no tensors, arrays, dicts, lists or tuples.
+        """The number of records in a batch. Override it if batches are not tensors, arrays, dicts, lists or tuples.
 
         Raises:
-            ValueError: the batch holds nothing.
-            TypeError: it is of a type that dray doesn't know.
+            ValueError: the batch is empty.
+            TypeError: it is of another type.
         """
         return batch_length(batch)

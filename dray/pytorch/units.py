@@ -10,7 +10,7 @@ __all__ = ["Batch", "Epoch", "TrainUnit", "_TrainBoundaryType"]
 
 
 class _TrainBoundaryType(enum.Enum):
-    """What may be due where a stretch of training ends."""
+    """What may be due at a boundary of training."""
 
     TRAIN = "TRAIN"
     VALIDATE = "VALIDATE"

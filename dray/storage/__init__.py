@@ -1,14 +1,6 @@
-"""The checkpoint store: write aside, commit all or nothing, verify, fall back; in a directory or an object store."""
+"""Checkpoint stores, in a directory or an object store: stage, commit all or nothing, verify, fall back."""
 
-from dray.storage.checkpoints import (
-    CheckpointStore,
-    commit,
-    latest_checkpoint,
-    list_checkpoints,
-    opened,
-    stage,
-    store_at,
-)
+from dray.storage.checkpoints import CheckpointStore, opened, store_at
 from dray.storage.errors import CheckpointError, StorageError, StorageFull, writing
 from dray.storage.location import Location, bucket_uri
 from dray.storage.manifest import determined_state, verify
@@ -22,12 +14,8 @@ __all__ = [
     "StorageError",
     "StorageFull",
     "bucket_uri",
-    "commit",
     "determined_state",
-    "latest_checkpoint",
-    "list_checkpoints",
     "opened",
-    "stage",
     "store_at",
     "verify",
     "writing",

@@ -1,7 +1,7 @@
-"""Checkpoints of one trial, each a directory `checkpoint_<batches>` below the trial's own.
+"""The checkpoints of one trial, each a directory `checkpoint_<batches>` in the trial's own.
 
-A checkpoint is written aside, gets its `manifest.json` (format version, sizes, checksums) last, and is then renamed
-into place, or uploaded: its files first, the manifest last. A directory without a valid manifest is no checkpoint:
+A checkpoint is staged in a directory beside them, gets its `manifest.json` (format version, sizes, checksums) last, and
+is then renamed into place; or uploaded, with the manifest last. A directory without a valid manifest is no checkpoint:
 readers fall back to the one before.
 """
 
@@ -42,39 +42,50 @@ _NAME = re.compile(r"checkpoint_(\d+)")
 _STAGING, _REPLACED, _OPENED = ".staging-", ".replaced-", ".opened-"
 
 Tell = Callable[[str, str], None]
-"""Is told the id of a checkpoint that is passed over, and why."""
+"""Called with the id of a checkpoint that is passed over, and the reason."""
 
 _told: set[str] = set()
 
 
 def _warn(checkpoint: str, why: str) -> None:
-    """Once a process: a damaged checkpoint is looked at again and again."""
+    """Once per process: a damaged checkpoint is looked at again and again."""
     if why not in _told:
         _told.add(why)
         log.warning("passing over a checkpoint: %s", why)
 
 
 class CheckpointStore:
-    """The checkpoints of one trial, in a local directory. They are known by ids: their paths.
+    """The checkpoints of one trial, in a local directory. A checkpoint's id is its path.
 
-    It can be pickled. `commit` may be called from another thread, one at a time.
+    The store can be pickled. `commit` may be called from another thread, one at a time.
 
     Args:
         trial_dir: need not exist yet.
     """
 
-    #: Whether committing takes as long as a network does.
+    #: Whether a commit goes over a network.
     is_remote = False
 
     def __init__(self, trial_dir: Path) -> None:
         self.trial_dir = trial_dir
-        #: With a store a network away: true while something is under way, and while it is tried again.
+        #: Of a remote store: true while a transfer is under way, or being retried.
         self.activity = Activity()
         self._patience_s = PATIENCE_S
 
+    @property
+    def outputs(self) -> Location:
+        """The place of what a trial writes beside its checkpoints, and which is not deleted with them."""
+        return Location.of(self.trial_dir).child("outputs")
+
     def id_of(self, batches: int) -> str:
-        """The id that the checkpoint at so many batches has, or would have."""
+        """The id that the checkpoint at this number of batches has, or would have."""
         return str(self.trial_dir / f"checkpoint_{batches}")
+
+    def batches_of(self, checkpoint: str) -> int:
+        """The batches that `id_of` has made this id of."""
+        named = _NAME.fullmatch(Location.of(checkpoint).name)
+        assert named is not None, f"{checkpoint} is no id of a checkpoint of this trial"
+        return int(named[1])
 
     def stage(self, batches: int) -> Path:
         """An empty local directory to write the next checkpoint into."""
@@ -89,27 +100,37 @@ class CheckpointStore:
         digests: Mapping[str, str] | None = None,
         others: Mapping[str, Listed] | None = None,
     ) -> str:
-        """Turn a staged directory into the checkpoint at so many batches, all or nothing, and return its id.
+        """Turn a staged directory into the checkpoint at this number of batches, all or nothing, and return its id.
 
-        A checkpoint already there is replaced. `digests` as of `write_manifest`; `others` is what `add` has returned.
+        A checkpoint already there is replaced. `digests` is as for `write_manifest`; `others` is what `add` returned.
 
         Raises:
             OSError: see `dray.storage.writing`. Of a remote store also `StorageError`, after minutes.
         """
         assert not others, "in a directory all files of a checkpoint are staged together"
-        return str(commit(staging, Path(self.id_of(batches)), digests))
+        write_manifest(staging, digests)
+        target = Path(self.id_of(batches))
+        if target.exists():
+            force_to_disk(staging)
+            replaced = target.with_name(f"{_REPLACED}{target.name}-{uuid.uuid4().hex[:8]}")
+            target.rename(replaced)
+            staging.rename(target)
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            staging.rename(target)
+        return str(target)
 
     def add(self, staging: Path, batches: int) -> dict[str, Listed]:
-        """Put a part that another machine has staged where the checkpoint at so many batches will be committed.
+        """Upload a part of the checkpoint that another machine will commit.
 
         For a remote store: in a directory that all machines see, parts are staged together.
         """
         raise AssertionError("parts of a checkpoint in a directory are staged together")
 
     def force_to_disk(self, batches: int) -> None:
-        """Return when the checkpoint at so many batches outlives a power failure: a commit does not wait for the disk.
+        """Return once the checkpoint would survive a power failure: a commit does not wait for the disk.
 
-        Where it takes the place of another one that is deleted, this comes before.
+        To be called before another checkpoint is deleted in its favour.
 
         Raises:
             FileNotFoundError: there is none.
@@ -118,13 +139,15 @@ class CheckpointStore:
         force_to_disk(Path(self.id_of(batches)))
 
     def listed(self) -> list[tuple[int, str]]:
-        """(batches, id) of everything named as a checkpoint, the latest first; not verified."""
-        return sorted(((batches, str(path)) for batches, path in list_checkpoints(self.trial_dir)), reverse=True)
+        """(batches, id) of everything named like a checkpoint, the latest first; not verified."""
+        paths = self.trial_dir.iterdir() if self.trial_dir.is_dir() else ()
+        found = [int(match[1]) for path in paths if (match := _NAME.fullmatch(path.name))]
+        return [(batches, self.id_of(batches)) for batches in sorted(found, reverse=True)]
 
     def find(self, batches: int) -> str | None:
-        """The id of the checkpoint at so many batches, None if there is none, or a damaged one.
+        """The id of the checkpoint at this number of batches; None if there is none, or it is damaged.
 
-        In a remote store its files' names and sizes are looked at, and their content where it is opened.
+        In a remote store only names and sizes of files are checked; `open` checks their content.
         """
         try:
             self._look_at(self.id_of(batches))
@@ -133,7 +156,7 @@ class CheckpointStore:
         return self.id_of(batches)
 
     def is_complete(self, batches: int) -> bool:
-        """Whether there is a manifest of a checkpoint at so many batches: else it is being written, or deleted."""
+        """Whether the checkpoint has a manifest: otherwise it is being written, or deleted."""
         try:
             self.read(batches, MANIFEST)
         except FileNotFoundError:
@@ -141,7 +164,7 @@ class CheckpointStore:
         return True
 
     def read(self, batches: int, name: str) -> bytes:
-        """A small file of the checkpoint at so many batches, as it is.
+        """The content of a small file of the checkpoint; not verified.
 
         Raises:
             FileNotFoundError: there is none.
@@ -149,16 +172,16 @@ class CheckpointStore:
         return (Path(self.id_of(batches)) / name).read_bytes()
 
     def latest(self, tell: Tell = _warn) -> str | None:
-        """The id of the latest whole checkpoint; damaged ones are passed over.
+        """The id of the latest valid checkpoint; damaged ones are passed over.
 
         Args:
-            tell: of each that is passed over; a warning by default, the first time.
+            tell: called for each that is passed over. By default a warning, once.
         """
         found = self.open_latest(tell)
         return None if found is None else found[0]
 
     def open_latest(self, tell: Tell = _warn) -> tuple[str, Path] | None:
-        """As `latest`, also with the local directory that `open` gives."""
+        """As `latest`, with the local directory that `open` returns."""
         for _, checkpoint in self.listed():
             try:
                 return checkpoint, self.open(checkpoint)
@@ -167,9 +190,9 @@ class CheckpointStore:
         return None
 
     def open(self, checkpoint: str) -> Path:
-        """The local directory of a checkpoint, verified: of this trial by its id, or of any by path or URI.
+        """The local directory of a checkpoint, verified: one of this trial by its id, any other by path or URI.
 
-        A remote one is brought here first, by one process of those of a machine; until `close`.
+        A remote one is downloaded first, by one of the machine's processes, and stays until `close`.
 
         Raises:
             FileNotFoundError: there is none.
@@ -179,24 +202,24 @@ class CheckpointStore:
         location = self._location(checkpoint)
         if location.is_local:
             return verify(location.path)
-        return _brought(self._remote(location), self.trial_dir)
+        return _downloaded(self._remote(location), self.trial_dir)
 
     def filesystem_of(self, checkpoint: str) -> tuple[Any, str]:
-        """A `pyarrow.fs.FileSystem` that a checkpoint is in, and its path there."""
+        """The `pyarrow.fs.FileSystem` that has the checkpoint, and the path in it."""
         return self._location(checkpoint).filesystem()
 
     def close(self) -> None:
-        """Remove what `open` has brought here."""
+        """Remove what `open` downloaded."""
         _remove(self.trial_dir, _OPENED)
 
     def delete(self, batches: int) -> None:
-        """Remove a checkpoint, its manifest first: one that is deleted by half is none. Nothing if there is none."""
+        """Remove a checkpoint, if it is there; its manifest first, so that one half deleted is none."""
         path = Path(self.id_of(batches))
         (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what a killed writer left behind. For the only writer, before it writes."""
+        """Remove what a killed writer left behind. Only for the trial's single writer, before it writes."""
         _remove(self.trial_dir, _STAGING, _REPLACED, _OPENED)
 
     def _remote(self, location: Location) -> RemoteDirectory:
@@ -212,12 +235,12 @@ class CheckpointStore:
 class RemoteStore(CheckpointStore):
     """The checkpoints of one trial in an object store; their ids are URIs.
 
-    What a store that can't be reached makes fail is tried again, for minutes.
+    What fails because the store can't be reached is retried, for minutes.
 
     Args:
-        root: the trial's own.
-        scratch: a local directory, where checkpoints are staged and opened.
-        patience_s: how long it is tried.
+        root: the trial's place in the store.
+        scratch: a local directory, in which checkpoints are staged and opened.
+        patience_s: how long to retry.
     """
 
     is_remote = True
@@ -226,6 +249,10 @@ class RemoteStore(CheckpointStore):
         super().__init__(scratch)
         self.root = root
         self._patience_s = patience_s
+
+    @property
+    def outputs(self) -> Location:
+        return self.root.child("outputs")
 
     def id_of(self, batches: int) -> str:
         return self._at(batches).uri
@@ -247,11 +274,11 @@ class RemoteStore(CheckpointStore):
         return listed_in(staging)
 
     def force_to_disk(self, batches: int) -> None:
-        """Nothing is left to be done: a store has said that it has it."""
+        """Nothing to do: an upload that was acknowledged is durable."""
 
     def listed(self) -> list[tuple[int, str]]:
         names = {name.partition("/")[0] for name in self._remote(self.root).sizes() if "/" in name}
-        found = [int(match.group(1)) for name in names if (match := _NAME.fullmatch(name))]
+        found = [int(match[1]) for name in names if (match := _NAME.fullmatch(name))]
         return [(batches, self.id_of(batches)) for batches in sorted(found, reverse=True)]
 
     def read(self, batches: int, name: str) -> bytes:
@@ -272,67 +299,31 @@ class RemoteStore(CheckpointStore):
 
 
 def store_at(location: Location, scratch: Path) -> CheckpointStore:
-    """The store of the trial at this place; `scratch` as of `RemoteStore`."""
+    """The store of the trial at this place; `scratch` as for `RemoteStore`."""
     return CheckpointStore(location.path) if location.is_local else RemoteStore(location, scratch)
 
 
 @contextmanager
 def opened(checkpoint: str | os.PathLike[str] | Location) -> Iterator[Path]:
-    """The local directory of any checkpoint by its path, URI or location, verified, for the time of the block.
+    """The local directory of any checkpoint, by its path, URI or location; verified, and there until the block ends.
 
     Raises:
         FileNotFoundError, CheckpointError, StorageError: as `CheckpointStore.open`.
     """
     with tempfile.TemporaryDirectory(prefix="dray-checkpoint-") as scratch:
         place = Location.of(checkpoint)
-        yield verify(place.path) if place.is_local else _brought(RemoteDirectory(place), Path(scratch))
+        yield verify(place.path) if place.is_local else _downloaded(RemoteDirectory(place), Path(scratch))
 
 
-def stage(trial_dir: Path, batches: int) -> Path:
-    """An empty directory beside the trial's checkpoints, to write the next one into."""
-    return CheckpointStore(trial_dir).stage(batches)
-
-
-def commit(staging: Path, target: Path, digests: Mapping[str, str] | None = None) -> Path:
-    """Turn a staged directory into the local checkpoint `target`, all or nothing, and return `target`.
-
-    A checkpoint already there is replaced. `digests` as of `write_manifest`.
-    """
-    write_manifest(staging, digests)
-    if target.exists():
-        force_to_disk(staging)
-        replaced = target.with_name(f"{_REPLACED}{target.name}-{uuid.uuid4().hex[:8]}")
-        target.rename(replaced)
-        staging.rename(target)
-        shutil.rmtree(replaced, ignore_errors=True)
-    else:
-        staging.rename(target)
-    return target
-
-
-def list_checkpoints(trial_dir: Path) -> list[tuple[int, Path]]:
-    """(batches, directory) of everything named as a checkpoint, the latest first; not verified."""
-    if not trial_dir.is_dir():
-        return []
-    found = [(_NAME.fullmatch(path.name), path) for path in trial_dir.iterdir()]
-    return sorted(((int(match.group(1)), path) for match, path in found if match), reverse=True)
-
-
-def latest_checkpoint(trial_dir: Path) -> Path | None:
-    """The latest whole checkpoint of a trial in a local directory; damaged ones are passed over with a warning."""
-    latest = CheckpointStore(trial_dir).latest()
-    return None if latest is None else Path(latest)
-
-
-def _brought(remote: RemoteDirectory, scratch: Path) -> Path:
-    """A remote checkpoint as a local directory, verified."""
+def _downloaded(remote: RemoteDirectory, scratch: Path) -> Path:
+    """A remote checkpoint as a local directory in `scratch`, verified."""
     name = remote.location
     sizes = remote.sizes()
     if not sizes:
         raise FileNotFoundError(f"there is no checkpoint {str(name)!r}: nothing is there")
     key = hashlib.sha256(str(name).encode())
     if MANIFEST in sizes:
-        # By its content, for a checkpoint can be replaced by another one of its name.
+        # The key has the manifest in it, as a checkpoint can be replaced by another of the same name.
         manifest = remote.read(MANIFEST)
         check_files(sizes, parse_manifest(manifest, name), name)
         key.update(manifest)

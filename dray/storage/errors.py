@@ -1,4 +1,4 @@
-"""What can go wrong with storage, in kinds that call for different cures."""
+"""Errors of storage, by what the user has to do about them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class CheckpointError(ValueError):
-    """A directory that was to be a checkpoint is none, or is damaged."""
+    """A directory is not a checkpoint, or a damaged one."""
 
 
 class StorageFull(OSError):
-    """There is no room for a checkpoint. Those that were there before stand."""
+    """There is no room for a checkpoint. Earlier ones are untouched."""
 
 
 class StorageError(OSError):
-    """A remote storage can't be used: it refuses, or could not be reached for as long as it was tried."""
+    """A remote storage refuses, or could not be reached for all of the time that it was tried."""
 
 
 @contextlib.contextmanager
 def writing(staging: Path) -> Iterator[None]:
-    """Around what writes a checkpoint and commits it: if that fails, what was written of it is removed.
+    """Wraps what writes and commits a checkpoint: if that fails, what was written is removed.
 
     Raises:
-        StorageFull: in the place of whatever was raised because the disk, a quota or a limit of files was full.
+        StorageFull: in place of the error, if its cause was a full disk, a quota, or a limit on file size.
     """
     try:
         yield
@@ -42,7 +42,7 @@ def writing(staging: Path) -> Iterator[None]:
 
 
 def is_full(error: BaseException | None) -> OSError | None:
-    """The error of a full disk that led to this one: `torch.save` raises a RuntimeError after it."""
+    """The error of a full disk that caused this one, if any: `torch.save` raises a RuntimeError instead of it."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
             return error

@@ -1,7 +1,7 @@
 """Where files are: a local directory, or a prefix in an object store.
 
-A remote place is a URI. What its filesystem needs to know and may be told stands in the URI's query, as
-`s3://bucket/results?endpoint_override=minio:9000&scheme=http`; what is secret is kept beside it, and shown nowhere.
+A remote place is a URI, with the options of its filesystem in the query, as in
+`s3://bucket/results?endpoint_override=minio:9000&scheme=http`. Secrets are kept beside it, and never shown.
 S3 and GCS are pyarrow's; anything else (`az://`, `abfs://`, ...) is fsspec's, by way of pyarrow.
 """
 
@@ -23,7 +23,7 @@ _SECRET = re.compile(r".*(key|secret|token|password|passphrase|credential|connec
 _GCS = ("scheme", "endpoint_override", "project_id", "anonymous")
 _PAIR = "s3://KEY:SECRET@BUCKET/PREFIX"
 S3_TIMEOUT_S = 30.0
-"""How long S3 may take to answer; pyarrow's own 3 s are less than a busy store takes."""
+"""How long S3 may take to answer; a busy store takes longer than pyarrow's default, 3 s."""
 
 
 def bucket_uri(scheme: str, bucket: str | None, prefix: str | None, endpoint_url: str | None = None) -> str:
@@ -44,8 +44,8 @@ class Location:
 
     Args:
         uri: `s3://bucket/prefix?region=...`, or the path of a local directory.
-        secrets: further arguments of its filesystem, as (name, value): access_key and secret_key of S3, account_key
-            and the like of others. Without them the environment's are used.
+        secrets: secret arguments of its filesystem, as (name, value): access_key and secret_key of S3, account_key of
+            Azure, ... By default those of the environment.
     """
 
     uri: str
@@ -53,10 +53,10 @@ class Location:
 
     @classmethod
     def of(cls, where: str | os.PathLike[str] | Location) -> Location:
-        """A location of a path or a URI, in which credentials may stand (`s3://KEY:SECRET@bucket`, `?account_key=...`).
+        """From a path or a URI, which may have credentials in it (`s3://KEY:SECRET@bucket`, `?account_key=...`).
 
         Raises:
-            ValueError: the URI is not one that can be used; says why.
+            ValueError: the URI can't be used; says why.
         """
         if isinstance(where, Location):
             return where
@@ -69,7 +69,7 @@ class Location:
         scheme, place, query = match.group(1).lower(), match.group(2).strip("/"), match.group(3) or ""
         found = parse_qsl(query, keep_blank_values=True)
         secrets = [(name, value) for name, value in found if _SECRET.fullmatch(name)]
-        if ":" in place.partition("/")[0]:  # no name of a bucket has one; a secret may have a slash
+        if ":" in place.partition("/")[0]:  # no bucket's name has one; a secret may have a slash
             pair, at, rest = place.partition("@")
             if scheme != "s3" or not at:
                 raise ValueError(f"{scheme}://...:... is no place; write {scheme}://BUCKET/PREFIX, for S3 also {_PAIR}")
@@ -106,7 +106,7 @@ class Location:
         return Location("/".join((base.rstrip("/"), *names)) + mark + query, self.secrets)
 
     def like(self, other: Location) -> Location:
-        """The same with the secrets of another one, if it has none and lies in the same store."""
+        """The same place with the other's secrets, if it has none and is in the same store."""
         mine, its = (_REMOTE.fullmatch(each.uri) for each in (self, other))
         if self.secrets or mine is None or its is None:
             return self
@@ -114,7 +114,7 @@ class Location:
         return Location(self.uri, other.secrets) if same[0] == same[1] else self
 
     def filesystem(self) -> tuple[Any, str]:
-        """A `pyarrow.fs.FileSystem`, the same one for each place in a store, and the path in it.
+        """The `pyarrow.fs.FileSystem`, one for all places in a store, and the path in it.
 
         Raises:
             ValueError, ImportError: there is no such filesystem here.
@@ -138,7 +138,7 @@ def _filesystem(scheme: str, bucket: str, query: str, secrets: tuple[tuple[str, 
     options: dict[str, Any] = {**dict(parse_qsl(query, keep_blank_values=True)), **dict(secrets)}
     match scheme:
         case "s3":
-            # As the AWS tools have it; pyarrow passes over it.
+            # The AWS tools obey it, pyarrow does not.
             named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
             if named and "endpoint_override" not in options:
                 scheme, _, options["endpoint_override"] = named.rstrip("/").rpartition("://")
@@ -149,9 +149,9 @@ def _filesystem(scheme: str, bucket: str, query: str, secrets: tuple[tuple[str, 
                 **options,
                 request_timeout=S3_TIMEOUT_S,
                 connect_timeout=S3_TIMEOUT_S / 3,
-                # We try again by ourselves, for longer.
+                # Retries are ours, and last longer.
                 retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=2),
-                # A small file in one request.
+                # So that a small file takes one request.
                 allow_delayed_open=True,
             )
         case "gs" | "gcs":
@@ -175,5 +175,5 @@ def _region(bucket: str) -> str | None:
         return named
     try:
         return str(resolve_s3_region(bucket))
-    except OSError:  # told, and better, when the bucket is used
+    except OSError:  # there is a better error when the bucket is used
         return None

@@ -1,4 +1,4 @@
-"""What makes a directory a checkpoint: `manifest.json`, which names each file of it with its size and checksum."""
+"""`manifest.json`, which makes a directory a checkpoint: the size and checksum of each of its files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dray.storage.errors import CheckpointError
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 DETERMINED_STATES = ("state_dict.pth", "determined/state_dict.pth", "pedl/state_dict.pth", "checkpoint.pt")
-"""Where Determined's versions kept a trial's state, the newest first; ours has another name."""
+"""Where versions of Determined keep a trial's state, the newest first; dray's has another name."""
 _PROGRESS = "progress.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A file as the manifest has it: its size in bytes, and its SHA-256."""
+    """A file in the manifest: its size in bytes, and its SHA-256."""
 
     size: int
     sha256: str
@@ -30,23 +30,23 @@ class Listed:
 def write_manifest(
     directory: Path, digests: Mapping[str, str] | None = None, others: Mapping[str, Listed] | None = None
 ) -> None:
-    """Complete a directory: what is in it now is the checkpoint.
+    """Complete a directory: the files that are in it now are the checkpoint.
 
     Args:
-        directory: of its files.
-        digests: the SHA-256 of files by their names, as far as it is known; the others are read.
-        others: files of the checkpoint that are where it is to be already.
+        directory: of the files.
+        digests: the SHA-256 of files by name, as far as known; other files are read.
+        others: files of the checkpoint that are uploaded already.
     """
     listed = sorted((listed_in(directory, digests) | dict(others or {})).items())
     files = {name: {"size": each.size, "sha256": each.sha256} for name, each in listed}
-    # Under another name first: a manifest is there whole or not at all, also where a rename of the directory is a copy.
+    # Under another name first, so that the manifest is whole even where renaming the directory copies it.
     unnamed = directory / (MANIFEST + ".tmp")
     unnamed.write_text(json.dumps({"format_version": FORMAT_VERSION, "files": files}, indent=1))
     unnamed.rename(directory / MANIFEST)
 
 
 def listed_in(directory: Path, digests: Mapping[str, str] | None = None) -> dict[str, Listed]:
-    """The files in a directory by their names; `digests` as of `write_manifest`."""
+    """The files in a directory, by name; `digests` as for `write_manifest`."""
     known = digests or {}
     return {
         name: Listed(os.stat(f"{directory}/{name}").st_size, known.get(name) or _sha256(directory / name))
@@ -55,14 +55,14 @@ def listed_in(directory: Path, digests: Mapping[str, str] | None = None) -> dict
 
 
 def parse_manifest(content: bytes, checkpoint: object) -> dict[str, Listed]:
-    """The files of a checkpoint by their names, as its manifest has them.
+    """The files that a manifest lists, by name.
 
     Args:
-        content: of the manifest.
-        checkpoint: how errors call it.
+        content: the manifest's.
+        checkpoint: its name in errors.
 
     Raises:
-        CheckpointError: it is no manifest, or one of another version.
+        CheckpointError: it is not a manifest, or one of another version.
     """
     try:
         manifest = json.loads(content)
@@ -103,11 +103,11 @@ def check_files(sizes: dict[str, int], listed: dict[str, Listed], checkpoint: ob
 
 
 def verify(checkpoint: Path, name: object = None) -> Path:
-    """Return `checkpoint` if it is whole. One that Determined wrote has nothing to tell that by, and passes.
+    """Return `checkpoint` if it is valid. One that Determined wrote can't be checked, and passes.
 
     Args:
         checkpoint: a local directory.
-        name: how errors call it; by its path if None.
+        name: its name in errors; by default its path.
 
     Raises:
         FileNotFoundError: there is no such directory.
@@ -134,7 +134,7 @@ def never_completed(checkpoint: object) -> CheckpointError:
 
 
 def determined_state(checkpoint: Path) -> Path | None:
-    """The state file of a checkpoint that Determined wrote, None if it is not one of Determined's."""
+    """The state file of a checkpoint that Determined wrote; None if it is not one of Determined's."""
     names = [name for name in (MANIFEST, _PROGRESS, *DETERMINED_STATES) if (checkpoint / name).exists()]
     if not is_determined(names):
         return None
@@ -143,13 +143,13 @@ def determined_state(checkpoint: Path) -> Path | None:
 
 def is_determined(names: Collection[str]) -> bool:
     """Whether a directory with files of these names is a checkpoint that Determined wrote."""
-    # A part of one of ours may have a state file of such a name too, from a callback.
+    # A part of a checkpoint of dray's may have a file of such a name too, from a callback.
     return MANIFEST not in names and _PROGRESS not in names and any(name in names for name in DETERMINED_STATES)
 
 
 def _is_aside(name: str) -> bool:
-    """Whether a file beside those of the manifest does no harm: Ray's `.metadata.json`, a file system's own, and what
-    Python compiles of code/, which it compares with the source."""
+    """Whether a file that the manifest does not list is harmless: Ray's `.metadata.json`, a file system's own, and
+    bytecode of code/, which Python checks against the source."""
     parts = name.split("/")
     return name == MANIFEST or parts[-1].startswith(".") or "__pycache__" in parts
 
@@ -161,7 +161,7 @@ def _of(kind: type, value: Any) -> Any:
 
 
 def _files(directory: Path) -> list[str]:
-    # Plain strings: pathlib takes longer for this than the disk does.
+    # Plain strings: pathlib takes longer than the disk.
     start = len(os.path.join(directory, ""))
     return [
         os.path.join(root, name)[start:].replace(os.sep, "/") for root, _, names in os.walk(directory) for name in names

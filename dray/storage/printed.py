@@ -1,8 +1,8 @@
-"""What trials print, in an object store beside their checkpoints.
+"""Logs of trials (what they print), in an object store beside their checkpoints.
 
-A rank of a trial appends to `logs/rank_0.log` on the machine that it runs on. A trial that goes on on another machine
-has another such file there. So each has in the store a name of its own, with the time of its first line, and whoever
-copies a file finds the same name: `logs/rank_0.20261121T190202.123Z.log`.
+A rank appends to `logs/rank_0.log` on its machine. If its trial goes on on another machine, there is another such file
+there. So in the store each file has a name of its own, made from the time of its first line, and the same whoever
+copies it: `logs/rank_0.20261121T190202.123Z.log`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dray.storage.remote import RemoteDirectory
 log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
-"""So much of what a machine that is lost has printed may be lost with it."""
+"""How often logs are copied: if a machine is lost, so much of them may be lost with it."""
 PATIENCE_S = 5.0
 NAME = re.compile(r"rank_(\d+)(?:\.[\dTZ.]+)?\.log")
-"""Of a log, here and in a store."""
+"""A log's name, on a machine and in a store."""
 _STAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d\.\d{3}Z) ")
 
 
 def stored_as(path: Path) -> str:
-    """The name in a store of a log of this machine.
+    """The name in the store of a log on this machine.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -41,11 +41,11 @@ def stored_as(path: Path) -> str:
 
 
 def bring_logs(trial: Location, here: Path, into: Path) -> None:
-    """Bring the logs of a trial that are not those of this machine.
+    """Download a trial's logs, but those of this machine.
 
     Args:
         trial: its place in the store.
-        here: the directory of its logs on this machine; it need not exist.
+        here: the directory of its logs on this machine; need not exist.
         into: a directory, which is made.
 
     Raises:
@@ -57,7 +57,7 @@ def bring_logs(trial: Location, here: Path, into: Path) -> None:
 
 
 class LogCopies:
-    """Copies logs into the store while they grow, in a thread of its own; it never ends a trial."""
+    """Copies growing logs into the store, in a thread of its own; its failures never end a trial."""
 
     def __init__(self) -> None:
         self._growing: dict[Path, RemoteDirectory] = {}
@@ -71,8 +71,8 @@ class LogCopies:
         """Copy this log from now on.
 
         Args:
-            path: of the log; it need not exist yet.
-            trial: the place of its trial.
+            path: of the log; need not exist yet.
+            trial: the trial's place in the store.
         """
         self._ended.discard(path)
         self._growing[path] = RemoteDirectory(trial.child("logs"), patience_s=PATIENCE_S)
@@ -81,12 +81,12 @@ class LogCopies:
             self._thread.start()
 
     def end(self, path: Path) -> None:
-        """Nothing more is written to this log: it is copied once more. Of one that was not begun: nothing."""
+        """Nothing more is written to this log: copy it once more, if `begin` was called for it."""
         if path in self._growing:
             self._ended.add(path)
 
     def close(self) -> None:
-        """Copy what is new, and end."""
+        """Copy what is new, and stop."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()

@@ -1,4 +1,4 @@
-"""A directory of files in an object store: listed, uploaded, downloaded, deleted, and tried again while it is away."""
+"""A directory of files in an object store: list, upload, download, delete; retried while the store is away."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PATIENCE_S = 600.0
-"""How long a store that can't be reached is tried again."""
+"""How long to retry while a store can't be reached."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 15.0
 AT_ONCE = 8
-"""Files that travel at a time."""
+"""Files transferred at a time."""
 CHUNK_BYTES = 8 << 20
 SILENCE_S = 120.0
-"""A store that is heard of no more for so long is not waited for, but stuck: an attempt ends in less time."""
+"""After so long without a sign a transfer counts as stuck: an attempt ends in less time."""
 
 
 class Activity:
-    """What is under way with a store, in all threads."""
+    """Transfers under way with a store, in all threads."""
 
     def __init__(self) -> None:
         self._heard: dict[int, float] = {}
 
     def __bool__(self) -> bool:
-        """Whether something is under way: tried, tried again, or sent piece by piece."""
+        """Whether a transfer is under way, or being retried."""
         return time.monotonic() - max(list(self._heard.values()), default=-math.inf) < SILENCE_S
 
     def heard(self) -> None:
-        """There is an attempt, or a piece, of what this thread does."""
+        """This thread has begun an attempt, or transferred a chunk."""
         self._heard[threading.get_ident()] = time.monotonic()
 
     def over(self) -> None:
-        """This thread does nothing more."""
+        """This thread's transfer has ended."""
         self._heard.pop(threading.get_ident(), None)
 
 
-# What waiting does not mend, as the AWS SDK, GCS and Azure put it.
+# Errors of the AWS SDK, GCS and Azure that a retry does not cure.
 _REFUSED = re.compile(
     r"NO_SUCH_BUCKET|ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|INVALID_CLIENT_TOKEN|UNRECOGNIZED_"
     r"CLIENT|EXPIRED_TOKEN|MISSING_AUTHENTICATION|HTTP status: (?:401|403)|response code 40[13]|FORBIDDEN"
@@ -62,12 +62,12 @@ _REFUSED = re.compile(
 class RemoteDirectory:
     """The files below a place in an object store.
 
-    Every method raises `StorageError` if the store refuses, or can't be reached for as long as it is tried.
+    Every method raises `StorageError` if the store refuses, or can't be reached for `patience_s`.
 
     Args:
         location: the place.
-        patience_s: how long to try again what fails.
-        activity: is told of what is done here.
+        patience_s: how long to retry what fails.
+        activity: told of the transfers.
     """
 
     def __init__(self, location: Location, *, patience_s: float = PATIENCE_S, activity: Activity | None = None) -> None:
@@ -76,7 +76,7 @@ class RemoteDirectory:
         self._activity = Activity() if activity is None else activity
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of every file, by its name below this place; empty if there is none."""
+        """Size in bytes of every file, by its name below this place; empty if there is none."""
 
         def look(filesystem: Any, path: str) -> dict[str, int]:
             from pyarrow.fs import FileSelector, FileType
@@ -84,7 +84,7 @@ class RemoteDirectory:
             selector = FileSelector(path, recursive=True, allow_not_found=True)
             found = filesystem.get_file_info(selector)
             prefix = len(path) + 1
-            # An empty name is that of a marker, which stands for a directory.
+            # An empty name is a marker that stands for a directory.
             return {
                 info.path.lstrip("/")[prefix:]: info.size or 0
                 for info in found
@@ -116,14 +116,14 @@ class RemoteDirectory:
         self._tried("write to", put)
 
     def upload(self, directory: Path, *, last: str, keep: Collection[str] = ()) -> None:
-        """Make this place what is in a local directory; complete when the file called `last` is there.
+        """Replace this place's files, but for those to `keep`, by those of a local directory, with `last` at the end.
 
-        What was there before is gone from the beginning: it has no such file any more. But for the files to `keep`.
+        An earlier file of that name is removed first: what it completed is incomplete from then on.
         """
         before = self.sizes()
         if last in before:
             if self.read(last) == (directory / last).read_bytes() and self._has(directory):
-                return  # committed before, when the answer was lost
+                return  # uploaded before, and the answer was lost
             self._remove(last)
         names = [path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*")) if path.is_file()]
         for name in before.keys() - set(names) - {last} - set(keep):
@@ -132,22 +132,22 @@ class RemoteDirectory:
         self._send(directory, last)
 
     def add(self, directory: Path, *, without: str) -> None:
-        """Put what is in a local directory beside what is here; what is complete by a file of this name is not any
-        more."""
+        """Add a local directory's files to those here, after removing the file called `without`, which would complete
+        them."""
         if without in self.sizes():
             self._remove(without)
         names = [path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*")) if path.is_file()]
         _all_at_once(lambda name: self._send(directory, name), names)
 
     def download(self, directory: Path, names: Iterable[str]) -> None:
-        """Bring these files into a local directory, which is made.
+        """Download these files into a local directory, which is made.
 
         Raises:
-            FileNotFoundError: one is not there any more.
+            FileNotFoundError: one is gone.
         """
         directory.mkdir(parents=True, exist_ok=True)
         for name in names:
-            # Names come from a store, and are to stay below the directory.
+            # Names come from the store: they must stay below the directory.
             if ".." in name.split("/") or name.startswith("/"):
                 raise CheckpointError(f"{self.location} has a file {name!r}, which is no name of a checkpoint's file")
         _all_at_once(lambda name: self._fetch(directory, name), names)
@@ -160,7 +160,7 @@ class RemoteDirectory:
         _all_at_once(self._remove, names)
 
     def probe(self) -> None:
-        """Write a file here, read it, remove it."""
+        """Check the store: write a file here, read it, remove it."""
         name, content = f".dray-probe-{secrets.token_hex(8)}", secrets.token_bytes(16)
         self.write(name, content)
         try:
@@ -201,7 +201,7 @@ class RemoteDirectory:
         self._tried("delete from", remove)
 
     def _tried(self, doing: str, work: Callable[[Any, str], T]) -> T:
-        """Do something with the filesystem, until it succeeds, is refused, or patience ends."""
+        """Call `work` until it succeeds, is refused, or `patience_s` are over."""
         try:
             return self._tried_again(doing, work)
         finally:
@@ -234,7 +234,7 @@ class RemoteDirectory:
 
 
 def _all_at_once(work: Callable[[str], None], names: Iterable[str]) -> None:
-    """Some at a time; raises the first error, and begins no more after it."""
+    """Several at a time; raises the first error, and begins none after it."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         futures = [pool.submit(work, name) for name in names]
         try:

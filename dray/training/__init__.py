@@ -1,1 +1,1 @@
-"""The training loop and what performs it. Import the parts by name: `loop`, `plan` and `progress` need no torch."""
+"""The training loop and its executor. Import the modules by name: `loop`, `plan` and `progress` need no torch."""

@@ -1,4 +1,4 @@
-"""What fails on one rank fails on all of them, so that none waits for it for ever."""
+"""A failure of one rank becomes a failure of all, so that none waits for it forever."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dray.training.errors import InvalidHP, PeerFailed, ShouldExit
 
 @contextlib.contextmanager
 def all_or_none(peers: DistributedContext, doing: str) -> Iterator[None]:
-    """A block that all ranks run, without an exchange between them, and leave together.
+    """A block that all ranks run and leave together. They must not communicate in it.
 
     Args:
-        doing: for the message on the others: "rank 1 failed in <doing>".
+        doing: for the message on the other ranks: "rank 1 failed in <doing>".
 
     Raises:
         ShouldExit, InvalidHP: on every rank, if one raised it.
@@ -34,8 +34,8 @@ def all_or_none(peers: DistributedContext, doing: str) -> Iterator[None]:
 
 
 def told(error: BaseException) -> Exception | str:
-    """What the other ranks are told: of ours, those that mean something to all; of another, which may not even be
-    picklable, how it looks.
+    """What the other ranks are told of an error: the error itself if it means something to all of them; else its repr,
+    as it may not be picklable.
     """
     match error:
         case ShouldExit():
@@ -46,5 +46,5 @@ def told(error: BaseException) -> Exception | str:
 
 
 def heard(failure: Exception | str, prefix: str) -> Exception:
-    """What a rank raises that was told so."""
+    """What a rank raises that was told of an error."""
     return failure if isinstance(failure, Exception) else PeerFailed(f"{prefix}: {failure}")

@@ -1,4 +1,4 @@
-"""Automatic mixed precision: the forward pass in half the bits where that is safe, and gradients that do not vanish."""
+"""Automatic mixed precision: autocast in the forward pass, and gradient scaling."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 
 class MixedPrecision:
-    """torch's autocast and its gradient scaler, each at its place in a batch.
+    """torch's autocast and gradient scaler.
 
     Args:
-        device: where the models are.
-        dtype: of what autocast computes.
-        scaler: a `torch.amp.GradScaler`; None for a type with the exponents of float32, whose gradients need none.
+        device: the device of the models.
+        dtype: the dtype that autocast computes in.
+        scaler: a `torch.amp.GradScaler`; None for a dtype with the exponents of float32, which needs none.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, scaler: Any = None) -> None:
@@ -27,19 +27,19 @@ class MixedPrecision:
         self._stepped = False
 
     def forward(self, function: Callable[P, T]) -> Callable[P, T]:
-        """The function, under autocast. Casts of weights are kept for the time of a call."""
+        """The function, under autocast. Casts of weights are cached during a call."""
         return torch.autocast(self.device.type, dtype=self.dtype)(function)  # type: ignore[no-any-return]
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """The gradients of the scaled loss; within a forward pass, too."""
+        """Backward from the scaled loss; also when called in the forward function."""
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
-        # Autocast is for the forward pass alone: backward computes in the types that this has chosen.
+        # Autocast is for the forward pass only: backward uses the dtypes chosen there.
         with torch.autocast(self.device.type, enabled=False):
             loss.backward(**kwargs)  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: torch.optim.Optimizer, clip: Callable[[], Any] | None) -> None:
-        """Unscale, clip, step; no step where a gradient is infinite or NaN."""
+        """Unscale, clip, step; no step if a gradient is infinite or NaN."""
         if self.scaler is None:
             if clip is not None:
                 clip()
@@ -52,7 +52,7 @@ class MixedPrecision:
         self._stepped = True
 
     def after_batch(self) -> None:
-        """Adapt the scale, once for all the optimizers that stepped in this batch."""
+        """Update the scale, once for all optimizers that stepped in this batch."""
         if self._stepped:
             self._stepped = False
             self.scaler.update()

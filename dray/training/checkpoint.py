@@ -1,16 +1,16 @@
-"""What is in a checkpoint's directory.
+"""The files of a checkpoint.
 
 state-dict.pth   models_state_dict, optimizers_state_dict, lr_schedulers_state_dict (lists), callbacks (dict), and
                  scaler_state_dict with AMP; plain tensors, without DDP's `module.` prefix
-progress.json    how far training had come, over how many processes, the batches of an epoch, and how the run divided
-                 its data when it began
-rng/rank_N.pth   the random number generators of every rank; in a run that began with a checkpoint of Determined's also
-                 the seeds of epochs' orders, which it drew
-gradients/rank_N.pth   which the next batch adds to: of an aggregation that is cut in two, or kept by the trial's code
-code/, experiment.yaml, hparams.json, metadata.json   what the trial was, so that it can be built again
+progress.json    how far training had come, with how many processes, batches per epoch, and how the trial divided its
+                 data when it began
+rng/rank_N.pth   the RNG state of every rank; in a run that began with a checkpoint of Determined's also the seeds that
+                 it drew for the epochs' orders
+gradients/rank_N.pth   gradients that the next batch adds to: in the middle of an aggregation, or kept by the trial
+code/, experiment.yaml, hparams.json, metadata.json   what is needed to build the trial again
 
-Everything loads with `torch.load(weights_only=True)` (numpy arrays and scalars allowed by name): state is data, and
-can't run code. What would not load so is refused when it is saved. Determined's checkpoints (see `legacy`) load too.
+All state loads with `torch.load(weights_only=True)` (NumPy arrays and scalars allowed by name): it is data, and can't
+run code. State that would not load so is refused when it is saved. Determined's checkpoints (see `legacy`) load too.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ EXPERIMENT = "experiment.yaml"
 DRAWN = "epochs"
 
 PIECE_BYTES = 1 << 20
-"""What is written and hashed in turn: still in the processor's cache."""
+"""Files are written and hashed in pieces of this size, which fit the processor's cache."""
 PASSED_ON_BYTES = 8 << 20
-"""So much of a file that is not read soon is left in the system's memory before its way to the disk begins."""
+"""How much of a file that is not read soon may be in the page cache before it is flushed to the disk."""
 
 
 class UnsavableState(TypeError):
-    """State that a checkpoint can't hold, because it could not be loaded as data."""
+    """State that a checkpoint can't hold, as it could not be loaded as data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """What each rank adds of its own."""
+    """What each rank adds to a checkpoint."""
 
     rng: dict[str, Any]
     gradients: list[list[torch.Tensor | None]] | None = None
@@ -69,13 +69,13 @@ class RankState:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What the trial is, the same in all its checkpoints.
+    """What checkpoints say about the trial, the same in all of them.
 
     Args:
-        metadata: of `metadata.json`: the trial's class, versions.
-        hparams, experiment: None if the run has none.
+        metadata: content of `metadata.json`: the trial's class, versions.
+        hparams, experiment: hyperparameters and config; None if there are none.
         code: source files by relative path.
-        division: of the data; None with a loader of the user's own.
+        division: how the data are divided among processes; None with a loader of the user's own.
         epoch_length: in batches; None for one endless epoch.
     """
 
@@ -89,7 +89,7 @@ class Description:
     @cached_property
     def texts(self) -> Mapping[str, bytes]:
         """The files that are the same in each checkpoint, by name."""
-        # JSON is YAML, and writing it costs a twentieth.
+        # JSON is valid YAML, and 20 times faster to write.
         documents = {HPARAMS: self.hparams, EXPERIMENT: self.experiment}
         texts = {name: _json(found, indent=1) for name, found in documents.items() if found is not None}
         return texts | {f"code/{name}": content for name, content in self.code.items()}
@@ -97,12 +97,12 @@ class Description:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What is to be written: one checkpoint.
+    """The content of one checkpoint, to be written.
 
     Args:
-        objects: what `torch.save` gets, by the file's name; tensors in it may be those that are trained.
-        texts: the other files, by name; nothing can change them any more.
-        nbytes: of the tensors in the state.
+        objects: what is saved by `torch.save`, by file name; may have the tensors that are being trained.
+        texts: the other files' content, by name.
+        nbytes: size of the tensors in the state.
     """
 
     objects: Mapping[str, Any]
@@ -113,10 +113,10 @@ class Contents:
 def contents(
     *, state: dict[str, Any], progress: Progress, ranks: Sequence[RankState], description: Description
 ) -> Contents:
-    """The files of a checkpoint.
+    """The content of a checkpoint.
 
     Raises:
-        UnsavableState: state that `torch.load(weights_only=True)` would refuse.
+        UnsavableState: there is state that `torch.load(weights_only=True)` would refuse.
     """
     nbytes = check_savable(state)
     objects: dict[str, Any] = {STATE: state}
@@ -141,20 +141,19 @@ def contents(
 
 
 def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dict[str, str]:
-    """Fill a staged checkpoint directory; the SHA-256 of its files, by their names.
+    """Write a checkpoint to its staging directory; returns the SHA-256 of each file by name.
 
     Args:
-        directory: to be filled.
-        contents: of it.
-        read_soon: leave what is written in the system's memory for whoever reads it. Else it goes to the disk at once
-            and takes the same few megabytes of memory again and again: where memory has to be found first, that takes
-            a fifth of the system's time.
+        directory: the staging directory.
+        contents: what to write.
+        read_soon: leave what is written in the page cache, for a reader. Else it is flushed at once and reuses a few
+            megabytes of cache: where the system would first have to free memory, that takes a fifth of its time.
 
     Raises:
         OSError: a file can't be written.
     """
     digests: dict[str, str] = {}
-    # Plain strings: paths of pathlib take as long as the files do.
+    # Strings: pathlib takes as long as writing the files.
     for parent in {name.rpartition("/")[0] for name in (*contents.texts, *contents.objects)}:
         os.makedirs(f"{directory}/{parent}", exist_ok=True)
     for name, content in contents.texts.items():
@@ -169,12 +168,11 @@ def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dic
 
 
 class _Output(io.FileIO):
-    """A file for `torch.save`: one that is hashed while it is written, and says why it can't be.
+    """A file for `torch.save` that is hashed while it is written, and raises the error that a write failed with.
 
-    torch raises an error of its own after that of the file, about what it finds at the end. So it is left to end as if
-    nothing had happened. torch writes a small tensor in seven pieces, which are collected here, and not by Python's
-    buffered files: if a process is forked meanwhile (a DataLoader's worker), its copy of what they hold could be
-    written, too.
+    torch would hide that error behind one of its own. So writes seem to succeed until the file is closed. torch writes
+    a small tensor in seven pieces, which are collected here. Python's buffered files are not used for this: a process
+    forked meanwhile (a DataLoader's worker) could write its copy of the buffer too.
     """
 
     def __init__(self, path: str, read_soon: bool) -> None:
@@ -226,7 +224,7 @@ def read_progress(directory: Path) -> Progress:
 
 
 def read_division(directory: Path) -> Division | None:
-    """How the run that wrote a checkpoint divided its data; None if it is not known."""
+    """How the run that wrote a checkpoint divided its data; None if unknown."""
     if legacy.is_legacy(directory):
         return legacy.read_division(directory)
     division = (read_json(directory / PROGRESS) or {}).get("division")
@@ -234,10 +232,10 @@ def read_division(directory: Path) -> Division | None:
 
 
 def read_drawn(directory: Path) -> dict[int, int] | None:
-    """The seeds of epochs' orders that were drawn; None for a run that does not draw them.
+    """The seeds that a run drew for the epochs' orders; None for a run that does not draw them.
 
     Raises:
-        ValueError: a file holds what can't be loaded as data, or something else than it should.
+        ValueError: a file can't be loaded as data, or holds something else than it should.
     """
     if legacy.is_legacy(directory):
         return {}
@@ -246,7 +244,7 @@ def read_drawn(directory: Path) -> dict[int, int] | None:
 
 
 def read_order_seeds(directory: Path, begun: Mapping[int, int]) -> dict[int, int]:
-    """The seeds of epochs' orders of a run of Determined's; for `begun` see `legacy.order_seeds`.
+    """The seeds of the epochs' orders of a Determined run; for `begun` see `legacy.order_seeds`.
 
     Raises:
         ValueError: the state can't be loaded as data.
@@ -254,18 +252,18 @@ def read_order_seeds(directory: Path, begun: Mapping[int, int]) -> dict[int, int
     path = determined_state(directory)
     if path is None:
         return {}
-    # All of it was read once more for a few numbers, were it not mapped; which torch's old format can't be.
+    # Memory-mapped, so as not to read all of it again for a few numbers. torch's old format can't be mapped.
     return legacy.order_seeds(directory, _load_as(dict, path, mmap=zipfile.is_zipfile(path)), begun)
 
 
 def read_trial_seed(directory: Path) -> int | None:
-    """The seed of the trial that wrote a checkpoint; None if it is not known."""
+    """The seed of the trial that wrote a checkpoint; None if unknown."""
     seed = (read_json(directory / METADATA) or {}).get("trial_seed")
     return seed if isinstance(seed, int) else None
 
 
 def describe(directory: Path) -> dict[str, Any]:
-    """What the trial was: `trial_cls_spec` (module:Class), `hparams`, `experiment_config`; None for what is unknown."""
+    """About the trial: `trial_cls_spec` (module:Class), `hparams`, `experiment_config`; None for what is unknown."""
     if legacy.is_legacy(directory):
         return legacy.describe(directory)
     metadata = read_json(directory / METADATA) or {}
@@ -296,23 +294,23 @@ def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_
 
 
 def _reason(message: str) -> str:
-    """What `torch.load` found, out of a page on how to load it anyway."""
+    """The cause, from `torch.load`'s long message."""
     if named := re.search(r"GLOBAL (\S+) was not", message):
         return f"it names {named.group(1)}"
     return " ".join(message.partition("WeightsUnpickler error:")[2].partition("Check the documentation")[0].split())
 
 
 def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int) -> RankState | None:
-    """What rank `rank` of `size` has to put back beside `state`; None if fewer processes wrote the checkpoint.
+    """What rank `rank` of `size` restores besides `state`; None if fewer processes wrote the checkpoint.
 
-    Gradients are this rank's own if as many processes wrote them, else the mean over those that did:
-    that is what averaging over ranks would have made of them.
+    Gradients are this rank's own if as many processes wrote them, else the mean over those processes, as DDP would have
+    averaged them.
 
     Raises:
-        ValueError: a file holds what can't be loaded as data, or something else than it should.
+        ValueError: a file can't be loaded as data, or holds something else than it should.
     """
     if legacy.is_legacy(directory):
-        # All its processes had the chief's numbers.
+        # All its processes resume with the chief's RNG state.
         shared = legacy.rng_of(state)
         return None if shared is None else RankState(rng=shared)
     path = directory / "rng" / f"rank_{rank}.pth"
@@ -333,7 +331,7 @@ def read_json(path: Path) -> Any:
 
 
 def check_savable(state: Mapping[str, Any]) -> int:
-    """Refuse state that could be saved, but not loaded as data; return the bytes of the tensors in it.
+    """Refuse state that could be saved, but not loaded as data; returns the size of its tensors in bytes.
 
     Raises:
         UnsavableState: names the callback (or the part), the key, the type and the cure.
@@ -371,7 +369,7 @@ def _check(value: Any, what: str, keys: tuple[Any, ...]) -> int:
 
 
 def _check_by_trying(value: Any, what: str, keys: tuple[Any, ...]) -> None:
-    # Subclasses of tensors, and types that the user has allowed with torch.serialization.add_safe_globals.
+    # For tensor subclasses, and types that the user has allowed with torch.serialization.add_safe_globals.
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
@@ -405,10 +403,10 @@ def _load(file: Path | io.BytesIO, **kwargs: Any) -> Any:
 
 
 def _load_as(kind: type[T], path: Path, **kwargs: Any) -> T:
-    """A file of a checkpoint, without running code.
+    """Load a file of a checkpoint without running code.
 
     Raises:
-        ValueError: it holds what can't be loaded as data, or is of another type.
+        ValueError: it can't be loaded as data, or is of another type.
     """
     try:
         found: Any = _load(path, **kwargs)
@@ -432,7 +430,7 @@ def _mean_gradients(ranks: list[list[list[torch.Tensor | None]]]) -> list[list[t
 
 
 def _json(content: Any, indent: int | None = None) -> bytes:
-    # Without an indent it is C that writes.
+    # Only without an indent is the C encoder used.
     return json.dumps(content, indent=indent, default=_jsonable).encode()
 
 

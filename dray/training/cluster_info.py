@@ -1,4 +1,4 @@
-"""What a program that runs as a trial of an experiment can ask about itself."""
+"""`get_cluster_info()`: which trial of which experiment this process runs, and where."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dray.compat import lacks
+from dray.imports import note_question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,10 +16,10 @@ class TrialInfo:
 
     Args:
         trial_id, experiment_id: their numbers.
-        trial_seed: what `pytorch.init()` seeds with.
+        trial_seed: the seed that `pytorch.init()` uses.
         hparams: the hyperparameters that the search chose.
-        config: the experiment's config, with its secrets; not shown with the rest.
-        steps_completed: batches that the latest checkpoint was saved after; 0 for a fresh trial.
+        config: the experiment's config, with its secrets; left out of the repr.
+        steps_completed: batches trained at the latest checkpoint; 0 for a fresh trial.
     """
 
     trial_id: int
@@ -28,7 +29,7 @@ class TrialInfo:
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     steps_completed: int = 0
 
-    # Programs that were written for Determined read these two by its own names.
+    # Programs written for Determined read these two private attributes.
     @property
     def _config(self) -> Mapping[str, Any]:
         return self.config
@@ -46,11 +47,12 @@ class ClusterInfo:
     Args:
         task_type: "TRIAL".
         trial: which trial this is.
-        latest_checkpoint: pass it to `Trainer.fit(latest_checkpoint=...)`; None for a fresh trial.
-        slot_ids: this node's slots, one a worker.
-        container_addrs: one address a node.
-        container_rank: this node's place among them.
-        user_data: the experiment's `data` section, with its secrets; not shown with the rest.
+        latest_checkpoint: the checkpoint to pass to `Trainer.fit(latest_checkpoint=...)`; None for a fresh trial.
+        slot_ids: the trial's slots on this node, one per worker.
+        container_addrs: the address of each of the trial's nodes.
+        container_slot_counts: how many slots the trial has on each node.
+        container_rank: the index of this node among them.
+        user_data: the config's `data` section, with its secrets; left out of the repr.
     """
 
     task_type: str = "TRIAL"
@@ -58,24 +60,34 @@ class ClusterInfo:
     latest_checkpoint: str | None = None
     slot_ids: tuple[int, ...] = (0,)
     container_addrs: tuple[str, ...] = ("127.0.0.1",)
+    container_slot_counts: tuple[int, ...] = (1,)
     container_rank: int = 0
     user_data: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def gpu_uuids(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that this process sees (the trial's on this node), as in `nvidia-smi -L`."""
+        import torch
+
+        return tuple(f"GPU-{torch.cuda.get_device_properties(n).uuid}" for n in range(torch.cuda.device_count()))
 
 
 _current: ClusterInfo | None = None
 
 
 def get_cluster_info() -> ClusterInfo | None:
-    """The cluster and the trial that this process belongs to, or None in a local run.
+    """The cluster and the trial that this process belongs to; None in a local run.
 
     >>> get_cluster_info() is None
     True
     """
+    if _current is not None:
+        note_question()
     return _current
 
 
 def set_cluster_info(info: ClusterInfo | None) -> ClusterInfo | None:
-    """Say where this process runs; return what was said before, to be put back. For hosts, not for trials."""
+    """Set what `get_cluster_info()` returns; returns the previous value. For hosts, not for trials."""
     global _current
     previous, _current = _current, info
     return previous

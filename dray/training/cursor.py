@@ -1,17 +1,18 @@
-"""Where training is right now: shared by the executor, which moves it, and the trial's context, which is asked."""
+"""The current batch: set by the executor, read by the trial's context."""
 
 from __future__ import annotations
 
 
 class Cursor:
-    """The batch in hand. Unlike `Progress` it is mutable, and means nothing once training has ended.
+    """The current batch. Unlike `Progress` it is mutable, and means nothing once training has ended.
 
     Attributes:
         batch_idx: the batch being trained, from 0, None before training.
-        epoch_length: batches an epoch, None for one endless epoch.
+        epoch_length: batches per epoch, None for one endless epoch.
         initial_batch: the batch that this run starts at, 0 for a fresh trial.
-        stop_requested: the trial asks to end at the next boundary.
-        drawn: seeds of epochs' orders, where they are drawn (see `pytorch.DataLoader`); None where they are not.
+        stop_requested: whether the trial has asked to stop at the next boundary.
+        drawn: the seeds drawn for the epochs' orders, by epoch, in a run resumed from a checkpoint of Determined's;
+            None in others.
     """
 
     __slots__ = ("batch_idx", "drawn", "epoch_length", "initial_batch", "stop_requested")
@@ -27,7 +28,7 @@ class Cursor:
         return 0 if self.epoch_length is None else batch_idx // self.epoch_length
 
     def drawn_from(self, batches: int) -> dict[int, int] | None:
-        """What is drawn of the epochs that are not over after so many batches."""
+        """The drawn seeds of the epochs that are not over after so many batches."""
         if self.drawn is None:
             return None
         return {epoch: seed for epoch, seed in self.drawn.items() if epoch >= self.epoch_of(batches)}

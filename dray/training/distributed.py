@@ -1,4 +1,4 @@
-"""The processes of one trial: their numbers, and small objects passed between them."""
+"""The processes of one trial: their ranks, and small objects passed between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dray.compat import lacks
 
 T = TypeVar("T")
 
-#: The chief's port for processes that have no torch.distributed; `port_offset` is added to it.
+#: The chief's port, for processes without torch.distributed; `port_offset` is added to it.
 PORT = 12360
 TIMEOUT_S = 600.0
 
@@ -28,17 +28,17 @@ class Transport(Protocol):
 
 @lacks("determined.core.DistributedContext")
 class DistributedContext:
-    """Which of the processes of a trial this is, with ways to pass small objects between them.
+    """Which process of a trial this is, and ways to pass small objects between the processes.
 
-    These are for coordination, not for tensors: use your training framework's collectives for those. Every rank must
+    These are for coordination, not for tensors: use your training framework's collectives for those. All ranks must
     make the same calls in the same order.
 
     Args:
-        rank, size: of this process among all of the trial.
-        local_rank, local_size: of this process among those on its machine.
-        cross_rank, cross_size: of this machine among all of the trial.
-        chief_ip: where rank 0 can be reached; needed with more than one machine.
-        port_offset: added to the chief's port, where several trials share a machine.
+        rank, size: the rank of this process, and the number of processes, in the trial.
+        local_rank, local_size: the same among the processes on its machine.
+        cross_rank, cross_size: the index of this machine, and the number of machines, in the trial.
+        chief_ip: address of rank 0; needed with more than one machine.
+        port_offset: added to the chief's port; for several trials on one machine.
 
     Raises:
         ValueError: some of the six numbers are missing or contradict each other.
@@ -109,7 +109,7 @@ class DistributedContext:
         GROUP_WORLD_SIZE. `chief_ip` defaults to DET_CHIEF_IP, then to MASTER_ADDR.
 
         Raises:
-            ValueError: one of them is not set.
+            NotUnderTorchrun: one of them is not set. It is a ValueError and a KeyError.
         """
         return cls(
             rank=_env_int("RANK"),
@@ -121,12 +121,17 @@ class DistributedContext:
             chief_ip=chief_ip or os.environ.get("DET_CHIEF_IP") or os.environ.get("MASTER_ADDR"),
         )
 
+    @classmethod
+    def from_deepspeed(cls, chief_ip: str | None = None) -> DistributedContext:
+        """The same as `from_torch_distributed`: DeepSpeed uses the existing process group of torch.distributed."""
+        return cls.from_torch_distributed(chief_ip)
+
     def get_rank(self) -> int:
-        """This process among all of the trial; unique within it."""
+        """The rank of this process in the trial."""
         return self.rank
 
     def get_local_rank(self) -> int:
-        """This process among those of the trial on this machine."""
+        """The rank of this process among the trial's processes on this machine."""
         return self.local_rank
 
     def get_size(self) -> int:
@@ -138,52 +143,52 @@ class DistributedContext:
         return self.cross_size
 
     def gather(self, stuff: T) -> list[T] | None:
-        """The stuff of all ranks, in their order, on the chief; None elsewhere."""
+        """The objects of all ranks, in rank order, on the chief; None on the others."""
         everything = self.allgather(stuff)
         return everything if self._is_chief else None
 
     def allgather(self, stuff: T) -> list[T]:
-        """The stuff of all ranks, in their order, on all of them."""
+        """The objects of all ranks, in rank order, on every rank."""
         if self._transport is None:
             return [stuff]
         return self._transport.allgather(stuff)
 
     def broadcast(self, stuff: T) -> T:
-        """The chief's stuff, on all ranks."""
+        """The chief's object, on every rank."""
         if self._transport is None:
             return stuff
         return self.allgather(stuff if self._is_chief else None)[0]  # type: ignore[return-value]
 
     def gather_local(self, stuff: T) -> list[T] | None:
-        """The stuff of the ranks of this machine, in their order, on its chief; None elsewhere."""
+        """The objects of this machine's ranks, in rank order, on its local chief; None on the others."""
         everything = self.allgather_local(stuff)
         return everything if self._is_local_chief else None
 
     def allgather_local(self, stuff: T) -> list[T]:
-        """The stuff of the ranks of this machine, in their order, on all of them."""
+        """The objects of this machine's ranks, in rank order, on each of them."""
         if self._transport is None:
             return [stuff]
         if self.size == self.local_size:
             return self.allgather(stuff)
-        # Every machine is at the same call, so that one exchange over all serves each of them.
+        # All machines make the same call, so one exchange among all ranks serves each of them.
         rows = self.allgather((self.cross_rank, self.local_rank, stuff))
         return [row[2] for row in sorted((r for r in rows if r[0] == self.cross_rank), key=lambda r: r[1])]
 
-    def broadcast_local(self, stuff: T) -> T:
-        """The stuff of this machine's chief, on all its ranks."""
+    def broadcast_local(self, stuff: T | None = None) -> T | None:
+        """The object of this machine's local chief, on all its ranks. Without an object it is a barrier."""
         return self.allgather_local(stuff)[0]
 
     def side_store(self) -> Any:
-        """A `torch.distributed.TCPStore` of these ranks, for one thread beside the one that makes the other calls.
+        """A `torch.distributed.TCPStore` of these ranks, for use in a thread beside the one that makes the other calls.
 
-        None if this is the only rank. The first call takes an exchange: every rank makes it.
+        None if this is the only rank. All ranks must make the first call together.
         """
         if self._side_store is None and self.size > 1:
             from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
             wait = timedelta(seconds=TIMEOUT_S)
             store, port = None, 0
-            if self._is_chief:  # the system chooses the port as it opens it
+            if self._is_chief:  # the system chooses the port when it opens
                 store = TCPStore(self.chief_ip, 0, is_master=True, wait_for_workers=False, timeout=wait)
                 port = store.port
             port = self.broadcast(port)
@@ -191,16 +196,23 @@ class DistributedContext:
         return self._side_store
 
     def close(self) -> None:
-        """Let go of connections. The process group of torch.distributed is left alone: it is its maker's."""
+        """Close connections. The process group of torch.distributed is left to whoever made it."""
         self._side_store = None
         if self._transport is not None:
             self._transport.close()
 
 
+class NotUnderTorchrun(ValueError, KeyError):
+    """The variables that torchrun sets are missing. Also a KeyError, as in Determined: programs that run with and
+    without torchrun catch that."""
+
+    __str__ = ValueError.__str__
+
+
 def _env_int(name: str, environment: Mapping[str, str] = os.environ) -> int:
     value = environment.get(name)
     if value is None or not value.lstrip("-").isdigit():
-        raise ValueError(
+        raise NotUnderTorchrun(
             f"from_torch_distributed() reads {name}, which is {'not set' if value is None else repr(value)}; "
             "start the program with torchrun, or give DistributedContext its numbers"
         )
@@ -211,11 +223,11 @@ TOO_LONG = 2**32 - 1
 
 
 class TorchTransport:
-    """Over torch.distributed: on its process group if that is gloo's, else on one of its own, off the GPUs."""
+    """Over torch.distributed: in the default process group if that is gloo's, else in a gloo group of its own."""
 
     ROOM = 8192
-    """Bytes in which most of what ranks tell one another fits: one collective operation, of a size that all know.
-    `all_gather_object` takes two, and five times as long."""
+    """Bytes that most messages fit in. They take one collective, of a size known to all; `all_gather_object` takes two,
+    and five times as long."""
 
     def __init__(self) -> None:
         import torch
@@ -247,7 +259,7 @@ class TorchTransport:
 
 
 class StoreTransport:
-    """Over a TCPStore that the chief serves: for processes that have no process group."""
+    """Over a TCPStore served by the chief: for processes without a process group."""
 
     def __init__(self, rank: int, size: int, host: str, port: int, timeout_s: float = TIMEOUT_S) -> None:
         from torch._C._distributed_c10d import TCPStore
@@ -262,12 +274,12 @@ class StoreTransport:
         self._store.set(f"{turn}/{self._rank}", pickle.dumps(stuff))  # type: ignore[arg-type]
         result = [pickle.loads(self._store.get(f"{turn}/{rank}")) for rank in range(self._size)]
         if turn:
-            # All ranks are past the last turn, for each had to set its part of this one after it.
+            # All ranks are done with the last turn: each has set its part of this one.
             self._store.delete_key(f"{turn - 1}/{self._rank}")
         return result
 
     def close(self) -> None:
-        # The chief serves the store, so it leaves last; but it does not wait long for a peer that died.
+        # The chief serves the store, so it leaves last; but does not wait long for a peer that died.
         self._store.set(f"bye/{self._rank}", "")
         if self._rank == 0:
             with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""How a run divides its data among its processes: what makes its global batches what they are."""
+"""How a run divides its data among its processes, which determines its global batches."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """Kept in every checkpoint, as it was when the run began: whoever goes on from it goes on with the same batches.
+    """Saved in every checkpoint, as it was when the trial began, so that a resumed run has the same global batches.
 
     Args:
-        replicas: processes.
-        batch_size: records a batch of each, None if a batch sampler of the user's decides.
+        replicas: number of processes.
+        batch_size: records per batch of each; None with a batch sampler of the user's.
     """
 
     replicas: int
     batch_size: int | None
 
     def like(self, other: Division) -> bool:
-        """Whether both have as many records in a global batch, in so far as that is known."""
+        """Whether both are known to have the same number of records in a global batch."""
         if self.batch_size is None or other.batch_size is None:
             return False
         return self.replicas * self.batch_size == other.replicas * other.batch_size

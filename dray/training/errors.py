@@ -1,15 +1,15 @@
-"""What a trial's code may raise to end its training on purpose."""
+"""Exceptions that end training."""
 
 from __future__ import annotations
 
 
 class InvalidHP(Exception):
-    """These hyperparameters make no sense: end the trial, and let the search try others.
+    """Raise it for hyperparameters that make no sense: the trial ends, and the search tries others.
 
-    May be raised in the trial's constructor, in its methods and in its callbacks. What was trained is saved first.
+    It may be raised in the trial's constructor, methods and callbacks. Unsaved training is saved first.
 
     Args:
-        msg: why, for the log.
+        msg: the reason, for the log.
     """
 
     def __init__(self, msg: str = "these hyperparameters are invalid") -> None:
@@ -20,7 +20,7 @@ class InvalidHP(Exception):
 
 
 class ShouldExit(Exception):
-    """Leave training now, from inside any function that it calls. What is not saved is saved first.
+    """Raise it to leave training now, in any function that the trainer calls. Unsaved training is saved first.
 
     Args:
         skip_exit_checkpoint: do not save.
@@ -32,10 +32,10 @@ class ShouldExit(Exception):
 
 
 class TrialEnded(ShouldExit):
-    """The program goes on reporting after it was told to end: it is ended here, as the search has decided.
+    """The program went on reporting after it was told to stop; this ends it, as the search decided.
 
     Args:
-        why: for the log.
+        why: the reason, for the log.
     """
 
     def __init__(self, why: str) -> None:
@@ -48,12 +48,12 @@ class TrialEnded(ShouldExit):
 
 
 class DataExhausted(RuntimeError):
-    """The training data ended before the planned length did. What was trained is saved."""
+    """The training data ended before `max_length` was reached. What was trained is saved."""
 
 
 class SearcherMetricError(ValueError):
-    """Validation does not give the metric that the search compares: no trial of the experiment can do better."""
+    """Validation does not return the metric that the search compares: no trial of the experiment can succeed."""
 
 
 class PeerFailed(RuntimeError):
-    """Another rank failed in a step that all ranks depend on; its own error is in its own log."""
+    """Another rank failed in a step that all ranks depend on; the cause is in that rank's log."""

@@ -1,9 +1,9 @@
-"""TensorBoard's event files, as far as scalars and hyperparameters need them.
+"""TensorBoard's event files, with scalars and hyperparameters.
 
-Written by hand: to import TensorBoard's own writer takes longer than a short trial may lose, and it has no way to write
-the scalars of many batches at once.
+TensorBoard's own writer takes too long to import for a short trial, and can't write the scalars of many batches at
+once.
 
-A file is a row of records: length (uint64), its checksum, an `Event` in protobuf's encoding, its checksum (uint32,
+A file is a sequence of records: length (uint64), its checksum, an `Event` in protobuf's encoding, its checksum (uint32,
 little-endian; CRC-32C, rotated and shifted). The fields of an `Event`:
 
 1 wall_time, seconds (double) · 2 step (int64) · 3 file_version (string)
@@ -57,7 +57,7 @@ def _masked(data: bytes) -> int:
 
 
 def scalars(wall_time: float, step: int, values: Mapping[str, float]) -> bytes:
-    """An event: numbers by their tags, at a step.
+    """An event: scalars by tag, at a step.
 
     Args:
         wall_time: seconds since the epoch.
@@ -72,18 +72,18 @@ def scalars(wall_time: float, step: int, values: Mapping[str, float]) -> bytes:
 
 
 def restart(wall_time: float, step: int) -> bytes:
-    """An event: a run goes on from here. TensorBoard drops what it has of this step and later ones."""
+    """An event: a run resumes here. TensorBoard drops what it has of this step and later ones."""
     return b"\x09%b\x10%b\x3a\x02\x08\x01" % (_DOUBLE(wall_time), _varint(step))
 
 
 def hparams(wall_time: float, values: Mapping[str, bool | float | str]) -> bytes:
-    """An event: the hyperparameters of the run that this file's directory is, for TensorBoard's page of them.
+    """An event: the hyperparameters of the run in this file's directory, for TensorBoard's HParams page.
 
-    The metrics that it shows beside them are the last scalars of each tag.
+    The metrics shown beside them are the last scalars of each tag.
 
     Args:
         wall_time: seconds since the epoch.
-        values: by dotted names.
+        values: by dotted name.
     """
     entries = b"".join(
         _part(1, _part(1, name.encode(errors="replace")) + _part(2, _hparam(value))) for name, value in values.items()
@@ -105,15 +105,15 @@ def _part(field: int, content: bytes) -> bytes:
 
 
 class EventFile:
-    """A file of events in a directory, which is made if need be.
+    """An event file in a directory, which is made if it does not exist.
 
-    Its name sorts after those of the files that were there before, as TensorBoard reads them in that order.
+    Its name sorts after those of existing files, since TensorBoard reads them in that order.
     """
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         now = time.time()
-        # The minus sorts before a digit: a SummaryWriter made in the same second comes after this file.
+        # The minus sorts before digits: a SummaryWriter made in the same second comes after this file.
         name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.-{next(_COUNTER)}"
         self.path = directory / name
         self._file = self.path.open("xb")
@@ -121,7 +121,7 @@ class EventFile:
         self.write([b"\x09%b\x1a%c%b" % (_DOUBLE(now), len(version), version)])
 
     def write(self, events: Iterable[bytes]) -> None:
-        """Append encoded events; whoever reads the file sees them at once."""
+        """Append encoded events; readers of the file see them at once."""
         self._file.write(b"".join(_record(event) for event in events))
         self._file.flush()
 
@@ -157,7 +157,7 @@ def _float(value: float) -> bytes:
     try:
         return _FLOAT(value)
     except OverflowError:
-        # Beyond float32: what a tensor of that type would say.
+        # Out of float32's range: infinite, as in a float32 tensor.
         return _FLOAT(float("inf") if value > 0 else float("-inf"))
 
 

@@ -1,7 +1,7 @@
-"""Performs the loop's commands with torch: trains, validates, publishes, and says what was seen.
+"""Performs the loop's commands with torch: trains, validates, publishes, and reports what was seen.
 
-Every rank runs one. What differs between ranks (a stop asked for on one of them, the host's answer to the chief) is
-made equal here, in one exchange a command, before the loop hears of it.
+Every rank has one. What differs between ranks (a stop requested on one of them, the host's answer to the chief) is
+agreed on here, in one exchange per command, before the loop is told.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """Why a rank leaves the loop, and whether what it has trained is to be saved."""
+    """Why a rank leaves the loop, and whether to save what it has trained."""
 
-    #: The weakest reason first. "hung_up": another rank has cut the connection, for one of the others.
+    #: The weakest reason first. "hung_up": another rank has cut the connection, for one of the other reasons.
     KINDS: ClassVar = ("hung_up", "exit", "exhausted", "invalid_hp", "failed")
 
     kind: Literal["hung_up", "exit", "exhausted", "invalid_hp", "failed"]
@@ -54,7 +54,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationPart:
-    """One rank's share of a validation: metrics over its own batches, and what it gives to the reducers."""
+    """One rank's share of a validation: metrics over its own batches, and what it contributes to the reducers."""
 
     metrics: Mapping[str, Any]
     slot: list[Any]
@@ -63,10 +63,10 @@ class ValidationPart:
 
 
 def run(plan: Plan, at: Progress, executor: Executor) -> Progress:
-    """Drive a plan to its end, under the executor's profiler.
+    """Run a plan to its end, under the executor's profiler.
 
     Raises:
-        InvalidHP, DataExhausted: after what was trained has been saved.
+        InvalidHP, DataExhausted: raised after what was trained has been saved.
     """
     steps = drive(plan, at)
     seen: Seen | None = None
@@ -77,7 +77,7 @@ def run(plan: Plan, at: Progress, executor: Executor) -> Progress:
             except StopIteration as end:
                 executor.finish()
                 return end.value  # type: ignore[no-any-return]
-            # Outside of the try: a StopIteration that escapes from a trial's code is the trial's error, not our end.
+            # Outside the try: a StopIteration that escapes from a trial's code is the trial's error, not our end.
             try:
                 seen = executor.perform(command)
             except BaseException:
@@ -87,37 +87,37 @@ def run(plan: Plan, at: Progress, executor: Executor) -> Progress:
 
 @contextlib.contextmanager
 def _watched(executor: Executor) -> Iterator[None]:
-    """Let the host see how far training is."""
+    """Let the host see how far training is, during the block."""
     executor.host.watch(executor.progress)
     try:
         yield
     finally:
-        # The host outlives the executor, and is not to keep it, nor the processes that load its data.
+        # The host outlives the executor, and must not keep it or its DataLoader workers alive.
         last = executor.progress()
         executor.host.watch(lambda: last)
 
 
 class Executor:
-    """One rank's hands.
+    """Performs the commands of one rank.
 
     Args:
         trial, callbacks: the user's.
-        optimisation, reducers, cursor: what the trial's context shares with the executor.
-        device: of the batches.
-        to_device: moves a batch there; None leaves batches where they are.
-        peers: the other ranks.
-        host: spoken to on the chief only.
-        training_data: an endless iterator, already at the right place.
+        optimisation, reducers, cursor: shared with the trial's context.
+        device: the device of the batches.
+        to_device: moves a batch to the device; None leaves batches where they are.
+        peers: the trial's ranks.
+        host: called on the chief only, with the exceptions that `Host` lists.
+        training_data: an endless iterator, already at the right position.
         validation_data: None on the ranks that don't validate.
         full_dataset: validate by `evaluate_full_dataset`, on the chief.
-        description: what every checkpoint says of the trial; asked for at the first one.
-        listens_to_batches: whether any rank has a callback on `on_training_workload_end`, which wants each batch's
+        description: returns what every checkpoint says about the trial; called at the first one.
+        listens_to_batches: whether any rank has a callback with `on_training_workload_end`, which gets each batch's
             metrics.
-        hears_of_checkpoints: whether a callback of this rank has a hook that is called when one is written: then
-            training waits for that, on all ranks.
+        hears_of_checkpoints: whether a callback of this rank has a hook for written checkpoints: then training waits
+            for the write, on all ranks.
         scalars: where the chief writes metrics for TensorBoard.
         profiler: a `torch.profiler.profile`, stepped after each batch.
-        best: whether the host is asked what is worth saving.
+        best: whether to ask the host which validations are worth saving.
     """
 
     def __init__(
@@ -171,8 +171,8 @@ class Executor:
         self._evaluated = 0
         self.stop_line = StopLine(peers, host.asked_to_stop, lambda: self._trained)
         if self.is_chief and scalars.enabled and self._trained > 0:
-            # A trial that is cut off goes back to its last checkpoint, and writes some batches again. The validation
-            # at that checkpoint stays.
+            # A trial that was killed resumes from its last checkpoint, and writes some batches again. The validation at
+            # that checkpoint stays.
             scalars.restart(self._trained + 1)
         self._usage = Usage(device)
         self._training: dict[str, Any] | None = None
@@ -180,11 +180,11 @@ class Executor:
         self._pending: BaseException | None = None
 
     def progress(self) -> tuple[int, int]:
-        """What `Host.watch` takes."""
+        """As `Host.watch` needs it: (batches trained, batches of the latest validation)."""
         return self._trained, self._evaluated
 
     def perform(self, command: Command) -> Seen:
-        """Do what the loop says."""
+        """Perform a command of the loop."""
         began, before = time.perf_counter(), self._trained
         match command:
             case Train():
@@ -199,12 +199,12 @@ class Executor:
         return seen
 
     def finish(self) -> None:
-        """Wait until the work is saved, and raise what made training leave."""
+        """Wait until the last checkpoint is saved, and raise the exception that ended training, if any."""
         self._on_chief("saving the last checkpoint", self._saver.finish)
         self._raise_pending()
 
     def abandon(self) -> None:
-        """Wait until what is being saved is, after an error."""
+        """After an error: wait for the checkpoint that is being saved."""
         self._saver.abandon()
 
     def _raise_pending(self) -> None:
@@ -223,7 +223,7 @@ class Executor:
                 model.train()
         slot, leave = self._attempt(lambda: self._train_until(command.until))
         if leave is not None:
-            # The others may be within backward, waiting for this rank's gradients.
+            # The others may be in backward, waiting for this rank's gradients.
             hang_up(self.optimisation.models)
         values = self._metrics.take_values()
         scalars = values if self._scalars.enabled else None
@@ -264,7 +264,7 @@ class Executor:
         stop_line, usage, clock = self.stop_line, self._usage, time.perf_counter
         if self._trained >= stop_line.limit and stop_line.reached(self._trained):
             return self.reducers.per_slot(training=True)
-        # The numbers first: no batch is drawn that is not trained.
+        # The range first in zip(): so no batch is drawn that is not trained on.
         since = clock()
         for batch_idx, batch in zip(range(self._trained, until), self.training_data, strict=False):
             usage.data_s += clock() - since
@@ -287,7 +287,7 @@ class Executor:
             if batch_in_epoch + 1 == epoch_length:
                 for callback in self.callbacks.values():
                     callback.on_training_epoch_end(epoch_idx)
-            # Before another batch is drawn: that may take random numbers, which then belong to the next run.
+            # Before another batch is drawn: that may draw random numbers, which the resumed run must draw itself.
             if batch_idx + 1 >= stop_line.limit and stop_line.reached(batch_idx + 1):
                 return self.reducers.per_slot(training=True)
             since = clock()
@@ -299,7 +299,7 @@ class Executor:
         return self.reducers.per_slot(training=True)
 
     def _write_batches(self, first: int, ranks: list[metrics.Values]) -> None:
-        """One row of scalars for each batch, at its number."""
+        """One row of scalars for each batch, at its number as step."""
         if ranks:
             batches = zip(self._metrics.times, metrics.rows_of(ranks), strict=False)
             self._scalars.write(
@@ -309,7 +309,7 @@ class Executor:
             )
 
     def _write_scalars(self, found: Mapping[str, Any]) -> None:
-        """One row of scalars, at the number of batches trained; what is no number is left out."""
+        """One row of scalars, at the number of batches trained; other values than numbers are left out."""
         if self.is_chief and self._scalars.enabled:
             values = {name: metrics.as_number(metrics.to_numpy(value)) for name, value in found.items()}
             row = {f"Determined/{name}": value for name, value in values.items() if value is not None}
@@ -334,7 +334,7 @@ class Executor:
             ranks = self.peers.allgather((leave, part))
             leave = self._agree([row[0] for row in ranks])
             if leave is None:
-                # Combined on every rank by itself: the same numbers, without another exchange.
+                # Each rank combines for itself: the same result, without another exchange.
                 found = self._combine([row[1] for row in ranks if row[1] is not None])
                 worth, leave = self._attempt(lambda: self._validated(found))
                 outcomes = self.peers.allgather((leave, worth))
@@ -380,7 +380,7 @@ class Executor:
         )
 
     def _combine(self, parts: list[ValidationPart]) -> dict[str, Any]:
-        """All ranks' shares as one."""
+        """The metrics of all ranks' shares."""
         reduced = metrics.jsonable(
             self.reducers.cross_slot([part.slot for part in parts], training=False), source="a reducer"
         )
@@ -401,11 +401,11 @@ class Executor:
         return {**own, **reduced}
 
     def _validated(self, found: dict[str, Any]) -> tuple[bool, Reached]:
-        """Show the metrics to the callbacks, and ask the host what they are worth, and what they mean to a search."""
+        """Call the callbacks; then ask the host whether the validation is worth saving, and what it has reached."""
         shown = dict(found)
         for callback in self.callbacks.values():
             callback.on_validation_end(shown)
-        # Callbacks may add to the dict that they get: what they add is reported.
+        # Metrics that callbacks add to the dict are reported too.
         self._validation = metrics.jsonable(shown, source="on_validation_end()")
         if self.host.metric is not None:
             _check_metric(self.host.metric, self._validation)
@@ -455,13 +455,13 @@ class Executor:
                 _, leave = self._attempt(lambda: self._uploaded(uuid))
             self._usage.saved(time.perf_counter() - began)
         if self.is_chief:
-            # Not in what a checkpoint carries: of two runs that do the same, checkpoints are the same.
+            # Not in the report of the checkpoint, so that two identical runs have identical checkpoints.
             report = replace(report, system=self._usage.take(at_once=command.decides or command.final))
-        # Published before anybody leaves: what the host does on a stop may end this process.
+        # Published before any rank leaves: what the host does on a stop may end this process.
         mine = (self.cursor.stop_requested, leave)
         stop, ranks = self._on_chief("publishing", lambda: self._publish(command, report), mine)
         if self._agree([row[1] for row in ranks]) is not None:
-            # Nothing is lost: it has just been saved.
+            # Nothing is lost: the checkpoint has just been saved.
             self._raise_pending()
             raise ShouldExit
         return Seen(batches=self._trained, stop=stop or any(row[0] for row in ranks))
@@ -478,7 +478,7 @@ class Executor:
             callback.on_checkpoint_upload_end(uuid=uuid)
 
     def _save(self, command: Publish, report: Report, parts: list[tuple[checkpoint.RankState, bool]]) -> str | None:
-        # First of all: two copies of the state are more than is asked of memory.
+        # First, so that memory never holds two copies of the state.
         self._saver.wait()
         state = self.optimisation.state_dict()
         state["callbacks"] = {name: callback.state_dict() for name, callback in self.callbacks.items()}
@@ -490,7 +490,7 @@ class Executor:
         return self._saver.save(
             contents,
             report,
-            # Whoever decides on the trial, or hears that it has ended, may count on its checkpoint.
+            # Where the search decides, or the trial ends, its checkpoint must be there.
             at_once=command.decides or command.final,
             written=self._written if any(hears for _, hears in parts) else None,
         )
@@ -503,9 +503,9 @@ class Executor:
     # ---------------------------------------------------------------------------------------------------- agreement
 
     def _on_chief(self, doing: str, function: Callable[[], T], mine: Any = None) -> tuple[T, list[Any]]:
-        """Do something on the chief, and give its result to all, with what each rank has to say (`mine`).
+        """Call a function on the chief; returns, on all ranks, its result and the list of all ranks' `mine`.
 
-        Its failure is everybody's: nobody waits in vain. One exchange, for each takes a millisecond.
+        If it fails, all ranks raise. There is a single exchange, since each takes a millisecond.
         """
         if self.peers.size == 1:
             return function(), [mine]
@@ -525,7 +525,7 @@ class Executor:
         return value, [row[1] for row in ranks]
 
     def _attempt(self, work: Callable[[], T]) -> tuple[T | None, Leave | None]:
-        """Do the user's work, and turn what it raises into a value that the other ranks can be told."""
+        """Call the user's code, and turn what it raises into a value that the other ranks can be told."""
         try:
             return work(), None
         except ShouldExit as request:
@@ -537,20 +537,20 @@ class Executor:
             self._pending = exhausted
             return None, Leave(kind="exhausted", message=str(exhausted))
         except (Exception, SystemExit) as error:
-            # A program that exits in one of its processes must not leave the others waiting.
+            # SystemExit too: a program that exits in one process must not leave the others waiting.
             self._pending = error
             kind: Literal["hung_up", "failed"] = "hung_up" if is_hung_up(error) else "failed"
             return None, Leave(kind=kind, message=f"rank {self.peers.rank}: {error!r}")
 
     def _agree(self, leaves: list[Leave | None]) -> Leave | None:
-        """The same way out for all ranks, the worst of those they found; a failure is raised at once."""
+        """The reason to leave for all ranks, the strongest of theirs; a failure is raised at once."""
         found = [leave for leave in leaves if leave is not None]
         if not found:
             return None
         leave = max(found, key=lambda leave: Leave.KINDS.index(leave.kind))
         mine = leaves[self.peers.rank]
         if mine is not None and mine.kind == "hung_up" != leave.kind:
-            # What this rank ran into was another's leaving.
+            # This rank's error is only a consequence of another's leaving.
             self._pending = None
         match leave.kind:
             case "failed" | "hung_up":
@@ -582,7 +582,7 @@ def _check_metric(metric: str, found: Mapping[str, Any]) -> None:
 
 
 def _evaluate_batch(trial: Trial) -> Callable[..., Any]:
-    """`evaluate_batch` with or without `batch_idx`: the user guide's own skeleton leaves it out."""
+    """`evaluate_batch` with or without `batch_idx`, which Determined's user guide leaves out."""
     evaluate_batch: Callable[..., Any] = trial.evaluate_batch
     try:
         parameters = inspect.signature(evaluate_batch).parameters
@@ -595,7 +595,7 @@ def _evaluate_batch(trial: Trial) -> Callable[..., Any]:
 
 
 def _epoch_start(callback: Callback) -> Callable[[int], None]:
-    """`on_training_epoch_start` with or without its argument: it had none once."""
+    """`on_training_epoch_start` with or without its argument, which old versions of Determined lack."""
     hook: Any = callback.on_training_epoch_start
     if inspect.signature(hook).parameters:
         return lambda epoch_idx: hook(epoch_idx)

@@ -1,4 +1,4 @@
-"""Where a training run happens, as the loop sees it: who stores, who listens, who says stop."""
+"""The host of a training run: what stores its checkpoints, takes its reports, and tells it to stop."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
+from dray.storage.location import Location
 from dray.storage.manifest import Listed
 from dray.training.units import TrainUnit
 
 Reached = Literal["nothing", "rung", "end"]
-"""What a validation is to a search that counts by one of its metrics: nothing, a rung where it decides, the end."""
+"""What a validation has reached, for a search that measures length by a metric: a rung where it decides, the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,17 +20,17 @@ class Report:
     """What was measured since the last report, and the checkpoint that was made with it.
 
     Args:
-        batches: trained in all, per slot.
-        epochs: batches in epochs, None if the data has no length.
+        batches: batches trained in total, per slot.
+        epochs: the same in epochs; None if the data has no length.
         training: metrics averaged over the batches since the last report and over ranks; None if nothing was trained.
         validation: metrics of a validation at `batches`; None if there was none.
-        decides: the loop waits here for a search's decision (a rung, or the end).
-        final: nothing comes after it.
-        interrupted: the run was asked to stop, and ends here to be gone on with.
-        checkpoint: the id that `Host.commit` gave; None if nothing was saved, or it is yet to be committed.
-        system: what was taken of time and of the machine, as `dray.training.usage` has it, now and then.
-        groups: further metrics of a program with a loop of its own, by the names of its groups.
-        length: how long the trial is in the search's own unit, where a program says so; None: found from the others.
+        decides: the loop waits here for the search's decision (at a rung, or the end).
+        final: this is the last report.
+        interrupted: the run was asked to stop, and ends here to be resumed later.
+        checkpoint: the id that `Host.commit` returned; None if nothing was saved, or it is not committed yet.
+        system: time and machine usage of `dray.training.usage`; only in some reports.
+        groups: further metrics of a program with its own loop, by the name of their group.
+        length: the trial's length in the search's unit, if a program states it; None: derived from the others.
         compared: whether a search may compare this validation.
     """
 
@@ -50,69 +51,68 @@ class Report:
 class Host(Protocol):
     """A laptop, a group of torchrun processes, a Ray worker.
 
-    Methods are called on the chief only, but for `open_checkpoint` and `asked_to_stop`. `commit` may be called from
-    another thread than the others, one checkpoint after another; its report is then published meanwhile, and further
-    ones too.
+    Methods are called on the chief only, unless stated otherwise. `commit` may be called in a thread of its own, one
+    checkpoint after another; the report of the checkpoint, and further ones, may be published meanwhile.
 
-    Attributes must be the same on every rank of a trial, but for the trial seed, of which the chief's counts.
+    Attributes must be the same on every rank of a trial, except the trial seed: the chief's counts.
     """
 
-    #: Name this run in logs and results.
+    #: Identify this run in logs and results.
     experiment_id: int
     trial_id: int
-    #: Seeds python, numpy, torch and the order of shuffled data.
+    #: Seeds Python's, NumPy's and torch's RNGs, and the order of shuffled data.
     trial_seed: int
-    #: What `get_cluster_info().latest_checkpoint` says, for `fit(latest_checkpoint=...)`: an id or a path.
+    #: The value of `get_cluster_info().latest_checkpoint`, for `fit(latest_checkpoint=...)`: an id or a path.
     latest_checkpoint: str | None
-    #: Where event files go. Need not exist.
+    #: The directory of event files. Need not exist.
     tensorboard_path: Path
-    #: What the trainer copies into `code/` of each checkpoint; None for nothing.
+    #: The directory of source code that is copied into `code/` of each checkpoint; None for nothing.
     code_dir: Path | None
-    #: Texts that are not to be in it there, beside those of the trial's own config; see `dray.masking`.
+    #: Texts to mask in that copy, besides the secrets of the trial's config; see `dray.masking`.
     secrets: Sequence[str]
-    #: A trial that has no checkpoint of its own begins with the state of this one, at its own first batch; or None.
+    #: A checkpoint whose state a fresh trial starts from, at batch 0; or None.
     source_checkpoint: str | None
-    #: The length that a search wants; None leaves it to `fit(max_length=...)`.
+    #: The length set by the search; None leaves it to `fit(max_length=...)`.
     max_length: TrainUnit | None
     #: Absolute lengths at which the search decides.
     rungs: Sequence[TrainUnit]
-    #: When to validate and to save where `fit()` says nothing of it; None: only where the search or the end asks.
+    #: When to validate and save if `fit()` does not say; None: only at rungs and at the end.
     validation_period: TrainUnit | None
     checkpoint_period: TrainUnit | None
     #: The validation metric that the search compares; None if there is no search.
     metric: str | None
-    #: Whether `checkpoint_policy="best"` can be served: the best of an experiment is known to an experiment only.
+    #: Whether `checkpoint_policy="best"` is possible: only in an experiment is its best validation known.
     best_supported: bool
-    #: Whether committing a checkpoint takes as long as a network does.
+    #: Whether a commit goes over a network.
     is_remote: bool
 
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
-        """Whether this validation is the best of the experiment. Asked with `checkpoint_policy="best"` only."""
+        """Whether this validation is the best of the experiment. Called with `checkpoint_policy="best"` only."""
         ...
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
-        """Where a search that counts by a metric of this validation has the trial now. Asked at every validation.
+        """What this validation has reached, if the search measures length by a metric. Called at every validation.
 
         Raises:
-            SearcherMetricError: the metric is not there, or it is no length.
+            SearcherMetricError: the metric is missing, or its value is not a length.
         """
         ...
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
-        """Take what tells how far this rank is, from any thread: batches trained, and those of the latest validation.
+        """Take a function that returns this rank's (batches trained, batches of the latest validation), in any thread.
 
         Called on every rank.
         """
         ...
 
     def new_checkpoint(self, batches: int) -> Path:
-        """An empty directory to write a checkpoint into, of what is trained and was published so far."""
+        """An empty directory to write a checkpoint into, at so many batches."""
         ...
 
     def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
-        """Make what is in `staging` the checkpoint at `report.batches`, all or nothing; return its id.
+        """Commit the files in `staging` as the checkpoint at `report.batches`, all or nothing; returns its id.
 
-        `digests` are the SHA-256 of files there, by their names, as far as they are known.
+        `digests` are the SHA-256 of files by name, as far as known.
         """
         ...
 
@@ -120,56 +120,62 @@ class Host(Protocol):
         """The directory of a checkpoint, verified. Called on every rank.
 
         Raises:
-            FileNotFoundError, CheckpointError: there is none of this name, or it is damaged.
+            FileNotFoundError, CheckpointError: there is no such checkpoint, or it is damaged.
         """
         ...
 
     def asked_to_stop(self) -> bool:
-        """Whether training is to stop soon, to be gone on with: at a batch that all ranks agree on, with a checkpoint.
+        """Whether training is to stop soon, to be resumed later: at a batch that all ranks agree on, with a checkpoint.
 
-        Called again and again, on every rank, in a thread beside the training. One rank's request is that of all.
+        Called repeatedly on every rank, in a thread beside the training. One rank's request stops all.
         """
         ...
 
     def publish(self, report: Report) -> bool:
-        """Pass on what was measured; return whether training should stop here."""
+        """Pass on a report; returns whether training should stop here."""
         ...
 
 
 @runtime_checkable
 class ProgramHost(Host, Protocol):
-    """A host that can also run programs with a loop of their own: what `dray.core` asks of it beside.
+    """A host that can also run programs with their own loop: what `dray.core` needs in addition.
 
-    Called on the chief only, but for `interrupted`; and on a machine that has a part of a checkpoint, on its first
-    rank, `new_checkpoint` and `add_to_checkpoint`.
+    Called on the chief only, except `opened` and `interrupted`; and, on each machine that has a part of a checkpoint,
+    `new_checkpoint` and `add_to_checkpoint` on its first rank.
     """
 
-    #: Lengths that the search is yet to have a report of: where it decides, and the last one, ascending, in its own
-    #: unit; () if it counts none.
+    #: The remaining lengths at which the search decides, and the last one; ascending, in its own unit. () if the search
+    #: sets no length.
     lengths: Sequence[float]
+    #: The place of files that are kept beside the trial's checkpoints.
+    outputs: Location
+
+    def opened(self) -> None:
+        """The program has called `core.init()`. On every rank."""
+        ...
 
     def report(self, report: Report) -> bool:
-        """Pass on what was measured; return whether the program should save what it needs, and return.
+        """Pass on a report; returns whether the program should save what it needs and return.
 
-        As `publish`, but the host finds out from the report whether the search decides on it.
+        As `publish`, but the host finds out from the report whether the search decides here.
 
         Raises:
-            SearcherMetricError: the report does not say how long the trial is in the search's unit.
-            TrialEnded: the program was told to end before, and goes on.
+            SearcherMetricError: the report does not have the trial's length in the search's unit.
+            TrialEnded: the program was told to stop before, and went on.
         """
         ...
 
     def interrupted(self) -> None:
-        """The program has heard that it is asked to stop, and ends soon, to be gone on with."""
+        """The program knows that it is asked to stop, and ends soon, to be resumed later."""
         ...
 
     def checkpoint_id(self, batches: int) -> str:
-        """The id of what `commit` makes at so many batches."""
+        """The id of the checkpoint that `commit` makes at so many batches."""
         ...
 
     def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
-        """Store a part of a checkpoint that another machine's chief commits, where the store is a network away; return
-        its files, for `commit`."""
+        """Upload a part of a checkpoint that the chief on another machine commits, to a remote store; returns its
+        files, for `commit`."""
         ...
 
     def commit(
@@ -179,17 +185,17 @@ class ProgramHost(Host, Protocol):
         digests: Mapping[str, str],
         others: Mapping[str, Listed] | None = None,
     ) -> str:
-        """As of `Host`; with what `add_to_checkpoint` has returned on other machines."""
+        """As `Host.commit`; `others` is what `add_to_checkpoint` returned on other machines."""
         ...
 
     def delete_checkpoint(self, checkpoint: str) -> None:
-        """Remove a checkpoint of this trial.
+        """Delete a checkpoint of this trial.
 
         Raises:
-            ValueError: it is another one's.
+            ValueError: it is another trial's.
         """
         ...
 
     def best_validation(self) -> float | None:
-        """The best value of the search's metric that any trial has reported; None if there is none, or no search."""
+        """The best value of the search's metric reported by any trial; None if there is none, or no search."""
         ...

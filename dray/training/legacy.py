@@ -1,12 +1,12 @@
-"""Checkpoints that Determined wrote (0.12 to 0.38), read as ours are: as data, without running anything in them. And
-one of ours written as 0.38 does, for it to read.
+"""Reading checkpoints that Determined (0.12 to 0.38) wrote, as data, without running anything in them; and writing
+ours in the format of 0.38.
 
-Where the state is       state_dict.pth, determined/state_dict.pth, pedl/state_dict.pth or checkpoint.pt
-Keys of the state        lists as ours; or model_state_dict, optimizer_state_dict and lr_scheduler for a single one
-Names of parameters      with DDP's `module.` before them, if the trial ran over several processes
-Position                 trial_state.pkl; before 0.18 workload_sequencer.pkl; before 0.15 the master knew it alone
-What the trial was       load_data.json; before 0.17.8 metadata.json, which `Checkpoint.download()` wrote
-Random numbers           in the state, of the chief
+File of the state        state_dict.pth, determined/state_dict.pth, pedl/state_dict.pth or checkpoint.pt
+Keys of the state        lists as ours; or model_state_dict, optimizer_state_dict and lr_scheduler for single objects
+Names of parameters      prefixed by DDP's `module.`, if the trial ran in several processes
+Position                 trial_state.pkl; before 0.18 workload_sequencer.pkl; before 0.15 only the master knew it
+About the trial          load_data.json; before 0.17.8 metadata.json, which `Checkpoint.download()` wrote
+RNG state                in the state, of the chief
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOAD_DATA = "load_data.json"
 METADATA = "metadata.json"
 POSITIONS = {
     "trial_state.pkl": ("batches_trained",),
-    # The second name is that of 0.15 to 0.17.
+    # The second key is that of 0.15 to 0.17.
     "workload_sequencer.pkl": ("steps_completed", "latest_batch"),
 }
 MAX_POSITION_BYTES = 1 << 20
@@ -45,15 +45,15 @@ _SINGLE = {
 
 
 def is_legacy(directory: Path) -> bool:
-    """Whether a checkpoint is one of Determined's."""
+    """Whether Determined wrote a checkpoint."""
     return determined_state(directory) is not None
 
 
 def modern(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state with the keys that ours have; what else is in it stays.
+    """A state with the keys of ours; other keys stay.
 
     Raises:
-        ValueError: a single object and a list of such objects are both in it.
+        ValueError: it has both a single object and a list of such objects.
     """
     found = dict(state)
     for old, new in _SINGLE.items():
@@ -70,7 +70,7 @@ def modern(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_ddp_prefix(state: dict[str, Any], models: Sequence[torch.nn.Module]) -> None:
-    """Take `module.` off the names of parameters, in place, where the trial's models do not have it themselves."""
+    """Remove the prefix `module.` from parameters' names, in place, unless the trial's models have it themselves."""
     for index, (model, saved) in enumerate(zip(models, state["models_state_dict"], strict=False)):
         own = model.state_dict().keys()
         if saved and all(name.startswith("module.") for name in saved) and not own <= saved.keys():
@@ -78,7 +78,7 @@ def without_ddp_prefix(state: dict[str, Any], models: Sequence[torch.nn.Module])
 
 
 def rng_of(state: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The random number generators as `rng.restore` takes them; None if the checkpoint is older than their keeping."""
+    """The RNG state as `rng.restore` takes it; None in checkpoints too old to have it."""
     saved = state.get("rng_state")
     if saved is None:
         return None
@@ -91,16 +91,15 @@ def rng_of(state: Mapping[str, Any]) -> dict[str, Any] | None:
 def order_seeds(directory: Path, state: Mapping[str, Any], begun: Mapping[int, int]) -> dict[int, int]:
     """The seeds of the orders of epochs that had begun before a checkpoint, with `shuffle=True`.
 
-    Such a seed was drawn as the epoch began, and is not in the checkpoint; but torch's generator is, and with it the
-    last numbers that were drawn. If training itself draws none on the CPU, they are these seeds, and what torch draws
-    for each validation, of which the last is known. Else what is found are seeds as good as any others.
+    Such a seed was drawn when the epoch began, and is not in the checkpoint; but the state of torch's generator is, and
+    has the last numbers drawn. If training draws none on the CPU, these are the seeds, and what torch draws for each
+    validation, the last of which is known. Otherwise the result is arbitrary seeds, as good as any.
 
     Args:
-        begun: epochs, in order, and how many batches were trained when its order was drawn; less than none for the
-            first.
+        begun: the epochs, in order, each with the batches trained when its order was drawn (negative for the first).
 
     Returns:
-        Seeds by epochs: of none that had not begun, or if the numbers are not known.
+        Seeds by epoch; only of epochs that had begun, and none if they can't be recovered.
     """
     generator = (state.get("rng_state") or {}).get("cpu_rng_state")
     progress = read_progress(directory)
@@ -108,7 +107,7 @@ def order_seeds(directory: Path, state: Mapping[str, Any], begun: Mapping[int, i
     if not drawn or generator is None or generator.numel() != MT19937_BYTES:
         return {}
     if progress.validated is not None and progress.validated > drawn[0][0]:
-        # Before an order that was drawn after so many batches.
+        # The validation's draw sorts before that of an epoch at the same number of batches.
         drawn.append((progress.validated, VALIDATION))
     numbers = mt19937_drawn(generator, 2 * len(drawn))
     if numbers is None:
@@ -119,11 +118,11 @@ def order_seeds(directory: Path, state: Mapping[str, Any], begun: Mapping[int, i
 
 VALIDATION = -1
 MT19937_BYTES = 5056
-"""Of the CPU generator's state: seed, numbers left, whether seeded, the place of the next, 624 words of 8 bytes, ..."""
+"""Size of the CPU generator's state: seed, numbers left, seeded?, index of the next, 624 words of 8 bytes, ..."""
 
 
 def mt19937_drawn(state: torch.Tensor, count: int) -> list[int] | None:
-    """The last `count` numbers of 32 bits that torch's CPU generator gave; None just after it has made new ones."""
+    """The last `count` 32-bit numbers that torch's CPU generator drew; None if its state has been refilled since."""
     content = state.numpy().tobytes()
     following = int.from_bytes(content[16:24], "little")
     if following < count:
@@ -142,7 +141,7 @@ def read_progress(directory: Path) -> Progress:
     """How far training had come, in batches.
 
     Raises:
-        ValueError: a file that should say so says something else, or holds objects in the place of plain data.
+        ValueError: the position's file has something else in it, or objects instead of plain data.
     """
     for name, keys in POSITIONS.items():
         path = directory / name
@@ -176,16 +175,16 @@ def write(
     epoch_length: int | None,
     about: Mapping[str, Any],
 ) -> None:
-    """What Determined 0.38.1 loads, and goes on from: the files beside code/.
+    """Write the files besides code/ of a checkpoint that Determined 0.38.1 loads and resumes from.
 
-    It loads with torch's default since 2.6, as data: Determined's own do not.
+    It loads as data, torch's default since 2.6, which Determined's own checkpoints do not.
 
     Args:
-        directory: to write them into.
-        state: as ours.
-        rng_state: of the chief, as `rng.capture` gave it; None if it is not known.
-        progress, epoch_length: where training was; an epoch of None is endless.
-        about: trial_cls_spec, hparams, experiment_config; framework.
+        directory: where to write them.
+        state: a state of ours.
+        rng_state: the chief's, as returned by `rng.capture`; None if unknown.
+        progress, epoch_length: the position of training; epoch_length None for one endless epoch.
+        about: trial_cls_spec, hparams, experiment_config, framework.
     """
     saved = dict(state)
     if rng_state is not None:
@@ -193,7 +192,7 @@ def write(
     torch.save(saved, directory / "state_dict.pth")
     batches = progress.batches
     position = {
-        # That of a local run. In another one Determined takes the weights, and counts from 0.
+        # The id of a local run. In any other trial Determined takes the weights only, and counts from 0.
         "trial_id": 0,
         "last_ckpt": batches,
         "step_id": 0,
@@ -207,7 +206,7 @@ def write(
         "experiment_config": about["experiment_config"],
         "hparams": about["hparams"],
         "trial_cls_spec": about["trial_cls_spec"],
-        # The class is made with a plain context, or may be given.
+        # So that the class is made with a plain context, or may be passed.
         "is_trainer": True,
     }
     (directory / LOAD_DATA).write_text(json.dumps(load_data))
@@ -216,7 +215,7 @@ def write(
 
 
 def _rng_state(packed: Mapping[str, Any]) -> dict[str, Any]:
-    """The reverse of `rng_of`, in plain data: numpy takes a list in the place of its array."""
+    """The inverse of `rng_of`, in plain data: NumPy takes a list instead of its array."""
     python, numpy = packed["python"], packed["numpy"]
     found = {
         "cpu_rng_state": packed["torch"],
@@ -235,7 +234,7 @@ def _rng_state(packed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe(directory: Path) -> dict[str, Any]:
-    """What the trial was: trial_cls_spec, hparams, experiment_config; None for what is not known."""
+    """About the trial: trial_cls_spec, hparams, experiment_config; None for what is unknown."""
     found = _read_json(directory / LOAD_DATA) or _read_json(directory / METADATA) or {}
     config = found.get("experiment_config")
     spec = found.get("trial_cls_spec") or (config or {}).get("entrypoint")
@@ -248,7 +247,7 @@ def describe(directory: Path) -> dict[str, Any]:
 
 
 def read_division(directory: Path) -> Division | None:
-    """How many processes there were, and the batches of each, if the trial took the size that its slots imply."""
+    """The number of processes, and the batch size of each, assuming that it is the global one divided by the slots."""
     about = describe(directory)
     resources = (about["experiment_config"] or {}).get("resources") or {}
     slots, size = resources.get("slots_per_trial"), (about["hparams"] or {}).get("global_batch_size")
@@ -258,7 +257,7 @@ def read_division(directory: Path) -> Division | None:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads numbers, strings and what holds them. A pickle can do nothing else without naming something to call."""
+    """Reads numbers, strings and containers of them. For anything else a pickle must name something to call."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
@@ -270,7 +269,7 @@ def _unpickle(path: Path) -> Any:
     try:
         with path.open("rb") as file:
             return _PlainUnpickler(file).load()
-    except Exception as error:  # whatever a damaged pickle makes of the unpickler
+    except Exception as error:  # a damaged pickle can make the unpickler raise anything
         raise ValueError(
             f"{path} can't be read as plain data: {error}; nothing in it was run. Take the file away to go on from the "
             "weights alone, counting from batch 0"

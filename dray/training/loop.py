@@ -1,8 +1,8 @@
-"""The training loop, pure: it decides what comes next and never does it.
+"""The training loop, pure: it decides what comes next, and leaves it to others to do it.
 
-`drive(plan, at)` yields commands and is sent what was seen when they had been performed. It knows no torch, no host and
-no search; all arithmetic on progress is here and in `plan`. Every rank runs it: equal `Seen` give equal commands, hence
-no collective operation without its counterpart.
+`drive(plan, at)` yields commands and is sent what was seen when each was performed. It knows neither torch nor host nor
+search; all arithmetic on progress is here and in `plan`. Every rank runs it: equal `Seen` gives equal commands, so all
+ranks take part in the same collectives.
 
 Its law: resuming from any published progress yields exactly the remaining commands.
 """
@@ -18,7 +18,7 @@ from dray.training.progress import Progress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
-    """Train until `until` batches have been trained in all."""
+    """Train until `until` batches have been trained in total."""
 
     until: int
 
@@ -32,10 +32,10 @@ class Validate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
-    """Tell the host what was measured since the last time, together with a checkpoint if `save`.
+    """Report to the host what was measured since the last report, with a checkpoint if `save`.
 
-    `decides`: a search may answer with a stop. `final`: nothing comes after it. `interrupted`: for the run was asked to
-    stop here, and is to be gone on with.
+    `decides`: the search may answer with a stop. `final`: this is the last report. `interrupted`: the run was asked to
+    stop here, to be resumed later.
     """
 
     at: Progress
@@ -52,13 +52,13 @@ Command = Train | Validate | Publish
 class Seen:
     """The answer to a command, equal on all ranks.
 
-    batches: after Train: batches trained in all; fewer than `until` only together with `leave`.
-    worth_saving: after Validate: the best validation so far.
-    decides, enough: after Validate: where a search counts by a metric: it decides here; it wants no more than this.
-    stop: after Publish: the search, the host or the trial asks to end here.
+    batches: after Train: batches trained in total; fewer than `until` only with `leave`.
+    worth_saving: after Validate: it is the best validation so far.
+    decides, enough: after Validate, if the search measures length by a metric: it decides here; the length is reached.
+    stop: after Publish: the search, the host or the trial asks to stop here.
     leave: after Train or Validate: end at once, without another validation (ShouldExit, InvalidHP, no more data).
-    save_on_leave: then save what is not yet saved.
-    interrupted: after Train: leaves because it was asked to stop.
+    save_on_leave: with leave: save what is not yet saved.
+    interrupted: after Train: leave is for a request to stop.
     """
 
     batches: int = 0
@@ -85,7 +85,7 @@ def drive(plan: Plan, at: Progress) -> Generator[Command, Seen, Progress]:
         seen = yield Train(until=plan.next_due(at.batches))
         at = at.trained(seen.batches)
         if not seen.leave and plan.validates(at):
-            # Nothing is lost by a trial that leaves within its validation, so that the batches count either way.
+            # A trial that leaves during its validation loses nothing: its batches count.
             validated = yield Validate(test_mode=plan.test_mode)
             at = at if validated.leave else at.just_validated()
             seen = validated
@@ -96,7 +96,7 @@ def drive(plan: Plan, at: Progress) -> Generator[Command, Seen, Progress]:
             return at
         last = plan.ends(at) or seen.enough
         decides = plan.decides(at) or seen.decides or last
-        # Before a search decides there is a checkpoint, so that a trial stopped or paused there loses nothing.
+        # Saved before the search decides, so that a trial that is stopped or paused here loses nothing.
         save = decides or plan.saves(at) or (at.validated == at.batches and plan.worth_saving(seen))
         at = at.just_saved() if save else at
         seen = yield Publish(at=at, save=save, decides=decides, final=last)

@@ -1,6 +1,6 @@
-"""Metrics of batches, kept on the device until somebody asks.
+"""Metrics of batches, kept on the device until they are needed.
 
-While training no batch waits for the device: values are fetched here only, once a report.
+No training batch waits for the device: values are fetched only here, once per report.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import torch
 
 from dray.training.reducers import Reducer, reduce_values
 
-#: (sum, number of values) by name; None for what is no number.
+#: (sum, number of values) by name; None for a metric that is not a number.
 Sums = dict[str, tuple[float, int] | None]
-#: One value a batch by name, None where there was none; None for what is no number.
+#: One value per batch (or None) by name; None for a metric that is not a number.
 Values = dict[str, list[float | None] | None]
 
 
 class Column:
-    """One metric of a workload: a value a batch, left on the device until it is asked for."""
+    """One metric of a workload: a value per batch, left on the device until it is needed."""
 
     __slots__ = ("_chunks", "fresh", "is_number", "on_device")
 
-    #: Tensors kept before they are put into one.
+    #: How many tensors are kept before they are stacked into one.
     AT_ONCE = 64
 
     def __init__(self) -> None:
@@ -55,12 +55,12 @@ class Column:
         self.fresh.append(value)
 
     def pending(self) -> list[torch.Tensor]:
-        """What is still to be fetched from the device."""
+        """What has to be fetched from the device."""
         self._fold()
         return [chunk for chunk in self._chunks if isinstance(chunk, torch.Tensor)] if self.is_number else []
 
     def values(self, fetched: Iterator[float]) -> list[float | None] | None:
-        """All values, those of `pending()` as they were fetched."""
+        """All values, with those of `pending()` taken from `fetched`."""
         if not self.is_number:
             return None
         found: list[float | None] = []
@@ -75,11 +75,11 @@ class Column:
 
 
 def _left_there(value: torch.Tensor) -> torch.Tensor:
-    """A tensor of one value without its graph, which can go, and out of the user's reach."""
+    """A tensor of one value, without its graph, that the user can't change."""
     if not value.is_leaf and value.dim() == 0 and not value._is_view():
-        # The result of an operation (a loss) stays as it is. Not asked by `grad_fn`, which would make a Python object.
+        # The result of an operation (a loss) needs no copy. Not tested by `grad_fn`, which would make a Python object.
         return value.detach()
-    # One that the user may go on to change in place: a copy, on the device.
+    # The user may change any other in place: copied, on the device.
     return value.detach().reshape(()).clone()
 
 
@@ -87,7 +87,7 @@ class TrainingMetrics:
     """The metrics of one training workload.
 
     Args:
-        keep_batches: keep every batch's metrics as they are too, for callbacks that want them.
+        keep_batches: also keep every batch's metrics as they are, for callbacks.
         keep_times: keep the time of each batch, for TensorBoard.
     """
 
@@ -101,7 +101,7 @@ class TrainingMetrics:
     def reset(self) -> None:
         self._columns: dict[str, Column] = {}
         self._kept: list[dict[str, Any]] = []
-        #: Seconds since the epoch, of each batch.
+        #: The time of each batch, in seconds since the epoch.
         self.times: list[float] = []
 
     def add(self, metrics: Mapping[str, Any] | torch.Tensor) -> None:
@@ -111,7 +111,7 @@ class TrainingMetrics:
             TypeError: neither a dict nor a tensor.
             ValueError: the names differ from those of the batches before.
         """
-        if isinstance(metrics, dict):  # asked first: what is a tensor takes longer to find out
+        if isinstance(metrics, dict):  # first, since the check for a tensor takes longer
             pass
         elif isinstance(metrics, torch.Tensor):
             metrics = {"loss": metrics}
@@ -131,7 +131,7 @@ class TrainingMetrics:
         for name, value in metrics.items():
             column = columns[name]
             if isinstance(value, torch.Tensor) and value.is_cpu and value.dim() == 0 and value.is_floating_point():
-                # Most metrics. There is no device to wait for, and a number needs no copy and has no graph.
+                # Fast path for most metrics: there is no device to wait for, and a number needs no copy and no detach.
                 value = value.item()
                 if not column.on_device:
                     column.fresh.append(value)
@@ -143,23 +143,23 @@ class TrainingMetrics:
             self._kept.append({name: _copy(value) for name, value in metrics.items()})
 
     def take_values(self) -> Values:
-        """Every batch's value of each metric; the device is waited for once."""
+        """Every batch's value of each metric; waits for the device once."""
         pending = [chunk for column in self._columns.values() for chunk in column.pending()]
         fetched = iter(torch.cat([chunk.to(pending[0].device) for chunk in pending]).tolist() if pending else ())
         return {name: column.values(fetched) for name, column in self._columns.items()}
 
     def take_batches(self) -> list[dict[str, Any]]:
-        """Every batch's metrics, tensors as numpy arrays."""
+        """Every batch's metrics, with tensors as NumPy arrays."""
         return [{name: to_numpy(value) for name, value in metrics.items()} for metrics in self._kept]
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    # float32 where there is no float64 (MPS).
+    # MPS has no float64.
     return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 
 def sums_of(values: Values) -> Sums:
-    """A rank's share of the averages."""
+    """A rank's sums for the averages."""
     sums: Sums = {}
     for name, column in values.items():
         known = None if column is None else [value for value in column if value is not None]
@@ -168,7 +168,7 @@ def sums_of(values: Values) -> Sums:
 
 
 def rows_of(ranks: Sequence[Values]) -> Iterator[dict[str, float]]:
-    """The numbers of each batch by name, averaged over ranks."""
+    """For each batch, its numbers by name, averaged over ranks."""
     columns = {}
     for name in ranks[0]:
         parts = [values[name] for values in ranks]
@@ -185,12 +185,12 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _copy(value: Any) -> Any:
-    # A copy: the user may go on to change the tensor in place.
+    # A copy, as the user may change the tensor in place.
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 def average_sums(ranks: Sequence[Sums]) -> dict[str, float | None]:
-    """Averages over the batches of all ranks. A metric that was always None is left out; what is no number is None."""
+    """Averages over the batches of all ranks. A metric that was always None is left out; a non-number is None."""
     result: dict[str, float | None] = {}
     for name in dict.fromkeys(name for sums in ranks for name in sums):
         parts = [sums[name] for sums in ranks if name in sums]
@@ -203,7 +203,7 @@ def average_sums(ranks: Sequence[Sums]) -> dict[str, float | None]:
 
 
 def average_batches(ranks: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Each batch's metrics averaged over ranks; what is no number is the chief's."""
+    """Each batch's metrics, averaged over ranks; values other than numbers are the chief's."""
     if len(ranks) == 1:
         return ranks[0]
     averaged = []
@@ -218,7 +218,7 @@ def average_batches(ranks: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any
 
 
 def as_number(value: Any) -> float | None:
-    """A float, if it is a number or holds exactly one."""
+    """The value as a float, if it is a number or holds exactly one; else None."""
     if isinstance(value, (int, float)):
         return float(value)
     if isinstance(value, (numbers.Real, np.number, np.bool_)):
@@ -229,7 +229,7 @@ def as_number(value: Any) -> float | None:
 
 
 def to_numpy(value: Any) -> Any:
-    """Tensors as numpy arrays, also within dicts, lists and tuples; the rest as it is."""
+    """Tensors as NumPy arrays, also in dicts, lists and tuples; the rest as it is."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
         if value.dtype is torch.bfloat16:
@@ -243,11 +243,11 @@ def to_numpy(value: Any) -> Any:
 
 
 class ValidationMetrics:
-    """What `evaluate_batch` returned on this rank, batch after batch."""
+    """What `evaluate_batch` returned for each batch on this rank."""
 
     def __init__(self) -> None:
         self._batches = 0
-        #: By name: a value a batch, and of those that were taken out of a tensor, what the tensor was of.
+        #: By name: a value per batch; and, for each value that was taken out of a tensor, the tensor's dtype.
         self._columns: dict[str, tuple[list[Any], list[torch.dtype | None]]] = {}
 
     def add(self, metrics: Any) -> None:
@@ -273,21 +273,20 @@ class ValidationMetrics:
         for name, value in metrics.items():
             values, dtypes = columns[name]
             if type(value) is torch.Tensor and value.is_cpu and value.dim() == 0 and value.dtype in _NUMPY:
-                # Most metrics. There is no device to wait for, and a number needs no copy.
+                # Fast path for most metrics: there is no device to wait for, and a number needs no copy.
                 values.append(value.item())
                 dtypes.append(value.dtype)
             else:
-                # A copy, as the trial may go on to change a tensor in place.
                 values.append(_copy(value))
                 dtypes.append(None)
 
     def take(self) -> list[dict[str, Any]]:
-        """Every batch's metrics, tensors as numpy arrays, fetched from the device at once."""
+        """Every batch's metrics, with tensors as NumPy arrays, all fetched from the device together."""
         columns = {name: _fetch(values, dtypes) for name, (values, dtypes) in self._columns.items()}
         return [{name: column[i] for name, column in columns.items()} for i in range(self._batches)]
 
 
-#: What `to_numpy` makes of tensors of these.
+#: The dtypes that `to_numpy` gives tensors of these.
 _NUMPY = {
     torch.float64: np.float64,
     torch.float32: np.float32,
@@ -300,9 +299,9 @@ _NUMPY = {
 
 
 def _fetch(values: list[Any], dtypes: list[torch.dtype | None]) -> Sequence[Any]:
-    # Of one kind on a device, as they mostly are: all at once. Stacking tensors of several dtypes would change them.
+    # Tensors of the same dtype, as they mostly are, are fetched together. Stacking several dtypes would change them.
     if {type(value) for value in values} == {torch.Tensor} and len({value.dtype for value in values}) == 1:
-        with contextlib.suppress(RuntimeError):  # other shapes, or on other devices
+        with contextlib.suppress(RuntimeError):  # different shapes or devices
             return [np.asarray(row) for row in to_numpy(torch.stack(values))]
     return [
         to_numpy(value) if dtype is None else np.array(value, _NUMPY[dtype])
@@ -311,11 +310,11 @@ def _fetch(values: list[Any], dtypes: list[torch.dtype | None]) -> Sequence[Any]
 
 
 def reducers_of(choice: Any, names: Sequence[str]) -> dict[str, Reducer]:
-    """What `evaluation_reducer()` returned, for each metric.
+    """The reducer for each metric, from what `evaluation_reducer()` returned.
 
     Raises:
-        TypeError: neither a Reducer nor a dict of them.
-        ValueError: a dict with other keys than the metrics'.
+        TypeError: it is neither a Reducer nor a dict of them.
+        ValueError: the dict's keys are not exactly the metrics' names.
     """
     if isinstance(choice, Reducer):
         return dict.fromkeys(names, choice)
@@ -335,7 +334,7 @@ def reduce_batches(rows: Sequence[Mapping[str, Any]], reducers: Mapping[str, Red
     """One rank's share of the validation metrics.
 
     Raises:
-        TypeError: a metric is no number.
+        TypeError: a metric is not a number.
     """
     reduced = {}
     for name, reducer in reducers.items():
@@ -353,7 +352,7 @@ def reduce_batches(rows: Sequence[Mapping[str, Any]], reducers: Mapping[str, Red
 def combine_ranks(
     parts: Sequence[tuple[Mapping[str, float], int]], reducers: Mapping[str, Reducer]
 ) -> dict[str, float]:
-    """Validation metrics of all ranks, out of (metrics, number of batches) of those that had any."""
+    """Validation metrics over all ranks, from the (metrics, number of batches) of the ranks that had any."""
     if len(parts) == 1:
         return dict(parts[0][0])
     counts = [count for _, count in parts]
@@ -367,7 +366,7 @@ def jsonable(metrics: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     """The metrics as plain numbers, strings, lists and dicts.
 
     Raises:
-        TypeError: a metric is not JSON-serialisable; names it.
+        TypeError: a metric, which it names, is not JSON-serialisable.
     """
     return {str(name): _plain(value, name=str(name), source=source) for name, value in metrics.items()}
 

@@ -1,4 +1,4 @@
-"""Backward and step: gradient aggregation, clipping, zeroing, schedules, and what of them belongs in a checkpoint."""
+"""Optimizer steps: gradient aggregation, clipping, zeroing, LR schedulers; and their state for checkpoints."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dray.training.units import is_int
 
 
 class Optimisation:
-    """The models, optimizers and schedules of a trial.
+    """The models, optimizers and LR schedulers of a trial.
 
     Args:
-        cursor: tells which batch is being trained.
-        aggregation_frequency: batches whose gradients are added up before the optimizer steps.
-        average_aggregated_gradients: divide them by that number.
+        cursor: has the current batch.
+        aggregation_frequency: number of batches over which gradients are summed before the optimizer steps.
+        average_aggregated_gradients: divide the sum by that number.
 
     Raises:
         ValueError: aggregation_frequency is below 1.
@@ -37,28 +37,28 @@ class Optimisation:
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.lr_schedulers: list[Scheduler] = []
-        #: Saved and restored, whoever scales by it.
+        #: Saved and restored, whether the trial or `amp` uses it.
         self.scaler: Any = None
         self.amp: MixedPrecision | None = None
         self._synchronising = True
 
     @property
     def steps_now(self) -> bool:
-        """Whether the batch in hand is the last of its aggregation. Outside training every batch is."""
+        """Whether the current batch is the last of its aggregation. Always true outside training."""
         batch_idx = self.cursor.batch_idx
         return batch_idx is None or (batch_idx + 1) % self.aggregation_frequency == 0
 
     def before_batch(self) -> None:
-        """Let DDP exchange gradients in the batches that step, and in no others."""
+        """Let DDP exchange gradients only in the batches that step."""
         if self.aggregation_frequency > 1 and self.steps_now is not self._synchronising:
             self._synchronising = self.steps_now
             for model in self.models:
                 if isinstance(model, DistributedDataParallel):
-                    # What `no_sync()` sets; as a context manager it can't enclose the user's forward and backward.
+                    # Set directly: the context manager `no_sync()` can't enclose the user's forward and backward.
                     model.require_backward_grad_sync = self._synchronising
 
     def after_batch(self, batch_idx: int) -> None:
-        """Adapt the gradients' scale, and step the schedules that are due."""
+        """Update the gradients' scale, and step the LR schedulers that are due."""
         if self.amp is not None:
             self.amp.after_batch()
         for scheduler in self.lr_schedulers:
@@ -75,7 +75,7 @@ class Optimisation:
         auto_zero_grads: bool = True,
         scaler: Any = None,
     ) -> None:
-        """Average, clip, step, zero; nothing in a batch whose gradients are still being added up."""
+        """Average, clip, step, zero; does nothing in a batch before the last of its aggregation."""
         frequency = self.aggregation_frequency
         if frequency > 1:
             if not auto_zero_grads:
@@ -103,7 +103,7 @@ class Optimisation:
             optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """The part of a checkpoint that is models, optimizers, schedules (and the scaler with AMP)."""
+        """The state of models, optimizers, LR schedulers and the scaler, if any, for a checkpoint."""
         state: dict[str, Any] = {
             "models_state_dict": [bare(model).state_dict() for model in self.models],
             "optimizers_state_dict": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -114,26 +114,26 @@ class Optimisation:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` returned.
+        """Restore what `state_dict` returned.
 
         Raises:
-            ValueError: for other numbers of models, optimizers or schedulers, or parameters of other names or shapes.
+            ValueError: the numbers of models, optimizers or schedulers, or names or shapes of parameters, differ.
         """
         self.load_models(state)
         _load_all(self.optimizers, state, "optimizers_state_dict", "optimizer")
         _load_all(self.lr_schedulers, state, "lr_schedulers_state_dict", "LR scheduler")
-        # A scaler that is switched off (on a CPU) has saved {}, which none that is on would take.
+        # A disabled scaler (on a CPU) has saved {}, which an enabled one would refuse.
         if self.scaler is not None and state.get("scaler_state_dict"):
             self.scaler.load_state_dict(state["scaler_state_dict"])
 
     def load_models(self, state: dict[str, Any]) -> None:
-        """Put back the models alone. Raises as `load_state_dict`."""
+        """Restore the models only. Raises as `load_state_dict`."""
         _load_all([bare(model) for model in self.models], state, "models_state_dict", "model")
 
     def pending_gradients(self) -> list[list[torch.Tensor | None]] | None:
-        """This rank's gradients by model and parameter, which the next batch adds to; None if all have been zeroed.
+        """This rank's gradients by model and parameter, which the next batch adds to; None if all are zeroed.
 
-        Those of an aggregation that is cut in two, and those that the trial's code keeps.
+        These are gradients in the middle of an aggregation, and any that the trial's code keeps.
         """
         gradients = [[parameter.grad for parameter in model.parameters()] for model in self.models]
         if all(gradient is None for row in gradients for gradient in row):
@@ -164,7 +164,7 @@ def _load_all(targets: Sequence[Any], state: dict[str, Any], key: str, kind: str
 
 
 def bare(model: torch.nn.Module) -> torch.nn.Module:
-    """The user's own module, out of what wraps it (DDP, torch.compile): its state has no prefix."""
+    """The user's own module, without DDP or torch.compile around it: its state has no prefix."""
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module

@@ -1,4 +1,4 @@
-"""What a training run is to do and when, resolved to batches: everything that the loop asks before each step."""
+"""What a training run is to do and when, in batches: all that the loop asks before each step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POLICIES: tuple[Policy, ...] = ("best", "all", "none")
 
 
 class Validated(Protocol):
-    """What the plan has to know of a validation."""
+    """What the plan has to know about a validation."""
 
     @property
     def worth_saving(self) -> bool: ...
@@ -22,10 +22,9 @@ class Validated(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Batches at which something is due: every `period`-th one, those of them alone whose number is in `numbers` if
-    given.
+    """Batches at which something is due: every `period`-th one; with `numbers` only those multiples of it.
 
-    `Epoch([1, 5])` with 20 batches an epoch is `Schedule(period=20, numbers=(1, 5))`: due at 20 and at 100.
+    `Epoch([1, 5])` with 20 batches per epoch is `Schedule(period=20, numbers=(1, 5))`: due at 20 and at 100.
     """
 
     period: int
@@ -40,7 +39,7 @@ class Schedule:
         number = batches // self.period + 1
         if self.numbers is None:
             return min(number * self.period, limit)
-        # A container can only be asked number by number; the other schedules and the end keep the stretch short.
+        # A container can only be tested number by number; `limit` keeps the search short.
         while number * self.period < limit and number not in self.numbers:
             number += 1
         return min(number * self.period, limit)
@@ -51,13 +50,13 @@ class Plan:
     """A training run to perform.
 
     Args:
-        length: batches in all, counted from the trial's first batch, also when resuming.
-        epoch_length: batches an epoch, None if the data has no length (one endless epoch).
-        report, validate, checkpoint: when to publish training metrics, validate, save; None is never, but at the end.
-        rungs: batches at which a search decides: validated, saved and published there whatever the schedules say.
-        policy: save after a validation: that is the best of the experiment ("best"), any ("all"), none.
+        length: total batches, counted from the trial's first one, also when resuming.
+        epoch_length: batches per epoch, None if the data has no length (one endless epoch).
+        report, validate, checkpoint: when to publish training metrics, validate and save; None: only at the end.
+        rungs: batches at which the search decides: there the trial validates, saves and publishes in any case.
+        policy: save after a validation that is the experiment's best ("best"), after any ("all"), or after none.
         step_zero_validation: validate before the first batch of a fresh run.
-        test_mode: validate on one batch. (That one batch is trained is a matter of `length`.)
+        test_mode: validate on one batch. (`length` sees to it that only one is trained.)
     """
 
     length: int
@@ -71,7 +70,7 @@ class Plan:
     test_mode: bool = False
 
     def next_due(self, batches: int) -> int:
-        """Where the next uninterrupted stretch of training ends: batches in all, more than `batches`."""
+        """The total batches at which something is due next, more than `batches`."""
         due = min((rung for rung in self.rungs if batches < rung), default=self.length)
         due = min(due, self.length)
         for schedule in (self.report, self.validate, self.checkpoint):
@@ -83,7 +82,7 @@ class Plan:
         return at.batches >= self.length
 
     def decides(self, at: Progress) -> bool:
-        """Whether a search may decide on what is published here."""
+        """Whether the search decides on what is published here."""
         return self.ends(at) or at.batches in self.rungs
 
     def validates(self, at: Progress) -> bool:
@@ -100,7 +99,8 @@ def batches_of(length: TrainUnit, *, name: str, epoch_length: int | None, global
     """A length in batches.
 
     Raises:
-        ValueError: not an int, below 1, epochs without a sized training loader, records without a global batch size.
+        ValueError: it is not an int, below 1, in epochs without a sized training loader, or in records without a global
+            batch size.
     """
     if not isinstance(length.value, int):
         raise ValueError(f"{name}={length!r} is a schedule; a length is an int, such as {type(length).__name__}(10)")
@@ -116,11 +116,11 @@ def batches_of(length: TrainUnit, *, name: str, epoch_length: int | None, global
 
 
 def schedule_of(unit: TrainUnit | None, *, name: str, epoch_length: int | None) -> Schedule | None:
-    """A period or a container, in batches. An int of zero or less means every batch (or epoch).
+    """A period or a schedule, in batches. An int of zero or less means every batch (or epoch).
 
     Raises:
-        TypeError: neither a Batch nor an Epoch.
-        ValueError: epochs without a sized training loader.
+        TypeError: it is neither a Batch nor an Epoch.
+        ValueError: it is in epochs, without a sized training loader.
     """
     if unit is None:
         return None
@@ -132,7 +132,7 @@ def schedule_of(unit: TrainUnit | None, *, name: str, epoch_length: int | None) 
     if isinstance(unit.value, int):
         return Schedule(period=max(1, unit.value) * stride)
     numbers = unit.value
-    # A list is asked after every stretch: once per batch, if short periods make it so.
+    # A set, as it may be tested after every batch.
     return Schedule(period=stride, numbers=frozenset(numbers) if isinstance(numbers, (list, tuple)) else numbers)
 
 

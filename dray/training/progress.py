@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A point of a training run.
+    """A point in a training run.
 
-    `batches` are counted per slot, so they number global batches too. `validated` and `saved` are the batches at which
-    the last validation and the last checkpoint were made, None before the first.
+    `batches` are counted per slot, which is also the number of global batches. `validated` and `saved` are the batches
+    at the last validation and the last checkpoint, None before the first.
     """
 
     batches: int = 0
@@ -19,7 +19,7 @@ class Progress:
     saved: int | None = None
 
     def trained(self, batches: int) -> Progress:
-        """Training has come to `batches` in all."""
+        """After training to `batches` in total."""
         assert batches >= self.batches, (batches, self)
         return replace(self, batches=batches)
 
@@ -31,7 +31,7 @@ class Progress:
 
     @property
     def is_saved(self) -> bool:
-        """Nothing would be lost by leaving now. A run that has trained nothing has nothing to lose."""
+        """Whether nothing would be lost by leaving now; true if nothing was trained."""
         return self.saved == self.batches or self.batches == 0
 
     def as_dict(self) -> dict[str, int | None]:

@@ -1,4 +1,4 @@
-"""Metrics of batches reduced to metrics of a workload, over batches and over ranks."""
+"""Reducing metrics of batches to metrics of a workload, over batches and ranks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 
 
 class Reducer(enum.Enum):
-    """How a validation metric of batches becomes one number.
+    """How the values of a validation metric over batches become one number.
 
     Attributes:
-        AVG: mean over batches (not over records); over ranks weighted with their numbers of batches.
+        AVG: mean over batches (not over records); over ranks, weighted by their number of batches.
         SUM, MAX, MIN: over all batches of all ranks.
     """
 
@@ -26,7 +26,7 @@ class Reducer(enum.Enum):
 
 
 def reduce_values(reducer: Reducer, values: Sequence[Any], counts: Sequence[int] | None = None) -> float:
-    """One number out of the values of batches, or out of the reduced values of ranks that saw `counts` batches.
+    """Reduce the values of batches, or the reduced values of ranks that had `counts` batches, to one number.
 
     >>> reduce_values(Reducer.AVG, [1.0, 4.0], counts=[2, 1])
     2.0
@@ -49,9 +49,9 @@ def reduce_values(reducer: Reducer, values: Sequence[Any], counts: Sequence[int]
 class MetricReducer(abc.ABC):
     """A metric that can't be averaged over batches (ROC AUC, mean IoU), reduced in two steps.
 
-    How values get in is yours: give the class an `update` of any kind, and call it in `train_batch` or
-    `evaluate_batch`. After each workload every slot's `per_slot_reduce()` is called, then `cross_slot_reduce` with the
-    list of what they returned, in the order of ranks; also with one process.
+    Give the class an `update` method with any arguments, and call it in `train_batch` or `evaluate_batch`. After each
+    workload `per_slot_reduce()` is called on every slot, then `cross_slot_reduce` with the list of what they returned,
+    in rank order; also with a single process.
 
     >>> class Largest(MetricReducer):
     ...     def reset(self):
@@ -79,13 +79,13 @@ class MetricReducer(abc.ABC):
 
     @abc.abstractmethod
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
-        """The metric, out of the contributions of all slots: a dict if the reducer was wrapped without a name, else
-        not.
+        """The metric, from the contributions of all slots: a dict of metrics if the reducer was wrapped without a
+        name, else a value that is not a dict.
         """
 
 
 class FunctionReducer(MetricReducer):
-    """A function of all values, in the order in which one process would have seen them (one `update` per batch)."""
+    """A function of all values, in the order of a single process (if there is one `update` per batch)."""
 
     _NONE = object()
 
@@ -142,14 +142,14 @@ class ReducerRegistry:
 
         Args:
             reducer: a function of a flat list of values, or a `MetricReducer`.
-            name: of the metric; None if the reducer returns a dict of several.
+            name: name of the metric; None if the reducer returns a dict of several.
             for_training, for_validation: in which workloads it is reset and reduced.
 
         Returns:
-            What to call `update` on: the reducer itself, or one that keeps values for the function.
+            The object whose `update` you call: the reducer itself, or one that collects values for the function.
 
         Raises:
-            AssertionError: wrapped twice, or neither a function nor a MetricReducer.
+            AssertionError: it is wrapped already, or neither a function nor a MetricReducer.
         """
         if isinstance(reducer, MetricReducer):
             wrapped = reducer
@@ -170,13 +170,13 @@ class ReducerRegistry:
             _named(reducer, name, "reset", reducer.reset)
 
     def per_slot(self, *, training: bool) -> list[Any]:
-        """What this rank contributes, one entry a reducer."""
+        """What this rank contributes, one entry per reducer."""
         return [
             _named(reducer, name, "per_slot_reduce", reducer.per_slot_reduce) for reducer, name in self._of(training)
         ]
 
     def cross_slot(self, contributions: Sequence[list[Any]], *, training: bool) -> dict[str, Any]:
-        """The metrics, out of every rank's `per_slot`."""
+        """The metrics, from every rank's `per_slot`."""
         metrics: dict[str, Any] = {}
         for index, (reducer, name) in enumerate(self._of(training)):
             slots = [row[index] for row in contributions]
@@ -212,5 +212,5 @@ def _named(reducer: MetricReducer, name: str | None, step: str, function: Callab
     try:
         return function(*args)
     except Exception as error:
-        # The user's traceback ends in a method that all reducers have: say which one it was.
+        # All reducers have these methods, so the traceback does not tell which reducer it was.
         raise ValueError(f"the reducer {_describe(reducer)} (name={name!r}) failed in {step}(): {error!r}") from error

@@ -1,4 +1,4 @@
-"""The random number generators of a process: seeded, captured, restored, all as plain data."""
+"""Seeding, capturing and restoring the RNGs of a process, as plain data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def seed_all(seed: int) -> None:
-    """Seed python, numpy and torch (all devices)."""
+    """Seed Python, NumPy and torch (all devices)."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -20,7 +20,7 @@ def seed_all(seed: int) -> None:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed python, numpy and torch (CPU) for a block, and put their states back after it."""
+    """Seed Python, NumPy and torch (CPU) for a block, and restore their states after it."""
     before = (random.getstate(), np.random.get_state(), torch.get_rng_state())
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -34,7 +34,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def capture(device: torch.device) -> dict[str, Any]:
-    """The state of python's, numpy's and torch's generators (and that of `device` on CUDA) as tensors and numbers."""
+    """The state of Python's, NumPy's and torch's RNGs (and that of a CUDA `device`) as tensors and numbers."""
     state = packed(random.getstate(), np.random.get_state(legacy=True), torch.get_rng_state())
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
@@ -42,7 +42,7 @@ def capture(device: torch.device) -> dict[str, Any]:
 
 
 def packed(python: Any, numpy: Any, cpu: torch.Tensor) -> dict[str, Any]:
-    """What `random.getstate()`, `numpy.random.get_state()` and `torch.get_rng_state()` gave, as `restore` takes it."""
+    """For `restore`: results of `random.getstate()`, `numpy.random.get_state()` and `torch.get_rng_state()`."""
     version, words, gauss = python
     name, keys, position, has_gauss, cached = numpy
     return {
@@ -59,7 +59,7 @@ def packed(python: Any, numpy: Any, cpu: torch.Tensor) -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any], device: torch.device) -> None:
-    """Put back what `capture` returned. A CUDA state is left out where there is no such device, and the reverse."""
+    """Restore what `capture` returned. The CUDA state is restored only if `device` is one, and it was captured."""
     python, numpy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     np.random.set_state(

@@ -1,4 +1,4 @@
-"""Saves checkpoints, one after another: the large ones while training goes on."""
+"""Saves checkpoints, one after another; large ones while training goes on."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from dray.training.snapshot import NotCopied, Snapshots
 log = logging.getLogger(__name__)
 
 AT_ONCE_BYTES = 16 << 20
-"""Smaller states are written before training goes on, unless the store is a network away. To write one of 16 MB takes
-45 ms of a core, and to copy it 13; one of 1 MB 9 and 5. So there is little to gain, and where cores are few the thread
-takes that back."""
+"""Smaller states are written before training goes on, unless the store is remote. Writing 16 MB takes 45 ms of a core,
+copying it 13 ms; 1 MB takes 9 and 5 ms. So there is little to gain, and on few cores the thread costs as much."""
 NICE = 10
-"""The writer's thread gives way to those that train, where there are fewer cores than threads. These wait for one
-another in every operation: what takes one's core takes all of theirs. It then has about a tenth of a core, with which
-it gets through 600 MB in twelve seconds; and a whole one where one is free, or the next checkpoint waits for it."""
+"""With fewer cores than threads, the writer's thread yields to those that train. These wait for one another in every
+operation, so a core taken from one slows all of them. The writer then has about a tenth of a core, enough for 600 MB in
+twelve seconds; and a whole core if one is free, or if the next checkpoint waits for it."""
 
 
 class Saver:
     """Writes checkpoints and commits them to a host. On the chief; not from several threads.
 
-    At most one is being written. If that fails, whatever is called next raises its error; but for a full disk, which
-    is told, and which the trial may outlast: it is an error if the last checkpoint is the one that found no room.
+    At most one is being written. If that fails, the next call raises its error. A full disk is only logged, as there
+    may be room later: it is an error if the last checkpoint finds no room.
 
     Args:
-        host: whose `new_checkpoint` and `commit` are called, the latter also from a thread.
+        host: `new_checkpoint` and `commit` are called, the latter also in a thread.
     """
 
     def __init__(self, host: Host) -> None:
@@ -48,13 +47,13 @@ class Saver:
     def save(
         self, contents: Contents, report: Report, *, at_once: bool, written: Callable[[Path], None] | None = None
     ) -> str | None:
-        """Save a checkpoint; its id, or None if it is yet to be committed, or found no room.
+        """Save a checkpoint; returns its id, or None if it is not committed yet or found no room.
 
         Args:
-            contents: of it.
-            report: that it belongs to.
-            at_once: return when it is committed.
-            written: called in between with the directory.
+            contents: its content.
+            report: the report that it belongs to.
+            at_once: commit it before returning.
+            written: called with its directory between writing and committing.
         """
         self.wait()
         try:
@@ -67,7 +66,7 @@ class Saver:
         try:
             objects, complete = self._snapshots.take(contents.objects)
         except Exception as reason:
-            # Also for want of memory: that there is no copy is no reason to end the training.
+            # Also if there is no memory for a copy: that must not end the training.
             expected = isinstance(reason, NotCopied)
             log.log(
                 logging.INFO if expected else logging.WARNING,
@@ -77,7 +76,7 @@ class Saver:
             )
             return self._save(staging, contents, report)
         copied = Contents(objects=objects, texts=contents.texts, nbytes=contents.nbytes)
-        # No daemon: a program that ends meanwhile waits for it.
+        # Not a daemon: a program that ends meanwhile waits for it.
         self._thread = threading.Thread(
             target=self._behind, args=(staging, copied, report, complete), name="dray-saver"
         )
@@ -85,7 +84,7 @@ class Saver:
         return None
 
     def check(self) -> None:
-        """Raise what a checkpoint has failed with."""
+        """Raise the error of a checkpoint that failed."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -109,7 +108,7 @@ class Saver:
             raise full
 
     def abandon(self) -> None:
-        """Wait for the last checkpoint, and log what it failed with: there is another error to be raised."""
+        """Wait for the last checkpoint, and only log its error: there is another one to be raised."""
         try:
             self.finish()
         except Exception as error:
@@ -117,10 +116,10 @@ class Saver:
 
     def _behind(self, staging: Path, contents: Contents, report: Report, complete: Callable[[], None]) -> None:
         try:
-            if sys.platform == "linux":  # elsewhere it would be the whole process
+            if sys.platform == "linux":  # elsewhere it affects the whole process
                 os.nice(NICE)
             complete()
-            # An upload reads it.
+            # An upload reads the files.
             self._save(staging, contents, report, read_soon=self._host.is_remote)
         except BaseException as error:
             self._error = error
@@ -139,7 +138,7 @@ class Saver:
                 digests = checkpoint.write(staging, contents, read_soon=read_soon)
                 if written is not None:
                     written(staging)
-                    digests = {}  # it may have changed files
+                    digests = {}  # the callback may have changed files
                 saved = self._host.commit(staging, report, digests)
         except OSError as error:
             self._no_room(error, report)

@@ -1,8 +1,7 @@
-"""State as it is now, in memory of its own, so that training can go on while it is written.
+"""Copies of the state, so that training can go on while it is written.
 
-`torch.save` pickles, and sets the storages of tensors aside. So does this; but it copies them, and unpickles. Whatever
-is saved is copied thereby, exactly as deeply as it would be by saving and loading it: tensors that share memory share
-it in the copy, and what is no tensor is new.
+Like `torch.save` this pickles with the tensors' storages set aside; but it copies the storages, and unpickles. So the
+copy is as deep as by saving and loading: tensors that share memory share it in the copy, and all other objects are new.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ T = TypeVar("T")
 
 
 class NotCopied(TypeError):
-    """There is something in the state that is better left to `torch.save`."""
+    """The state has tensors that only `torch.save` can handle."""
 
 
 class Snapshots:
-    """Copies, one after another, into buffers that are kept: only the first one has to get memory.
+    """Makes copies, one after another, in buffers that are kept: only the first one allocates memory.
 
-    A copy is good until the next one is made.
+    A copy is valid until the next one is made.
     """
 
     def __init__(self) -> None:
-        #: By size and whether it is pinned; those of the last copy.
+        #: The buffers of the last copy, by size and whether pinned.
         self._buffers: dict[tuple[int, bool], list[torch.UntypedStorage]] = {}
 
     def take(self, value: T) -> tuple[T, Callable[[], None]]:
-        """A copy on the CPU, and what waits until it is complete: what is on GPUs arrives while they go on.
+        """A copy on the CPU, and a function that waits until it is complete: GPUs copy while training goes on.
 
-        A GPU copies in the order of the current stream: before whatever is computed there after this call.
+        A GPU copies in the order of the current stream: before anything that is computed there after this call.
 
         Raises:
-            NotCopied: it has tensors that are sparse, quantised, of a class of one's own, or on a third kind of device.
+            NotCopied: it has tensors that are sparse, quantised, of the user's own class, or not on CPU or CUDA.
         """
-        # First what there is, so that memory which does not fit any more is given back before new is taken.
+        # Reuse first, so that buffers which no longer fit are freed before new ones are allocated.
         pickled = io.BytesIO()
         pickler = _Pickler(pickled)
         pickler.dump(value)
@@ -77,10 +76,10 @@ def _event(device: torch.device) -> torch.cuda.Event:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves a number in the place of each storage, and collects them.
+    """Puts a number in place of each storage, and collects the storages.
 
     Attributes:
-        storages: by the memory that they are; the first has number 0.
+        storages: the storages by identity; the first has number 0.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -103,7 +102,7 @@ class _Pickler(pickle.Pickler):
     def _number(self, storage: torch.UntypedStorage) -> int:
         if storage.device.type not in ("cpu", "cuda"):
             raise NotCopied(f"a tensor on {storage.device}")
-        # As torch.save tells them apart.
+        # The identity that torch.save uses.
         key = storage._cdata
         self.storages.setdefault(key, storage)
         return self._numbers.setdefault(key, len(self._numbers))
@@ -115,7 +114,7 @@ class _Unpickler(pickle.Unpickler):
         self._storages = storages
 
     def persistent_load(self, number: tuple[int, torch.dtype]) -> torch.TypedStorage:
-        # Tensors are pickled in terms of this class, which warns without `_internal` that it is deprecated.
+        # Tensors are pickled with this class, which warns of its deprecation without `_internal`.
         return torch.TypedStorage(  # type: ignore[no-untyped-call]
             wrap_storage=self._storages[number[0]], dtype=number[1], _internal=True
         )

@@ -1,4 +1,4 @@
-"""The source code that a checkpoint carries, so that its trial can be built again."""
+"""The source code in a checkpoint, from which its trial can be built again."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MAX_ENTRIES = 5_000
 
 
 def collect(directory: Path, *, leave_out: Path | None = None, secrets: Sequence[str] = ()) -> dict[str, bytes]:
-    """The source files below `directory`, by relative path: text of known suffixes, up to 1 MiB each and 16 MiB in all.
+    """The source files in `directory`, by relative path: text of known suffixes, up to 1 MiB each and 16 MiB in total.
 
-    Hidden directories, caches and virtual environments are passed over, and so is `leave_out` (the checkpoints' own
-    place: it may lie below). A directory too large to be a program's (a home directory) is cut off with a warning.
-    Where one of the `secrets` stands in a file it is crossed out.
+    Hidden directories, caches, virtual environments and `leave_out` (the checkpoints' directory, which may be inside)
+    are skipped. A directory too large to be a program's (a home directory) is cut off with a warning. Any of the
+    `secrets` in a file is masked.
     """
     leave_out = leave_out.resolve() if leave_out is not None else None
     files: dict[str, bytes] = {}

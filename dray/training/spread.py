@@ -1,9 +1,9 @@
-"""A model over the processes of a trial: DistributedDataParallel, on connections of its own that can be cut.
+"""A model trained data-parallel by the processes of a trial: DistributedDataParallel, in a process group of its own.
 
-A rank that leaves in the middle of a stretch (an exception, ShouldExit, InvalidHP) leaves the others within backward,
-waiting for its gradients for as long as the process group's timeout: half an hour. So gradients travel in a group of
-their own, apart from the words that ranks exchange. Whoever leaves cuts it; the others' backward fails at once, and all
-ranks can agree on what to do, over the group that is still whole.
+A rank that leaves between two exchanges (an exception, ShouldExit, InvalidHP) leaves the others in backward, waiting
+for its gradients until the process group's timeout: half an hour. So gradients have a process group of their own, apart
+from that of the ranks' other messages. A rank that leaves destroys it; the others' backward fails at once, and all
+ranks can agree on what to do, over the group that remains.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class SpreadModel(DistributedDataParallel):
-    """DistributedDataParallel that lets through to the attributes of the model within.
+    """DistributedDataParallel that also reads and sets the attributes of the wrapped model.
 
-    Without gradients (in a validation) it is the model within: ranks may then have different numbers of batches.
+    Without gradients (in a validation) it only calls the wrapped model: ranks may have different numbers of batches.
     """
 
     def __init__(self, module: torch.nn.Module, **kwargs: Any) -> None:
@@ -36,32 +36,48 @@ class SpreadModel(DistributedDataParallel):
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__
+        # Until `connected` is set, these are DistributedDataParallel's own attributes.
+        if "connected" not in own or name in own or hasattr(type(self), name) or not hasattr(self.module, name):
+            super().__setattr__(name, value)
+            return
+        if isinstance(value, (torch.nn.Module, torch.nn.Parameter)):
+            known = {id(parameter) for parameter in self.module.parameters()}
+            new = value.parameters() if isinstance(value, torch.nn.Module) else [value]
+            if any(parameter.requires_grad and id(parameter) not in known for parameter in new):
+                raise RuntimeError(
+                    f"the wrapped model's {name!r} is set to something with parameters of its own: set it before "
+                    "context.wrap_model(), for the slots average the gradients of those alone that were there"
+                )
+        setattr(self.module, name, value)
+
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and self.connected:
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         return self.module(*inputs, **kwargs)
 
     def share_buffers(self) -> None:
-        """Give all ranks the chief's buffers (running means), as each forward in training does."""
+        """Give all ranks the chief's buffers (running means), as each forward pass in training does."""
         if self.connected and self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
             chief = dist.get_global_rank(self.process_group, 0)
             for buffer in self.modules_buffers:
                 dist.broadcast(buffer, chief, group=self.process_group)
 
     def let_go(self) -> None:
-        """Give up the connections to the other ranks. What is left is the model within."""
+        """Give up the connections to the other ranks. Only the wrapped model remains."""
         self.connected = False
-        # The reducer and its logger hold the group too; a socket is closed with the last reference to it.
+        # The reducer and its logger hold the group too; its sockets close with the last reference.
         for name in ("reducer", "logger", "process_group"):
             setattr(self, name, None)
 
 
 class _Line:
-    """The gradients' own process group, and the models on it: also those of earlier trials that are not yet gone."""
+    """The process group of gradients, and its models: also those of earlier trials that still exist."""
 
     def __init__(self, world: Any) -> None:
         self.world = world
-        # With the patience of the program's own group, whose backend has it among its options.
+        # With the timeout of the default group, which its backend has among its options.
         options = getattr(world._get_backend(world._device_types[0]), "options", None)
         self.group: Any = dist.new_group(timeout=getattr(options, "_timeout", None))
         self.models: weakref.WeakSet[SpreadModel] = weakref.WeakSet()
@@ -72,7 +88,7 @@ _line: _Line | None = None
 
 @atexit.register
 def _forget() -> None:
-    """A gloo group that goes with the interpreter aborts it now and then ("terminate called without ..."): go first."""
+    """Free the group first: a gloo group freed with the interpreter may abort it ("terminate called without ...")."""
     global _line
     if _line is not None:
         for model in list(_line.models):
@@ -81,7 +97,7 @@ def _forget() -> None:
 
 
 def _shared_line() -> _Line:
-    """Made at first use, by all ranks together, and kept for the trials that follow: over NCCL it takes a second."""
+    """Made at first use, by all ranks together, and kept for later trials: with NCCL it takes a second."""
     global _line
     if _line is None or _line.world is not dist.group.WORLD:
         _line = _Line(dist.group.WORLD)
@@ -89,7 +105,7 @@ def _shared_line() -> _Line:
 
 
 def hang_up(models: Iterable[torch.nn.Module]) -> None:
-    """Cut the connections over which these models' gradients travel, so that no rank waits in vain."""
+    """Destroy the process group of these models' gradients, so that no rank waits in vain."""
     global _line
     if _line is not None and any(model in _line.models for model in models if isinstance(model, SpreadModel)):
         for model in _line.models:

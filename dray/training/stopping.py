@@ -1,10 +1,10 @@
-"""A request to stop that any rank may get at any moment, and the batch after which all ranks then do.
+"""Requests to stop, which any rank may get at any moment, and the batch after which all ranks then stop.
 
-Ranks run at their own speed, and whoever waits for another's gradients can't be told anything. So a thread of each rank
-listens and agrees, beside the training. Once a rank has been asked, each rank's thread tells the others the number of
-batches that its training may have begun by now, and holds it there. All stop with the greatest of these numbers:
-none has passed it, and what another waits for within a batch is still trained. Until there is a request the training
-compares two integers a batch.
+Ranks run at their own speed, and one that waits for another's gradients can't be told anything. So on each rank a
+thread beside the training listens and agrees. Once a rank is asked to stop, each rank's thread tells the others the
+number of batches that its training may have begun, and holds it there. All stop at the greatest of these numbers: no
+rank has passed it, and each trains any batch that another waits in. Without a request this costs training a comparison
+of two integers per batch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dray.training.distributed import DistributedContext
 log = logging.getLogger(__name__)
 
 LISTEN_S = 0.25
-"""How often a thread asks whether somebody wants a stop."""
+"""Seconds between checks for a request."""
 AGREE_S = 0.01
-"""How often it asks for the others' numbers, when somebody does."""
+"""Seconds between checks for the other ranks' numbers, after a request."""
 NEVER = 1 << 62
 
 
@@ -31,7 +31,7 @@ class StopLine:
     """Where training stops.
 
     Attributes:
-        limit: with so many batches trained, or more, `reached` has to be asked.
+        limit: once so many batches are trained, `reached` must be called.
 
     Args:
         peers: the ranks.
@@ -45,13 +45,13 @@ class StopLine:
         self._agreed, self._over = threading.Event(), threading.Event()
 
     def reached(self, trained: int) -> bool:
-        """Whether training stops with so many batches. Waits for the other ranks' threads, not for their training."""
+        """Whether training stops at so many batches. Waits for the other ranks' threads, not for their training."""
         self._agreed.wait()
         return trained >= self.limit
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Listen while the block runs. On every rank, which all come here before any of them trains."""
+        """Listen while the block runs. All ranks enter it before any of them trains."""
         store = self._peers.side_store()
         prefix = "" if store is None else self._peers.broadcast(uuid.uuid4().hex)
         thread = threading.Thread(target=self._watch, args=(store, prefix), name="dray-stop-line", daemon=True)
@@ -59,7 +59,7 @@ class StopLine:
         try:
             yield
         except BaseException:
-            if store is not None:  # nobody waits for a rank that trains no more
+            if store is not None:  # so that no rank waits for this one
                 store.set(f"{prefix}/{self._peers.rank}", b"0")
             raise
         finally:
@@ -78,14 +78,15 @@ class StopLine:
                     self._agree(store, prefix)
                     return
         except Exception as error:
-            # Without the others there is nothing to agree on; and what has come over them, training finds by itself.
+            # Without the others there is nothing to agree on. Training will notice itself what happened to them.
             log.warning("requests to stop are not listened to any more: %r", error)
             self.limit = NEVER
         finally:
             self._agreed.set()
 
     def _agree(self, store: Any, prefix: str) -> None:
-        # From here on training asks before each batch; only then is the number read. So it has begun one more at most.
+        # From now on training calls `reached` before each batch. The number is read after that, so that training can
+        # have begun one more batch at most.
         self.limit = 0
         mine = self._trained() + 1
         if store is None:
@@ -94,6 +95,6 @@ class StopLine:
         store.set(f"{prefix}/{self._peers.rank}", str(mine).encode())
         keys = [f"{prefix}/{rank}" for rank in range(self._peers.size)]
         while not store.check(keys):
-            if self._over.wait(AGREE_S):  # this rank's training has ended, by itself or by an error
+            if self._over.wait(AGREE_S):  # this rank's training is over
                 return
         self.limit = max(int(store.get(key)) for key in keys)

@@ -1,4 +1,4 @@
-"""Metrics and whatever else a trial shows in TensorBoard."""
+"""The TensorBoard event files of a trial."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The trial that a `TorchWriter` belongs to, which is told nothing.
+#: For `TorchWriter`, which is not told its trial.
 _latest: weakref.ref[TensorBoard] | None = None
 
 
 class TensorBoard:
     """The event files of one process of a trial. None is made before there is something to write.
 
-    The trainer's scalars go to a file of their own, until the trial asks for a `SummaryWriter`: then to its file, for
-    TensorBoard follows one file of a directory at a time.
+    The trainer's scalars go to a file of their own, until the trial asks for a `SummaryWriter`: then to its file, since
+    TensorBoard follows only one file of a directory at a time.
 
     Args:
-        directory: where to; need not exist.
+        directory: the directory of the files; need not exist.
         enabled: whether the trainer writes its metrics, and the hyperparameters before them.
-        hparams: the trial's.
+        hparams: the trial's hyperparameters.
     """
 
     def __init__(self, directory: Path, enabled: bool = True, hparams: Mapping[str, Any] | None = None) -> None:
@@ -44,7 +44,7 @@ class TensorBoard:
         _latest = weakref.ref(self)
 
     def writer(self) -> SummaryWriter:
-        """A writer for the trial's own use, the same each time."""
+        """A writer for the trial's own use, the same one in each call."""
         if self._writer is None:
             from torch.utils.tensorboard.writer import SummaryWriter
 
@@ -53,16 +53,16 @@ class TensorBoard:
         return self._writer
 
     def restart(self, step: int) -> None:
-        """Have TensorBoard forget what an earlier run wrote of this step and later ones."""
+        """Make TensorBoard drop what an earlier run wrote for this step and later ones."""
         self._write([event_file.restart(time.time(), step)])
 
     def write(self, rows: Iterable[tuple[float, int, Mapping[str, float]]]) -> None:
-        """Write scalars, if that is switched on.
+        """Write scalars, if enabled.
 
-        A disk that takes no more ends the scalars, not the training.
+        An error of the disk is only logged.
 
         Args:
-            rows: time in seconds since the epoch, step, numbers by tag.
+            rows: (time in seconds since the epoch, step, numbers by tag).
         """
         if self.enabled:
             hparams, self._hparams = self._hparams, {}
@@ -98,14 +98,14 @@ class TensorBoard:
 
 
 def latest() -> TensorBoard | None:
-    """The one that was made last, of those that are open."""
+    """The one that was made last, if it is still open."""
     return None if _latest is None else _latest()
 
 
 def _write_by(writer: Any, events: Iterable[bytes]) -> None:
     from tensorboard.compat.proto.event_pb2 import Event
 
-    # The trial may have closed its writer, which opens another file when it is used again.
+    # If the trial has closed its writer, this opens another file.
     files = writer.file_writer or writer._get_file_writer()
     for encoded in events:
         event = Event.FromString(encoded)
@@ -114,7 +114,7 @@ def _write_by(writer: Any, events: Iterable[bytes]) -> None:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | float | str]]:
-    """Hyperparameters by dotted names, as TensorBoard takes them: what is no number, truth value or text as text."""
+    """Hyperparameters by dotted name, as TensorBoard takes them: numbers, bools, and anything else as text."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""Length counted by a validation metric (Determined's ``max_time`` and ``time_metric``) instead of by batches."""
+"""Length measured by a validation metric (Determined's ``max_time`` and ``time_metric``) instead of by batches."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dray.training.host import Reached
 
 
 def time_of(metric: str, validation: Mapping[str, object]) -> float:
-    """How long the trial has trained, as this validation has it.
+    """The trial's length, by this validation.
 
     Raises:
-        SearcherMetricError: the metric is not among its metrics, or is no finite number >= 0.
+        SearcherMetricError: the metric is missing, or not a finite number >= 0.
     """
     if metric not in validation:
         raise SearcherMetricError(
@@ -28,11 +28,11 @@ def time_of(metric: str, validation: Mapping[str, object]) -> float:
 
 
 def crossed(rungs: Sequence[float], before: float | None, now: float) -> Reached:
-    """What the search has to do with a trial whose length was ``before`` and is ``now``.
+    """What a trial whose length was ``before`` and is ``now`` has reached.
 
     Args:
-        rungs: ascending; the last one is the length of a trial.
-        before: at the last validation that the search knows of, None if there was none.
+        rungs: lengths, ascending; the last one is that of a complete trial.
+        before: the length at the last validation that the search knows of, None if there was none.
 
     >>> crossed([1, 4, 16], None, 0.5), crossed([1, 4, 16], 0.5, 5), crossed([1, 4, 16], 5, 16)
     ('nothing', 'rung', 'end')

@@ -1,7 +1,7 @@
-"""Metrics of torchmetrics as reducers: the states of all ranks put together, then computed once.
+"""Metrics of torchmetrics as reducers: the states of all ranks are merged, and the metric is computed once.
 
-torchmetrics would gather by itself, in a collective of its own whenever `compute()` is called. Here states travel with
-the trainer's words, and a rank that fails keeps no other waiting.
+torchmetrics itself would gather states in a collective of its own whenever `compute()` is called. Here they are
+exchanged with the trainer's other data, so that no rank waits for one that failed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NONE = object()
 
 
 def is_torchmetric(candidate: Any) -> bool:
-    """Whether this is a `torchmetrics.Metric` or `MetricCollection`. Nobody has one without having imported it."""
+    """Whether this is a `torchmetrics.Metric` or `MetricCollection`; impossible before torchmetrics is imported."""
     torchmetrics = sys.modules.get("torchmetrics")
     return torchmetrics is not None and isinstance(candidate, (torchmetrics.Metric, torchmetrics.MetricCollection))
 
@@ -29,25 +29,25 @@ class TorchMetricReducer(MetricReducer):
     """A metric of torchmetrics, or a collection of them.
 
     Args:
-        metric: what the trial updates.
+        metric: the metric that the trial updates.
     """
 
     def __init__(self, metric: Any) -> None:
         self.metric = metric
         metric.reset()
-        #: Computes on the CPU what all ranks have seen; the trial's own metric stays as it is.
+        #: Computes the metric of all ranks, on the CPU; the trial's own metric is left as it is.
         self._whole = copy.deepcopy(metric).cpu()
         for _, part in _parts(self._whole):
-            # Its state is everybody's already.
+            # Its state is already that of all ranks.
             part.distributed_available_fn = _alone
 
     def reset(self) -> None:
         self.metric.reset()
 
     def per_slot_reduce(self) -> dict[str, tuple[int, dict[str, Any]]]:
-        """(number of updates, state) of each metric within, on the CPU."""
+        """(number of updates, state) of each metric in it, on the CPU."""
         if isinstance(self.metric, sys.modules["torchmetrics"].MetricCollection):
-            # Metrics of a collection that have a state in common get their own by being asked for.
+            # items() gives metrics that share their state in a collection a state of their own.
             list(self.metric.items())
         return {
             name: (part._update_count, {key: _to_cpu(value) for key, value in part.metric_state.items()})
@@ -65,15 +65,15 @@ class TorchMetricReducer(MetricReducer):
 
 
 def _parts(metric: Any) -> Iterator[tuple[str, Any]]:
-    """A metric and the metrics within it, by path."""
+    """A metric and the metrics in it, by path."""
     kind = sys.modules["torchmetrics"].Metric
     return ((name, module) for name, module in metric.named_modules() if isinstance(module, kind))
 
 
 def _merged(states: list[Any], reduction: Any) -> Any:
-    """One state out of those of all ranks, as torchmetrics would have gathered them."""
+    """Merge the states of all ranks, as torchmetrics would."""
     if isinstance(states[0], list):
-        # In turn: the order in which one process would have seen the batches.
+        # Interleaved: the order of batches in a single process.
         turns = itertools.zip_longest(*states, fillvalue=_NONE)
         return [value for turn in turns for value in turn if value is not _NONE]
     if len(states) == 1:
@@ -84,7 +84,7 @@ def _merged(states: list[Any], reduction: Any) -> Any:
 
 def _to_cpu(state: Any) -> Any:
     if isinstance(state, torch.Tensor):
-        # A copy: the metric goes on to add to its own.
+        # A copy: the metric goes on to update its own.
         return state.detach().to("cpu", copy=True)
     if isinstance(state, (list, tuple)):
         return [_to_cpu(item) for item in state]

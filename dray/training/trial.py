@@ -1,4 +1,4 @@
-"""What the executor calls: a trial and its callbacks, by shape. `dray.pytorch` has the classes that users extend."""
+"""Protocols of what the executor calls. `dray.pytorch` has the classes that users extend."""
 
 from __future__ import annotations
 

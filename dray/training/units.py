@@ -6,7 +6,7 @@ from collections.abc import Container
 
 
 def is_int(value: object) -> bool:
-    """An int of the kind that counts something: True is none.
+    """Whether a value is an int, and not a bool.
 
     >>> is_int(3), is_int(True), is_int(3.0)
     (True, False, False)
@@ -15,13 +15,13 @@ def is_int(value: object) -> bool:
 
 
 class TrainUnit:
-    """A period, a schedule or a length, in the unit that the subclass names. Use `Batch` or `Epoch`.
+    """A period, a schedule or a length, in the unit of the subclass. Use `Batch` or `Epoch`.
 
-    An int is a period (`Batch(100)`: every 100 batches; zero or less: every one) or a length. A container is a
+    An int is a length, or a period (`Batch(100)`: every 100 batches; zero or less: every batch). A container is a
     schedule, counted from 1 (`Batch([1, 5, 10])`: after batches 1, 5 and 10).
 
     Args:
-        value: an int, or anything with `in` (list, tuple, set, range, or a container of your own).
+        value: an int, or anything that supports `in` (list, tuple, set, range, or your own container).
 
     Raises:
         TypeError: value is neither.
@@ -48,7 +48,7 @@ class TrainUnit:
 
 
 class Batch(TrainUnit):
-    """Batches: one call of `train_batch` on every slot.
+    """Batches: each is one call of `train_batch` on every slot.
 
     >>> Batch(100)
     Batch(100)
@@ -58,11 +58,11 @@ class Batch(TrainUnit):
 
 
 ENDLESS = Batch(2**53)
-"""The length of a trial that something else than a number of batches ends."""
+"""The length of a trial that ends by something else than a number of batches."""
 
 
 class Epoch(TrainUnit):
-    """Epochs: whole passes over the training data, as long as the chief's shard has batches.
+    """Epochs: whole passes over the training data, each with as many batches as the chief's shard.
 
     >>> Epoch([1, 5])
     Epoch([1, 5])
@@ -72,16 +72,16 @@ class Epoch(TrainUnit):
 
 
 class Records(TrainUnit):
-    """Records: `Records(n)` is as many batches as hold n records at the trial's global batch size, rounded up.
+    """Records: `Records(n)` is the number of batches, rounded up, that have n records at the global batch size.
 
-    For lengths out of an experiment's config only; `Trainer.fit()` takes `Batch` and `Epoch`.
+    Only for lengths in an experiment's config; `Trainer.fit()` takes `Batch` and `Epoch`.
     """
 
     _plural = "records"
 
 
 def in_batches(period: TrainUnit | None, global_batch_size: int) -> TrainUnit | None:
-    """A period in records, which `fit()` does not take, in batches; any other as it is.
+    """Convert a period in records, which `fit()` does not take, to batches; any other is returned as it is.
 
     >>> in_batches(Records(100), 64)
     Batch(2)

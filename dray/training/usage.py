@@ -1,4 +1,4 @@
-"""What a trial takes of time and of its machine: looked at with its reports, never at a batch."""
+"""A trial's use of time and of its machine, measured at its reports, never per batch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from statistics import fmean
 import torch
 
 EVERY_S = 5.0
-"""How often figures are reported, beside those where a search decides, and at the end of a trial."""
+"""Seconds between reports of usage, besides those at rungs and at the end of a trial."""
 LOOK_EVERY_S = 1.0
-"""How often a machine is looked at: that takes some 0.1 ms."""
+"""Seconds between measurements of the machine, each of which takes about 0.1 ms."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -24,13 +24,13 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What one rank, with the processes that load its data, takes of its machine.
+    """The machine usage of one rank and its DataLoader workers.
 
     Attributes:
-        cpu_cores: CPU time by time.
-        memory_gb: resident; what processes share is counted in each.
-        gpu_memory_gb: that torch holds of its GPU; None without one.
-        gpu_percent: of the time that something ran on the GPU; None where ``pynvml`` is not installed.
+        cpu_cores: CPU time per time.
+        memory_gb: resident memory; memory shared by processes is counted in each.
+        gpu_memory_gb: GPU memory reserved by torch; None without a GPU.
+        gpu_percent: percentage of time in which something ran on the GPU; None if ``pynvml`` is not installed.
     """
 
     cpu_cores: float
@@ -40,13 +40,13 @@ class Machine:
 
 
 class Usage:
-    """One rank's books.
+    """Keeps account of one rank's usage.
 
     Args:
-        device: that it trains on.
+        device: the device that it trains on.
 
     Attributes:
-        data_s: seconds spent so far on waiting for data, a part of what `spent` is told of training.
+        data_s: seconds spent waiting for data so far, a part of the training time that `spent` is told.
     """
 
     __slots__ = (
@@ -75,19 +75,19 @@ class Usage:
         self._ranks: Sequence[Machine] = ()
 
     def spent(self, phase: str, seconds: float, batches: int = 0) -> None:
-        """Note time of one of the phases training, validating and waiting (for a search, or for the other ranks)."""
+        """Add time of a phase: training, validating, or waiting (for the search or the other ranks)."""
         self._spent[phase] += seconds
         self._batches += batches
         if phase == "waiting":
             self._spent[phase], self._saved = self._spent[phase] - self._saved, 0.0
 
     def saved(self, seconds: float) -> None:
-        """Note time of saving, a part of what `spent` is told of waiting next."""
+        """Add time of saving, a part of the waiting time that `spent` is told next."""
         self._spent["checkpointing"] += seconds
         self._saved += seconds
 
     def machine(self) -> Machine | None:
-        """What this rank takes, as of a second ago at most."""
+        """This rank's machine usage, at most a second old."""
         now = time.monotonic()
         elapsed = now - self._looked
         if elapsed >= LOOK_EVERY_S or (self._machine is None and elapsed > 0.05):
@@ -107,15 +107,15 @@ class Usage:
         return self._machine
 
     def hear(self, ranks: Sequence[Machine | None]) -> None:
-        """What all ranks take."""
+        """Take the machine usage of all ranks."""
         self._ranks = [machine for machine in ranks if machine is not None]
 
     def take(self, *, at_once: bool) -> dict[str, float] | None:
-        """The figures since they were taken last, if it is time, or `at_once`; what is zero is not among them.
+        """The usage since the last call, if it is time for a report or `at_once`; phases without any time left out.
 
-        Seconds by phase: training_s, data_s (waiting for it), validating_s, checkpointing_s (while training waited),
-        waiting_s. batches_per_second, of training and waiting for data. Of all ranks together cpu_cores and memory_gb;
-        of a mean rank gpu_percent; of the one that has most gpu_memory_gb.
+        Seconds by phase: training_s, data_s (waiting for data), validating_s, checkpointing_s (while training waited),
+        waiting_s. batches_per_second over training and waiting for data. cpu_cores and memory_gb are sums over ranks,
+        gpu_percent is the mean, gpu_memory_gb the maximum.
         """
         now = time.monotonic()
         if not at_once and now - self._taken < EVERY_S:
@@ -145,8 +145,8 @@ class Usage:
 
 
 def _processes() -> list[str]:
-    """This process, and those that this thread has started: they load its data."""
-    with contextlib.suppress(OSError):  # no Linux
+    """This process, and those that this thread has started: DataLoader workers."""
+    with contextlib.suppress(OSError):  # not Linux
         return ["self", *Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()]
     return ["self"]
 
@@ -155,7 +155,7 @@ def _cpu_s_of(processes: Sequence[str]) -> dict[str, float]:
     """CPU time of each."""
     found = {"self": time.process_time()}
     for process in processes[1:]:
-        with contextlib.suppress(OSError, ValueError):  # it has ended
+        with contextlib.suppress(OSError, ValueError):  # the process has ended
             fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
             found[process] = (int(fields[11]) + int(fields[12])) / _TICKS
     return found

@@ -20,6 +20,7 @@ from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch, Epoch, samplers
 from dray.training.checkpoint import UnsavableState
+from dray.training.distributed import NotUnderTorchrun
 from dray.training.errors import SearcherMetricError
 from dray.training.reducers import ReducerRegistry
 from tests.pytorch.fakes import FakeHost, OneWeight
@@ -480,7 +481,7 @@ CASES = {
     ),
     **{
         f"torchrun without {name}": Case(
-            "3.5", torchrun_without(name), ValueError, f"{name}, which is not set", "torchrun"
+            "3.5", torchrun_without(name), NotUnderTorchrun, f"{name}, which is not set", "torchrun"
         )
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
     },

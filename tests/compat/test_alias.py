@@ -88,6 +88,8 @@ def can_be_here(name: str) -> bool:
 def test_the_names_are_those_of_the_last_version() -> None:
     known = set(listed("determined-0.38.1.txt"))
     older = {"determined.estimator", "determined.profiler", "determined.pytorch.dsat", "determined.pytorch.lightning"}
+    older |= {f"determined.pytorch.{name}" for name in ("ClipGradsL2Norm", "ClipGradsL2Value", "reset_parameters")}
+    older.add("determined.util.download_gcs_blob_with_backoff")
     inner = {"determined.common.api", "determined.common.experimental", "determined.common.set_logger"}
     for name in {*COUNTERPARTS, *MISSING} - {name for name in MODULES if "._" in name}:
         if name not in older | inner and "._" not in name:
@@ -181,10 +183,12 @@ def test_the_import_brings_no_torch(run_python: Any) -> None:
         ("determined.pytorch.deepspeed.DeepSpeedTrial", "dray has no DeepSpeed: write a PyTorchTrial"),
         ("determined.experimental.client.login", "no master to ask: use the command dray"),
         ("determined.experimental.Determined", "no master to ask: use the command dray"),
+        ("determined.experimental.core_v2.init", r"core\.init\(\), which is a local run"),
         ("determined.lightning.experimental.DeterminedLightningLogger", "Lightning"),
-        ("determined.pytorch.experimental.torch_batch_process", "batch inference"),
         ("determined.common.set_logger", "logging"),
+        ("determined.util.download_gcs_blob_with_backoff", "blob.download_as_bytes"),
         ("determined.keras.callbacks.EarlyStopping", "dray has no Keras"),
+        ("determined.pytorch.dsat.dsat_reporting_context", "train without its `with` block"),
     ],
 )
 def test_what_is_missing_is_imported_and_told_at_its_first_use(alias: None, name: str, answer: str) -> None:
@@ -220,6 +224,12 @@ def test_a_missing_module_of_a_package_that_is_there(alias: None) -> None:
         deepspeed.init()
     with pytest.raises(ImportError, match="no_such"):
         exec("from determined.pytorch import no_such")
+
+
+@pytest.mark.parametrize("use", ["'a' in {}", "list({})", "{}[0]", "exec('with {}(): pass')", "exec('with {}: pass')"])
+def test_a_constant_that_is_missing_is_told_too(use: str, alias: None) -> None:
+    with pytest.raises(compat.NotSupported, match=r"^determined\.common\.util\._LEGACY_TRAINING: .*leave it out"):
+        exec(f"from determined.common.util import _LEGACY_TRAINING as it\n{use.format('it')}", {})
 
 
 def test_what_is_missing_may_be_named_where_it_is_not_used(alias: None) -> None:

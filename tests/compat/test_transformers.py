@@ -64,27 +64,40 @@ def arguments(directory: Path, **other: Any) -> Any:
     return SimpleNamespace(output_dir=str(directory / "out"), **{**usual, **other})
 
 
-def train(callback: Any, args: Any, steps: int, *, at: int = 0, every: int = 2) -> int:
-    """What the trainer does of all this: logs and evaluates every so many steps, and saves when it is told to."""
-    state = SimpleNamespace(global_step=at, max_steps=steps, epoch=0.0, is_world_process_zero=True)
+def train(callback: Any, args: Any, steps: int, *, every: int = 2, enough: int | None = None) -> int:
+    """What the trainer does of all this: logs and evaluates every so many steps, and saves when it is told to.
+
+    Args:
+        enough: after this step's evaluation another callback stops training.
+    """
+    state = SimpleNamespace(global_step=0, max_steps=steps, epoch=0.0, is_world_process_zero=True)
     control = SimpleNamespace(should_training_stop=False, should_evaluate=False, should_save=False)
-    while state.global_step < steps and not control.should_training_stop:
-        state.global_step += 1
-        state.epoch = state.global_step / 4
-        due = state.global_step % every == 0
-        control.should_evaluate, control.should_save = due and args.eval_strategy == "steps", False
-        callback.on_step_end(args, state, control)
-        if due:
+
+    def log_evaluate_save(log: bool) -> None:
+        if log:
             callback.on_log(args, state, control, logs={"loss": 1 / state.global_step, "epoch": round(state.epoch, 1)})
         if control.should_evaluate:
             found = {"eval_loss": 2 / state.global_step, "eval_runtime": 0.5, "epoch": round(state.epoch, 1)}
             callback.on_log(args, state, control, logs=found)
             callback.on_evaluate(args, state, control, metrics=found)
+            control.should_training_stop |= state.global_step == enough
         if control.should_save:
             directory = Path(args.output_dir, f"checkpoint-{state.global_step}")
             directory.mkdir(parents=True)
             (directory / "model.bin").write_text(str(state.global_step))
             callback.on_save(args, state, control)
+        control.should_evaluate = control.should_save = False
+
+    while state.global_step < steps and not control.should_training_stop:
+        state.global_step += 1
+        state.epoch = state.global_step / 4
+        due = state.global_step % every == 0
+        control.should_evaluate = due and args.eval_strategy == "steps"
+        callback.on_step_end(args, state, control)
+        log_evaluate_save(log=due)
+        if state.global_step % 4 == 0 or state.global_step == steps or control.should_training_stop:
+            callback.on_epoch_end(args, state, control)
+            log_evaluate_save(log=False)
     callback.on_log(args, state, control, logs={"train_runtime": 1.0, "train_loss": 0.5})
     return int(state.global_step)
 
@@ -119,6 +132,18 @@ def test_the_search_ends_it_at_the_step_that_it_has_judged(
         assert train(callback(context, args), args, steps=20) == 4
     assert host.heard == 1
     assert [path.name for path in (tmp_path / "trial").glob("checkpoint_*")] == ["checkpoint_4"]
+
+
+def test_what_another_callback_has_stopped_early_is_saved_and_complete(
+    callback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_trial(monkeypatch)
+    host, args = Searching(tmp_path / "trial"), arguments(tmp_path)
+    with use_host(host), core.init() as context:
+        assert train(callback(context, args), args, steps=20, enough=6) == 6
+    assert list(host.validations()) == [2, 4, 6], "once each"
+    assert [path.name for path in (tmp_path / "trial").glob("checkpoint_*")] == ["checkpoint_6"]
+    assert host.heard == 0
 
 
 def test_a_trial_that_is_started_again_finds_its_checkpoint_and_not_a_later_one(

@@ -407,9 +407,40 @@ def test_a_local_run_keeps_checkpoints_in_an_object_store(tmp_path: Path) -> Non
         assert (tmp_path / "copy" / "below" / "state").read_text() == "x"
 
 
-def test_a_storage_of_another_kind_is_told() -> None:
-    with pytest.raises(ValueError, match="type is one of s3, gcs, directory, shared_fs, got 'hdfs'"):
-        core.init(checkpoint_storage={"type": "hdfs"})
+@pytest.mark.parametrize(
+    ("storage", "told"),
+    [
+        ({"type": "hdfs"}, "checkpoint_storage.type: .*got 'hdfs'"),
+        ({"type": "s3", "prefix": "results"}, "checkpoint_storage.bucket: required, got nothing; .*my-bucket"),
+        ({"type": "s3", "bucket": "b", "access_key": "k"}, "checkpoint_storage.secret_key: required, got nothing"),
+        ({"type": "directory"}, "checkpoint_storage: type directory needs exactly one path"),
+        ({"type": "directory", "container_path": "/a", "prefx": "b"}, "prefx: unknown field; did you mean prefix"),
+        ({"save_trial_best": 2}, "checkpoint_storage.type: required, got nothing"),
+    ],
+)
+def test_a_storage_that_says_nowhere_is_told_as_the_configs_is(storage: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=rf"core.init\(checkpoint_storage=...\) has 1 fault:\n  .*{told}"):
+        core.init(checkpoint_storage=storage)
+
+
+def test_every_storage_of_a_config_can_be_a_local_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = []
+    monkeypatch.setattr("dray.core.context.store_at", lambda where, directory: places.append(where))
+    account = "https://me.blob.core.windows.net"
+    for section in (
+        {"type": "azure", "container": "c", "account_url": account, "credential": "secret"},
+        {"type": "s3", "bucket": "b", "prefix": "/p/", "access_key": "key", "secret_key": "secret"},
+        {"type": "gcs", "bucket": "b"},
+        {"type": "uri", "storage_path": "memory://bucket/core"},
+    ):
+        core.init(checkpoint_storage=section).close()
+    said = [(where.uri.partition("?")[0].rpartition("/")[0], dict(where.secrets)) for where in places]
+    assert said == [
+        ("az://c", {"credential": "secret"}),
+        ("s3://b/p", {"access_key": "key", "secret_key": "secret"}),
+        ("gs://b", {}),
+        ("memory://bucket/core", {}),
+    ]
 
 
 def test_a_damaged_checkpoint_is_told(home: Path) -> None:
@@ -515,6 +546,7 @@ def test_there_is_an_operation_for_each_length_until_the_search_stops_the_trial(
     [
         ({"max_length": {"batches": 16}}, Unit.BATCHES),
         ({"max_length": {"records": 16}}, Unit.RECORDS),
+        ({"max_time": 16, "time_metric": "epochs"}, Unit.EPOCHS),
         ({"max_time": 16, "time_metric": "seconds"}, None),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,3 +141,35 @@ def test_cluster_info_is_none_until_a_host_says_otherwise() -> None:
     finally:
         assert set_cluster_info(None) is info
     assert get_cluster_info() is None
+
+
+def test_programs_for_with_and_without_torchrun_catch_what_determined_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    for read in (DistributedContext.from_torch_distributed, DistributedContext.from_deepspeed):
+        with pytest.raises(KeyError) as raised:
+            read()
+        assert str(raised.value).startswith("from_torch_distributed() reads RANK, which is not set; start")
+
+
+def test_deepspeed_has_the_process_group_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 0}
+    for name, value in {**numbers, "GROUP_WORLD_SIZE": 1, "DET_CHIEF_IP": "10.0.0.7"}.items():
+        monkeypatch.setenv(name, str(value))
+    context = DistributedContext.from_deepspeed()
+    assert (context.rank, context.size, context.cross_size, context.chief_ip) == (0, 1, 1, "10.0.0.7")
+
+
+def test_ranks_of_a_machine_wait_for_each_other_by_a_broadcast_of_nothing() -> None:
+    assert on_ranks(nodes(2, 1), lambda context: context.broadcast_local()) == [None] * 3
+
+
+def test_the_gpus_of_a_node_are_known_by_their_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    uuids = ["3f2c", "88aa"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: SimpleNamespace(uuid=uuids[n]))
+    info = ClusterInfo(trial=TrialInfo(trial_id=1, experiment_id=1, trial_seed=0))
+    assert info.gpu_uuids == ("GPU-3f2c", "GPU-88aa")
+    uuids.clear()
+    assert info.gpu_uuids == ()

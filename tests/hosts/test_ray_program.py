@@ -91,7 +91,7 @@ def host_of(
     return RayProgramHost(desk=desk, lease=lease, experiment=experiment, code_dir=None)
 
 
-def validation(batches: int, loss: float = 0.5, **more: float) -> Report:
+def validation(batches: int, /, loss: float = 0.5, **more: float) -> Report:
     return Report(batches=batches, validation={"loss": loss, **more})
 
 
@@ -120,7 +120,7 @@ def test_a_search_decides_where_a_report_comes_to_one_of_its_lengths_and_only_th
     [
         (BY_EPOCHS, [validation(10, epochs=0.5), validation(20, epochs=1), validation(40, epochs=2.0)], [1, 2]),
         (BY_TIME, [validation(1, seconds=9.5), validation(2, seconds=11), validation(3, seconds=25)], [11, 25]),
-        (replace(BY_TIME, time_metric="batches"), [validation(9), validation(10), validation(21)], [10, 21]),
+        (BY_BATCHES, [validation(99, batches=3), validation(100, batches=4), validation(8)], [4, 8]),
         (replace(BY_BATCHES, max_length=Records(64), rungs=(Records(16), Records(64))), [validation(3), validation(4)],
          [16]),
         (replace(BY_BATCHES, max_length=Records(64), rungs=(Records(16), Records(64))), [validation(3, records=17)],
@@ -140,8 +140,23 @@ def test_a_length_is_counted_in_the_unit_of_the_search(
 def test_a_report_without_epochs_tells_what_to_do_where_the_search_counts_them(tmp_path: Path) -> None:
     host = host_of(Desk(), tmp_path, BY_EPOCHS)
     host.report(validation(0))
-    with pytest.raises(SearcherMetricError, match=r"reported no 'epochs' with steps_completed=7, only \['loss'\]; add"):
+    told = r"searcher.max_length: .*reported no 'epochs' with steps_completed=7, only \['loss'\]; add.*{batches: N}$"
+    with pytest.raises(SearcherMetricError, match=told):
         host.report(validation(7))
+
+
+def test_a_report_without_epochs_names_time_metric_where_that_counts_them(tmp_path: Path) -> None:
+    config = {"searcher": {"max_time": 4, "time_metric": "epochs"}}
+    host = host_of(Desk(), tmp_path, replace(BY_EPOCHS, config=config))
+    with pytest.raises(SearcherMetricError, match=r"^searcher.time_metric: .*write searcher.time_metric: batches$"):
+        host.report(validation(7))
+
+
+@pytest.mark.parametrize("batches", [math.nan, -1.0])
+def test_a_metric_called_batches_has_to_be_a_length(batches: float, tmp_path: Path) -> None:
+    host = host_of(Desk(), tmp_path)
+    with pytest.raises(SearcherMetricError, match=r"'batches' is (nan|-1.0), must be a finite number >= 0"):
+        host.report(validation(7, batches=batches))
 
 
 @pytest.mark.parametrize("unit", [None, Batch(1), Epoch(1)])
@@ -219,6 +234,29 @@ def test_what_the_search_never_heard_of_is_an_error_at_the_end(tmp_path: Path) -
     stopped.report(Report(batches=1, training={"loss": 1.0}))
     stopped.interrupted()
     assert stopped.end() == "interrupted", "it is gone on with, and may report it yet"
+
+
+@pytest.mark.parametrize("reported", [None, Report(batches=1, groups={"inference": {"bleu": 31}})])
+def test_where_nothing_is_compared_a_program_need_not_report_the_metric(
+    reported: Report | None, tmp_path: Path
+) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path, replace(BY_BATCHES, rungs=(), config={"searcher": {"name": "single"}}))
+    assert not host.trained, "it may have been started by mistake"
+    host.opened()
+    if reported is not None:
+        host.report(reported)
+    assert host.trained
+    assert host.end() == "completed"
+    assert (desk.reports[-1]["final"], desk.reports[-1]["step"]) == (True, None)
+
+
+def test_a_validation_without_the_metric_is_an_error_also_where_nothing_is_compared(tmp_path: Path) -> None:
+    host = host_of(Desk(), tmp_path, replace(BY_BATCHES, rungs=(), config={"searcher": {"name": "single"}}))
+    host.opened()
+    host.report(Report(batches=1, validation={"accuracy": 0.5}))
+    with pytest.raises(SearcherMetricError, match=r"compares 'loss', but the program has reported \['accuracy'\]"):
+        host.end()
 
 
 def test_a_checkpoint_has_the_metric_whichever_comes_first(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,3 +72,13 @@ def test_its_pulse_changes_with_every_batch_and_while_it_waits_for_its_store(tmp
     assert host.pulse() != host.pulse()
     store.activity.over()
     assert host.pulse() == host.pulse()
+
+
+def test_what_a_trial_changes_in_its_config_the_next_one_does_not_get() -> None:
+    config = {"hyperparameters": {"lr": 0.1}, "searcher": {"metric": "loss"}}
+    experiment = replace(EXPERIMENT, config=config, data={"path": {"train": "/data"}})
+    given = experiment.for_code()
+    given["hyperparameters"].pop("lr")
+    given["data"]["path"]["train"] = "/elsewhere"
+    assert experiment.for_code() == {**config, "data": {"path": {"train": "/data"}}}
+    assert config["hyperparameters"] == {"lr": 0.1}

@@ -13,7 +13,7 @@ import yaml
 from dray import pytorch
 from dray.hosts import use_host
 from dray.pytorch import Batch
-from dray.storage import CheckpointError, commit, verify
+from dray.storage import CheckpointError, CheckpointStore, verify
 from dray.training import checkpoint
 from dray.training.division import Division
 from tests.pytorch import resuming
@@ -133,7 +133,7 @@ def test_a_rank_that_was_not_there_gets_numbers_of_its_own(fit: Fit, host: FakeH
     (saved,) = map(Path, host.checkpoints())
     for file in ("rng/rank_0.pth", "manifest.json"):
         (saved / file).unlink()
-    moved = commit(saved, tmp_path / "checkpoint_2")
+    moved = Path(CheckpointStore(tmp_path).commit(saved, 2))
     again = FakeHost(tmp_path / "again")
     for _ in range(2):
         fit(Drawing, again, max_length=Batch(4), latest_checkpoint=str(moved))

@@ -152,6 +152,22 @@ def test_where_training_is(fit: Fit) -> None:
     assert seen == [(i // 5, i, i % 5 == 0, i % 5 == 4) for i in range(6)]
 
 
+def test_the_private_names_that_determineds_examples_ask_for(fit: Fit) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    class Asking(OneWeight):
+        def build_training_data_loader(self) -> Any:
+            seen.append((self.context._epoch_len, self.context._current_batch_idx))
+            return super().build_training_data_loader()
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            seen.append((self.context._epoch_len, self.context._current_batch_idx))
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    fit(Asking, max_length=Batch(2))
+    assert seen == [(None, None), (5, 0), (5, 1)]
+
+
 @pytest.mark.api("2.13")
 def test_before_training_there_is_no_where(context: PyTorchTrialContext) -> None:
     for ask in (

@@ -32,6 +32,8 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "determined-0.38.1"
 MODELS = GOLDEN.parent / "determined"
 LENGTH = 15
 EPOCH = 6  # batches of one process; of each of two it is half as many
+OTHER_MACHINE = 1e-4
+"""Relative, after 15 steps with the kernels of another processor: 2e-6 so far. A wrong order is 1e-1 off."""
 
 
 @cache
@@ -82,8 +84,8 @@ ONE = ["plain", "own", "two", "scaled", "shuffled", "still", "workers/at-6", "wo
 def test_a_run_of_determineds_goes_on_with_the_losses_that_it_would_have_had(name: str, tmp_path: Path) -> None:
     run, _, batches = golden(name)
     trial = resumed(name, tmp_path)
-    assert trial.losses == pytest.approx(run["ranks"][0]["losses"][batches:], rel=1e-6)
-    assert trial.best.state_dict() == pytest.approx(run["ranks"][0]["best"], rel=1e-6)
+    assert trial.losses == pytest.approx(run["ranks"][0]["losses"][batches:], rel=OTHER_MACHINE)
+    assert trial.best.state_dict() == pytest.approx(run["ranks"][0]["best"], rel=OTHER_MACHINE)
 
 
 @pytest.mark.api("9.8")
@@ -93,7 +95,7 @@ def test_and_so_do_the_runs_that_go_on_from_its_own_checkpoints(name: str, cut: 
     run, _, _ = golden(name)
     resumed(name, tmp_path / "first", checkpoint_period=pytorch.Batch(cut))
     trial = resumed(name, tmp_path / "second", latest=tmp_path / "first" / f"checkpoint_{cut}")
-    assert trial.losses == pytest.approx(run["ranks"][0]["losses"][cut:], rel=1e-6)
+    assert trial.losses == pytest.approx(run["ranks"][0]["losses"][cut:], rel=OTHER_MACHINE)
 
 
 def test_an_epoch_that_was_cut_where_training_draws_too_goes_on_in_some_order(tmp_path: Path) -> None:
@@ -144,7 +146,7 @@ def test_two_processes_go_on_with_their_losses(ranks: list[dict[str, list[float]
     run, _, batches = golden(name)
     for rank, mine in enumerate(ranks):
         theirs = run["ranks"][rank]["losses"]
-        assert mine[name][: until - batches] == pytest.approx(theirs[batches:until], rel=1e-6)
+        assert mine[name][: until - batches] == pytest.approx(theirs[batches:until], rel=OTHER_MACHINE)
 
 
 @pytest.mark.slow
@@ -154,7 +156,7 @@ def test_two_processes_go_on_from_a_checkpoint_of_one(ranks: list[dict[str, list
     run, _, batches = golden("still")
     whole = [sum(losses) / 2 for losses in zip(*(rank["still"] for rank in ranks), strict=True)]
     ends = 2 * EPOCH
-    assert whole[: ends - batches] == pytest.approx(run["ranks"][0]["losses"][batches:ends], rel=1e-4)
+    assert whole[: ends - batches] == pytest.approx(run["ranks"][0]["losses"][batches:ends], rel=OTHER_MACHINE)
 
 
 @pytest.mark.api("9.9")
@@ -163,7 +165,7 @@ def test_one_process_goes_on_from_a_checkpoint_of_two(tmp_path: Path) -> None:
     trial = resumed("still-2", tmp_path, global_batch_size=8)
     first, second = (rank["losses"] for rank in run["ranks"])
     theirs = [sum(losses) / 2 for losses in zip(first, second, strict=True)]
-    assert trial.losses[: EPOCH - batches] == pytest.approx(theirs[batches:EPOCH], rel=1e-4)
+    assert trial.losses[: EPOCH - batches] == pytest.approx(theirs[batches:EPOCH], rel=OTHER_MACHINE)
 
 
 def test_how_a_run_of_determineds_divided_its_data() -> None:
@@ -206,7 +208,7 @@ def test_the_order_of_an_epoch_is_known_after_a_validation_too(tmp_path: Path) -
     legacy.write(theirs, state=state, rng_state=packed, progress=progress, epoch_length=EPOCH, about=about)
     assert checkpoint.read_order_seeds(theirs, begun) == seeds
     trial = resumed("still", tmp_path / "run", latest=theirs, max_length=pytorch.Batch(2 * EPOCH))
-    assert trial.losses == pytest.approx(run["ranks"][0]["losses"][batches : 2 * EPOCH], rel=1e-6)
+    assert trial.losses == pytest.approx(run["ranks"][0]["losses"][batches : 2 * EPOCH], rel=OTHER_MACHINE)
 
 
 def test_random_numbers_are_written_as_they_are_read() -> None:

@@ -94,6 +94,24 @@ def test_a_trial_is_built_from_its_class(fit: Fit, host: FakeHost) -> None:
 
 
 @pytest.mark.api("9.4")
+def test_a_trial_whose_constructor_takes_more_is_told_of_trial_kwargs(fit: Fit, host: FakeHost) -> None:
+    class Wide(OneWeight):
+        def __init__(self, context: pytorch.PyTorchTrialContext, width: int) -> None:
+            super().__init__(context)
+            self.width = width
+
+    fit(OneWeight, max_length=Batch(4))
+    with pytest.raises(
+        ValueError, match="Wide can't be made: missing a required argument: 'width'; pass trial_kwargs="
+    ):
+        pytorch.load_trial_from_checkpoint_path(host.checkpoints()[0], trial_class=Wide)
+    trial: Any = pytorch.load_trial_from_checkpoint_path(
+        host.checkpoints()[0], trial_class=Wide, trial_kwargs={"width": 3}
+    )
+    assert trial.width == 3
+
+
+@pytest.mark.api("9.4")
 def test_validating_again_gives_the_reported_metric(fit: Fit, host: FakeHost) -> None:
     fit(OneWeight, max_length=Batch(4))
     trial = pytorch.load_trial_from_checkpoint_path(host.checkpoints()[0], trial_class=OneWeight)

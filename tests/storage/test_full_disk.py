@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dray.storage import latest_checkpoint, list_checkpoints
+from dray.storage import CheckpointStore
 
 pytestmark = pytest.mark.slow
 
@@ -91,9 +91,9 @@ def test_training_outlasts_it(tmp_path: Path, kind: str) -> None:
     assert told in done.stderr, "the user is told"
     assert f"no room for a checkpoint in {found['run']}: {told}, on {platform.node()}; " in done.stderr + found["ended"]
     run = Path(found["run"]) if kind == "limit" else tmp_path / "copy" / "run"
-    saved = [batches for batches, _ in list_checkpoints(run)]
+    saved = [batches for batches, _ in CheckpointStore(run).listed()]
     assert 0 < len(saved) < BATCHES
-    assert latest_checkpoint(run) == run / f"checkpoint_{max(saved)}", "the last that found room is whole"
+    assert CheckpointStore(run).latest() == str(run / f"checkpoint_{max(saved)}"), "the last that found room is whole"
     if kind == "limit":
         assert max(saved) == 3
     assert not list(run.glob(".*")), "what was written of the others is removed"

@@ -102,6 +102,7 @@ def test_a_committed_checkpoint_is_listed_found_and_opened(
 def test_a_store_can_be_pickled(store: CheckpointStore) -> None:
     save(store, 9)
     assert pickle.loads(pickle.dumps(store)).latest() == store.id_of(9)
+    assert store.batches_of(store.id_of(9)) == 9
 
 
 def test_a_checkpoint_of_the_same_name_is_replaced(store: CheckpointStore) -> None:

@@ -31,6 +31,32 @@ def test_attributes_of_the_model_within_stay_reachable(world: Any) -> None:
         spread.lable  # noqa: B018
 
 
+def test_what_is_set_on_a_wrapped_model_is_set_on_the_model_within(world: Any) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale, self.before = nn.Linear(2, 1), 1.0, nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.scale * self.layer(self.before(x))
+            return out
+
+    net, x = Net(), torch.ones(1, 2)
+    spread = SpreadModel(net)
+    once = net(x)
+    spread.scale = 3.0
+    assert torch.equal(spread(x), 3 * once)
+    spread.before = nn.ReLU()
+    assert isinstance(net.before, nn.ReLU)
+    spread.own = 7
+    assert spread.own == 7
+    assert not hasattr(net, "own")
+    with pytest.raises(RuntimeError, match=r"the wrapped model's 'layer' .* set it before context.wrap_model"):
+        spread.layer = nn.Linear(2, 1)
+    spread.eval()
+    assert not net.training
+
+
 def test_gradients_have_a_group_of_their_own_with_the_programs_patience(world: Any) -> None:
     one, two = SpreadModel(nn.Linear(2, 1)), SpreadModel(nn.Linear(2, 1))
     assert one.process_group is two.process_group is not world

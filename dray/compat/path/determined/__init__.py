@@ -1,4 +1,4 @@
-"""Determined's outermost names, which are dray's: what ``import determined`` gives, see `dray.compat`."""
+"""The package that ``import determined`` gives: Determined's names for dray's objects, see `dray.compat`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dray.compat.names import VERSION
 
 __version__ = f"{VERSION}+dray{dray.__version__}"
 
-# `import *` gives the names that do not bring torch.
+# `import *` gives only names that do not import torch.
 __all__ = ["LOG_FORMAT", "__version__", "get_cluster_info", "import_from_path"]
 
 alias.install_if_absent()

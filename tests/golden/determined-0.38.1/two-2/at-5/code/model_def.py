@@ -123,7 +123,9 @@ class Two(Plain):
         self.best = Best()
         self.data = Squares(context.get_hparam("records"))
         width = context.get_hparam("width")
-        self.first = context.wrap_model(nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.Tanh()))
+        # Without a bias: its gradient before a BatchNorm is rounding alone, of which AdamW would make whole steps.
+        first = nn.Linear(6, width, bias=False)
+        self.first = context.wrap_model(nn.Sequential(first, nn.BatchNorm1d(width), nn.Tanh()))
         self.second = context.wrap_model(nn.Sequential(nn.Dropout(0.3), nn.Linear(width, 1)))
         self.model = lambda x: self.second(self.first(x))
         self.optimizers = [

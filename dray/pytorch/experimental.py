@@ -1,0 +1,260 @@
+"""Batch processing: one pass over a dataset on all slots of a trial, for inference, embeddings or statistics."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sized
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import Dataset
+
+from dray import core
+from dray.core import DistributedContext, get_cluster_info
+from dray.hosts import current_peers
+from dray.pytorch.batch_functions import to_device
+from dray.pytorch.data import DataLoader
+from dray.pytorch.init import own_device
+from dray.storage import Location, RemoteDirectory
+from dray.storage.manifest import MANIFEST
+from dray.training.agreement import all_or_none
+from dray.training.reducers import ReducerRegistry
+from dray.training.units import is_int
+
+log = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=torch.nn.Module)
+
+_DECIDED = {
+    "sampler": "the batches are shared out among the slots in the data set's order",
+    "batch_sampler": "the batches are shared out among the slots in the data set's order",
+    "shuffle": "a run that goes on has to find the batches in the order in which they were",
+}
+
+
+class TorchBatchProcessorContext:
+    """The context of a `TorchBatchProcessor`. Made by `torch_batch_process`.
+
+    Attributes:
+        device: the device of this process.
+    """
+
+    def __init__(self, core_context: core.Context, outputs: Location) -> None:
+        self.device = get_default_device(core_context)
+        self._core = core_context
+        self._outputs = outputs.child(f"rank_{core_context.distributed.rank}")
+        self._reducers = ReducerRegistry()
+
+    def get_hparams(self) -> dict[str, Any]:
+        """The hyperparameters of the experiment.
+
+        Raises:
+            RuntimeError: this is a local run, which has none.
+        """
+        info = get_cluster_info()
+        if info is None:
+            raise RuntimeError("get_hparams(): a local run has none; start it with dray experiment create")
+        return dict(info.trial.hparams)
+
+    def to_device(self, data: Any, warned_types: set[type] | None = None) -> Any:
+        """Move data to `device`, as `pytorch.to_device`."""
+        return to_device(data, self.device, warned_types)
+
+    def get_tensorboard_path(self) -> Path:
+        """The directory of this trial's event files and traces."""
+        return self._core.train.get_tensorboard_path()
+
+    def prepare_model_for_inference(self, model: M) -> M:
+        """Move a model to `device`, and put it in eval mode."""
+        return model.eval().to(self.device)
+
+    @contextlib.contextmanager
+    def upload_path(self) -> Iterator[Path]:
+        """A directory to write results to, kept beside the trial's checkpoints as `outputs/rank_<rank>`.
+
+        Each rank has its own. A file replaces an earlier one of the same name. Results stay when checkpoints are
+        deleted.
+
+        Raises:
+            StorageError: the object store can't be written to.
+        """
+        if self._outputs.is_local:
+            self._outputs.path.mkdir(parents=True, exist_ok=True)
+            yield self._outputs.path
+            return
+        with tempfile.TemporaryDirectory(prefix="dray-outputs-") as directory:
+            yield Path(directory)
+            RemoteDirectory(self._outputs).add(Path(directory), without=MANIFEST)
+
+    def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
+        """As `core.TrainContext.report_metrics`: only the chief's report counts. See `wrap_reducer` for other ranks."""
+        self._core.train.report_metrics(group, steps_completed, metrics)
+
+    def wrap_reducer(
+        self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
+    ) -> Any:
+        """Add a metric that is reduced over all ranks at the end, and reported as a validation metric.
+
+        If the run was paused and resumed, it is reported for each part.
+
+        Args:
+            reducer: a function of a flat list of values, or a `MetricReducer`.
+            name: name of the metric; None if the reducer returns a dict of several.
+            for_training, for_validation: have no effect.
+
+        Returns:
+            The object whose `update` you call.
+
+        Raises:
+            AssertionError: it is wrapped already, or of another type.
+        """
+        return self._reducers.wrap_reducer(reducer, name)
+
+    def _reduce(self, steps_completed: int) -> None:
+        ranks = self._core.distributed.gather(self._reducers.per_slot(training=False))
+        if ranks is not None and ranks[0]:
+            metrics = self._reducers.cross_slot(ranks, training=False)
+            self._core.train.report_validation_metrics(steps_completed, metrics)
+
+    def report_task_using_model_version(self, model_version: Any) -> None:
+        """Only logged: there is no model registry."""
+        self._core.experimental.report_task_using_model_version(model_version)
+
+    def report_task_using_checkpoint(self, checkpoint: Any) -> None:
+        """Only logged: there is no checkpoint registry."""
+        self._core.experimental.report_task_using_checkpoint(checkpoint)
+
+    def get_distributed_rank(self) -> int:
+        """The rank of this process in the trial."""
+        return self._core.distributed.rank
+
+    def get_distributed_size(self) -> int:
+        """The number of processes of the trial."""
+        return self._core.distributed.size
+
+
+class TorchBatchProcessor(abc.ABC):
+    """Base class: what to do with each batch."""
+
+    @abc.abstractmethod
+    def __init__(self, context: TorchBatchProcessorContext) -> None:
+        """Load the model and whatever else is needed."""
+
+    @abc.abstractmethod
+    def process_batch(self, batch: Any, batch_idx: int) -> None:
+        """Process one batch.
+
+        Args:
+            batch: from the data loader, not yet moved: call `context.to_device(batch)`.
+            batch_idx: the number of the batch on this rank, from 0.
+        """
+
+    def on_checkpoint_start(self) -> None:  # noqa: B027
+        """Before progress is saved. Write results still in memory: a resumed run does not repeat these batches."""
+
+    def on_finish(self) -> None:  # noqa: B027
+        """After the last batch, and after the last checkpoint."""
+
+
+def get_default_device(core_context: core.Context) -> torch.device:
+    """This process's GPU, or else the CPU."""
+    return own_device(core_context.distributed)
+
+
+def torch_batch_process(
+    batch_processor_cls: type[TorchBatchProcessor],
+    dataset: Dataset[Any],
+    batch_size: int | None = None,
+    max_batches: int | None = None,
+    checkpoint_interval: int = 5,
+    dataloader_kwargs: Mapping[str, Any] | None = None,
+    distributed_context: DistributedContext | None = None,
+) -> None:
+    """Process a dataset once, batch by batch, shared among all slots of the trial.
+
+    In a program that is an experiment's entrypoint (`python3 inference.py`, with or without a launcher before it) it is
+    paused, resumed after a failure, and shown like any other trial; progress is saved every `checkpoint_interval`
+    batches. Run by itself or under torchrun, it is a local run.
+
+    Args:
+        batch_processor_cls: made on each slot, with a `TorchBatchProcessorContext`.
+        dataset: map-style, with a length.
+        batch_size: records per batch, unless `dataloader_kwargs` has it; 1 by default.
+        max_batches: most batches per slot; by default all.
+        checkpoint_interval: batches per slot after which progress is saved.
+        dataloader_kwargs: further arguments of `pytorch.DataLoader`, such as num_workers and collate_fn.
+        distributed_context: the processes that share the data; by default all of the trial's in an experiment, else
+            torchrun's.
+
+    Raises:
+        ValueError: checkpoint_interval is below 1; batch_size is given twice; dataloader_kwargs has shuffle=True, a
+            sampler or a batch_sampler.
+        TypeError: the dataset has no length.
+    """
+    arguments = dict(dataloader_kwargs or {})
+    if not is_int(checkpoint_interval) or checkpoint_interval < 1:
+        raise ValueError(f"checkpoint_interval is an int >= 1, got {checkpoint_interval!r}")
+    for name, why in _DECIDED.items():
+        if arguments.pop(name, None):
+            raise ValueError(f"dataloader_kwargs can't have {name}: {why}; leave it out")
+    if batch_size is not None and "batch_size" in arguments:
+        raise ValueError("batch_size is given twice, by itself and in dataloader_kwargs: leave one of them out")
+    if not isinstance(dataset, Sized):
+        raise TypeError(f"torch_batch_process() takes a data set with a length, got {type(dataset).__name__}")
+    arguments.setdefault("batch_size", 1 if batch_size is None else batch_size)
+    if distributed_context is None and current_peers() is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        distributed_context = DistributedContext.from_torch_distributed()
+    with core.init(distributed=distributed_context) as core_context:
+        _process(core_context, batch_processor_cls, DataLoader(dataset, **arguments), max_batches, checkpoint_interval)
+
+
+def _process(
+    core_context: core.Context,
+    batch_processor_cls: type[TorchBatchProcessor],
+    loader: DataLoader,
+    max_batches: int | None,
+    checkpoint_interval: int,
+) -> None:
+    peers = core_context.distributed
+    done = 0
+    if core_context.info is not None and core_context.info.latest_checkpoint is not None:
+        done = core_context.checkpoint.get_metadata(core_context.info.latest_checkpoint)["steps_completed"]
+        log.info("%d batches of each slot are processed already", done)
+    with all_or_none(peers, "the start of batch processing"):
+        context = TorchBatchProcessorContext(core_context, core_context.checkpoint.outputs)
+        processor = batch_processor_cls(context)
+        batches = iter(loader.get_data_loader(skip=done, num_replicas=peers.size, rank=peers.rank))
+    # The same on every rank, since they meet at each checkpoint: some ranks have no batch in the last round.
+    end = math.ceil(len(loader) / peers.size)
+    if max_batches is not None and 0 < max_batches < end:
+        end = max_batches
+    while done < end:
+        with all_or_none(peers, "batch processing"):
+            upto = min(end, done + checkpoint_interval - done % checkpoint_interval)
+            for batch_idx in range(done, upto):
+                batch = next(batches, _NONE)
+                if batch is not _NONE:
+                    processor.process_batch(batch=batch, batch_idx=batch_idx)
+            done = upto
+            processor.on_checkpoint_start()
+        if peers.rank == 0:
+            with core_context.checkpoint.store_path({"steps_completed": done}):
+                log.info("%d of %d batches of each slot are processed", done, end)
+            core_context.train.report_progress(done / end)
+        if done < end and core_context.preempt.should_preempt():
+            context._reduce(done)
+            return
+    context._reduce(done)
+    with all_or_none(peers, "on_finish()"):
+        processor.on_finish()
+    if peers.rank == 0:
+        log.info("what was written to upload_path() is in %s", core_context.checkpoint.outputs)
+
+
+_NONE = object()
