@@ -1,11 +1,11 @@
-"""What a run looks like now, for a person: as a picture for a terminal or a notebook, and as one line for a file."""
+"""The status of a run, for a person: as a picture for a terminal or a notebook, and as one line for a file."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,25 +15,25 @@ from rich.table import Table
 from rich.text import Text
 
 from dray.experiment.forecast import Forecast
-from searchers.domains import Const, Nested
+from searchers.domains import searched
 from searchers.search import Search, TrialView
 
 if TYPE_CHECKING:
     from dray.experiment.counts import Counts
 
 CURVE_WIDTHS = (10, 24)
-"""Of the sparkline, in columns: on a narrow terminal, and on one of `WIDE` columns."""
+"""Widths of the sparkline, in columns: on a narrow terminal, and on one of `WIDE` columns."""
 WIDE = 120
 NARROW = 12
 """The longest heading on a terminal that is not wide."""
 _BARS = "▁▂▃▄▅▆▇█"
 _HEAD = 7
-"""Lines of the picture that are no trials: four above the table, its heading, one for trials left out, the last."""
+"""Lines of the picture without a trial: four above the table, its heading, one for omitted trials, the last."""
 
 
 @dataclass(slots=True)
 class _Trained:
-    """What the reports of a trial that runs have told."""
+    """What a running trial has reported."""
 
     curve: deque[float] = field(default_factory=lambda: deque(maxlen=max(CURVE_WIDTHS)))
     batches: int = 0
@@ -43,10 +43,10 @@ class _Trained:
 
 class Board:
     """Args:
-    name: of the experiment.
-    metric: that the search compares.
-    smaller_is_better: of the metric.
-    unit: that the search counts lengths in: "epochs", "batches", "records", or a metric's name.
+    name: name of the experiment.
+    metric: the searcher's metric.
+    smaller_is_better: whether the metric is minimised.
+    unit: the search's unit of length: "epochs", "batches", "records", or a metric's name.
     """
 
     def __init__(self, *, name: str, metric: str, smaller_is_better: bool, unit: str = "batches") -> None:
@@ -56,10 +56,10 @@ class Board:
         self._began = time.monotonic()
         self._forecast: Forecast | None = None
         self.waits = ""
-        """That worker groups wait, and for what; "" if they do not."""
+        """What worker groups wait for; "" if they do not wait."""
 
     def begin(self, forecast: Forecast | None, records: Sequence[Mapping[str, Any]]) -> None:
-        """A run begins: the journal's records until now are those of the runs before it."""
+        """A run begins; `records` are the journal of the runs before it."""
         self._forecast = forecast
         for record in records:
             if record.get("event") == "reported" and isinstance(value := record.get("value"), int | float):
@@ -81,7 +81,7 @@ class Board:
                 trained.speed = row["value"]
 
     def look(self, search: Search, groups: int) -> None:
-        """See how far the search is; a few times a second at most."""
+        """Take note of the search's progress; at most a few times a second."""
         views = list(search.trials.values())
         for view in views:
             if view.ended:
@@ -91,7 +91,7 @@ class Board:
             self._forecast.look(views, running, groups, time.monotonic())
 
     def line(self, search: Search, counts: Counts, groups: int, groups_wanted: int) -> str:
-        """All of it in one line."""
+        """The status in one line."""
         views = list(search.trials.values())
         best = self._best(views)
         share = "" if self._forecast is None or not self._forecast.share else f"{self._forecast.share:.0%}"
@@ -106,7 +106,7 @@ class Board:
     def picture(
         self, search: Search, counts: Counts, groups: int, groups_wanted: int, *, width: int, height: int
     ) -> RenderableType:
-        """The overall progress, the best trial, and a table of as many running trials as there is room for."""
+        """The overall progress, the best trial, and a table of as many running trials as fit."""
         views = list(search.trials.values())
         head = Table.grid(padding=(0, 2), expand=True)
         head.add_column(no_wrap=True, max_width=width // 3)
@@ -128,18 +128,19 @@ class Board:
             told = Text.assemble(f"best {self._metric} ", (_shown(value), "bold green"), f", trial {view.id}{at}")
             lines.append(self._cut(told.append(f": {self._drawn(search, view)}", "dim")))
         running = [view for view in views if view.state == "RUNNING"]
-        if running and groups:  # before, they are those that are to go on
+        if running and groups:  # without groups, these are trials that have yet to go on
             lines.append(self._table(search, running, counts, width, room=max(height - _HEAD, 1)))
         return Group(*lines)
 
     def _table(self, search: Search, running: list[TrialView], counts: Counts, width: int, room: int) -> RenderableType:
         shown, wide = running, width >= WIDE
         if len(running) > room:
-            # The best of them, in their places.
+            # The best of them, in the order of all.
             ranked = sorted(running, key=self._score)
             shown = sorted(ranked[:room], key=lambda view: view.id)
         forecast = self._forecast
         rungs = forecast if forecast is not None and not forecast.in_trials else None
+        several = rungs is not None and rungs.rungs > 1
         again = any(counts.restarts[view.id] for view in shown)
         heading = {"trial": "trial", "rung": "rung", "step": self._unit, "last": self._metric, "best": "best"}
         heading |= {"curve": "", "speed": "batches/s", "again": "restarts"}
@@ -148,7 +149,7 @@ class Board:
                 name: text if len(text) <= NARROW else text[: NARROW - 1] + "…" for name, text in heading.items()
             }
             heading["speed"] = "batch/s"
-        left_out = {"rung": rungs is None, "best": not wide, "again": not again}
+        left_out = {"rung": not several, "best": not wide, "again": not again}
         heading = {name: text for name, text in heading.items() if not left_out.get(name)}
         curve = CURVE_WIDTHS[wide]
         rows = []
@@ -186,13 +187,13 @@ class Board:
         return Group(table, self._cut(f"and {len(running) - len(shown)} more"))
 
     def _numbers(self, views: Sequence[TrialView], counts: Counts, groups: int, groups_wanted: int) -> list[str]:
-        """How many trials there are of each kind, and groups."""
+        """The number of trials in each state, and of groups."""
         states = Counter(view.state for view in views)
         ended = sum(view.ended for view in views)
-        of = "" if self._forecast is None else f" of {self._forecast.trials}"
+        of, total = ("", ended) if self._forecast is None else (f" of {self._forecast.trials}", self._forecast.trials)
         restarts = sum(counts.restarts.values())
         parts = [
-            f"{ended}{of} trials ended",
+            f"{ended}{of} trial{'s' * (total != 1)} ended",
             f"{states['RUNNING']} running" if groups else "",
             f"{states['PAUSED']} paused" if states["PAUSED"] else "",
             f"{states['ERRORED']} failed" if states["ERRORED"] else "",
@@ -222,13 +223,13 @@ class Board:
         return known
 
     def _validated(self, trial: int, row: Mapping[str, Any]) -> None:
-        """The search hears of a trial only at its rungs."""
+        """Note a trial's best validation: the search sees only those at rungs."""
         value, before = row["value"], self._bests.get(trial)
         if math.isfinite(value) and (before is None or self._sign * value < self._sign * before[0]):
             self._bests[trial] = value, row.get(self._unit)
 
     def _best_of(self, view: TrialView) -> tuple[float, float | None] | None:
-        """A trial's best value, and the length at which it had it."""
+        """A trial's best value, and the length at which it was reached."""
         seen, known = self._bests.get(view.id), None if view.best is None else (view.best, view.best_step)
         if seen is None or known is None:
             return seen or known
@@ -249,17 +250,17 @@ class Board:
 
     def _drawn(self, search: Search, view: TrialView) -> str:
         """The hyperparameters that are searched over."""
-        return "  ".join(f"{name}={_shown(value)}" for name, value in _drawn(search.space.root, view.hparams or {}))
+        return "  ".join(f"{name}={_shown(value)}" for name, value in searched(search.space.root, view.hparams or {}))
 
     def _cut(self, text: str | Text) -> Text:
-        """One line, cut where the terminal ends."""
+        """One line, cut at the terminal's width."""
         line = Text(text) if isinstance(text, str) else text
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A curve of one line, a character a value least (▁) to greatest (█); a space for what is no number."""
+    """A curve in one line: a character for each value, from the least (▁) to the greatest (█); a space for NaN."""
     known = [value for value in values if math.isfinite(value)]
     if not known:
         return " " * len(values)
@@ -273,16 +274,6 @@ def sparkline(values: Sequence[float]) -> str:
     )  # fmt: skip
 
 
-def _drawn(space: Nested, point: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The hyperparameters of a point that are not the same in all of them, by dotted name."""
-    for name, domain in space.domains:
-        value = point.get(name)
-        if isinstance(domain, Nested) and isinstance(value, Mapping):
-            yield from _drawn(domain, value, f"{prefix}{name}.")
-        elif not isinstance(domain, Const) and name in point:
-            yield prefix + name, value
-
-
 def _starting(groups: int, wanted: int) -> str:
     if not groups:
         return "the first worker group starts"
@@ -290,7 +281,7 @@ def _starting(groups: int, wanted: int) -> str:
 
 
 def _shown(value: object) -> str:
-    """A number of four digits; "" for None."""
+    """A number with four digits; "" for None."""
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -306,7 +297,7 @@ def duration(seconds: float) -> str:
 
 
 def _roughly(seconds: float) -> str:
-    """An estimate with no more digits than it has: 40 s, 12 min, 3 h 20 min, 2 days 4 h."""
+    """A rough time: 40 s, 12 min, 3 h 20 min, 2 days 4 h."""
     if seconds < 60:
         return f"{max(5, 5 * round(seconds / 5))} s"
     minutes = round(seconds / 60)

@@ -1,4 +1,4 @@
-"""The checkpoints of an experiment, or one by itself: listed, verified, downloaded, and exported for use elsewhere."""
+"""List, verify, download and export the checkpoints of an experiment, or a single one."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Listed:
     """A checkpoint of an experiment.
 
     Attributes:
-        trial, batches: whose, and after how many batches.
+        trial, batches: its trial, and after how many batches it was saved.
         location: where it is.
-        size: of its files, in bytes.
-        is_complete: whether it has a manifest: else it is being written or deleted, or that was cut short.
+        size: total size of its files, in bytes.
+        is_complete: whether it has a manifest; without one it is being written or deleted, or that was interrupted.
     """
 
     trial: int
@@ -38,7 +38,7 @@ class Listed:
 
 
 def checkpoints(directory: ExperimentDirectory) -> list[Listed]:
-    """All checkpoints of an experiment by trial and batches; they are not verified.
+    """All checkpoints of an experiment, sorted by trial and batches, not verified.
 
     Raises:
         StorageError: the object store can't be used.
@@ -65,7 +65,7 @@ def checkpoints(directory: ExperimentDirectory) -> list[Listed]:
 
 
 def damage(checkpoint: Location) -> str | None:
-    """Why a checkpoint can't be used; None if it is whole. It is read as a whole, and brought here if it is remote.
+    """Why a checkpoint can't be used; None if it is intact. All of it is read, and downloaded first if it is remote.
 
     Raises:
         FileNotFoundError: there is none.
@@ -79,7 +79,7 @@ def damage(checkpoint: Location) -> str | None:
 
 
 def download(checkpoint: Location, target: Path) -> None:
-    """Copy a checkpoint, verified, into a new directory.
+    """Verify a checkpoint and copy it into a new directory.
 
     Raises:
         FileNotFoundError, CheckpointError, StorageError: see ``dray.storage.opened``.
@@ -89,15 +89,15 @@ def download(checkpoint: Location, target: Path) -> None:
 
 
 def export(checkpoint: Location, target: Path) -> list[Path]:
-    """Write what serves without dray into a new directory, and return the files.
+    """Write weights and hyperparameters for use without dray into a new directory, and return the files.
 
-    ``model.pt`` is the model's ``state_dict``, which ``torch.load(weights_only=True)`` reads; of a trial with several
-    models ``model_0.pt``, ``model_1.pt``, as they were wrapped. ``hparams.json`` has the hyperparameters,
-    ``checkpoint.json`` where it comes from.
+    ``model.pt`` is the model's ``state_dict``, for ``torch.load(weights_only=True)``; with several models there are
+    ``model_0.pt``, ``model_1.pt``, in the order of wrapping. ``hparams.json`` has the hyperparameters,
+    ``checkpoint.json`` the origin.
 
     Raises:
         FileNotFoundError, CheckpointError, StorageError: see ``dray.storage.opened``.
-        ValueError: it holds what can't be loaded as data.
+        ValueError: it holds something that can't be loaded as data.
     """
     import torch
 
@@ -121,14 +121,14 @@ def export(checkpoint: Location, target: Path) -> list[Path]:
 
 
 def export_determined(checkpoint: Location, target: Path) -> tuple[list[Path], list[str]]:
-    """Write a checkpoint as Determined 0.38.1 does into a new directory.
+    """Write a checkpoint into a new directory in the format of Determined 0.38.1.
 
     Returns:
-        The files beside code/; and what is not as it was, a sentence each.
+        The files outside of code/, and a sentence for each thing that has changed or is missing.
 
     Raises:
         FileNotFoundError, CheckpointError, StorageError: see ``dray.storage.opened``.
-        ValueError: it holds what can't be loaded as data, or is one of Determined's.
+        ValueError: it holds something that can't be loaded as data, or is one of Determined's.
     """
     from dray.training import checkpoint as contents
     from dray.training import legacy
@@ -178,7 +178,7 @@ def _imports_dray(path: Path) -> bool:
 
 @contextmanager
 def made(target: Path) -> Iterator[Path]:
-    """A new directory to fill, which becomes ``target`` at the end of the block, or is removed if that raises."""
+    """A new directory to fill; it becomes ``target`` at the end of the block, or is removed if the block raises."""
     target = target.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}-{uuid.uuid4().hex[:8]}")

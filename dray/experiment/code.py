@@ -1,4 +1,4 @@
-"""The trial's class, or the program that trains it, on its way to the workers."""
+"""How the trial's class, or the program that trains it, is loaded on the workers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from dray.script import Script
 if TYPE_CHECKING:
     from dray.pytorch import PyTorchTrial
 
-# Not only where code is imported: a class that travels by value may name `determined`, and is unpickled before that.
+# Here too, not only where code is imported: unpickling a class that was sent by value may import `determined`.
 install_if_absent()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromDirectory:
-    """Takes ``entrypoint`` from a directory of this machine, or from one that was sent to the workers."""
+    """Loads ``entrypoint`` from a directory on this machine, or from one that was sent to the workers."""
 
     entrypoint: str | list[str]
     directory: str | Package
@@ -34,7 +34,7 @@ class FromDirectory:
         """The directory of the code, on this machine.
 
         Raises:
-            FileNotFoundError: it was sent, and is not here.
+            FileNotFoundError: it was sent, but is not here.
         """
         return self.directory.place() if isinstance(self.directory, Package) else Path(self.directory).resolve()
 
@@ -49,12 +49,12 @@ class FromDirectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByValue:
-    """A class of a script or a notebook, which no other process can import: it travels pickled."""
+    """A class of a script or a notebook, which other processes can't import: it is sent as a pickle."""
 
     trial: Any
 
     def place(self) -> None:
-        """Its code is in no directory."""
+        """None: its code is in no directory."""
 
     def __call__(self) -> type[PyTorchTrial]:
         """The class."""
@@ -63,12 +63,12 @@ class ByValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """Such a class for workers of other machines, with the directory that it imports from.
+    """A `ByValue` class for workers on other machines, with the directory that it imports from.
 
     Attributes:
-        pickled: the class. Here and not as part of a message: what it imports can be imported when its directory is
-            on the path, and what can't is told.
-        home: the directory, which trials run in; None if nothing came along.
+        pickled: the class. It is unpickled only when its directory is on the path, so that its imports work and an
+            error is reported clearly.
+        home: the directory, which trials run in; None if none was sent.
     """
 
     name: str
@@ -76,13 +76,13 @@ class Sent:
     home: Package | None
 
     def place(self) -> None:
-        """As with all classes that are given by value."""
+        """None, as for `ByValue`."""
 
     def __call__(self) -> type[PyTorchTrial]:
         """The class.
 
         Raises:
-            EntrypointError: something that it needs is not on this worker.
+            EntrypointError: it can't be unpickled: something that it needs is not on this worker.
         """
         try:
             if self.home is not None:
@@ -99,7 +99,7 @@ class Sent:
 
 
 def place_of(trial: type[PyTorchTrial]) -> tuple[str, Path] | None:
-    """Entrypoint and model directory of a class that others can import; None for one of a script or a notebook."""
+    """Entrypoint and model directory of a class that others can import; None for a class of a script or notebook."""
     module = sys.modules.get(trial.__module__)
     file = getattr(module, "__file__", None)
     if trial.__module__ == "__main__" or file is None or "<locals>" in trial.__qualname__:

@@ -1,4 +1,4 @@
-"""What ``entrypoint`` says: a trial's class, or a program that trains one."""
+"""Parses ``entrypoint``: a trial's class, or a program that trains one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dray.script import Script
 _CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _PYTHON = re.compile(r"(.*/)?python(\d+(\.\d+)*)?")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-# They start one process for each slot, which is what a worker group is.
-_LAUNCHERS = re.compile(r"(determined|dray)\.launch\.(torch_distributed|horovod)")
+# Launchers that start one process per slot; a worker group has these processes already.
+_LAUNCHERS = re.compile(r"(determined|dray)\.launch\.(torch_distributed|(auto_?)?(deepspeed|horovod))")
 _OTHER_LAUNCHERS = re.compile(r"(.*/)?(torchrun|horovodrun|mpirun|deepspeed|accelerate)")
 _OTHER_LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-# Where Determined ran a trial that is a class: its oldest way to name one.
+# Determined's module that runs a class; its oldest configs name it.
 _HARNESS = "determined.exec.harness"
-_FRAMEWORKS = {"deepspeed": "DeepSpeed", "tensorflow": "TensorFlow"}
-# Of the interpreter; they change nothing where one runs already.
+_FRAMEWORKS = {"tensorflow": "TensorFlow"}
+# Options of the interpreter without effect here.
 _IDLE_OPTIONS = ("-u", "-B", "-q")
 _SHELL = frozenset("();<>|&")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
@@ -27,7 +27,7 @@ EXAMPLES = "for example model_def:DigitsTrial or python3 train.py --epochs 1"
 
 
 def is_class(text: object) -> bool:
-    """Whether it names a class: ``module:Class``.
+    """Whether the text names a class: ``module:Class``.
 
     >>> is_class("model_def:DigitsTrial"), is_class("asha")
     (True, False)
@@ -36,17 +36,16 @@ def is_class(text: object) -> bool:
 
 
 def parse_entrypoint(entrypoint: object) -> str | Script:
-    """``module:Class`` as it is, or the program that a command names.
+    """``module:Class`` unchanged, or the program that a command names.
 
-    Launchers of Determined (``python3 -m determined.launch.torch_distributed [options --] ...``) are left out, with
-    their options: a trial's processes are there already. Its harness (``python3 -m determined.exec.harness``) is what
-    runs a class.
+    Determined's launchers (``python3 -m determined.launch.torch_distributed [options --] ...``) and their options are
+    dropped: a trial's processes exist already. Its harness (``python3 -m determined.exec.harness``) runs a class.
 
     Args:
         entrypoint: A command as text, or as a list of its words.
 
     Raises:
-        ValueError: it is neither; the message says what came, and what to write.
+        ValueError: it is neither; the message says what was given, and what to write.
 
     >>> parse_entrypoint("model_def:DigitsTrial")
     'model_def:DigitsTrial'
@@ -57,7 +56,7 @@ def parse_entrypoint(entrypoint: object) -> str | Script:
     if len(words) == 1 and _CLASS.fullmatch(words[0]):
         return words[0]
     command = entrypoint if isinstance(entrypoint, str) else " ".join(map(shlex.quote, words))
-    if isinstance(entrypoint, str):  # in a list there is nothing that a shell would do
+    if isinstance(entrypoint, str):  # in a list no word is for a shell
         _check_needs_no_shell(entrypoint, words, command)
     while words:
         program, *words = words
@@ -75,6 +74,8 @@ def parse_entrypoint(entrypoint: object) -> str | Script:
                 f"runs already; write environment: {{environment_variables: [{program}]}}, and here the rest: "
                 f"{shlex.join(words) or EXAMPLES}"
             )
+        if program.endswith(".py"):  # an executable script, as in Determined's tutorials
+            return Script(command=command, file=program, arguments=tuple(words))
         if not _PYTHON.fullmatch(program):
             break
         while words and words[0] in _IDLE_OPTIONS:
@@ -103,8 +104,8 @@ def parse_entrypoint(entrypoint: object) -> str | Script:
         words = _without_options(rest, command)
         if words[0] == "--trial":
             return _class_after("--trial", words[1:], command)
-        if words[0].endswith(".py"):
-            words = [program, *words]
+        if len(words) == 1 and _CLASS.fullmatch(words[0]):  # the old launchers took just this
+            return words[0]
     raise ValueError(
         f"must be module:Class, or a program of Python, got {command!r}; dray runs it within its workers, so it can "
         f"be no other program; {EXAMPLES}"
@@ -114,7 +115,7 @@ def parse_entrypoint(entrypoint: object) -> str | Script:
 def _words(entrypoint: object) -> list[str]:
     if isinstance(entrypoint, str):
         try:
-            # As shlex.split(), with what a shell takes apart in words of its own; a line that ends in \\ goes on.
+            # Like shlex.split(), but a shell's operators are words of their own, and \\ continues a line.
             lexer = shlex.shlex(entrypoint.replace("\\\n", ""), posix=True, punctuation_chars="();<>|&")
             lexer.whitespace_split, lexer.commenters = True, ""
             words = list(lexer)
@@ -133,7 +134,7 @@ def _words(entrypoint: object) -> list[str]:
 
 
 def _without_options(words: list[str], command: str) -> list[str]:
-    """What follows a launcher's own options."""
+    """The words after a launcher's own options."""
     if words[:1] == ["--autohorovod"]:
         words = words[1:]
     if words and words[0].startswith("-") and words[0] not in ("--", "--trial"):
@@ -156,7 +157,7 @@ def _class_after(what: str, words: list[str], command: str) -> str:
 
 
 def _check_needs_no_shell(text: str, words: list[str], command: str) -> None:
-    """That there is one command, and nothing in it that a shell would put other words for."""
+    """Check that there is a single command, with nothing that a shell would expand."""
     shell = next((word for word in words if word and set(word) <= _SHELL), "")
     outside = re.sub(r"\\.|'[^']*'", "", text.strip().replace("\\\n", ""))
     if not shell and "\n" in outside:

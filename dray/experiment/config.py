@@ -1,4 +1,4 @@
-"""An experiment's config: read a file or a mapping, tell every fault at once, or give a frozen, checked object."""
+"""An experiment's config: read from a file or a mapping into a frozen, checked object, or all faults at once."""
 
 from __future__ import annotations
 
@@ -11,22 +11,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from dray.experiment.command import is_class, parse_entrypoint
-from dray.experiment.determined_fields import not_used, without_not_used
+from dray.experiment.determined_fields import misspelt, not_used, without_not_used
 from dray.experiment.errors import ConfigError, EntrypointError, Fault
-from dray.experiment.faults import faults_of
+from dray.experiment.faults import faults_of, missing_field
 from dray.experiment.length import Length, LengthUnit
-from dray.experiment.rules import broken_rules
-from dray.experiment.schema import (
-    CUSTOM,
-    CheckpointStorage,
-    ExperimentConfig,
-    Reproducibility,
-    Resources,
-    Searcher,
-    variant_of,
-)
+from dray.experiment.rules import broken_rules, counted_steps
+from dray.experiment.schema import ExperimentConfig, Reproducibility
+from dray.experiment.schema.resources import Resources
+from dray.experiment.schema.searcher import CUSTOM, Searcher, variant_of
+from dray.experiment.schema.storage import CheckpointStorage
 from dray.experiment.search import build_method, build_sampler, build_search, build_space
 from dray.experiment.yaml_file import read_mapping, with_changes
+from dray.storage import Location
 from searchers.convert import from_optuna, from_ray_tune
 from searchers.errors import MethodError, SpaceError
 
@@ -57,15 +53,15 @@ def load_config(
     """Read and check an experiment config.
 
     Args:
-        source: The path of a YAML file, or a mapping of the same shape. A field that is null has its default.
+        source: The path of a YAML file, or a mapping of the same shape. A field that is null gets its default.
             In a mapping, ``hyperparameters`` may also be Optuna's distributions, or domains of ``ray.tune``.
-            Without a ``name``, the experiment has that of the file, or of the entrypoint's class. Without an
-            ``experiment_seed``, one is drawn; it stands in the result. Fields of Determined's that have no meaning here
-            are left out; one warning, in the log, names them.
-        changes: Of a file: fields to set to other values, as ``searcher.max_trials=8``.
+            Without a ``name``, the experiment is named after the file, or the entrypoint's class. Without an
+            ``experiment_seed``, one is drawn; the result has it. Determined's fields that have no meaning here are
+            ignored; one warning in the log names them.
+        changes: Fields of a file to set to other values: ``searcher.max_trials=8``.
 
     Raises:
-        ConfigError: the file cannot be read, or the config has faults: all of them are listed, each with its path.
+        ConfigError: the file cannot be read, or the config has faults; all are listed, each with its path.
 
     >>> config = load_config({"searcher": {"name": "single", "metric": "loss", "max_length": {"epochs": 2}}})
     >>> str(config.searcher.max_length), config.max_restarts
@@ -82,17 +78,17 @@ def load_config(
     else:
         path = Path(source)
         raw, told, name = with_changes(_plain(read_mapping(path)), changes), str(source), path.stem
-    passed_over = not_used(raw)
+    passed_over, inside = not_used(raw), [Fault(path, what) for path, what in misspelt(raw)]
     raw = _without_nulls(without_not_used(raw))
     raw.setdefault("name", name or _name_of(raw.get("entrypoint")) or "experiment")
-    faults = [*_schema_faults(raw), *broken_rules(raw)]
+    faults = [*counted_steps(raw), *_schema_faults(raw), *broken_rules(raw), *inside]
     if faults:
         raise ConfigError(_each_once(faults), told)
     stop_once = raw["searcher"].pop("stop_once", None)
     if stop_once is not None:
         raw["searcher"]["variant"] = variant_of(stop_once)
     config = ExperimentConfig.model_validate(raw)
-    if config.searcher.name != CUSTOM and not is_class(config.searcher.name):  # else told where the method is known
+    if config.searcher.name != CUSTOM and not is_class(config.searcher.name):  # else checked where the method is known
         try:
             build_method(config)
         except MethodError as error:
@@ -103,8 +99,25 @@ def load_config(
     return config
 
 
+def load_storage(section: Mapping[str, Any]) -> Location:
+    """The location that a ``checkpoint_storage`` section gives.
+
+    Raises:
+        ConfigError: it gives none, or has faults.
+    """
+    told = "core.init(checkpoint_storage=...)"
+    alone = {"entrypoint": "python3 program.py", "searcher": {"name": "single", "metric": "any"}}
+    try:
+        where = load_config({**alone, "checkpoint_storage": section}).checkpoint_storage.location
+    except ConfigError as error:
+        raise ConfigError(error.faults, told) from None
+    if where is None:
+        raise ConfigError([missing_field(("checkpoint_storage",), "type")], told)
+    return where
+
+
 def _with_our_domains(source: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Hyperparameters that are objects of Optuna's or Ray Tune's, as YAML has them."""
+    """The config with hyperparameters that are objects of Optuna or Ray Tune converted to YAML's form."""
     hyperparameters = source.get("hyperparameters")
     if not isinstance(hyperparameters, Mapping):
         return source
@@ -120,7 +133,7 @@ def _schema_faults(raw: Mapping[str, Any]) -> list[Fault]:
 
 
 def _each_once(faults: list[Fault]) -> list[Fault]:
-    """One fault a field: the first, which is the schema's, where a rule found the same field wrong."""
+    """Only the first fault of each field: the schema's, if a rule found one too."""
     first: dict[str, Fault] = {}
     for fault in faults:
         first.setdefault(fault.path, fault)
@@ -128,17 +141,17 @@ def _each_once(faults: list[Fault]) -> list[Fault]:
 
 
 def _plain(value: Any) -> Any:
-    """A copy made of plain lists, mappings and scalars, as YAML would give it: a config is stored, and compared."""
+    """A copy of plain lists, mappings and scalars, as YAML would give it: configs are stored and compared."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    # A numpy scalar, without importing numpy: it has a shape, and it is empty.
+    # A numpy scalar has an empty shape; this does not import numpy.
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
 def _without_nulls(raw: Mapping[Any, Any]) -> dict[str, Any]:
-    """``raw`` without the fields that are null, except inside what is free for the user, and loggers (``mlflow:``)."""
+    """``raw`` without null fields, except in the user's own sections and in loggers (``mlflow:``)."""
     return {
         str(key): value
         if key in ("hyperparameters", "data", "loggers") or not isinstance(value, Mapping)
@@ -149,10 +162,10 @@ def _without_nulls(raw: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _name_of(entrypoint: object) -> str | None:
-    """Of the class, or of the program's file."""
+    """The name of the class, or of the program's file."""
     try:
         program = parse_entrypoint(entrypoint)
-    except ValueError:  # told elsewhere
+    except ValueError:  # reported elsewhere
         return None
     if isinstance(program, str):
         return program.rpartition(":")[2]

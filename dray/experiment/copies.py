@@ -1,4 +1,4 @@
-"""A whole experiment, brought to a directory from an object store, or deleted."""
+"""Download or delete a whole experiment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from dray.experiment.checkpoints import checkpoints, damage, made
-from dray.experiment.directory import ExperimentDirectory
+from dray.experiment.directory import ExperimentDirectory, forget
 from dray.experiment.found import Found
 from dray.storage import RemoteDirectory, StorageError
 from searchers.journal import Journal
@@ -17,14 +17,14 @@ NOT_COPIED = ("journal.jsonl.lock", "storage.json", "secrets.yaml")
 
 
 def download(found: Found, target: Path) -> list[str]:
-    """Copy an experiment with all that it has, here and in an object store, into a new directory, in which it is whole.
+    """Copy a complete experiment, from here and from its object store, into a new directory.
 
     Args:
-        found: it.
-        target: is not there, or empty.
+        found: the experiment.
+        target: does not exist yet, or is empty.
 
     Returns:
-        What is wrong with checkpoints that are damaged; they are copied as they are.
+        What is wrong with damaged checkpoints; these are copied as they are.
 
     Raises:
         StorageError: the object store can't be used.
@@ -37,7 +37,7 @@ def download(found: Found, target: Path) -> list[str]:
             _bring(RemoteDirectory(directory.storage), partial)
         there = {(each.trial, each.batches) for each in checkpoints(directory)}
         for each in checkpoints(ExperimentDirectory(partial)):
-            if (each.trial, each.batches) not in there:  # deleted meanwhile, and perhaps copied by half
+            if (each.trial, each.batches) not in there:  # deleted meanwhile, perhaps half copied
                 shutil.rmtree(each.location.path)
             elif (told := damage(each.location)) is not None:
                 damages.append(told.replace(str(partial), str(target)))
@@ -45,10 +45,10 @@ def download(found: Found, target: Path) -> list[str]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A tree, without what is deleted from it meanwhile."""
+    """Copy a tree, without files that are deleted meanwhile."""
     try:
         shutil.copytree(source, target, dirs_exist_ok=True, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
-    except shutil.Error as error:  # of each file that could not be copied; all others were
+    except shutil.Error as error:  # lists the files that could not be copied; all others were
         left = [why for path, _, why in error.args[0] if Path(path).exists()]
         if left:
             raise OSError(f"can't copy {source}: {left[0]}") from None
@@ -63,17 +63,18 @@ def _bring(remote: RemoteDirectory, target: Path) -> None:
 
 
 def delete(found: Found) -> None:
-    """Remove an experiment with all that it has, here and in an object store. One that is deleted by half is none.
+    """Remove a complete experiment, here and in its object store. A half-deleted one no longer counts as one.
 
     Raises:
-        JournalError: a driver on this machine has it.
+        JournalError: a driver on this machine runs it.
         StorageError: the object store can't be used.
     """
     directory = found.directory
-    # Held until all is gone: nobody goes on with it meanwhile.
+    # Locked until all is gone, so that nobody resumes it meanwhile.
     with Journal(directory.journal) if not found.is_copy else nullcontext():
         if not directory.storage.is_local:
             RemoteDirectory(directory.storage).delete(first=directory.config_file.name)
         if not found.is_copy:
             directory.config_file.unlink(missing_ok=True)
             shutil.rmtree(directory.path)
+            forget(directory.path)

@@ -1,4 +1,4 @@
-"""What a run of an experiment did, in numbers."""
+"""The counters of a run of an experiment."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Shown to the user while it runs, printed by benchmarks, and looked at by tests.
+    """Shown to the user while it runs, printed by benchmarks, and checked by tests.
 
     Attributes:
-        restarts: of each trial, also in earlier runs of the experiment.
+        restarts: of each trial, including those in earlier runs of the experiment.
     """
 
     handles_started: int = 0
     groups_started: int = 0
     groups_lost: int = 0
-    groups_retired: int = 0
     restarts: Counter[int] = field(default_factory=Counter)

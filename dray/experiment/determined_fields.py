@@ -1,13 +1,13 @@
-"""The fields of Determined's experiment file that are not in ``schema.py``: read and left out, or no more.
+"""Fields of Determined's experiment file that are not in ``schema``: ignored, or refused.
 
-Those that have no meaning here describe its master, its containers or its web pages: an experiment that has them runs,
-and they are told once. Those of old versions can't be passed over, for they say how much is trained. What is in none of
-these places is a mistake.
+Ignored fields describe its master, containers or web pages: the experiment runs, and they are named once. Fields of old
+versions that say how much is trained can't be ignored and are errors. So are all unknown fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _CONTAINER = "trials run in Ray's workers, without a container; "
@@ -17,7 +17,7 @@ _QUEUE = "Ray has no queue of experiments; what does not fit waits until there i
 _PAGE = "of Determined's web pages; experiments lie in checkpoint_storage by their names"
 _SERVICES = "there is neither Pachyderm nor are there webhooks"
 
-#: Each with what there is instead. A field stands for all that is below it.
+#: Ignored fields, with what to use instead. A field stands for everything below it.
 NOT_USED: dict[str, str] = {
     "bind_mounts": _CONTAINER + "code sees the nodes' own paths: put the data, or a link, where it looks for it",
     "checkpoint_storage.propagation": _CONTAINER + "the directory is that of the node",
@@ -32,6 +32,7 @@ NOT_USED: dict[str, str] = {
     "environment.ports": _CONTAINER + "a port that code opens is open on its node",
     "environment.proxy_ports": _CONTAINER + "a port that code opens is open on its node",
     "environment.registry_auth": _CONTAINER + "no image is fetched",
+    "environment.slurm": _BATCH_SYSTEM,
     "integration": _SERVICES,
     "integrations": _SERVICES,
     "internal": "what old versions of Determined's noted for themselves",
@@ -64,12 +65,41 @@ NOT_USED: dict[str, str] = {
     "workspace": _PAGE,
 }
 
+_MOUNT = ("container_path", "host_path")
+_PACHYDERM = ("branch", "dataset", "pachd", "previous_commit", "project", "proxy", "repo")
+
+#: The fields below these in Determined's schemas, of a mapping or of each list item; other names are mistakes.
+INSIDE: dict[str, tuple[str, ...]] = {
+    "bind_mounts": (*_MOUNT, "propagation", "read_only"),
+    "data_layer": (
+        *("access_key", "bucket", "bucket_directory_path", "container_storage_path", "endpoint_url"),
+        *("host_storage_path", "local_cache_container_path", "local_cache_host_path", "secret_key", "type"),
+    ),
+    "environment.image": ("cpu", "cuda", "gpu", "rocm"),
+    "environment.proxy_ports": ("default_service_id", "proxy_port", "proxy_tcp", "unauthenticated"),
+    "environment.registry_auth": (
+        *("auth", "email", "identitytoken", "password", "registrytoken", "serveraddress", "username"),
+    ),
+    "integration": ("pachyderm",),
+    "integrations": ("pachyderm", "webhooks"),
+    "integrations.pachyderm": _PACHYDERM,
+    "integrations.webhooks": ("exclude", "webhook_id", "webhook_name"),
+    "internal": ("native",),
+    "pbs": ("pbsbatch_args", "slots_per_node"),
+    "profiling": ("begin_on_batch", "enabled", "end_after_batch", "sync_timings"),
+    "resources.devices": (*_MOUNT, "mode"),
+    "retention_policy": ("log_retention_days",),
+    "security": ("kerberos",),
+    "security.kerberos": ("config_file",),
+    "slurm": ("gpu_type", "sbatch_args", "slots_per_node"),
+}
+
 _STEPS = "steps are no more, in Determined neither; "
 _HDFS = "HDFS is no more, in Determined neither; mount it and write type: directory, or use s3, gcs or azure"
 _SYNC = "of search methods that are no more, in Determined neither; adaptive_asha and asha take max_trials"
 _PBT = "of population-based training, which is no more, in Determined neither; use name: adaptive_asha"
 
-#: Of old versions, with what to write.
+#: Refused fields of old versions, with what to write instead.
 NO_MORE: dict[str, str] = {
     "batches_per_step": _STEPS + "write scheduling_unit, in batches, for how often metrics are reported",
     "checkpoint_storage.hdfs_path": _HDFS,
@@ -88,10 +118,10 @@ NO_MORE: dict[str, str] = {
     "searcher.train_stragglers": _SYNC,
 }
 
-#: Of old versions, and read as what they are called now.
+#: Old names that are read as the current ones.
 OLDER = {"checkpoint_storage.checkpoint_path": "as storage_path, which it is called now"}
 
-#: Of the schema, and not of Determined's.
+#: Fields of the schema that Determined does not have.
 OURS = frozenset(
     {
         "checkpoint_storage.account_key",
@@ -112,18 +142,18 @@ OURS = frozenset(
 
 
 def not_used(raw: Mapping[Any, Any]) -> list[tuple[str, str]]:
-    """The fields of a config, as it was read, that have no meaning here, in its order, each with why.
+    """The ignored fields of a raw config, in its order, each with the reason.
 
-    A field that is null says nothing, and is not told.
+    Fields that are null or empty are not listed.
 
-    >>> not_used({"name": "digits", "workspace": "vision", "resources": {"slots_per_trial": 2}})
+    >>> not_used({"name": "digits", "workspace": "vision", "resources": {"slots_per_trial": 2}, "bind_mounts": []})
     [('workspace', "of Determined's web pages; experiments lie in checkpoint_storage by their names")]
     """
     return [(path, NOT_USED[path]) for path in _paths(raw) if path in NOT_USED]
 
 
 def without_not_used(raw: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The config without them."""
+    """The config without its ignored fields."""
     kept: dict[Any, Any] = {}
     for name, value in raw.items():
         if name in NOT_USED:
@@ -134,21 +164,43 @@ def without_not_used(raw: Mapping[Any, Any]) -> dict[Any, Any]:
     return kept
 
 
+def misspelt(raw: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
+    """Unknown fields within the ignored ones, each with the nearest name in Determined's schema.
+
+    >>> list(misspelt({"environment": {"image": {"cpu": "a:1", "cdua": "b:2"}}}))
+    [('environment.image.cdua', 'unknown field; did you mean cuda?')]
+    """
+    for place, known in INSIDE.items():
+        value: object = raw
+        for name in place.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        several = isinstance(value, list)
+        for number, each in enumerate(value if isinstance(value, list) else [value]):
+            for name in each if isinstance(each, Mapping) else ():
+                if name not in known:
+                    near = difflib.get_close_matches(str(name), known, n=1)
+                    hint = f"did you mean {near[0]}?" if near else f"the fields here are {', '.join(known)}"
+                    yield f"{place}{f'[{number}]' if several else ''}.{name}", f"unknown field; {hint}"
+
+
+_NOTHING: tuple[object, ...] = (None, [], {})
+
+
 def _paths(raw: Mapping[Any, Any]) -> list[str]:
-    """Of all fields that are not null, of those one level below, and of the actions of log policies."""
+    """The paths of all fields that are not empty, of those one level below, and of the actions of log policies."""
     found: list[str] = []
     for name, value in raw.items():
-        if value is not None:
+        if value not in _NOTHING:
             found.append(str(name))
         if isinstance(value, Mapping):
-            found += [f"{name}.{inner}" for inner, item in value.items() if item is not None]
+            found += [f"{name}.{inner}" for inner, item in value.items() if item not in _NOTHING]
         elif name == "log_policies" and isinstance(value, list):
             found += dict.fromkeys(f"{name}.{action}" for policy in value for action in actions(policy))
     return found
 
 
 def actions(policy: object) -> list[str]:
-    """What is done about a line of a log, by the policy's new or old spelling; a signal is an action here too.
+    """The actions of a log policy, in its new or old spelling; a signal counts as one.
 
     >>> actions({"pattern": "ECC", "action": {"type": "exclude_node"}, "signal": "bad memory"})
     ['exclude_node', 'signal']
@@ -167,8 +219,10 @@ def actions(policy: object) -> list[str]:
             found.append(_ACTIONS.get(kind, kind))
         elif isinstance(each, Mapping) and each.get("signal") is not None:
             found.append("signal")
+    if not found and policy.get("name") is not None and policy.get("pattern") is not None:
+        found.append("signal")  # its name is shown like one
     return found
 
 
-#: As their first version had them.
+#: Their names in the first version.
 _ACTIONS = {"on_failure_dont_retry": "cancel_retries", "on_failure_exclude_node": "exclude_node"}

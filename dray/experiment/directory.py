@@ -1,4 +1,4 @@
-"""What an experiment keeps, and where: one directory, from which it can be resumed and read."""
+"""The directory of an experiment: all that it keeps, to be resumed and read from."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import time
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from dray.storage.disk import force_to_disk
 log = logging.getLogger(__name__)
 
 PROBE_S = 10.0
-"""How long an object store that can't be reached is tried before a run begins."""
+"""How long an unreachable object store is tried before a run begins."""
 
 
 class ExperimentDirectory:
@@ -60,11 +61,11 @@ class ExperimentDirectory:
 
     @property
     def has_code(self) -> bool:
-        """Whether there is a copy of the model's code."""
+        """Whether it has a copy of the model's code."""
         return self.code.is_dir() and any(self.code.iterdir())
 
     def copy_code(self, code: Code, config: ExperimentConfig) -> None:
-        """Take a copy of the model's code, without the config's secrets."""
+        """Copy the model's code, without the config's secrets."""
         code.copy(self.code)
         if changed := hide_in(self.code, config.secrets):
             some = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
@@ -83,7 +84,7 @@ class ExperimentDirectory:
         return store_at(self.storage.child(f"trial_{trial_id}"), self.trial(trial_id))
 
     def write_storage(self, where: Location) -> None:
-        """Note where checkpoints are that are not here."""
+        """Write down where checkpoints are, if not here."""
         descriptor = os.open(self.storage_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump({"location": where.uri, "secrets": dict(where.secrets)}, file, indent=1)
@@ -93,7 +94,7 @@ class ExperimentDirectory:
         """Make the directory, with the config and a copy of the model's code.
 
         Raises:
-            ConfigError: there is an experiment already, or the code is too large to be code.
+            ConfigError: there is an experiment already, or the code is too large.
         """
         directory = cls(path)
         if directory.journal.exists():
@@ -106,17 +107,17 @@ class ExperimentDirectory:
         where = config.checkpoint_storage.location
         if where is not None and not where.is_local:
             directory.write_storage(where.child(path.name))
-        # Last: a directory with a config is complete.
+        # Written last: a directory with a config is complete.
         unnamed = directory.config_file.with_suffix(".tmp")
         unnamed.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
         os.replace(unnamed, directory.config_file)
-        # What the journal will say of it does not outlive it.
+        # The directory must be on the disk before its journal's records are.
         force_to_disk(path)
         return directory
 
     @classmethod
     def open(cls, path: Path) -> ExperimentDirectory:
-        """The directory of an experiment that was created before.
+        """The directory of an existing experiment.
 
         Raises:
             ConfigError: there is none.
@@ -141,12 +142,26 @@ def new_path(config: ExperimentConfig) -> Path:
 
 
 def results() -> Path:
-    """Where experiments are that do not say where: ``DRAY_HOME``, else ``~/dray_results``."""
+    """The default storage: ``DRAY_HOME``, else ``~/dray_results``."""
     return Path(os.environ.get("DRAY_HOME", "~/dray_results")).expanduser()
 
 
+def make_findable(path: Path) -> None:
+    """Link a new experiment that is elsewhere into the default storage, so that its name and ``latest`` find it."""
+    with suppress(OSError):  # it is there; or the default storage can't be written, which is no reason not to run
+        results().mkdir(parents=True, exist_ok=True)
+        (results() / path.name).symlink_to(path)
+
+
+def forget(path: Path) -> None:
+    """Remove the link to an experiment that is deleted."""
+    link = results() / path.name
+    if link.is_symlink() and link.readlink() == path:
+        link.unlink()
+
+
 def check_storage(where: Location | None) -> None:
-    """See that an object store can be written to, read and deleted from, by doing so, before anything trains.
+    """Check, by doing so, that an object store can be written, read and deleted from, before anything trains.
 
     Raises:
         ConfigError: it can't.

@@ -1,4 +1,4 @@
-"""What a person sees of a run: how it goes, while it goes on; the best trials, at its end."""
+"""Shows a run to the user: its status while it runs, and the best trials at its end."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ if TYPE_CHECKING:
     from dray.experiment.result import Result
 
 DRAWN_EVERY_S = 0.25
-"""How often the picture on a terminal is drawn; in a notebook, a fourth as often."""
+"""How often the picture on a terminal is drawn; in a notebook a quarter as often."""
 PLAIN_EVERY_S = (10.0, 60.0)
-"""How often a line is printed where there is no terminal to keep a picture up to date on: first, and after half an hour
-at most."""
+"""How often a line is printed without a terminal: at first, and from half an hour on."""
 SHOWN_TRIALS = 10
 NOTEBOOK = 100, 30
 """Columns and lines of the picture in a notebook."""
 
 
 class _Screen(Protocol):
-    """Where a picture is kept up to date."""
+    """Something that shows a picture and updates it."""
 
     every_s: float
 
@@ -49,13 +48,13 @@ class _Screen(Protocol):
 
 
 class _Terminal:
-    """The picture is at the end of what is printed, and gone in the end."""
+    """The picture is below all printed lines, and is removed at the end."""
 
     every_s = DRAWN_EVERY_S
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        # Drawn when the run looks at itself: no thread of its own.
+        # Drawn by the driver's own loop, without a thread.
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._live.start()
 
@@ -70,7 +69,7 @@ class _Terminal:
 
 
 class _Notebook:
-    """The picture is one output of the notebook's cell, which is replaced."""
+    """The picture is one output of the notebook's cell, and is replaced."""
 
     every_s = 4 * DRAWN_EVERY_S
 
@@ -88,7 +87,7 @@ class _Notebook:
 
 
 def _ipython() -> Any:
-    """What every notebook has; dray does not depend on it."""
+    """IPython's display module, which every notebook has; dray does not depend on it."""
     return importlib.import_module("IPython.display")
 
 
@@ -100,14 +99,14 @@ def _html(picture: RenderableType) -> Any:
 
 
 class Display:
-    """The status of a run: on a terminal and in a notebook a picture, elsewhere a line from time to time.
+    """The status of a run: a picture on a terminal and in a notebook, elsewhere a line from time to time.
 
     Args:
-        name: of the experiment.
+        name: name of the experiment.
         path: where it is stored.
-        metric: that the search compares.
-        smaller_is_better: of the metric.
-        unit: that the search counts lengths in.
+        metric: the searcher's metric.
+        smaller_is_better: whether the metric is minimised.
+        unit: the search's unit of length.
         console: standard error by default, so that output can be piped.
     """
 
@@ -142,24 +141,29 @@ class Display:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._screen is not None:
             if self._looked is not None and isinstance(self._screen, _Notebook):
-                self._draw(self._screen, *self._looked)  # it stays: as it was in the end
+                self._draw(self._screen, *self._looked)  # it stays, so draw the final state
             self._screen.close()
             self._screen = None
 
     def say(self, text: str) -> None:
         """Print one line above the status."""
-        # Not cut into lines: a path or a command is to be copied as it is.
+        # Not wrapped, so that paths and commands can be copied.
         self._console.print(Text(text), soft_wrap=True)
+
+    def starting(self, what: str) -> None:
+        """Show what the run waits for before it begins; only with a picture, which replaces it."""
+        if self._screen is not None:
+            self._screen.draw(Text(f"{what} ...", "dim"))
 
     def begin(self, search: Search, records: Sequence[Mapping[str, Any]]) -> None:
         """A run of the search begins.
 
         Args:
-            search: as it is now.
-            records: of the journal before.
+            search: in its current state.
+            records: the journal so far.
         """
         self._search = search
-        # One of the user's own would have to be tried out, with state that it has now.
+        # A user's own method could only be simulated, which would change its state.
         known = not is_simulated(search.method)
         self._board.begin(Forecast(preview(search.method)) if known else None, records)
         if any(record.get("event") == "started" for record in records):
@@ -170,18 +174,18 @@ class Display:
         self._board.rows(trial, rows)
 
     def waits(self, what: str) -> None:
-        """Say in what is shown from now on that worker groups wait, and for what; "" if they do not."""
+        """Show from now on what worker groups wait for; "" if they do not wait."""
         self._board.waits = what
 
     def update(self, search: Search, counts: Counts, groups: int, groups_wanted: int) -> None:
-        """Show how the run is doing now; at most a few times a second, however often it is called."""
+        """Show the run's current status; at most a few times a second, however often it is called."""
         now = time.monotonic()
         self._looked = search, counts, groups, groups_wanted
         if now < self._due:
             return
         if self._screen is not None:
             self._draw(self._screen, search, counts, groups, groups_wanted)
-            # Of a search of many trials it takes longer, and changes less.
+            # With many trials drawing takes longer, and the picture changes less.
             self._due = now + max(self._screen.every_s, 20 * (time.monotonic() - now))
         else:
             self._board.look(search, groups)
@@ -195,9 +199,9 @@ class Display:
         screen.draw(self._board.picture(search, counts, groups, groups_wanted, width=width, height=height))
 
     def failure(self, trial: int, error: str, ended: str = "") -> None:
-        """Say that a trial failed, and why: the error, and the user's own line; the journal has the whole traceback.
+        """Say that a trial failed: the error, and the line of the user's code. The journal has the whole traceback.
 
-        ``ended``: why it is not started again.
+        ``ended``: why it is not started again; "" if it is.
         """
         self._failures += 1
         if self._failures <= SHOWN_TRIALS:
@@ -215,46 +219,48 @@ class Display:
             self.say(f"worker group {group} starts anew after trial {trial}: {why}")
 
     def closing(self, stopped: bool) -> None:
-        """The run ends, by itself or because it was told to."""
+        """The run ends, by itself or because it was stopped."""
         if stopped:
-            # Nothing moves on it any more.
+            # The picture would not change any more.
             self.__exit__(None, None, None)
             self.say("stopping: running trials save what they have; once more to end at once")
 
     def interrupted(self) -> None:
-        """How far it was, and how to go on."""
+        """Say how far an interrupted run was, and how to resume it."""
         if self._search is not None:
             self.say(f"stopped: {_so_far(self._search)}")
-        self.say(f"go on with: dray experiment resume {shlex.quote(str(self._path))}")
+        self.say(f"go on with: dray experiment resume {self._named()}")
 
     def ended(self) -> None:
-        """There is nothing left to run, and how there would be."""
+        """Say that nothing is left to run, and how to extend the search."""
         self.say(
             f"it has ended already; for more: dray experiment extend {self._named()} --max-trials N (or --max-length)"
         )
 
     def result(self, result: Result) -> None:
-        """The table of the best trials, and where everything is."""
-        # At once: in a notebook, what is said at once is one output.
+        """Print the table of the best trials, and where everything is stored."""
+        # All at once, so that it is one output in a notebook.
         lines = best_trials(result, self._metric, self._sign, width=self._console.width)
         counts = result.trials["state"].value_counts()
         states = ", ".join(f"{count} {str(state).lower()}" for state, count in counts.items())
         took = duration(time.monotonic() - self._began)
-        named = self._named()
-        lines += [
-            f"{len(result.trials)} trials ({states}) in {took}. Results: {self._path}",
-            f"look at them: dray report {named}",
-            f"              dray trial list {named} --best",
-        ]
-        self.say("\n".join(lines))
+        named, trials = self._named(), len(result.trials)
+        looks = (
+            [f"look at them: dray report {named}", f"              dray trial list {named} --best"]
+            if lines
+            else [f"look at {'what failed' if 'ERRORED' in counts else 'it'}: dray experiment describe {named}"]
+        )
+        told = f"{trials} trial{'s' * (trials != 1)} ({states}) in {took}. Results: {self._path}"
+        self.say("\n".join([*lines, told, *looks]))
 
     def _named(self) -> str:
-        """The experiment, as a command on this machine takes it."""
-        return shlex.quote(self._path.name if self._path.parent == results().resolve() else str(self._path))
+        """The experiment's name in commands on this machine."""
+        is_found = (results() / self._path.name).resolve() == self._path
+        return shlex.quote(self._path.name if is_found else str(self._path))
 
 
 def _so_far(search: Search) -> str:
-    """Of a search between two runs."""
+    """The state of a search between two runs."""
     views = search.trials.values()
     begun = sum(not view.ended and view.hparams is not None for view in views)
     ended = sum(view.ended for view in views)
@@ -262,11 +268,13 @@ def _so_far(search: Search) -> str:
 
 
 def best_trials(result: Result, metric: str, sign: int, *, width: int) -> list[str]:
-    """The trials with the best metric, best first, as lines: as many of their hyperparameters and of their other
-    metrics as there is room for."""
+    """The best trials, best first, as lines of a table, with as many hyperparameters and other metrics as fit. No lines
+    if no trial has validated."""
     trials = result.trials
-    validated = trials[trials["best_metric"].notna()]  # one that has not started has no hyperparameters yet
-    # By what is shown of them: a hyperparameter can be a list, which has no hash.
+    validated = trials[trials["best_metric"].notna()]  # trials that have not started have no hyperparameters yet
+    if validated.empty:
+        return []
+    # Compared as text: a hyperparameter can be a list, which has no hash.
     drawn = [column for column in trials.columns if column.startswith("hparams.")]
     names = [column for column in drawn if validated[column].map(_shown).nunique() > 1]
     others = _other_metrics(result, metric)
@@ -302,7 +310,7 @@ def _width(heading: str, cells: Sequence[str]) -> int:
 
 
 def _other_metrics(result: Result, metric: str) -> Any:
-    """The other validation metrics of each trial where it was best: a column each, by trial."""
+    """The other validation metrics at each trial's best validation: a column for each metric, by trial."""
     rows = result.metrics
     rows = rows[rows["kind"] == "validation"]
     best = result.best_batches()

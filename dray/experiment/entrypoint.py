@@ -1,9 +1,10 @@
-"""From ``entrypoint`` to the trial's class, or to the program that trains one; or to one clear error."""
+"""Loads what ``entrypoint`` names, a trial's class or a program that trains one, or raises one clear error."""
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
+import inspect
 import os
 from pathlib import Path
 from types import ModuleType
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 def load_entrypoint(
     entrypoint: str | list[str] | None, model_dir: str | os.PathLike[str]
 ) -> type[PyTorchTrial] | Script:
-    """Import the class that ``entrypoint`` names from ``model_dir``, or find the program there, ready to run.
+    """Import the class that ``entrypoint`` names from ``model_dir``, or find the program there, without running it.
 
-    The directory stays at the front of ``sys.path`` as with ``load_trial_class``.
+    The directory stays at the front of ``sys.path``, as with ``load_trial_class``.
 
     Args:
         entrypoint: ``module:Class``, or a program, see ``parse_entrypoint``.
@@ -42,7 +43,9 @@ def load_entrypoint(
     except ValueError as error:
         raise _error("entrypoint", str(error)) from None
     if isinstance(program, str):
-        return load_trial_class(program, model_dir)
+        trial_class = load_trial_class(program, model_dir)
+        _check_constructor(trial_class, program)
+        return trial_class
     directory = _directory(model_dir).resolve()
     use_model_dir(directory)
     _check_program(program, directory)
@@ -50,9 +53,9 @@ def load_entrypoint(
 
 
 def check_entrypoint(entrypoint: str | list[str] | None, model_dir: str | os.PathLike[str]) -> None:
-    """Tell a bad entrypoint before Ray starts.
+    """Check the entrypoint before Ray starts.
 
-    With a ``startup-hook.sh`` the model's imports are left to the workers, where that has brought what they need.
+    With a ``startup-hook.sh`` only the workers import the model, after the hook has installed what it needs.
 
     Raises:
         EntrypointError: as ``load_entrypoint``.
@@ -62,6 +65,17 @@ def check_entrypoint(entrypoint: str | list[str] | None, model_dir: str | os.Pat
     except ImportRaisedError:
         if not (Path(model_dir) / HOOK).is_file():
             raise
+
+
+def _check_constructor(trial_class: type[PyTorchTrial], entrypoint: str) -> None:
+    try:
+        inspect.signature(trial_class).bind(None)
+    except TypeError as error:
+        raise _error(
+            "entrypoint",
+            f"{entrypoint} is made with the context alone, and its constructor does not take that ({error}); give the "
+            "other parameters defaults, or name the program that makes it, such as python3 train.py",
+        ) from None
 
 
 def _check_program(program: Script, directory: Path) -> None:
@@ -93,7 +107,7 @@ def _check_syntax(path: Path, directory: Path) -> None:
 
 
 def _installed(module: str, directory: Path) -> bool:
-    """Whether a module outside of the model's directory has this name; only its outermost package is looked for."""
+    """Whether a module outside of the model's directory has this name; only its outermost package is checked."""
     outermost = module.partition(".")[0]
     return module_file(directory, outermost) is None and importlib.util.find_spec(outermost) is not None
 
@@ -101,12 +115,12 @@ def _installed(module: str, directory: Path) -> bool:
 def load_trial_class(entrypoint: str | None, model_dir: str | os.PathLike[str]) -> type[PyTorchTrial]:
     """Import the class that ``entrypoint`` names from ``model_dir``.
 
-    The directory stays at the front of ``sys.path`` until another one is given; another's modules of the same names
-    are forgotten first, so that two experiments can each have their own ``model_def`` in one process.
+    The directory stays at the front of ``sys.path`` until another one is given. Modules of the previous one are
+    forgotten first, so that two experiments in one process can each have their own ``model_def``.
 
     Args:
         entrypoint: ``module:Class``; the module may be in a package, ``models.digits:DigitsTrial``.
-        model_dir: The directory that the module lies in.
+        model_dir: The directory with the module.
 
     Raises:
         EntrypointError: no such directory, module or class, the module raises when it is imported (with the end of its
@@ -130,11 +144,11 @@ def _directory(model_dir: str | os.PathLike[str]) -> Path:
 
 
 def _find(module: ModuleType, name: str) -> type[PyTorchTrial]:
-    # Here, not above: it brings torch, and a bad module is told sooner without it.
+    # Imported here because it imports torch: a bad module is reported sooner.
     from dray.pytorch import PyTorchTrial
 
     found: object = module
-    for part in name.split("."):  # a class within a class has a dotted name
+    for part in name.split("."):  # a nested class has a dotted name
         found = getattr(found, part, None)
     if isinstance(found, type) and issubclass(found, PyTorchTrial):
         return found

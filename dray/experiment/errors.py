@@ -1,4 +1,4 @@
-"""What can be wrong with an experiment, said so that it can be mended."""
+"""The errors of an experiment."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class Fault(NamedTuple):
     """One thing that is wrong with a config.
 
     Attributes:
-        path: The field, as in ``searcher.divisor``, or the line of the file where there is no field yet.
-        what: What was expected, what came, and what to do: ``must be > 1, got 1; ...``.
+        path: The field, such as ``searcher.divisor``, or the line of a file that could not be parsed.
+        what: What was expected, what was given, and what to do: ``must be > 1, got 1; ...``.
     """
 
     path: str
@@ -22,11 +22,11 @@ class Fault(NamedTuple):
 
 
 class ConfigError(ValueError):
-    """An experiment config that cannot be run; it lists every fault that was found, one a line.
+    """An experiment config that cannot be run; lists all faults, one per line.
 
     Args:
         faults: ``Fault`` or ``(path, what)`` pairs; at least one.
-        source: Where the config came from: a file's name, or a phrase.
+        source: Where the config comes from: a file's name, or a phrase.
 
     >>> print(ConfigError([("searcher.divisor", "must be > 1, got 1")], source="asha.yaml"))
     asha.yaml has 1 fault:
@@ -45,20 +45,20 @@ class ConfigError(ValueError):
 
 
 class EntrypointError(ConfigError):
-    """``entrypoint`` does not lead to a class that can be trained, nor to a program."""
+    """``entrypoint`` names neither a class that can be trained nor a program."""
 
 
 class ImportRaisedError(EntrypointError):
-    """The module of ``entrypoint`` is there, but raises when it is imported."""
+    """The module of ``entrypoint`` exists, but raises when it is imported."""
 
 
 class NoExperiment(LookupError):
-    """There is no such experiment, trial or checkpoint, or there are several; its message is one line."""
+    """There is no such experiment, trial or checkpoint, or there are several; the message is one line."""
 
 
 class ExperimentError(RuntimeError):
-    """A search that began and could not end well; its message is for the user, without a traceback."""
+    """A search began and failed; the message is for the user, without a traceback."""
 
 
 class DeskLost(ExperimentError):
-    """The process that the trials' workers talk to has died, or Ray has: the journal can be gone on from."""
+    """The desk, which the workers talk to, or Ray has died; the experiment can be resumed from its journal."""

@@ -15,7 +15,7 @@ import dray
 from dray.experiment import loggers
 from dray.experiment.code import ByValue, FromDirectory, place_of
 from dray.experiment.config import ExperimentConfig, load_config
-from dray.experiment.directory import ExperimentDirectory, check_storage, new_path
+from dray.experiment.directory import ExperimentDirectory, check_storage, make_findable, new_path
 from dray.experiment.display import Display
 from dray.experiment.entrypoint import check_entrypoint
 from dray.experiment.errors import ConfigError, DeskLost, EntrypointError, ExperimentError
@@ -43,29 +43,29 @@ if TYPE_CHECKING:
 
 
 DESK_LOSSES_IN_VAIN = 3
-"""An experiment ends when it loses its desk so often in a row without a trial's report in between."""
+"""An experiment ends when it has lost its desk so often in a row without a trial's report in between."""
 
 
 class Experiment:
     """A search over the hyperparameters of a ``PyTorchTrial``, on Ray.
 
-    Everything that can be wrong with the config or the class is told here, before Ray starts.
+    The config and the class are checked here, before Ray starts.
 
     Args:
-        config: a YAML file's path, or a mapping of the same shape, whose ``hyperparameters`` may be distributions of
-            Optuna's or domains of ``ray.tune``.
-        model_dir: the directory that the config's ``entrypoint`` is imported from, or run in; the config file's own by
-            default. It is copied into the experiment, but for what is no code (see ``.drayignore``), and brought to the
-            workers; a ``startup-hook.sh`` in it runs on each machine before its first worker imports from it.
-        trial: the class itself, in place of the entrypoint. One of a script or a notebook comes to the workers of a
-            cluster with the directory that it lies in.
-        path: the experiment's directory; a new one in the config's storage by default.
-        storage_path: as ``checkpoint_storage`` of the config, in its place: a directory, or ``s3://bucket/prefix``. If
-            neither says where, ``DRAY_STORAGE`` of the environment does.
-        constraint: says of hyperparameters, a dict, whether they may be tried; others are drawn again.
-        method: a search method of your own, new; the config says ``searcher: {name: custom, ...}`` then. It may also
-            name the class, which is then imported from ``model_dir``: ``name: my_module:MyMethod``.
-        sampler: a sampler of your own, new; or the config names its class: ``sampler: my_module:MySampler``.
+        config: a YAML file's path, or a mapping of the same shape, whose ``hyperparameters`` may also be Optuna's
+            distributions or domains of ``ray.tune``.
+        model_dir: the directory that the config's ``entrypoint`` is imported from, or run in; by default the config
+            file's own. Its code is copied into the experiment (see ``.drayignore``) and brought to the workers; a
+            ``startup-hook.sh`` in it runs on each machine before its first worker imports from it.
+        trial: the class itself, instead of an entrypoint. The class of a script or a notebook is brought to the workers
+            of a cluster with the directory that it is in.
+        path: the experiment's directory; by default a new one in the config's storage.
+        storage_path: instead of the config's ``checkpoint_storage``: a directory, or ``s3://bucket/prefix``. If neither
+            is given, the environment's ``DRAY_STORAGE``.
+        constraint: says of a dict of hyperparameters whether they may be tried; if not, others are drawn.
+        method: a new search method of your own; the config then has ``searcher: {name: custom, ...}``. Or the config
+            names its class, to be imported from ``model_dir``: ``name: my_module:MyMethod``.
+        sampler: a new sampler of your own. Or the config names its class: ``sampler: my_module:MySampler``.
         address: of a Ray cluster. By default the one that this process is connected to, or that ``RAY_ADDRESS`` names,
             or a new one on this machine.
 
@@ -118,6 +118,7 @@ class Experiment:
         self._extension: dict[str, int] = {}
         self._resumes = False
         self.path = Path(path).expanduser().resolve() if path is not None else new_path(checked)
+        self._is_placed = path is None  # else its place is the caller's
 
     @classmethod
     def resume(
@@ -132,22 +133,22 @@ class Experiment:
         sampler: Sampler | None = None,
         address: str | None = None,
     ) -> Experiment:
-        """The experiment in ``path``, to go on exactly where its journal ends.
+        """The experiment in ``path``, which goes on exactly where its journal ends.
 
-        A finished one has nothing left to do, unless it is extended: by more trials, or to a greater length, for which
-        the best of those that were paused or completed go on from their checkpoints.
+        A finished one has nothing left to do, unless it is extended: by more trials, or to a greater length, to which
+        the best trials that were paused or completed go on from their checkpoints.
 
         Args:
-            path: its directory; or where an object store has it, as ``s3://bucket/results/digits-1``.
-            max_trials: trials in all, instead of those until now.
-            max_length: length of a trial, instead of that until now; in the same unit.
+            path: its directory, or its place in an object store, e.g. ``s3://bucket/results/digits-1``.
+            max_trials: the new number of trials in all.
+            max_length: the new length of a trial, in the same unit.
             trial: the class, if the experiment was given one that only a script or a notebook has.
-            constraint, method, sampler: those of the experiment, if it was given some from Python, in the state that
-                they were given in. What the config names is imported from the experiment's copy of the code.
+            constraint, method, sampler: as given to the new experiment, if they were given from Python, and new again.
+                What the config names is imported from the experiment's copy of the code.
             address: as for a new experiment.
 
         Raises:
-            ConfigError: there is no experiment, or its class is needed.
+            ConfigError: there is no experiment, or its class must be given.
         """
         self = cls.__new__(cls)
         directory = ExperimentDirectory.open(brought(path))
@@ -167,17 +168,17 @@ class Experiment:
         return self
 
     def run(self, *, on_message: Callable[[Message], None] | None = None) -> Result:
-        """Run the search to its end, or from where it was to its end; blocks, and shows how it goes.
+        """Run the search to its end, from where it is; blocks, and shows progress.
 
-        Ctrl-C (or SIGTERM) lets running trials save and stops; ``resume(path).run()`` goes on.
+        Ctrl-C (or SIGTERM) lets running trials save, and stops; ``resume(path).run()`` goes on.
 
         Args:
-            on_message: called with what the driver hears of groups and leases; for benchmarks.
+            on_message: called with what the driver is told of worker groups and leases; for benchmarks.
 
         Raises:
-            ConfigError: something that only a running trial or the cluster could show is wrong with the config; or the
-                search cannot be extended so.
-            ExperimentError: the search failed: no trial came to an end, or it could not go on.
+            ConfigError: a fault of the config that only a trial or the cluster could show; or the search can't be
+                extended like that.
+            ExperimentError: the search failed: every trial did, or it could not go on.
             ConnectionError: there is no Ray cluster at the address, ``RAY_ADDRESS`` by default.
             KeyboardInterrupt: it was stopped.
         """
@@ -187,8 +188,10 @@ class Experiment:
         else:
             check_storage(self._config.checkpoint_storage.location)
             directory = ExperimentDirectory.create(self.path, self._config, self._code)
+            if self._is_placed:
+                make_findable(self.path)
         self._resumes = True
-        # The mirror is closed last: when all has come to the disk.
+        # The mirror is closed last, once everything is on the disk.
         with (
             contextlib.closing(Mirror(directory)),
             Journal(directory.journal) as journal,
@@ -235,7 +238,7 @@ class Experiment:
     def _opened(
         self, journal: Journal, observers: Observers, records: list[dict[str, object]]
     ) -> tuple[Search, ExperimentConfig]:
-        """The search as the journal's records tell it, ready to go on, and the config as it was extended."""
+        """The search of the journal's records, ready to go on, and the config as extended."""
         self._check_given(records)
 
         def log(record: Record) -> None:
@@ -265,7 +268,7 @@ class Experiment:
         self._own.check(self._config)
 
     def _extended(self, search: Search, config: ExperimentConfig) -> ExperimentConfig:
-        """Extend the search as it is wanted, once; the config as it then is."""
+        """Extend the search, if that was asked for and is not done yet; returns the config as extended."""
         now = {"max_trials": config.searcher.max_trials, "max_length": config.searcher.length}
         wanted = {field: value for field, value in self._extension.items() if value != now[field]}
         if not wanted:
@@ -287,18 +290,20 @@ class Experiment:
         records: list[dict[str, object]],
         on_message: Callable[[Message], None] | None,
     ) -> None:
-        # Here, not above: bad input is told before Ray is even imported.
-        from dray.cluster import chatter
-        from dray.cluster.ray_cluster import connect
-
+        elsewhere = "" if directory.storage.is_local else f", its checkpoints in {directory.storage}"
+        display.say(f"experiment {config.name}, stored in {directory.path}{elsewhere}")
         metrics = MetricsLog(directory.metrics)
         quiet = contextlib.ExitStack()
         try:
+            quiet.enter_context(display)
+            display.starting("waiting for Ray")
+            # Here, not above: bad input is told before Ray is even imported.
+            from dray.cluster import chatter
+            from dray.cluster.ray_cluster import connect
+
             quiet.enter_context(chatter.kept_in(directory.path / chatter.FILE))
-            elsewhere = "" if directory.storage.is_local else f", its checkpoints in {directory.storage}"
-            display.say(f"experiment {config.name}, stored in {directory.path}{elsewhere}")
             with ThreadPoolExecutor(1) as pool:
-                # Ray's start is mostly waiting for its processes: time enough to import Train and Tune.
+                # Ray's start is mostly waiting for its processes: meanwhile Train and Tune are imported.
                 modules = pool.submit(importlib.import_module, "dray.experiment.run")
                 cluster = connect(self._address)
                 run = modules.result()
@@ -334,7 +339,7 @@ class Experiment:
 
 
 def _observers(directory: ExperimentDirectory, config: ExperimentConfig) -> dict[str, Make]:
-    """By name, what follows the experiment: made only when something is to be written."""
+    """The experiment's observers by name, each with a function that makes it once there is something to write."""
 
     def study() -> Observer:
         # Here, not above: Optuna's storage takes half a second to make.
@@ -346,7 +351,7 @@ def _observers(directory: ExperimentDirectory, config: ExperimentConfig) -> dict
 
 
 def _end_stopped(search: Search) -> None:
-    """Trials that were told to stop have ended, for the search, also where the driver died before it noted that."""
+    """Tell the search that trials that were told to stop have ended, where the driver died before it noted that."""
     while stopped := [view.id for view in search.trials.values() if view.stop_requested and not view.ended]:
         for trial in stopped:
             search.on(Exited(trial=trial, reason="stopped"))
@@ -360,6 +365,3 @@ def _trials(records: list[dict[str, object]], event: str) -> list[int]:
 def _last_error(directory: ExperimentDirectory) -> str:
     errors = [record["error"] for record in Journal.read(directory.journal) if "error" in record]
     return str(errors[-1]) if errors else "not recorded"
-
-
-__all__ = ["ConfigError", "EntrypointError", "Experiment", "ExperimentError"]

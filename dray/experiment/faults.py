@@ -1,4 +1,4 @@
-"""Put what pydantic found into words: ``path: what was expected, what came; what to write``."""
+"""Turns pydantic's errors into messages: ``path: what was expected, what was given; what to write``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pydantic_core import ErrorDetails
 
 from dray.experiment.determined_fields import NO_MORE, NOT_USED
 from dray.experiment.errors import Fault
-from dray.experiment.schema import SECRETS, SECTIONS, SLOT_FORMS
+from dray.experiment.schema import SECTIONS
+from dray.experiment.schema.resources import SLOT_FORMS
+from dray.experiment.schema.storage import SECRETS
 
 _KINDS = {
     "int_type": "a whole number",
@@ -29,16 +31,16 @@ _KINDS = {
 
 
 def faults_of(error: ValidationError) -> list[Fault]:
-    """Every fault that pydantic found, in the order of the config's fields.
+    """All faults that pydantic found, in the order of the config's fields.
 
     Args:
-        error: What validating one of the sections, or the whole config, raised.
+        error: From validating a section, or the whole config.
     """
     return [_fault(details) for details in error.errors(include_url=False)]
 
 
 def unknown_field(location: tuple[str, ...], name: str) -> Fault:
-    """The fault of a field that is not there, with the nearest that is."""
+    """The fault of an unknown field, with the nearest known one."""
     path = ".".join((*location, name))
     if path in NO_MORE:
         return Fault(path, NO_MORE[path])
@@ -56,7 +58,7 @@ def unknown_field(location: tuple[str, ...], name: str) -> Fault:
 
 
 def missing_field(location: tuple[str, ...], name: str) -> Fault:
-    """The fault of a field that has to be given, with what it means and an example."""
+    """The fault of a missing field, with what it means and an example."""
     field = SECTIONS[location].model_fields[name]
     return Fault(".".join((*location, name)), f"required, got nothing; {field.description}, {_example(name, field)}")
 
@@ -75,7 +77,7 @@ def _what(details: ErrorDetails, place: tuple[str, ...], name: str) -> str:
     kind, got, context = details["type"], details["input"], details.get("ctx", {})
     if name in SECRETS:
         return f"must be text, got a {type(got).__name__}"
-    if (*place, name)[0] in ("data", "environment") and kind != "value_error":  # it may be, or hold, a secret
+    if (*place, name)[0] in ("data", "environment") and kind != "value_error":  # it may contain a secret
         return f"must be a mapping of names to values, got a {type(got).__name__}"
     field = _field(place, name)
     example = f"; {_example(name, field)}" if field is not None else ""
@@ -96,7 +98,7 @@ def _what(details: ErrorDetails, place: tuple[str, ...], name: str) -> str:
 
 
 def _field(place: tuple[str, ...], name: str) -> FieldInfo | None:
-    # A location that is no field lies inside a list or a free mapping: labels.0
+    # A location that is no field is inside a list or a free mapping: labels.0
     model: type[BaseModel] | None = SECTIONS.get(place)
     return None if model is None else model.model_fields.get(name)
 

@@ -1,4 +1,4 @@
-"""How far a search is, and how long it still takes: from the training that is left, not from the trials that ended."""
+"""A search's progress and remaining time: from the training that is left, not from the number of ended trials."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from searchers.preview import Preview
 from searchers.search import TrialView
 
 FIRST_S = 5.0
-"""For so long trials must have trained before a time is told."""
+"""How long trials must have trained before a time is given."""
 WINDOW_S = 30.0
-"""Speed is that of the last half of the run, and of so long at least."""
+"""Speed is measured over the last half of the run, and over at least this long."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """From one rung to the next: where it ends, its length, and how many trials are expected to go through it."""
+    """The way from one rung to the next: its end, its length, and how many trials are expected to train through it."""
 
     end: float
     length: float
@@ -26,13 +26,13 @@ class _Stage:
 
 
 class Forecast:
-    """A search's progress, in its own unit of length; in trials where it sets no lengths.
+    """A search's progress, in its own unit of length; in trials if it sets no lengths.
 
-    What trials have to go to their next rung is known, and how many are to be created. Of those that come to a rung, as
-    many go on as `searchers.preview` expects.
+    What is left to the next rung of each trial is known, and how many trials are to be created. The share of trials
+    that go on at a rung is taken from `searchers.preview`.
 
     Args:
-        expected: what the whole search does, of `searchers.preview.preview`.
+        expected: what the whole search will do, from `searchers.preview.preview`.
     """
 
     def __init__(self, expected: Preview) -> None:
@@ -55,31 +55,31 @@ class Forecast:
         self._began = 0.0
         self._moved = 0
         self.share = 0.0
-        """Of the search, from 0 to 1; it never falls."""
+        """Share of the search that is done, from 0 to 1; never decreases."""
         self.left_s: float | None = None
-        """Until its end; None as long as nobody can tell."""
+        """Seconds until its end; None if not known yet."""
 
     def rung(self, step: float) -> tuple[int, float]:
-        """The number, from 1, and the length of the rung that a trial at this length comes to next."""
+        """The number, from 1, and the length of the next rung of a trial at this length."""
         place = min(bisect_right(self._ends, step), len(self._ends) - 1)
         return place + 1, self._ends[place]
 
     @property
     def rungs(self) -> int:
-        """How many there are."""
+        """The number of rungs."""
         return len(self._ends)
 
     def look(self, trials: Iterable[TrialView], steps: Mapping[int, float], places: int, now: float) -> None:
-        """See how far the trials are.
+        """Take note of how far the trials are.
 
         Args:
-            trials: of the search.
-            steps: how far those are that run, where more is known of it than their last reports to the search.
+            trials: all trials of the search.
+            steps: how far running trials are, where that is beyond their last reports to the search.
             places: how many trials can run at once.
-            now: seconds, of a clock that never goes back.
+            now: time in seconds, from a monotonic clock.
         """
-        here = [0] * len(self._stages)  # trials between two rungs, on their way
-        left = [0.0] * len(self._stages)  # of these ways
+        here = [0] * len(self._stages)  # trials on each stage
+        left = [0.0] * len(self._stages)  # their remaining lengths
         trained, created, waiting, running, longest = 0.0, 0, 0, 0, 0.0
         for view in trials:
             created += view.state != "INVALID_HP"
@@ -110,19 +110,19 @@ class Forecast:
         trained += self._trained
         self.share = max(self.share, trained / (trained + total) if total else 1.0)
         if waiting or missing:
-            # At the end some places are free while the last trials run: on average, half of the longest stage.
+            # At the end some places are free while the last trials run: on average for half of the longest stage.
             unused = (places - 1) * max(stage.length for stage in self._stages if stage.trials) / 2
             total += min(unused, total)
         self._time(trained, total, longest, running, places, now)
 
     def _time(self, trained: float, left: float, longest: float, running: int, places: int, now: float) -> None:
-        """Tell the time from what one place has trained in a second lately."""
+        """Estimate the time from the recent training speed of one place."""
         if self._looked is not None:
             self._busy_s += running * (now - self._looked)
         self._looked = now
         if self._seen and trained > self._seen[-1][1]:
             self._moved += 1
-        if not self._moved:  # before the first progress there is nothing but starting up
+        if not self._moved:  # before the first progress, time is only spent on starting up
             self._seen.clear()
             self._began = now
         self._seen.append((now, trained, self._busy_s))

@@ -1,8 +1,8 @@
-"""Experiments by name: below the default storage, in a directory, or in an object store; and what each is, at a glance.
+"""Finds experiments by name, in the default storage, a directory or an object store, and gives an overview of each.
 
 A name is that of a directory below ``DRAY_HOME`` (else ``~/dray_results``), or the beginning of one, or ``latest``.
-What looks at an experiment in an object store gets a copy of its small files for as long as it looks, and changes
-nothing there: it may be running on another machine.
+Reading an experiment in an object store makes a temporary copy of its small files and changes nothing there: it may be
+running on another machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ State = Literal["RUNNING", "COMPLETED", "STOPPED", "ERROR", "UNKNOWN", "DAMAGED"
 
 LATEST = "latest"
 PATIENCE_S = 5.0
-"""How long an object store is tried: somebody waits for the answer."""
+"""How long an object store is tried: a user waits for the answer."""
 AT_ONCE = 8
 _TRIAL = re.compile(r"trial_\d+/")
 _SHOWN = 5
@@ -35,22 +35,22 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """An experiment at a glance, by its config and its journal alone.
+    """An overview of an experiment, from its config and its journal alone.
 
     Attributes:
-        name: of its directory.
-        path: its directory, or where an object store has it.
+        name: name of its directory.
+        path: its directory, or its URI in an object store.
         title: the config's ``name``.
-        state: RUNNING: a driver has it. COMPLETED, ERROR: it has ended, well or because no trial did. STOPPED: it has
-            not, and no driver has it; it can be resumed. UNKNOWN: it has not, and is in an object store, where a driver
-            elsewhere can't be seen. DAMAGED: its files can't be read; ``why`` says why.
-        trials, ended: how many there are so far, and how many of these have ended.
-        max_trials: how many there will be, None where that is not said beforehand.
-        metric: that the search compares.
-        best, best_trial: the best value that the journal has (of a rung, an end, or a checkpoint), and whose; None if
+        state: RUNNING: a driver runs it. COMPLETED: it has ended. ERROR: it has ended, and no trial completed. STOPPED:
+            it has not ended, and no driver runs it; it can be resumed. UNKNOWN: it has not ended, and is in an object
+            store, where a driver elsewhere can't be seen. DAMAGED: its files can't be read; ``why`` says why.
+        trials, ended: how many trials there are so far, and how many of them have ended.
+        max_trials: how many there will be; None if that is not known in advance.
+        metric: the searcher's metric.
+        best, best_trial: the best value in the journal (at a rung, an end, or a checkpoint), and its trial; None if
             there is none.
-        began, last: when it was created, and when something happened last; Unix time in s. None before it began.
-        ran_s: for how many seconds a driver has had it.
+        began, last: times of its creation and of its last event; Unix time in s. None before it began.
+        ran_s: for how many seconds drivers have run it.
     """
 
     name: str
@@ -74,8 +74,8 @@ class Found:
     """An experiment that was found.
 
     Attributes:
-        directory: its directory; of one in an object store, that of a copy.
-        where: the path, or the URI, that it is known by.
+        directory: its directory; for one in an object store, that of a copy.
+        where: its path, or its URI.
         is_copy: whether ``directory`` is a copy.
     """
 
@@ -85,17 +85,17 @@ class Found:
 
     @property
     def name(self) -> str:
-        """Its directory's."""
+        """The name of its directory."""
         return Location.of(self.where).name
 
     def overview(self) -> Overview:
-        """It at a glance.
+        """Its overview.
 
         Raises:
             JournalError: its journal is damaged.
         """
         directory = self.directory
-        # Asked before the journal is read: a driver that ends in between has then written its last word.
+        # Checked before the journal is read: if a driver ends in between, its last record is read too.
         is_run = None if self.is_copy else Journal.writer(directory.journal) is not None
         records = Journal.read(directory.journal) if directory.journal.exists() else []
         return _overview(self.where, directory.config_file.read_bytes(), records, is_run)
@@ -108,11 +108,11 @@ def whereabouts(experiment: str) -> str:
         experiment: a path, ``s3://...``, a name below the default storage, the beginning of one, or ``latest``.
 
     Raises:
-        NoExperiment: there is none, or there are several of that name.
+        NoExperiment: there is none, or several match.
     """
     location = _location(experiment)
     if not location.is_local:
-        own = results() / location.name  # as it is gone on with, see `mirror.brought`
+        own = results() / location.name  # the copy that resuming uses, see `mirror.brought`
         has = ExperimentDirectory(own) if ExperimentDirectory(own).config_file.exists() else None
         return str(own) if has is not None and _same(has.storage, location) else experiment
     path, root = location.path, results()
@@ -120,9 +120,10 @@ def whereabouts(experiment: str) -> str:
         return str(path.resolve())
     if os.sep in experiment or experiment.startswith((".", "~")):
         raise NoExperiment(_no_experiment(path))
-    names = [each.name for each in newest_first(experiments_below(root))]
+    there = {each.name: each for each in newest_first(experiments_below(root))}
+    names = list(there)
     if experiment == LATEST and names:
-        return str(root / names[0])
+        return str(there[names[0]])
     matches = [name for name in names if name.startswith(experiment)]
     if len(matches) > 1:
         raise NoExperiment(
@@ -130,15 +131,15 @@ def whereabouts(experiment: str) -> str:
         )
     if not matches:
         raise NoExperiment(_unknown(experiment, names, root, path))
-    return str(root / matches[0])
+    return str(there[matches[0]])
 
 
 @contextmanager
 def found(experiment: str) -> Iterator[Found]:
-    """The experiment, for the time of the block; see `whereabouts`.
+    """The experiment, see `whereabouts`; a copy of a remote one exists only within the block.
 
     Raises:
-        NoExperiment: as there.
+        NoExperiment: see `whereabouts`.
         StorageError: the object store can't be used.
     """
     where = whereabouts(experiment)
@@ -158,7 +159,7 @@ def found(experiment: str) -> Iterator[Found]:
 
 
 def listed(root: str | None = None) -> list[Overview]:
-    """All experiments below a directory or a place in an object store; the default storage if None. The newest last.
+    """All experiments below a directory or a place in an object store, the newest last. None: the default storage.
 
     Raises:
         NoExperiment: there is no such directory.
@@ -176,16 +177,16 @@ def listed(root: str | None = None) -> list[Overview]:
 
 
 def experiments_below(root: Path) -> list[Path]:
-    """The directories of the experiments in a directory, by name."""
+    """The directories of the experiments in a directory, sorted by name; links are resolved."""
     if not root.is_dir():
         return []
-    # Hidden ones are copies that are not complete.
+    # Hidden directories are incomplete copies.
     found = [path for path in root.iterdir() if not path.name.startswith(".") and (path / "experiment.yaml").is_file()]
-    return sorted(found)
+    return [path.resolve() if path.is_symlink() else path for path in sorted(found)]
 
 
 def newest_first(experiments: Sequence[Path]) -> list[Path]:
-    """By when they were created."""
+    """Sorted by creation time, the newest first."""
     return sorted(experiments, key=lambda path: ((path / "experiment.yaml").stat().st_mtime, path.name), reverse=True)
 
 
@@ -211,7 +212,7 @@ def _glance_afar(location: Location) -> Overview | None:
 
 
 def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], is_run: bool | None) -> Overview:
-    # Not `load_config`, which checks it, and so imports what it names, such as Optuna.
+    # Not `load_config`, which imports what the config names, such as Optuna, to check it.
     import yaml
 
     try:
@@ -294,7 +295,7 @@ def _children(location: Location) -> list[Location]:
 
 
 def _same(one: Location, other: Location) -> bool:
-    # Without their options, which one of them may have from the environment.
+    # Without their options, which may come from the environment.
     return one.uri.partition("?")[0] == other.uri.partition("?")[0]
 
 

@@ -1,8 +1,7 @@
 """The worker groups of a run on Ray: how many there are, when one starts, and when it is given back.
 
-What a group is made of, and how much of that a cluster has or may come to have, is the cluster's floor's to say
-(`dray.cluster`); what its trials do, the search's. Here the two meet: as many groups as there are trials to run and
-slots to be had.
+`dray.cluster` knows what a group is made of, and how many a cluster has or may get; the search knows how many trials
+can run. Here the two meet: there are as many groups as both allow.
 """
 
 from __future__ import annotations
@@ -31,31 +30,31 @@ from dray.cluster.ray_cluster import Cluster, groups_in, most_slots, slot_kind
 from dray.experiment.counts import Counts
 from dray.experiment.display import Display
 from dray.experiment.errors import ConfigError, ExperimentError
-from dray.experiment.schema import Resources
+from dray.experiment.schema.resources import Resources
 from dray.experiment.timeline import Timeline
 
 SEEK_S = 0.25
-"""How long after a look for room for a group the next one comes, when nothing happens."""
+"""How often room for another group is looked for, when nothing happens."""
 CLUSTER_CHECK_S = 5.0
-"""The same while one starts."""
+"""The same while a group starts."""
 LOOK_S = 1.0
-"""How often it is looked, on a cluster, which groups have what they need, and which are needed."""
+"""How often, on a cluster, groups are checked: which wait for nodes, and which are needed."""
 STARTS_IN_VAIN = 5
-"""A group that starts so often without finishing one lease ends the experiment."""
+"""A group that starts this many times without finishing a lease ends the experiment."""
 IN_TURN_S = 30.0
-"""How long the first group, then Tune, then further groups, are given to start in turn on a machine of our own."""
+"""On a local cluster the first group, then Tune, then further groups start in turn: the time given to each."""
 END_S = 30.0
-"""How long all groups together may take to leave a cluster that goes on without them."""
+"""How long all groups together may take to shut down on a cluster that stays up."""
 
 OnEnd: TypeAlias = Callable[[str, BaseException | None], None]
 """Called in any thread when a group has ended: its name, and the error that ended it."""
 
 
 def find_slots(cluster: Cluster, asked: Resources, least: int) -> tuple[str, Limits | None]:
-    """What a slot is, "gpu" or "cpu", and what an autoscaler may start; None without one.
+    """The kind of a slot, "gpu" or "cpu", and what an autoscaler may start; None without one.
 
     Args:
-        asked: by the config.
+        asked: the config's ``resources``.
         least: slots of the smallest group.
 
     Raises:
@@ -80,14 +79,14 @@ def find_slots(cluster: Cluster, asked: Resources, least: int) -> tuple[str, Lim
 
 class Groups:
     """Args:
-    make: starts a group of this name, on these slots.
+    make: starts a group with this name, on these slots.
     desk: the desk's actor.
     slots: what a group is made of.
-    demand: how many of them there may be.
-    elastic: how large the only one is, where that changes.
-    own_cluster: the cluster is there for this experiment alone.
-    runnable: how many trials could run now; also those that do.
-    counts: where what happens to groups is counted.
+    demand: how many groups there may be.
+    elastic: the size of the only group, if it is elastic.
+    own_cluster: the cluster was started for this experiment alone.
+    runnable: how many trials could run now, including those that do.
+    counts: the run's counters.
     experiment: the experiment's directory, for errors that say how to go on.
 
     Attributes:
@@ -132,25 +131,25 @@ class Groups:
 
     @property
     def there(self) -> int:
-        """How many groups there are, also such as start, or end."""
+        """The number of groups, including those that are starting or ending."""
         return len(self._groups)
 
     @property
     def up(self) -> int:
-        """How many of them have started."""
+        """The number of groups that have started."""
         return len(self._groups) - len(self._booting)
 
     # ------------------------------------------------------------------ what is heard of them
     def hear(self, message: Message) -> None:
-        """Take note of what the desk has told."""
+        """Take note of a message from the desk."""
         self._timeline.hear(message)
         group = message.group
         self._came_up = self._came_up or message.kind in ("arrived", "joined")
         match message.kind:
             case "arrived":
                 self._placements[group] = message.placement
-                # Each start has a placement group of its own, from which all its processes come.
-                self._silent[group].add(getattr(message.placement, "id", None))
+                # Each start has its own placement group, which all its processes are in.
+                self._silent[group].add(message.placement.id)
                 if len(self._silent[group]) > STARTS_IN_VAIN:
                     self.error = ExperimentError(
                         f"the processes of worker group {group} have ended {STARTS_IN_VAIN} times before they could "
@@ -170,8 +169,6 @@ class Groups:
                     self._give_up(group)
             case "spare":
                 self._give_up(group)
-            case "retired":
-                self._counts.groups_retired += 1
             case "lost":
                 self._counts.groups_lost += 1
                 if self._starts[group] >= STARTS_IN_VAIN:
@@ -187,9 +184,9 @@ class Groups:
                     self._failed = 0
 
     def draining(self, nodes: Collection[str]) -> None:
-        """These nodes are to be taken away: their groups' trials save, and go on elsewhere. From any thread."""
+        """These nodes are to be taken away: the trials on them save, and go on elsewhere. Called from any thread."""
         for group, placement in list(self._placements.items()):
-            if group in self._booting:  # told in a second again, when there is something to save
+            if group in self._booting:  # this is called again in a second, when there may be something to save
                 continue
             on = placement_group_table(placement).get("bundles_to_node_id", {}).values()
             if placement.id not in self._taken_away and not set(on).isdisjoint(nodes):
@@ -199,10 +196,10 @@ class Groups:
 
     # ------------------------------------------------------------------ starting
     def start(self) -> None:
-        """Start as many groups as the search has trials for and the cluster has room, or may come to have."""
+        """Start as many groups as the search has trials for and the cluster has, or may get, room for."""
         self._sought_at, self._came_up = time.monotonic(), False
         runnable = self._runnable()
-        if runnable <= len(self._groups):  # mostly; what follows asks Ray for its nodes
+        if runnable <= len(self._groups):  # the usual case; the rest asks Ray for its nodes
             return
         room = 1 if self._elastic else self._demand.room()
         wanted = min(runnable, room) if self._own_cluster or self._elastic else self._demand.most(runnable)
@@ -215,18 +212,18 @@ class Groups:
 
     def _another_may_start(self, room: int) -> bool:
         starting = self._booting - self._waiting
-        # Its controller is on the driver's machine. Until its workers run, half of the time that takes a CPU of that.
+        # A group's controller runs on the driver's machine, and keeps half a CPU busy until its workers run.
         if len(starting - self._placements.keys()) >= 2 * (os.cpu_count() or 1):
             return False
-        # One that waits for another node takes nothing until then from those whose workers start.
+        # A group that waits for a node does not slow down those whose workers start.
         return len(self._groups) >= room or len(starting) < self._demand.at_once()
 
     def _more_may_start(self) -> bool:
-        """Groups after the first: at once on a cluster; on a machine of our own, when the first one trains.
+        """Whether groups after the first may start: on a cluster at once, on a local one when the first group trains.
 
-        Where cores are few, what starts takes one from the group that trains. Whether that pays, the rest of the search
-        tells, which nobody knows: so it starts when the first group has trained for as long as it took to have
-        something to show (ski rental: at most twice as long as the better of now and never; Karlin et al. 1988).
+        With few cores, a group that starts takes one from the group that trains. Whether that pays depends on how long
+        the search still runs, which is unknown. So it starts when the first group has trained for as long as it took to
+        its first report (ski rental: at most twice as long as the better of now and never; Karlin et al. 1988).
         """
         if not self._own_cluster:
             return True
@@ -237,16 +234,16 @@ class Groups:
 
     # ------------------------------------------------------------------ while they run
     def look_after(self) -> None:
-        """Replace groups that have ended, let go of those that are of no use, start those that are wanted.
+        """Replace groups that have ended, give back those without use, start more that are wanted.
 
-        Not when the search is done: then they end by themselves.
+        Not to be called when the search is done: then groups end by themselves.
         """
         while self._ended:
             self._has_ended(*self._ended.pop())
         if self.error is not None:
             return
         looked = self._look_at_cluster()
-        # Not with every message: it asks Ray for its nodes, and goes through all trials.
+        # Not for every message: it asks Ray for its nodes, and goes through all trials.
         pause = IN_TURN_S
         if self._more_may_start():
             pause = 0.0 if looked or self._came_up else CLUSTER_CHECK_S if self._booting else SEEK_S
@@ -254,7 +251,7 @@ class Groups:
             self.start()
 
     def _has_ended(self, name: str, error: BaseException | None) -> None:
-        """Its Train run has ended: Ray's controller of it died, unless we gave it up. Another takes its place."""
+        """The group's Train run has ended: we gave it up, or its controller has died. Another one replaces it."""
         if (group := self._groups.pop(name, None)) is not None:
             group.free()
         self._timeline.ends(name)
@@ -269,9 +266,9 @@ class Groups:
             self.error = ExperimentError(f"{self._failed} worker groups ended, the last with: {error}")
 
     def _look_at_cluster(self) -> bool:
-        """See which groups wait for nodes, and which should not be there: have another size, or no trial.
+        """Find groups that wait for nodes, and give up those of the wrong size or without a trial.
 
-        False if it is not time for it.
+        False if it is too early for that.
         """
         if self._own_cluster or time.monotonic() < self._looked_at + LOOK_S:
             return False
@@ -281,8 +278,7 @@ class Groups:
         if self._elastic is not None:
             self._look_at_size(self._elastic, there)
         elif spare := self._demand.too_many(len(there), self._runnable()):
-            # First those that wait for nodes, which are wanted no more. If one of them has lost its node, and no other
-            # comes, its trial goes on in a group that has one.
+            # First those that wait for nodes. If one of them has lost its node, its trial goes on in another group.
             ends = sorted(self._waiting)[:spare]
             for name in ends:
                 self._give_up(name)
@@ -293,7 +289,7 @@ class Groups:
         return True
 
     def _look_at_size(self, elastic: Elastic, groups: Mapping[str, WorkerGroup]) -> None:
-        """Let go of an elastic group that another size would serve better; one of that size takes its place."""
+        """Give up an elastic group that should have another size; one of that size replaces it."""
         for name in groups:
             if elastic.must_shrink(name in self._waiting):
                 self._display.say(f"worker group {name} has lost a part of it: what it runs goes on with fewer slots")
@@ -305,28 +301,28 @@ class Groups:
                 self._desk.vacate.remote(name)
 
     def _give_up(self, name: str) -> None:
-        """End a group of ours, on purpose."""
+        """End a group on purpose."""
         if name in self._groups and name not in self._given_up:
             self._given_up.add(name)
             self._groups[name].abandon()
 
     # ------------------------------------------------------------------ the end
     def end(self, *, at_once: bool) -> None:
-        """End them all.
+        """End all groups.
 
         Args:
-            at_once: without the time to give back by themselves what they hold; for such as have no desk any more, or
-                no cluster to give it back to.
+            at_once: without waiting for them to give back what they hold: they have no desk any more, or the cluster
+                ends with them.
         """
-        with contextlib.suppress(ray.exceptions.RayError):  # there may be no Ray to ask any more
+        with contextlib.suppress(ray.exceptions.RayError):  # Ray may be gone
             if self._elastic is not None:
                 self._elastic.close()
             if not at_once:
-                for name in waiting(self._groups) | self._booting:  # for nodes, or processes, that are wanted no more
+                for name in waiting(self._groups) | self._booting:  # what they wait for is not needed any more
                     self._give_up(name)
         end_groups(self._groups.values(), within_s=0 if at_once else END_S)
 
 
 def _placed(placement_strategy: str) -> str:
-    """What it asks of nodes, for a person."""
+    """What the strategy asks of nodes, in words."""
     return {"STRICT_PACK": " on one node", "STRICT_SPREAD": " on as many nodes"}.get(placement_strategy, "")

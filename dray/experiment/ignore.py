@@ -1,8 +1,8 @@
-"""Which files of a directory are code: what an experiment has a copy of, and its workers get.
+"""Which files of a directory are code: those that an experiment copies and sends to its workers.
 
-All but what ``NOT_CODE`` and the directory's own ``.drayignore`` name, in the syntax of ``.gitignore``; Determined's
-``.detignore`` is read too. Names with a ``!`` come along again. Always left out: virtual environments whatever their
-name, caches that say so (https://bford.info/cachedir/), and other experiments.
+All but those that match ``NOT_CODE`` and the directory's own ``.drayignore``, in the syntax of ``.gitignore``, where
+``!`` takes a pattern back; Determined's ``.detignore`` is read too. Always left out: virtual environments of any name,
+tagged caches (https://bford.info/cachedir/), and other experiments.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ NOT_CODE = (
     "*.egg-info/",
     "venv/",
     "node_modules/",
-    # The key to a cluster's machines, which Ray's launcher puts into the home directory of its head.
+    # Ray's launcher puts the key to a cluster's machines into the head's home directory.
     "ray_bootstrap_*",
 )
-"""Before the directory's own patterns, which may take some back."""
+"""Patterns before the directory's own, which may take some back."""
 MOST_CODE_BYTES = 96 * 2**20
 """Determined's limit."""
 MOST_LINKED_BYTES = 1 << 20
-"""A larger file that a link leads to, out of the directory, is no code: a copy has the link alone."""
+"""A larger file that a link out of the directory leads to is not code: only the link is copied."""
 MOST_ENTRIES = 200_000
-"""So many files are looked at, to tell what takes the most of a directory that is too large."""
+"""If a directory is too large, at most this many entries are read to find the largest ones."""
 
-# A directory that has all of these is no code.
+# A directory with all files of one of these sets is not code.
 _FOREIGN = (
     {"pyvenv.cfg"},
     {"conda-meta"},
@@ -50,7 +50,7 @@ _FOREIGN = (
 
 
 def told_size(size: int) -> str:
-    """So many bytes, for a person."""
+    """A number of bytes, for a person."""
     if size < 2**10:
         return f"{size} bytes"
     return f"{size / 2**20:.1f} MiB" if size >= 2**20 / 10 else f"{size / 2**10:.1f} KiB"
@@ -62,9 +62,9 @@ class Code:
 
     Attributes:
         root: the directory.
-        folders, files, links: relative to it, with slashes; a folder comes before what it holds. A link is followed if
-            it leads to a small file elsewhere, as to a module that several projects share, and only then.
-        size: of the files, in bytes.
+        folders, files, links: paths relative to it, with slashes; a folder comes before its content. A link is followed
+            only if it leads to a small file elsewhere, such as a module that several projects share.
+        size: total size of the files, in bytes.
     """
 
     root: Path
@@ -75,11 +75,11 @@ class Code:
 
     @property
     def told(self) -> str:
-        """How much it is, for a person."""
+        """The number of files and their size, for a person."""
         return f"{len(self.files)} {'file' if len(self.files) == 1 else 'files'}, {told_size(self.size)}"
 
     def targets(self) -> Iterator[tuple[str, str]]:
-        """Where each link leads, told so that it holds in a copy of the directory: within that, or absolutely."""
+        """The target of each link, for a copy of the directory: relative if it is within, else absolute."""
         root = os.path.realpath(self.root)
         for name in self.links:
             link = self.root / name
@@ -90,7 +90,7 @@ class Code:
                 yield name, os.path.abspath(link.parent / os.readlink(link))
 
     def copy(self, to: Path) -> None:
-        """Copy it; what is there already stays."""
+        """Copy the code; existing files stay."""
         for name in ("", *self.folders):
             (to / name).mkdir(parents=True, exist_ok=True)
         for name in self.files:
@@ -99,7 +99,7 @@ class Code:
 
 
 def link(directory: Path, targets: Iterator[tuple[str, str]] | Collection[tuple[str, str]]) -> None:
-    """Make links below a directory; one that is there already stays."""
+    """Make links below a directory; existing ones stay."""
     for name, target in targets:
         place = directory / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -112,12 +112,12 @@ def code_of(root: Path, *, leave_out: Path | None = None, deep: bool = True, fie
 
     Args:
         root: the directory.
-        leave_out: not code, wherever it lies.
-        deep: also what lies in directories of it.
-        field: what the directory was given as, for messages.
+        leave_out: a directory to leave out, wherever it is.
+        deep: whether to include subdirectories.
+        field: the field that named the directory, for messages.
 
     Raises:
-        ConfigError: it is too large to be code, or can't be read; or an ignore file has a pattern that is none.
+        ConfigError: it is too large to be code, or can't be read; or an ignore file has an invalid pattern.
     """
     walk = _Walk(root, _patterns(root, field), leave_out.resolve() if leave_out is not None else None, deep=deep)
     try:
@@ -131,14 +131,14 @@ def code_of(root: Path, *, leave_out: Path | None = None, deep: bool = True, fie
 
 
 def copied(root: Path) -> Code:
-    """The code in a directory that `Code.copy` made: all that is in it."""
+    """The code in a directory that `Code.copy` made: all files in it."""
     walk = _Walk(root, None, None, deep=True)
     walk.into("")
     return walk.code()
 
 
 def _patterns(root: Path, field: str) -> GitIgnoreSpec:
-    # Here, not above: commands that only look at experiments need not wait for it.
+    # Imported here: commands that only read experiments need not wait for it.
     from pathspec import GitIgnoreSpec
 
     lines = list(NOT_CODE)
@@ -162,7 +162,7 @@ class _Walk:
         self.files: list[str] = []
         self.links: list[str] = []
         self.sizes: Counter[str] = Counter()
-        """Of what each file and each directory has in it."""
+        """Total size of each file and directory, in bytes."""
         self.entries = 0
 
     @property
@@ -180,7 +180,7 @@ class _Walk:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all was looked at."""
+        """Whether all entries were read."""
         return self.entries <= MOST_ENTRIES
 
     def into(self, folder: str) -> None:
@@ -192,11 +192,11 @@ class _Walk:
                 return
             self.folders.append(folder.rstrip("/"))
         for entry in entries:
-            # Of one that is too large, what takes the most is told; else it is looked at to its end, however many.
+            # Once it is too large, reading on only serves to name the largest entries, so it is bounded.
             self.entries += 1
             if self._ignored is not None and not self.is_whole and self.size > MOST_CODE_BYTES:
                 return
-            # Also a link to a directory, where there is one.
+            # True also for a link to a directory.
             name, is_folder = f"{folder}{entry.name}", os.path.isdir(entry.path)
             if self._ignored is not None and self._ignored.match_file(f"{name}/" if is_folder else name):
                 continue
@@ -205,14 +205,14 @@ class _Walk:
             elif is_folder:
                 if self._deep and Path(entry.path).resolve() != self._leave_out:
                     self.into(f"{name}/")
-            elif os.path.isfile(entry.path):  # no socket, no pipe
+            elif os.path.isfile(entry.path):  # not a socket or a pipe
                 self.files.append(name)
                 path = PurePosixPath(name)
                 for place in (path, *path.parents):
                     self.sizes[str(place)] += entry.stat().st_size
 
     def _brings(self, link: str) -> bool:
-        """Whether a link leads to code that lies elsewhere."""
+        """Whether a link leads to code outside of the directory."""
         return (
             self._ignored is not None
             and os.path.isfile(link)
@@ -232,7 +232,7 @@ def _too_large(root: Path, walk: _Walk) -> str:
 
 
 def _largest(walk: _Walk) -> list[tuple[str, int]]:
-    """Three that take the most: files, or directories of which nothing in them takes nearly all."""
+    """The three largest entries; a directory with one entry that takes nearly all of it is replaced by that."""
     children: dict[str, list[str]] = {}
     for name in walk.sizes:
         if name != ".":

@@ -1,8 +1,8 @@
-"""The JSON Schema of an experiment's config file, for editors: what ``schema.py`` says of each field, with the short
-forms that are read beside it, and which fields go with which search method and kind of storage.
+"""The JSON Schema of an experiment's config file, for editors: the fields of ``schema`` with their short forms, and
+which fields go with which search method and kind of storage.
 
-It refuses nothing that ``load_config`` takes. What takes more than that to judge (``rules.py``: a batch that slots can
-share, the bounds of a space, a program that says its length itself) it leaves to it.
+It accepts everything that ``load_config`` accepts. Rules that JSON Schema can't express (``rules.py``: a batch that
+slots can share, the bounds of a space, a program that sets its own length) are left to ``load_config``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ import yaml
 from dray.experiment.determined_fields import NOT_USED
 from dray.experiment.length import UNITS
 from dray.experiment.rules import REQUIRED
-from dray.experiment.schema import DEVICES, SEARCHER_FIELDS, STORAGE_FIELDS, ExperimentConfig, Loggers, searcher_fields
+from dray.experiment.schema import ExperimentConfig
+from dray.experiment.schema.environment import DEVICES
+from dray.experiment.schema.loggers import Loggers
+from dray.experiment.schema.searcher import SEARCHER_FIELDS, searcher_fields
+from dray.experiment.schema.storage import STORAGE_FIELDS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _CLASS = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
@@ -37,7 +41,7 @@ _SECTIONS = (
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema, as plain data; a new one."""
+    """A new copy of the schema, as plain data."""
     found = ExperimentConfig.model_json_schema()
     definitions = found["$defs"]
     for section in (found, *definitions.values()):
@@ -53,7 +57,7 @@ def json_schema() -> dict[str, Any]:
     _replace(searcher, "max_length", _length(1))
     _replace(searcher, "sampler", {"anyOf": [{"type": "string", "minLength": 1}, {"$ref": "#/$defs/SamplerChoice"}]})
     for period in ("min_validation_period", "min_checkpoint_period"):
-        _replace(root, period, _length(0))
+        _replace(root, period, _units(0))
     _replace(root, "hyperparameters", {"$ref": "#/$defs/Hyperparameters"})
     places = [{"type": "string", "minLength": 1}, {"$ref": "#/$defs/CheckpointStorage"}]
     _replace(root, "checkpoint_storage", {"anyOf": places})
@@ -62,7 +66,7 @@ def json_schema() -> dict[str, Any]:
     _older_forms(root, definitions)
     definitions["Searcher"]["allOf"] = list(_methods())
     definitions["CheckpointStorage"]["allOf"] = list(_kinds_of_storage())
-    found["required"] = ["searcher"]  # a name it has from its file
+    found["required"] = ["searcher"]  # the name is taken from the file if it is missing
     found["description"] = "What is trained, how it is searched, and on what."
     for section in (found, *(definitions[name] for name in _SECTIONS)):
         for name, field in section["properties"].items():
@@ -73,32 +77,34 @@ def json_schema() -> dict[str, Any]:
 
 
 def _older_forms(root: dict[str, Any], definitions: dict[str, Any]) -> None:
-    """What Determined's configs have said in several ways."""
+    """Allow the older forms of Determined's configs."""
     definitions.pop("LogPolicy", None)
     text, names = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
     _replace(root, "labels", {"anyOf": [names, {"type": "object", "description": "its names"}]})
-    action = {"anyOf": [text, {"type": "object"}]}
-    policy = {"pattern": text, "name": text, "signal": text, "policy": action, "action": action}
+    nothing_or_text = {"type": ["string", "null"]}
+    action = {"anyOf": [nothing_or_text, {"type": "object"}]}
+    policy = {**dict.fromkeys(("pattern", "name", "signal"), nothing_or_text), "policy": action, "action": action}
     policy["actions"] = {"type": "array", "items": action}
-    items = {"type": "object", "properties": policy, "required": ["pattern"], "additionalProperties": False}
+    named = [{"required": ["pattern"]}, {"required": ["name"]}]
+    items = {"type": "object", "properties": policy, "allOf": [{"anyOf": named}], "additionalProperties": False}
     _replace(root, "log_policies", {"type": "array", "items": items})
     _replace(root, "records_per_epoch", {"type": "integer", "minimum": 0})
     slots = definitions["Resources"]["properties"]["slots_per_trial"]
     for form in slots.get("anyOf", slots.get("oneOf", ())):
         if form.get("type") == "integer":
             form["minimum"] = 0
-    named: dict[str, Any] = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
-    of_a_device = {"anyOf": [names, named, text, dict(_NULL)]}
-    forms = [names, {**named, "properties": dict.fromkeys(DEVICES, of_a_device)}]
+    variables: dict[str, Any] = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
+    of_a_device = {"anyOf": [names, variables, text, dict(_NULL)]}
+    forms = [names, {**variables, "properties": dict.fromkeys(DEVICES, of_a_device)}]
     _replace(definitions["Environment"]["properties"], "environment_variables", {"anyOf": forms})
 
 
 def _pass_over(root: dict[str, Any], definitions: dict[str, Any]) -> None:
-    """What is read, and told, and not used; editors strike it through."""
+    """Allow ignored fields, as deprecated: editors strike them through."""
     for path, why in NOT_USED.items():
         section, _, name = path.rpartition(".")
         inner = _section_of(root, definitions, section) if section else root
-        if section != "log_policies":  # a list, of forms of its own
+        if section != "log_policies":  # this one is a list with several forms
             inner["properties"][name] = {"description": f"not used: {why}", "deprecated": True}
     known = definitions["CheckpointStorage"]["properties"]
     known["checkpoint_path"] = {"description": "an older name of storage_path, of shared_fs", "deprecated": True}
@@ -110,7 +116,7 @@ def _section_of(root: dict[str, Any], definitions: dict[str, Any], name: str) ->
 
 
 def _nodes(node: Any) -> Iterator[dict[str, Any]]:
-    """All mappings that are schemas; those that map names to schemas are passed through."""
+    """All mappings that are schemas, including those below mappings of names to schemas."""
     if isinstance(node, dict):
         yield node
         for key, value in node.items():
@@ -124,20 +130,20 @@ def _nodes(node: Any) -> Iterator[dict[str, Any]]:
 
 
 def _example(text: Any) -> Any:
-    """As YAML reads it: they are written so for messages."""
+    """The example's value: examples are written as YAML, for messages."""
     if not isinstance(text, str):
         return text
     return text if text.endswith("...") else yaml.safe_load(text)
 
 
 def _replace(fields: dict[str, Any], name: str, form: Mapping[str, Any]) -> None:
-    """Another form of a field, with what is told of it."""
+    """Replace the form of a field, and keep its description."""
     kept = {key: value for key, value in fields[name].items() if key in ("description", "examples", "default")}
     fields[name] = {**kept, **form}
 
 
 def _allow_null(field: dict[str, Any]) -> None:
-    """A field that is null has its default."""
+    """Allow null, which means the default."""
     if field.get("default", 0) is None:
         del field["default"]
     alternatives = field.get("anyOf")
@@ -150,18 +156,17 @@ def _allow_null(field: dict[str, Any]) -> None:
 
 
 def _length(minimum: int) -> dict[str, Any]:
+    return {"anyOf": [_units(minimum), {"type": "integer", "minimum": minimum, "description": "in batches"}]}
+
+
+def _units(minimum: int) -> dict[str, Any]:
     number = {"type": "integer", "minimum": minimum}
     units = {"type": "object", "properties": {unit: dict(number) for unit in UNITS}, "additionalProperties": False}
-    return {
-        "anyOf": [
-            {**units, "minProperties": 1, "maxProperties": 1},
-            {**number, "description": "in batches"},
-        ]
-    }
+    return {**units, "minProperties": 1, "maxProperties": 1}
 
 
 def _hyperparameters() -> tuple[dict[str, Any], dict[str, Any]]:
-    """A mapping of names to constants, spaces, and such mappings."""
+    """A mapping of names to constants, spaces, and nested mappings of the same form."""
     number, whole = {"type": "number"}, {"type": "integer"}
     count = {"type": ["integer", "null"], "minimum": 1, "description": "how many points a grid has of it"}
 
@@ -206,7 +211,7 @@ def _hyperparameters() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _methods() -> Iterator[dict[str, Any]]:
-    """Which fields of ``searcher`` each method has, and needs."""
+    """Which fields of ``searcher`` each method allows and requires."""
     every = frozenset().union(*SEARCHER_FIELDS.values(), searcher_fields("a:B"))
     forms: dict[str, dict[str, Any]] = {name: {"const": name} for name in SEARCHER_FIELDS}
     for name, form in [*forms.items(), ("a:B", {"type": "string", "pattern": _CLASS})]:
@@ -227,6 +232,6 @@ def _kinds_of_storage() -> Iterator[dict[str, Any]]:
             said = {"properties": {"type": dict(_NULL)}}
         else:
             said = {"properties": {"type": {"const": kind}}, "required": ["type"]}
-            if kind != "directory":  # which has two names for its only path
+            if kind != "directory":  # its only path has two names
                 then["required"] = [fields[0]]
         yield {"if": said, "then": then}

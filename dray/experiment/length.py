@@ -1,4 +1,4 @@
-"""How much training: a number of batches, epochs or records, as Determined's configs write it."""
+"""Lengths of training: a number of batches, epochs or records, as in Determined's configs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Length:
         return f"{self.value} {self.unit}"
 
     def to_dict(self) -> dict[str, int]:
-        """As a config writes it: ``{"epochs": 16}``."""
+        """As in a config: ``{"epochs": 16}``."""
         return {self.unit: self.value}
 
     def to_unit(self) -> TrainUnit:
@@ -41,14 +41,14 @@ class Length:
 def parse_length(raw: object, *, minimum: int) -> Length:
     """``{"epochs": 16}`` or a plain number, which counts batches.
 
-    A plain number is Determined's legacy form without a unit; a trial that is written for PyTorch counts batches.
+    A plain number is Determined's legacy form; in PyTorch trials it counts batches.
 
     Args:
-        raw: What the config says.
-        minimum: The least value that makes sense, 1 for a length, 0 for a period.
+        raw: The config's value.
+        minimum: The least valid value: 1 for a length, 0 for a period.
 
     Raises:
-        ValueError: neither; the message says what came.
+        ValueError: it is neither; the message says what was given.
 
     >>> parse_length({"epochs": 16}, minimum=1)
     Length(unit='epochs', value=16)

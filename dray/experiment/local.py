@@ -1,4 +1,4 @@
-"""One trial of an experiment in the caller's own process: for a debugger, or a first look. No Ray."""
+"""Runs one trial of an experiment in the caller's own process, without Ray: for a debugger, or a first test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dray.experiment.secret import check_secrets
 from dray.experiment.source import with_source
 from dray.hosts import LocalHost, use_host
 from dray.pytorch.class_entrypoint import train
-from dray.script import Script
+from dray.script import Script, ScriptFailed
 from dray.training.host import Reached, Report
 from dray.training.time_metric import crossed, time_of
 from dray.training.units import ENDLESS, in_batches
@@ -33,16 +33,16 @@ log = logging.getLogger(__name__)
 
 
 class OneTrialHost(LocalHost):
-    """A local host that knows the search's length, rungs and metric: the trial trains as it would in the search.
+    """A local host that knows the search's length, rungs and metric, so that the trial trains as in the search.
 
     Args:
         config: of the experiment.
-        search: at its start; trial 0 is the one to run.
-        code_dir: the model's code, which each checkpoint has a copy of.
+        search: the search at its start; its trial 0 is run.
+        code_dir: the model's code, which is copied into each checkpoint.
         directory: for metrics and checkpoints; a fresh one below ``~/dray_results/local`` if None.
     """
 
-    # One trial is the whole experiment here, so its best is known.
+    # This trial is the whole experiment, so the experiment's best is known.
     best_supported = True
 
     def __init__(self, config: ExperimentConfig, search: Search, *, code_dir: Path, directory: Path | None) -> None:
@@ -65,6 +65,13 @@ class OneTrialHost(LocalHost):
         self.checkpoint_period = None if saving is None else in_batches(saving.to_unit(), records)
         self._sign = 1 if config.searcher.smaller_is_better else -1
         self._best = math.inf
+        self._is_alone = searcher.name == "single"
+        self.trained = False
+        """Whether the search got a report, as on a Ray worker."""
+
+    def opened(self) -> None:
+        # Without a comparison of trials a program need not report: it may evaluate a model, say.
+        self.trained |= self._is_alone
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
         if self._time_metric is None:
@@ -76,13 +83,17 @@ class OneTrialHost(LocalHost):
         self.worth_saving(report.validation or {})
         return super().report(report)
 
+    def publish(self, report: Report) -> bool:
+        self.trained = True
+        return super().publish(report)
+
     def best_validation(self) -> float | None:
         return self._sign * self._best if math.isfinite(self._best) else None
 
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
         value = validation.get(self.metric or "")
         score = self._sign * value if isinstance(value, int | float) else math.inf
-        if not score < self._best:  # also where it is not a number
+        if not score < self._best:  # true for NaN, too
             return False
         self._best = score
         return True
@@ -98,20 +109,20 @@ def run_local(
     """Train trial 0 of an experiment, with the hyperparameters and the seed that the search would give it.
 
     Args:
-        config: Any experiment; ``resources`` are ignored, there is one process.
+        config: Any experiment; ``resources`` are ignored: there is one process.
         model_dir: The directory of the model's code.
-        trial: The trial's class; by default ``config.entrypoint`` of ``model_dir``, after its ``startup-hook.sh``.
-        path: Where metrics and checkpoints go; a fresh directory below ``~/dray_results/local`` by default.
+        trial: The trial's class; by default ``config.entrypoint`` in ``model_dir``, after its ``startup-hook.sh``.
+        path: Where metrics and checkpoints go; by default a new directory below ``~/dray_results/local``.
 
     Returns:
-        That directory.
+        The directory with metrics and checkpoints.
 
     Raises:
         ConfigError: a secret is masked, or the source checkpoint is not there.
         EntrypointError: the class cannot be loaded, or there is no such program.
         StartupHookFailed: ``startup-hook.sh`` ended with an error.
-        ScriptFailed: the program exited with a code other than 0. Errors of the trial itself are not caught: a debugger
-            sees them.
+        ScriptFailed: the program exited with a code other than 0, or never trained; or the class called sys.exit().
+            Errors of the trial itself are not caught, so that a debugger sees them.
     """
     check_secrets(config)
     gpu = config.resources.slot != "cpu" and torch.cuda.is_available()
@@ -151,13 +162,15 @@ def _run(
         if isinstance(program, Script):
             with variables_set(_launched_alone()):
                 program.run(Path(model_dir).resolve())
+            if not host.trained:
+                raise ScriptFailed(program.never_trained())
         else:
             _train(program, config)
     return host.directory
 
 
 def _launched_alone() -> dict[str, str]:
-    """What a launcher says in the environment, as workers have it, to one process; nothing if it is said already."""
+    """A launcher's environment variables for a single process, as workers have them; none if they are already set."""
     if "RANK" in os.environ:
         return {}
     with socket.socket() as found:
@@ -169,12 +182,19 @@ def _launched_alone() -> dict[str, str]:
 
 
 def _train(trial: type[pytorch.PyTorchTrial], config: ExperimentConfig) -> None:
-    train(trial, config.to_dict(), max_length=None if config.searcher.counted_length is not None else ENDLESS)
+    try:
+        train(trial, config.to_dict(), max_length=None if config.searcher.counted_length is not None else ENDLESS)
+    except SystemExit as end:  # would end the whole process without a message
+        told = (
+            f"{trial.__name__} called sys.exit({end.code!r}) in the midst of training; to end that early, call "
+            "context.set_stop_requested(True)"
+        )
+        raise ScriptFailed(told).with_traceback(end.__traceback__) from None
 
 
 @contextlib.contextmanager
 def _known_to_trial(info: core.ClusterInfo) -> Iterator[None]:
-    """What `get_cluster_info()` says in the body."""
+    """Let `get_cluster_info()` return `info` in the body."""
     before = core.set_cluster_info(info)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What happened in an experiment, and what its trials print, as lines; also while it goes on."""
+"""The events of an experiment and the output of its trials as lines; also while it runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from dray.cluster.failure import PRINTED
 from dray.experiment.preview import unit_of
 from dray.experiment.schema import ExperimentConfig
 from dray.storage.printed import NAME
+from searchers.domains import searched
 from searchers.errors import JournalError
+from searchers.space import Space, parse
 
 POLL_S = 0.3
-"""How often a file that grows is looked at."""
+"""How often a growing file is read."""
 _WHERE = re.compile(r"[^\s:]+ at (.+:\d+ in \S+)")
 _HEAD_ENDS = re.compile(rf"\n\n(?:Traceback \(most recent call last\):\n|{PRINTED})")
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
@@ -26,7 +28,7 @@ class Tail:
     """The lines of a file that another process appends to.
 
     Args:
-        path: it need not exist yet.
+        path: the file, which need not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,7 +36,7 @@ class Tail:
         self._torn = b""
 
     def lines(self, *, all_of_it: bool = False) -> list[str]:
-        """Those that are new since the last call; with ``all_of_it`` also a last one without its end."""
+        """The lines since the last call; with ``all_of_it`` also an unfinished last line."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._read)
@@ -50,19 +52,19 @@ class Tail:
 
 
 def trial_lines(*logs: Path, rank: int | None = None) -> Callable[[bool], list[str]]:
-    """What the ranks of a trial print, by its time; with several, each line begins with its rank's number.
+    """The output of a trial's ranks, sorted by time; with several ranks, each line begins with its rank.
 
     Args:
         logs: directories with logs of the trial.
-        rank: of this one alone.
+        rank: only this rank.
 
     Returns:
-        A function that gives the lines that are new since its last call; its argument as of ``Tail.lines``.
+        A function that returns the lines since its last call; its argument is that of ``Tail.lines``.
     """
     tails: dict[Path, tuple[int, Tail]] = {}
 
     def new(all_of_it: bool) -> list[str]:
-        # By the names that files have in a store, those of a rank are in their order; that of this machine is the last.
+        # The names sort a rank's files by age; this machine's own file is the last.
         for path in (path for directory in logs for path in sorted(directory.glob("rank_*.log"))):
             match = NAME.fullmatch(path.name)
             if match and rank in (None, int(match.group(1))):
@@ -80,29 +82,29 @@ def trial_lines(*logs: Path, rank: int | None = None) -> Callable[[bool], list[s
 
 
 def followed(new: Callable[[bool], list[str]], goes_on: Callable[[], bool]) -> Iterator[str]:
-    """Lines as they come, until nothing more will.
+    """Lines as they are written, until no more can come.
 
     Args:
-        new: gives those since its last call.
+        new: returns the lines since its last call.
         goes_on: whether more may come.
     """
     while goes_on():
         yield from new(False)
         time.sleep(POLL_S)
-    # What came between the last look and the end.
+    # Lines that were written after the last read.
     yield from new(True)
 
 
 def event_lines(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """A journal for a person: a line a record, but for what only the driver needs.
+    """A journal for a person: one line per record, without those that only the driver needs.
 
     Raises:
         JournalError: a record is not as dray writes it.
     """
-    metric, unit = config.searcher.metric, unit_of(config)
+    metric, unit, space = config.searcher.metric, unit_of(config), parse(config.hyperparameters)
     for record in records:
         try:
-            told = _told(record, metric, unit, config.hyperparameters)
+            told = _told(record, metric, unit, space)
         except (KeyError, TypeError, AttributeError):
             raise JournalError(f"not a record of an experiment's journal: {record}") from None
         if told is not None:
@@ -112,23 +114,23 @@ def event_lines(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) 
 
 
 def in_short(error: object) -> list[str]:
-    """An error as the journal has it, in at most three lines: what it was, and the user's line that it came from.
+    """An error of the journal in at most three lines: the error, and the line of the user's code that raised it.
 
-    Where no line of the user's led to it, what it says in the end.
+    If no line of the user's code is involved, only the last line of the error.
     """
     head, *rest = _HEAD_ENDS.split(str(error or "").strip(), maxsplit=1)
     return head.splitlines()[:3] if rest else [last_line(error)]
 
 
 def last_line(error: object) -> str:
-    """What a traceback says in the end."""
+    """The last line of a traceback."""
     lines = str(error or "").strip().splitlines()
     return lines[-1].strip() if lines else "no reason given"
 
 
 def alike(failures: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Failures of trials, as the journal has them, by the line that they came from, or else by what was said in the
-    end; the most frequent first."""
+    """Failures of the journal, grouped by the line of the user's code, or else by the error's last line; the largest
+    group first."""
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for failure in failures:
         kinds.setdefault(failure.get("where") or last_line(failure.get("error")), []).append(failure)
@@ -136,20 +138,18 @@ def alike(failures: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]
 
 
 def where(failure: Mapping[str, Any]) -> str:
-    """The line of the user's code that a failure came from, as ``model_def.py:14 in __init__``; "" where none did."""
+    """The line of the user's code that raised a failure: ``model_def.py:14 in __init__``; "" if there is none."""
     found = _WHERE.fullmatch(failure.get("where") or "")
     return found[1] if found else ""
 
 
-def _told(record: Mapping[str, Any], metric: str, unit: str, space: Mapping[str, Any]) -> str | None:
+def _told(record: Mapping[str, Any], metric: str, unit: str, space: Space) -> str | None:
     trial = f"trial {record.get('trial')}"
     match record.get("event"):
         case "opened":
             return f"a driver begins, dray {record.get('version')}"
         case "started":
-            drawn = (record.get("hparams") or {}).items()
-            # Without what the config says itself.
-            news = [f"{name}={_short(value)}" for name, value in drawn if isinstance(space.get(name), Mapping)]
+            news = [f"{name}={_short(value)}" for name, value in searched(space.root, record.get("hparams") or {})]
             return f"{trial} starts: {' '.join(news)}"
         case "reported":
             return f"{trial} at {_short(record['step'])} {unit}: {metric} {_short(record['value'])}{_decided(record)}"
@@ -177,7 +177,7 @@ _ENDED = {
 
 
 def _decided(record: Mapping[str, Any]) -> str:
-    """What the search did about it; that trials are created, which wait, is no news."""
+    """The search's decisions on a record, without the creation of trials that wait."""
     decided = [action for action in record.get("actions", ()) if action["action"] != "create"]
     words = []
     for action in decided:

@@ -1,9 +1,9 @@
 """The metrics of an experiment: appended while it runs, read as one table.
 
-Rows go to `_tail.jsonl` at once, and from there, every few seconds, to Parquet: the newest part is written anew with
-them until it is large. So `metrics/*.parquet` is at any time, for any tool, the experiment as it was some seconds ago,
-and `read_metrics` knows the rest as well. A row that comes twice (a trial that went on from a checkpoint measures some
-batches again) counts once, the last one; in the parts, too, it is only once.
+Rows go to `_tail.jsonl` at once, and every few seconds from there to Parquet: the newest part is rewritten with them
+until it is large. So any tool can read `metrics/*.parquet` at any time, as of some seconds ago, and `read_metrics` adds
+the rest. If a row comes twice (a trial that resumed from a checkpoint measures some batches again), only the last one
+counts, and only that one stays in the parts.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ SCHEMA = pa.schema(
 )
 NAMES = ("kind", "name")
 SYSTEM = "system"
-"""The kind of a row that is no metric of the trial's: what it took of its machine, and of time."""
+"""The kind of rows with a trial's use of its machine and of time, which are not metrics of the trial."""
 TAIL = "_tail.jsonl"
-"""Tools that are given the directory as one table pass over names that begin so. Sorted, it is before the parts: so
-`dray.experiment.mirror` copies a row that moves meanwhile twice, not never."""
+"""Tools that read the directory as one table skip names with this prefix. It sorts before the parts, so that
+`dray.experiment.mirror` copies a row that moves meanwhile twice rather than never."""
 ROWS_PER_PART = 50_000
 PACK_EVERY_S = 5.0
 PACK_SHARE = 0.01
-"""Of the driver's time, at most, goes into writing parts: where that takes long, it is done less often."""
+"""The largest share of the driver's time for writing parts: if that takes long, it is done less often."""
 
 
 class MetricsLog:
-    """The metrics below `directory`, open for appending by the experiment's driver alone.
+    """The metrics below `directory`, open for appending; only the experiment's driver may do that.
 
     Args:
-        directory: made if it is not there.
-        clock: seconds.
+        directory: made if it does not exist.
+        clock: returns seconds.
     """
 
     def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,7 +58,7 @@ class MetricsLog:
         directory.mkdir(parents=True, exist_ok=True)
         self._tail = directory / TAIL
         _cut_torn_line(self._tail)
-        #: The last batch of each trial in the full parts, and from where on a trial was measured again since.
+        #: The last batch of each trial in the full parts, and the first one that was measured again since.
         self._last: dict[int, int] = {}
         self._again: dict[int, int] = {}
         self._full, self._open = 0, SCHEMA.empty_table()
@@ -76,7 +76,7 @@ class MetricsLog:
         self._file = self._tail.open("ab")
 
     def append(self, trial_id: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows of one trial; they survive this process's death when the call returns."""
+        """Add rows of one trial; when the call returns, they survive the death of this process."""
         added = [{"trial_id": trial_id, **row} for row in rows]
         if added:
             self._file.write("".join([json.dumps(row) + "\n" for row in added]).encode())
@@ -88,12 +88,12 @@ class MetricsLog:
             self._pack()
 
     def pack(self) -> None:
-        """Write what is due to Parquet. To be called every now and then, also while nothing is appended."""
+        """Write rows to Parquet if it is time. To be called now and then, also while nothing is appended."""
         if self._rows and self._clock() >= self._due:
             self._pack()
 
     def close(self) -> None:
-        """Pack what is left. Idempotent."""
+        """Pack the remaining rows. Idempotent."""
         if not self._file.closed:
             self._pack()
             self._file.close()
@@ -109,7 +109,7 @@ class MetricsLog:
             self._last[trial_id] = max(batches, self._last.get(trial_id, -1))
 
     def _pack(self) -> None:
-        """Move the tail into the newest part. Killed in between, some rows are in both, and are read once."""
+        """Move the tail into the newest part. If it is killed in between, rows are in both, but are read once."""
         began = self._clock()
         if self._rows:
             packed = _once(pa.concat_tables([self._open, _table(self._rows)]))
@@ -125,7 +125,7 @@ class MetricsLog:
         self._due = now + max(PACK_EVERY_S, (now - began) / PACK_SHARE)
 
     def _take_out_of_full_parts(self, packed: pa.Table) -> None:
-        """What was measured again is where it is now, and no longer where it was."""
+        """Remove rows that were measured again from the full parts."""
         if not self._again:
             return
         for number in range(1, self._full + 1):
@@ -146,13 +146,13 @@ class MetricsLog:
         with unnamed.open("wb") as file:
             pq.write_table(table, file)
             file.flush()
-            # A power failure must not leave an empty part in the place of a whole one.
+            # A power failure must not replace a complete part by an empty one.
             os.fsync(file.fileno())
         os.replace(unnamed, self._path(number))
 
 
 def read_metrics(directory: Path) -> pd.DataFrame:
-    """All rows, in order of trial, batches, kind, name: columns trial_id, batches, epochs, kind, name, value, time.
+    """All rows, sorted by trial, batches, kind, name: columns trial_id, batches, epochs, kind, name, value, time.
 
     Works while another process appends.
     """
@@ -165,7 +165,7 @@ def read_system(directory: Path) -> pd.DataFrame:
 
 
 def _read(directory: Path, wanted: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> pd.DataFrame:
-    # The tail first: rows that move to a part meanwhile are then seen twice, not never.
+    # The tail first: rows that move to a part meanwhile are then read twice rather than never.
     tail = _table(_tail_rows(directory / TAIL))
     table = pa.concat_tables([*(_read_part(path) for path in _parts(directory)), tail])
     order = _latest(table)
@@ -177,20 +177,20 @@ def _once(table: pa.Table, among: int | None = None) -> pa.Table:
     """The rows that do not come again later, in their order.
 
     Args:
-        among: only so many of the first rows are of interest.
+        among: return only those of this many first rows.
     """
     kept = np.sort(_latest(table))
     return table.take(kept[kept < (table.num_rows if among is None else among)])
 
 
 def _latest(table: pa.Table) -> np.ndarray[Any, Any]:
-    """Where the rows are in order of trial, batches, kind, name; of those with the same ones, the last of the table."""
+    """Indices of the rows sorted by trial, batches, kind, name; of equal ones only the last row of the table."""
     columns = [table["trial_id"].to_numpy(), table["batches"].to_numpy()]
     for name in NAMES:
         column = table[name].combine_chunks().dictionary_encode()
         rank = np.argsort(np.argsort(np.array(column.dictionary.to_pylist(), object)))
         columns.append(rank.astype(np.int64)[column.indices.to_numpy()])
-    # One number for all four, where they fit: that is sorted three times as fast.
+    # One number for all four, if they fit: it is sorted three times as fast.
     sizes = [1 + int(column.max(initial=0)) for column in columns]
     if math.prod(sizes) < 2**62 and all(int(column.min(initial=0)) >= 0 for column in columns):
         key = columns[0]
@@ -221,9 +221,9 @@ def _cut_torn_line(path: Path) -> None:
 
 
 def _whole(data: bytes) -> tuple[list[dict[str, Any]], int]:
-    """The rows before the first one that did not come to the disk as it was, and where they end.
+    """The rows before the first incomplete one, and where they end.
 
-    That is the last one if a process was killed, and may be any after a power failure.
+    The incomplete one is the last if a process was killed; after a power failure it may be any.
     """
     rows: list[dict[str, Any]] = []
     end = 0
@@ -238,6 +238,6 @@ def _whole(data: bytes) -> tuple[list[dict[str, Any]], int]:
 
 def _table(rows: list[dict[str, Any]]) -> pa.Table:
     columns = {name: [row.get(name) for row in rows] for name in SCHEMA.names}
-    for name in ("epochs", "value", "time"):  # Arrow takes no bool for a number
+    for name in ("epochs", "value", "time"):  # Arrow does not accept a bool as a number
         columns[name] = [None if value is None else float(value) for value in columns[name]]
     return pa.table(columns, SCHEMA)

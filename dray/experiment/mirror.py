@@ -1,6 +1,6 @@
-"""An experiment whose checkpoints are in an object store, there as a whole: so that it outlives its driver's machine.
+"""Keeps a complete copy of an experiment in its checkpoints' object store, so that it outlives its driver's machine.
 
-The config, the code, the metrics, what trials print, and the journal are copied there while it runs, every few seconds,
+The config, the code, the metrics, the trials' logs and the journal are copied there every few seconds while it runs,
 and at its end.
 """
 
@@ -22,14 +22,15 @@ from searchers.journal import Journal
 log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
-"""So much of a search can be lost with its driver's machine: what ended meanwhile runs again, from its checkpoints."""
+"""This much of a search can be lost with its driver's machine; trials that ended in that time run again, from their
+checkpoints."""
 FIRST_S = 1.0
 PATIENCE_S = 5.0
 _TRIAL = re.compile(r"trial_(\d+)/")
 
 
 class Mirror:
-    """Copies an experiment to where its checkpoints are, in a thread; does nothing where that is its own directory."""
+    """Copies an experiment to where its checkpoints are, in a thread; does nothing if that is its own directory."""
 
     def __init__(self, directory: ExperimentDirectory) -> None:
         self._directory = directory
@@ -43,7 +44,7 @@ class Mirror:
             self._thread.start()
 
     def close(self) -> None:
-        """Copy what is new, and end. Call it when the journal is closed."""
+        """Copy what is new, and end. To be called after the journal was closed."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -69,7 +70,7 @@ class Mirror:
                 if self._copied.get(name) != state:
                     self._remote.write(name, path.read_bytes())
                     self._copied[name] = state
-            except FileNotFoundError:  # metrics that have been packed meanwhile
+            except FileNotFoundError:  # metrics that were packed meanwhile
                 continue
 
     def _name_of(self, path: Path) -> str:
@@ -77,25 +78,25 @@ class Mirror:
         return (name.with_name(stored_as(path)) if NAME.fullmatch(path.name) else name).as_posix()
 
     def _files(self) -> list[Path]:
-        """The journal after the metrics, of which it must not know more than there is; the config last: it is a whole
-        when it has one."""
+        """The journal after the metrics, since it must not be ahead of them; the config last, which makes the copy
+        complete."""
         directory = self._directory
-        # Not what links lead to that is too large to be code.
+        # Not the targets of links, which are too large to be code.
         root = directory.code.resolve()
         found = (path for path in sorted(directory.code.rglob("*")) if path.is_file())
         code = [path for path in found if path.resolve().is_relative_to(root)]
         metrics = [path for path in sorted(directory.metrics.glob("*")) if not path.name.startswith(".")]
-        # What trials print where this machine sees it; elsewhere it is their workers that copy it.
+        # Logs that this machine sees; workers elsewhere copy their own.
         logs = [path for path in directory.path.glob("trial_*/logs/*") if NAME.fullmatch(path.name)]
         return [*code, *logs, *metrics, directory.journal, directory.config_file]
 
 
 def brought(where: str | os.PathLike[str]) -> Path:
-    """The directory of an experiment on this machine. Of one that an object store has: the one that is here already, or
-    else a copy.
+    """The directory of an experiment on this machine. For one in an object store: its directory here, if there is one,
+    else a new copy.
 
     Args:
-        where: a local directory, or the URI that its checkpoints are below, used with the environment's credentials.
+        where: a local directory, or the URI above its checkpoints, used with the environment's credentials.
 
     Raises:
         ConfigError: there is no experiment, or it can't be read.
@@ -118,7 +119,7 @@ def brought(where: str | os.PathLike[str]) -> Path:
         (partial / "code").mkdir(exist_ok=True)
         directory = ExperimentDirectory(partial)
         directory.write_storage(location)
-        # Trials that began after the last copy begin again, perhaps with other hyperparameters.
+        # Trials that began after the last copy start anew, perhaps with other hyperparameters.
         started = {record.get("trial") for record in Journal.read(directory.journal) if record["event"] == "started"}
         trials = {int(match.group(1)) for name in sizes if (match := _TRIAL.match(name))}
         for trial in trials - started:

@@ -1,4 +1,4 @@
-"""Import a module of the model's directory, or tell in one error why it can't be imported."""
+"""Imports a module of the model's directory, or raises one error that says why it can't."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN_TRACEBACK_LINES = 12
 
 
 def import_model(name: str, directory: Path) -> ModuleType:
-    """Import a module from ``directory``, which stays at the front of ``sys.path`` as with ``load_trial_class``.
+    """Import a module from ``directory``, which stays at the front of ``sys.path``, as with ``load_trial_class``.
 
     Raises:
         EntrypointError: there is no such module, or it raises when it is imported.
@@ -30,13 +30,13 @@ def import_model(name: str, directory: Path) -> ModuleType:
         failure: BaseException = error
     except (Exception, SystemExit) as error:
         failure = error
-    # Half an import must not be found by the next attempt, after the file was mended.
+    # The next attempt, with a corrected file, must not find a partial import.
     forget_model_dir()
     raise ImportRaisedError([("entrypoint", raised(name, directory, failure))]) from failure
 
 
 def module_file(directory: Path, module: str) -> Path | None:
-    """The file of a module, or of a package, that lies in ``directory``; None if it has none there."""
+    """The file of a module or package in ``directory``; None if there is none."""
     place = directory.joinpath(*module.split("."))
     for file in (place.with_suffix(".py"), place / "__main__.py", place / "__init__.py"):
         if file.is_file():
@@ -45,7 +45,7 @@ def module_file(directory: Path, module: str) -> Path | None:
 
 
 def no_module(name: str, directory: Path) -> str:
-    """That there is none of this name, and which there are."""
+    """The message that there is no such module, with those that there are."""
     modules = sorted(file.stem for file in directory.glob("*.py"))
     near = difflib.get_close_matches(name, modules, n=1)
     if near:
@@ -56,7 +56,7 @@ def no_module(name: str, directory: Path) -> str:
 
 
 def raised(name: str, directory: Path, error: BaseException, *, doing: str = "importing") -> str:
-    """What went wrong in the user's file, with the end of the traceback, from that file on."""
+    """The message about an error in the user's file, with the end of the traceback, from that file on."""
     frames = traceback.extract_tb(error.__traceback__)
     first = next((i for i, frame in enumerate(frames) if Path(frame.filename).is_relative_to(directory)), len(frames))
     lines = "".join(

@@ -1,4 +1,4 @@
-"""Nodes of a cluster on which an experiment can't run, told before it trains, or by the first worker there."""
+"""Finds nodes on which an experiment can't run, before it trains, or by the first worker there."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ NAMED_NODES = 3
 
 
 def checked_nodes(directory: ExperimentDirectory, run: str, *, gpu: bool) -> Needs:
-    """What each node needs, after a look, where checkpoints are in a directory, at whether all nodes have that.
+    """What each node needs. If checkpoints are in a directory, all nodes are checked first.
 
     Args:
-        run: a name of this run of the experiment.
-        gpu: whether workers are on GPUs: other nodes have none.
+        run: a name for this run of the experiment.
+        gpu: whether workers use GPUs; nodes without GPUs are then not checked.
 
     Raises:
-        ConfigError: some don't.
+        ConfigError: a node lacks something.
     """
     path = str(directory.path)
     sign = run if directory.storage.is_local else None
     if sign is not None:
         put_up_sign(directory.path, sign)
         found = nodes_without(path, sign, "GPU" if gpu else "CPU")
-        # A trouble that several have is told once; nodes in their order, not in that of their answers.
+        # A trouble of several nodes is reported once; nodes in their own order, not in that of their answers.
         having: dict[Trouble, list[str]] = {}
         for name in sorted(found):
             having.setdefault(found[name], []).append(name)
@@ -49,7 +49,7 @@ def _as_well(names: list[str]) -> str:
 
 
 def told_of_node(unfit: UnfitNode, experiment: Path) -> Exception:
-    """Why no trial can run on a node, for the user; and how the experiment goes on when that is mended."""
+    """The user's error: why no trial can run on a node, and how to resume the experiment when that is mended."""
     go_on = f"then go on with: dray experiment resume {experiment}"
     if unfit.trouble.kind in ("unseen", "refused"):
         return ConfigError([("checkpoint_storage", f"{unfit}; {go_on}")])

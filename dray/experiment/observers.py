@@ -1,9 +1,9 @@
-"""What follows a run without ruling it: the study for Optuna's tools, MLflow, Weights & Biases.
+"""Observers follow a run without affecting it: the study for Optuna's tools, MLflow, Weights & Biases.
 
-The driver tells of each decision (`happened`) and of each report (`rows`), in microseconds; a thread takes what came
-within a second, and tells it to an observer. Of an observer that fails the user hears once, and the run goes on without
-it. Every few minutes, at the run's end, and when the experiment is resumed, it gets another chance, and is told what
-the experiment's directory has.
+The driver notes each event (`happened`) and each report (`rows`), in microseconds; once a second a thread hands what is
+new to an observer. If an observer fails, the user is told once, and the run goes on without it. It gets another chance
+every few minutes, at the run's end, and when the experiment is resumed: it is made anew, and told everything from the
+experiment's directory.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from searchers.search import TrialView
 EVERY_S = 1.0
 """How often observers are told what is new."""
 AGAIN_S = 300.0
-"""How long after an observer has failed it is made anew."""
+"""How long after a failure an observer is made anew."""
 TOGETHER = 500
-"""Trials that an observer is told of at once, when it is told of all."""
+"""How many trials an observer is told of at a time when it is told everything."""
 CLOSE_S = 60.0
-"""How long a run's end waits for observers that have not written everything yet."""
+"""How long the end of a run waits for observers to finish writing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +37,10 @@ class News:
     """What is new of one trial.
 
     Attributes:
-        view: how it stands now.
-        started, ended: when, in seconds since the epoch; None: it has not.
-        rows: metrics that an observer has not been told of (after it failed, perhaps some again): mappings of batches,
-            epochs, kind (training | validation | system), name, value, time.
+        view: its present state.
+        started, ended: when it did, in seconds since the epoch; None if it has not.
+        rows: new metrics (after a failure some may come again): mappings of batches, epochs, kind (training |
+            validation | system), name, value, time.
     """
 
     view: TrialView
@@ -50,20 +50,20 @@ class News:
 
 
 class Observer(Protocol):
-    """Writes down elsewhere what happens. It is made, called and closed in one thread, and may take its time."""
+    """Writes down what happens. It is made, called and closed in a thread of its own, and may take its time."""
 
     def update(self, news: Sequence[News]) -> None:
-        """Write down what is new, at most one `News` a trial.
+        """Write down what is new, with at most one `News` per trial.
 
-        The first calls tell all that the experiment has seen, of which an observer of an earlier run may have written
-        down a part, or all. Of a trial that has ended there may be more to come: late rows, or that it goes on.
+        The first calls tell everything since the experiment began; an observer of an earlier run may have written all
+        or part of it. A trial that has ended may come again: with late rows, or because it goes on.
         """
 
     def close(self, done: bool) -> None:
         """The run ends.
 
         Args:
-            done: the search is over; else it was stopped, and may be resumed.
+            done: whether the search is over; if not it was stopped, and may be resumed.
         """
 
 
@@ -72,7 +72,7 @@ Make = Callable[[], Observer]
 
 @dataclass(slots=True)
 class _Known:
-    """All trials, as far as the driver knows."""
+    """What the driver knows of all trials."""
 
     views: dict[int, TrialView] = field(default_factory=dict)
     started: dict[int, float] = field(default_factory=dict)
@@ -105,11 +105,11 @@ class _Known:
 
 
 class Observers:
-    """The observers of one run, from `begin()` to `close()`; each in a thread of its own: none waits for another.
+    """The observers of one run, from `begin()` to `close()`, each in its own thread: none waits for another.
 
     Args:
         directory: of the experiment.
-        makes: by name, how to make each; in its thread, when the first trial reports.
+        makes: by name, a function that makes the observer; called in its thread, when the first trial reports.
     """
 
     def __init__(self, directory: ExperimentDirectory, makes: Mapping[str, Make]) -> None:
@@ -130,9 +130,9 @@ class Observers:
         """Start following.
 
         Args:
-            records: of the journal, until the experiment was opened.
+            records: of the journal so far.
             trials: of the search.
-            say: tells the user.
+            say: prints a line for the user.
         """
         self._say = say
         for record in records:
@@ -143,7 +143,7 @@ class Observers:
             thread.start()
 
     def happened(self, record: Mapping[str, Any], trials: Mapping[int, TrialView]) -> None:
-        """An event of the search, as the journal has it, with its time; `trials` are the search's after it."""
+        """An event of the search: the journal's record of it, and the search's trials after it."""
         changed = {record.get("trial"), *(action.get("trial") for action in record.get("actions", ()))}
         with self._lock:
             self._known.happened(record)
@@ -153,14 +153,14 @@ class Observers:
                     new.setdefault(trial, [])
 
     def rows(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Metrics of a trial, which are in the metrics' log."""
+        """Metrics that a trial reported, already in the metrics log."""
         with self._lock:
             for new in self._new.values():
                 new.setdefault(trial, []).extend(rows)
         self._wanted.set()
 
     def close(self, done: bool = False) -> None:
-        """Write what is left, and end. `done`: as for `Observer.close`. Idempotent."""
+        """Write what is left, and end. `done` as for `Observer.close`. Idempotent."""
         if self._over.is_set():
             return
         self._done = done
@@ -175,7 +175,7 @@ class Observers:
 
     # ------------------------------------------------------------------ in an observer's thread
     def _follow(self, name: str, make: Make) -> None:
-        # The first worker is up by then: what an observer imports does not hold up Ray's start.
+        # By then the first worker is up: an observer's imports don't delay Ray's start.
         self._wanted.wait()
         metrics, failed = self._past.pop(name), False
         while True:
@@ -200,13 +200,13 @@ class Observers:
                 failed = True
             if is_last:
                 return
-            # The disk may have room again then, the server be back.
+            # By then the disk may have room again, or the server be back.
             self._over.wait(AGAIN_S)
             self._take(name)
             metrics = read_metrics(self._directory.metrics)
 
     def _made(self, make: Make, metrics: pd.DataFrame) -> Observer:
-        """One that has been told everything until now."""
+        """A new observer that has been told everything so far."""
         observer = make()
         with self._lock:
             known = self._known.copy()
@@ -221,7 +221,7 @@ class Observers:
 
 
 def tell_all(directory: ExperimentDirectory, make: Make) -> None:
-    """Have an observer write down an experiment that no run is writing."""
+    """Have an observer write down an experiment that is not running."""
     records, known = Journal.read(directory.journal), _Known()
     for record in records:
         known.happened(record)

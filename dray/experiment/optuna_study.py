@@ -1,14 +1,14 @@
-"""The experiment as a study of Optuna's, to look at with its tools: `optuna.db` in its directory.
+"""The experiment as an Optuna study, for Optuna's tools: `optuna.db` in its directory.
 
-A trial is told here as Optuna would have run it: WAITING until it starts, RUNNING, also while it is paused, then
-COMPLETE, PRUNED where the search stopped it, or FAIL. Its intermediate values are the searcher's metric at each
-validation, by batches trained; its value, once it has ended, the best of these. The user attribute `state` has dray's
-own word. The sampler's study is another one, which sees only what is comparable.
+Trials have Optuna's states: WAITING until they start, RUNNING (also while paused), then COMPLETE, PRUNED if the search
+stopped them, or FAIL. A trial's intermediate values are the searcher's metric at each validation, by batches trained;
+its value, once it has ended, is the best of these. The user attribute `state` is dray's own state. The sampler's study
+is a separate one, with comparable values only.
 
-Optuna's own interface takes 26 ms of CPU a trial with 3 parameters and 4 values, and a transaction for each of them.
-So Optuna makes the file, and this module writes rows into its tables (which are alike in Optuna 3.2 to 5), many at
-once: 0.2 ms a trial (`bench/results/observers.md`). What is there is derived from the journal and the metrics, and
-written anew at each resume.
+Optuna's API takes 26 ms of CPU per trial with 3 parameters and 4 values, and a transaction for each of these. So Optuna
+creates the file, and this module writes rows into its tables (the same in Optuna 3.2 to 5), many at once: 0.2 ms per
+trial (`bench/results/observers.md`). All rows are derived from the journal and the metrics, and rewritten at each
+resume.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from optuna.exceptions import ExperimentalWarning
 from dray.experiment.config import ExperimentConfig, build_space
 from dray.experiment.observers import News
 from searchers.domains import DOMAINS, Categorical, Const, Nested
-from searchers.optuna_sampler import encoded, to_optuna
+from searchers.optuna_space import encoded, to_optuna
 from searchers.search import TrialView
 from searchers.space import Space
 
@@ -45,7 +45,7 @@ class OptunaStudy:
     """Writes the study; an `Observer`.
 
     Args:
-        path: of the file. What it holds is written anew.
+        path: the file; its content is rewritten.
         config: of the experiment; the study has its name.
     """
 
@@ -58,7 +58,7 @@ class OptunaStudy:
         with _quiet():
             try:
                 _create(path, config)
-            except Exception:  # damaged, or of another version of Optuna
+            except Exception:  # damaged, or from another version of Optuna
                 path.unlink(missing_ok=True)
                 _create(path, config)
         self._database = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
@@ -67,9 +67,9 @@ class OptunaStudy:
         self._with_params: set[int] = set()
 
     def update(self, news: Sequence[News]) -> None:
-        """As for `Observer`."""
+        """See `Observer`."""
         with self._transaction():
-            # Trials have the numbers that they were created with, without a gap: those of dray.
+            # Trials are numbered as they are created, without gaps, so the numbers are dray's.
             self._many(
                 "INSERT INTO trials (trial_id, number, study_id, state, datetime_start, datetime_complete) "
                 "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (trial_id) DO UPDATE SET state = excluded.state, "
@@ -109,7 +109,7 @@ class OptunaStudy:
                 "WHERE trial_id = ? AND intermediate_value_type = 'FINITE' GROUP BY trial_id",
                 ended,
             )
-            # Optuna holds no trial complete that has no value.
+            # In Optuna a complete trial must have a value.
             self._many(
                 "UPDATE trials SET state = 'FAIL' WHERE trial_id = ? AND state = 'COMPLETE' "
                 "AND trial_id NOT IN (SELECT trial_id FROM trial_values)",
@@ -117,7 +117,7 @@ class OptunaStudy:
             )
 
     def close(self, done: bool) -> None:
-        """As for `Observer`."""
+        """See `Observer`."""
         self._database.close()
 
     def _params(self, view: TrialView) -> Iterator[tuple[str, float, str]]:
@@ -135,7 +135,7 @@ class OptunaStudy:
         self._database.execute("BEGIN IMMEDIATE")
         try:
             if not self._begun:
-                # Not what people have noted beside trials: these have the numbers that they had.
+                # Not notes that users have added: the trials keep their numbers.
                 for table in ("trial_params", "trial_values", "trial_intermediate_values"):
                     self._database.execute(f"DELETE FROM {table}")
                 self._database.execute("DELETE FROM trials")
@@ -148,10 +148,10 @@ class OptunaStudy:
 
 
 def shown(space: Space) -> dict[str, tuple[str, str]]:
-    """By their names in `to_optuna`: the names of a space's parameters, and their distributions as JSON, for people.
+    """Readable names of a space's parameters, and their distributions as JSON, by their names in `to_optuna`.
 
-    `optimizer.momentum` for `optimizer[0].momentum`, unless another category has another one of that name; and
-    categories by their values in place of their numbers, those that are spaces by their constants.
+    `optimizer.momentum` for `optimizer[0].momentum`, unless another category has a different one of that name.
+    Categories are shown by value instead of number, those that are spaces by their constants.
     """
     labels: dict[str, tuple[Any, ...]] = {}
     _collect_labels(space.root, "", labels)
@@ -209,7 +209,7 @@ def _create(path: Path, config: ExperimentConfig) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Optuna tells on standard error that it has made a study."""
+    """Silence Optuna's message that it has created a study."""
     told = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -229,12 +229,12 @@ def _state(view: TrialView) -> str:
 
 
 def _date(seconds: float | None) -> str | None:
-    """As SQLAlchemy writes local time."""
+    """Local time, in SQLAlchemy's format."""
     return None if seconds is None else datetime.fromtimestamp(seconds).isoformat(" ", "microseconds")
 
 
 def _number(value: float) -> tuple[float | None, str]:
-    """As Optuna writes numbers that SQL does not have."""
+    """A value in Optuna's encoding of numbers that SQL does not have."""
     if math.isnan(value):
         return None, "NAN"
     if math.isinf(value):

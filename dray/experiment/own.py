@@ -1,4 +1,4 @@
-"""A user's own search method and sampler: classes of the model's directory that the config names, or objects.
+"""A user's own search method and sampler: classes in the model's directory that the config names, or objects.
 
 searcher:
   name: median_stopping:MedianStopping        # module:Class, imported as the entrypoint is
@@ -23,7 +23,8 @@ import yaml
 from dray.experiment.command import is_class
 from dray.experiment.errors import ConfigError, EntrypointError
 from dray.experiment.modules import import_model
-from dray.experiment.schema import CUSTOM, ExperimentConfig, SamplerChoice, Searcher
+from dray.experiment.schema import ExperimentConfig
+from dray.experiment.schema.searcher import CUSTOM, SamplerChoice, Searcher
 from searchers.errors import FieldError
 from searchers.method import Method
 from searchers.samplers import Sampler
@@ -32,12 +33,12 @@ from searchers.space import Constraint, Space
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """What a search is made of beside its config.
+    """What a search is made of, besides its config.
 
     Attributes:
         directory: Where classes that the config names are imported from.
-        method: In place of one that the config names; it says ``name: custom`` then. Each search gets a copy.
-        sampler: In place of one that the config names. Each search gets a copy.
+        method: Instead of one that the config names, which then has ``name: custom``. Each search gets a copy.
+        sampler: Instead of one that the config names. Each search gets a copy.
         constraint: Says whether a point may be tried; others are drawn again.
     """
 
@@ -47,15 +48,15 @@ class Own:
     constraint: Constraint | None = None
 
     def names(self) -> dict[str, str | None]:
-        """What was given from Python, in words, by the argument that it was given as: a directory can't hold it."""
+        """The names of objects given from Python, by argument: an experiment's directory can't store the objects."""
         given = {"constraint": self.constraint, "method": self.method, "sampler": self.sampler}
         return {argument: None if value is None else _name(value) for argument, value in given.items()}
 
     def check(self, config: ExperimentConfig) -> None:
-        """Whether what was given fits what the config names.
+        """Check that the objects fit the config.
 
         Raises:
-            ConfigError: The config names another method or sampler than the one that was given.
+            ConfigError: The config names another method or sampler than the given one.
         """
         name, chosen = config.searcher.name, config.searcher.sampler.name
         faults = []
@@ -72,10 +73,10 @@ NOTHING = Own()
 
 
 def own_method(config: ExperimentConfig, own: Own) -> Method:
-    """A new method of the class that ``searcher.name`` names, or a copy of the one that was given.
+    """A new method of the class that ``searcher.name`` names, or a copy of the given one.
 
     Raises:
-        ConfigError: There is no such module or class, it refuses its options, or what it makes is no ``Method``, or has
+        ConfigError: There is no such module or class, it refuses its options, or the object is no ``Method``, or has
             other lengths than the config; with the field's path.
     """
     searcher = config.searcher
@@ -94,7 +95,7 @@ def own_method(config: ExperimentConfig, own: Own) -> Method:
 
 
 def own_sampler(config: ExperimentConfig, own: Own, space: Space, *, rungs: Sequence[float]) -> Sampler:
-    """A new sampler of the class that ``searcher.sampler.name`` names, or a copy of the one that was given.
+    """A new sampler of the class that ``searcher.sampler.name`` names, or a copy of the given one.
 
     Raises:
         ConfigError: as ``own_method``.
@@ -129,7 +130,7 @@ def _made(
 
 
 def _below_options(section: str, path: str) -> str:
-    """Where an argument stands that its class calls ``searcher.max_trials``."""
+    """The path, below ``options``, of an argument that its class calls ``searcher.max_trials``."""
     inside = path.startswith("searcher.") and not path.startswith(f"{section}.options")
     return f"{section}.options.{path.removeprefix('searcher.')}" if inside else path
 
@@ -158,7 +159,7 @@ def _class(field: str, name: str, directory: Path | None) -> Any:
 
 
 def _check_protocol(field: str, made: object, protocol: type) -> None:
-    # Of a protocol's own names only those that it asks for have no underscore in front.
+    # In a protocol, only the names that it requires have no leading underscore.
     lacks = [name for name in vars(protocol) if not name.startswith("_") and not hasattr(made, name)]
     if lacks:
         kind, what = type(made).__name__, protocol.__name__
@@ -167,7 +168,7 @@ def _check_protocol(field: str, made: object, protocol: type) -> None:
 
 
 def _check_rungs(field: str, method: Method, searcher: Searcher) -> None:
-    """A method's last rung is its trials' length: whoever gives two has mistaken one for the other."""
+    """Check that the method's last rung, which is its trials' length, is that of the config."""
     rungs, length = method.rungs, searcher.length
     try:
         valid = all(0 < rung < math.inf for rung in rungs) and list(rungs) == sorted(rungs)

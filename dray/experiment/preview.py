@@ -1,4 +1,4 @@
-"""What a search will do, as a table, before anything runs: ``dray preview asha.yaml --trials-per-hour 12``."""
+"""Shows what a search will do, as a table, before it runs: ``dray preview asha.yaml --trials-per-hour 12``."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def show_preview(
 
     Args:
         config: From ``load_config``.
-        model_dir: Where a method of the user's own is imported from.
-        trials_per_hour: Trials of the full length that the cluster trains in an hour; None: no time is told.
-        console: Where to.
+        model_dir: Where a user's own method is imported from.
+        trials_per_hour: Trials of full length that the cluster trains in an hour; None: no time is shown.
+        console: Where to print.
 
     Raises:
-        ConfigError: The user's own method can't be had, or breaks the rules of one.
+        ConfigError: The user's own method can't be loaded, or breaks the rules of a method.
     """
     method = build_method(config, Own(directory=model_dir))
     seen = _previewed(method)
@@ -59,7 +59,7 @@ def preview_as_dict(config: ExperimentConfig, *, model_dir: Path | None = None) 
 
 
 def unit_of(config: ExperimentConfig) -> str:
-    """What the search counts in: batches, epochs, records, or a metric's name."""
+    """The search's unit of length: batches, epochs, records, or a metric's name."""
     searcher = config.searcher
     if searcher.max_time is not None:
         return str(searcher.time_metric)

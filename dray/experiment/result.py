@@ -1,4 +1,4 @@
-"""What came out of an experiment: read from its directory, while it runs or years later."""
+"""An experiment's results, read from its directory, while it runs or years later."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class BestTrial:
 
     Attributes:
         trial_id: its number.
-        hparams: what it was trained with.
+        hparams: its hyperparameters.
         metric: the searcher's metric at its best validation.
-        batches: where that was.
-        checkpoint: the state at that validation; of its latest checkpoint if ``checkpoint_policy`` kept none there.
+        batches: batches trained at that validation.
+        checkpoint: the checkpoint of that validation; the trial's latest if ``checkpoint_policy`` kept none there.
     """
 
     trial_id: int
@@ -50,11 +50,11 @@ class BestTrial:
 
 
 class Result:
-    """An experiment's outcome.
+    """An experiment's results.
 
     Args:
         path: the experiment's directory.
-        trial: its class, where the experiment was given one that can't be imported from the copy of its code.
+        trial: its class, if the experiment was given one that can't be imported from the copy of its code.
     """
 
     def __init__(self, path: Path, *, trial: type[PyTorchTrial] | None = None) -> None:
@@ -64,20 +64,20 @@ class Result:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """One row a metric: trial_id, batches, epochs, kind (training | validation), name, value, time (Unix, s)."""
+        """A row per metric: trial_id, batches, epochs, kind (training | validation), name, value, time (Unix, s)."""
         return read_metrics(self._directory.metrics)
 
     @cached_property
     def system_metrics(self) -> pd.DataFrame:
-        """What trials took of their machines and of time: trial_id, batches, name, value, time (Unix, s).
+        """What trials used of their machines, and of time: trial_id, batches, name, value, time (Unix, s).
 
-        One row a figure, at the end of each trial and every few seconds before; ``docs/results.md`` has the names.
+        A row per figure, every few seconds and at the end of each trial; ``docs/results.md`` has the names.
         """
         return read_system(self._directory.metrics).drop(columns=["epochs", "kind"])
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
-        """What each worker group did when, a row a phase: group, slots, trial_id, phase, start, end (Unix, s).
+        """When each worker group was in which phase, a row each: group, slots, trial_id, phase, start, end (Unix, s).
 
         ``docs/results.md`` has the phases.
         """
@@ -102,12 +102,12 @@ class Result:
         return table
 
     def _trials_of(self, event: str) -> list[int]:
-        """The trial of each record of this event."""
+        """The trials of this event's records."""
         found = (record.get("trial") for record in self._records if record.get("event") == event)
         return [trial for trial in found if isinstance(trial, int)]
 
     def _times(self, event: str) -> dict[int, float]:
-        """When it happened first to each trial: Unix, s."""
+        """When it first happened to each trial: Unix, s."""
         times: dict[int, float] = {}
         for record in self._records:
             if record.get("event") == event:
@@ -148,7 +148,7 @@ class Result:
         """The user's trial with the weights of ``best_trial.checkpoint``, on this machine's first device.
 
         Args:
-            trial_kwargs: arguments of its constructor beside ``context``, as a program may give it some.
+            trial_kwargs: arguments of its constructor beside ``context``, if a program gives it some.
         """
         from dray.pytorch import load_trial_from_checkpoint_path
 
@@ -157,18 +157,18 @@ class Result:
         if trial is None:
             assert entrypoint is not None, "an experiment without an entrypoint was given its class"
             found = FromDirectory(entrypoint=entrypoint, directory=str(self._directory.code))()
-            # The class that a program trains is known by its checkpoints.
+            # Of a program: its checkpoints name the class that it trains.
             trial = None if isinstance(found, Script) else found
         with self.best_trial.checkpoint.as_directory() as checkpoint:
             return load_trial_from_checkpoint_path(checkpoint, trial_class=trial, trial_kwargs=dict(trial_kwargs or {}))
 
     def best_batches(self) -> pd.Series[int]:
-        """Where each trial had its best validation, by trial_id."""
+        """Batches trained at each trial's best validation, by trial_id."""
         return self._best_rows.set_index("trial_id")["batches"]
 
     @cached_property
     def config(self) -> ExperimentConfig:
-        """What it was created with."""
+        """The config that it was created with."""
         return self._directory.config()
 
     @cached_property
@@ -177,7 +177,7 @@ class Result:
 
     @cached_property
     def search(self) -> Search:
-        """The search as the journal tells it: a view of each trial in ``search.trials``. It can't go on."""
+        """The search as the journal has it, with a view of each trial in ``search.trials``; to look at, not to run."""
         return recorded_search(self.config, self._records)
 
     @property
@@ -198,7 +198,7 @@ class Result:
 
 
 def _handed_out(store: CheckpointStore, checkpoint: str) -> Checkpoint:
-    """A checkpoint of dray's as Ray's."""
+    """A checkpoint of dray's as one of Ray's."""
     from ray.train import Checkpoint
 
     filesystem, path = store.filesystem_of(checkpoint)

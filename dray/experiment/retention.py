@@ -1,8 +1,8 @@
 """Which checkpoints an experiment keeps, and the removal of the others while it runs.
 
-A checkpoint is kept if it is one of the best of the experiment, or one of the best or the latest of its trial, so many
-of each as the config says (Determined's `save_experiment_best`, `save_trial_best` and `save_trial_latest`); or if its
-trial may yet go on from it.
+A checkpoint is kept if it is among the best of the experiment, or among the best or the latest of its trial, with the
+numbers that the config gives (Determined's `save_experiment_best`, `save_trial_best` and `save_trial_latest`), or if
+its trial may still go on from it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from dray.storage import CheckpointStore
 log = logging.getLogger(__name__)
 
 CLOSE_S = 60.0
-"""How long the end of a run waits for what is being removed; the rest is removed when the experiment is resumed."""
+"""How long the end of a run waits for removals; the rest is removed when the experiment is resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A checkpoint that is there.
+    """An existing checkpoint.
 
     Args:
-        trial, batches: whose, and where.
+        trial, batches: its trial, and after how many batches it was saved.
         checkpoint: its id.
-        value: the search's metric there; None if the trial was not validated at that batch.
+        value: the searcher's metric there; None if the trial was not validated at that batch.
     """
 
     trial: int
@@ -44,7 +44,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How many checkpoints to keep, as Determined has it: those without a metric are never among the best."""
+    """How many checkpoints to keep; as in Determined, those without a metric are never among the best."""
 
     experiment_best: int = 0
     trial_best: int = 1
@@ -53,7 +53,7 @@ class Policy:
 
     @classmethod
     def of(cls, storage: CheckpointStorage, *, smaller_is_better: bool) -> Policy:
-        """That of a config."""
+        """The policy of a config."""
         return cls(
             experiment_best=storage.save_experiment_best,
             trial_best=storage.save_trial_best,
@@ -61,26 +61,18 @@ class Policy:
             smaller_is_better=smaller_is_better,
         )
 
-    def keeps(self, saved: Iterable[Saved], needs: Callable[[int], int] = lambda trial: 0) -> set[Saved]:
-        """Those of all checkpoints of an experiment that are kept.
+    def keeps_of(self, saved: Collection[Saved], needs: int) -> set[Saved]:
+        """The checkpoints of one trial that are kept as its best and latest.
 
         Args:
-            saved: all there are, in any order. Of equal metrics the one of the earlier trial and batch is better.
-            needs: of a trial, how many of its latest checkpoints it needs.
+            saved: all of the trial, in any order. Of equal metrics, that of the earlier batch is better.
+            needs: how many of its latest checkpoints the trial needs.
         """
-        trials: dict[int, list[Saved]] = {}
-        for each in saved:
-            trials.setdefault(each.trial, []).append(each)
-        found = self.best(each for mine in trials.values() for each in mine)
-        return found.union(*(self.keeps_of(mine, needs(trial)) for trial, mine in trials.items()))
-
-    def keeps_of(self, saved: Collection[Saved], needs: int) -> set[Saved]:
-        """Those of all checkpoints of one trial that are kept for its own sake."""
         latest = heapq.nlargest(max(self.trial_latest, needs), saved, key=lambda each: each.batches)
         return {*self._best(saved, self.trial_best), *latest}
 
     def best(self, saved: Iterable[Saved]) -> set[Saved]:
-        """Those of all checkpoints of an experiment that are kept for its sake."""
+        """The checkpoints that are kept as the experiment's best; of equal metrics, the earlier trial's is better."""
         return set(self._best(saved, self.experiment_best))
 
     def _best(self, saved: Iterable[Saved], count: int) -> list[Saved]:
@@ -96,17 +88,17 @@ class Policy:
 
 
 class Retention:
-    """The checkpoints of a running experiment, known from what the trials tell; a thread removes what is not kept.
+    """The checkpoints of a running experiment, as the trials report them; a thread removes those that are not kept.
 
-    Before that it sees to it that what is kept is on the disk: the trials do not wait for that.
+    Before that, the thread makes sure that those that are kept are on the disk: trials do not wait for that.
 
     Args:
-        policy: what is kept.
-        store_of: a trial's checkpoints.
-        needs: see `Policy.keeps`; asked in the thread.
-        note: writes a journal's record; called in the thread, and need not wait for the disk: what a kill has lost of
-            it, `start` finds out by looking.
-        say: tells the user; in the thread too.
+        policy: which are kept.
+        store_of: returns a trial's checkpoints.
+        needs: returns the `needs` of `Policy.keeps_of` for a trial; called in the thread.
+        note: writes a record to the journal; called in the thread. It need not wait for the disk: `start` finds
+            what a kill has lost by looking at the store.
+        say: tells the user; called in the thread.
     """
 
     def __init__(
@@ -134,31 +126,31 @@ class Retention:
         trials: Iterable[int],
         value_of: Callable[[CheckpointStore, int], float | None],
     ) -> None:
-        """Begin, with what a run before this one has left: by its journal, and by the store itself.
+        """Begin with the checkpoints that earlier runs have left, from the journal and the store.
 
         Args:
-            records: of the journal.
-            trials: that may have checkpoints.
-            value_of: the metric at a checkpoint, in its store and at so many batches, that the journal does not know.
+            records: the journal.
+            trials: those that may have checkpoints.
+            value_of: returns the metric of a checkpoint that the journal lacks, by its store and batches.
         """
         records, trials = list(records), list(trials)
         self._work.put(lambda: self._recover(records, trials, value_of))
         self._thread.start()
 
     def saved(self, trial: int, batches: int, checkpoint: str, value: float | None) -> None:
-        """A trial has committed a checkpoint, or has found this one to go on from."""
+        """A trial has committed this checkpoint, or has resumed from it."""
         self._work.put(lambda: self._add(trial, batches, checkpoint, value))
 
     def damaged(self, trial: int, checkpoint: str, why: str) -> None:
-        """A checkpoint was found to be damaged: it counts no more, and is left where it is. Told once."""
+        """A checkpoint is damaged: it no longer counts, and is left where it is. Reported once."""
         self._work.put(lambda: self._forget(trial, checkpoint, why))
 
     def look(self, trials: Iterable[int]) -> None:
-        """These trials have changed: one that has ended needs less."""
+        """The state of these trials has changed: one that has ended needs fewer checkpoints."""
         self._work.put(lambda: self._changed.update(trials))
 
     def close(self) -> None:
-        """Remove what is left to remove, for a while."""
+        """Finish the removals; give up after `CLOSE_S`."""
         self._work.put(None)
         if self._thread.ident is not None:
             self._thread.join(CLOSE_S)
@@ -178,7 +170,7 @@ class Retention:
             self._safely(self._remove_the_rest)
 
     def _safely(self, step: Callable[[], None]) -> None:
-        """A store that can't be reached is no reason to end a search: what is left is removed later."""
+        """Run a step; an unreachable store must not end the search: the rest is removed later."""
         try:
             step()
         except Exception as error:
@@ -207,7 +199,7 @@ class Retention:
                 if store.find(batches) is not None:
                     self._add(trial, batches, checkpoint, value_of(store, batches))
                 elif not self._needs(trial) and not store.is_complete(batches):
-                    store.delete(batches)  # which was begun; of a trial that runs, it may be on its way
+                    store.delete(batches)  # unfinished; while its trial runs, it may be being written
 
     def _add(self, trial: int, batches: int, checkpoint: str, value: float | None) -> None:
         value = value if value is not None and math.isfinite(value) else None
@@ -233,7 +225,7 @@ class Retention:
 
     def _remove_the_rest(self) -> None:
         while not self._are_on_disk(kept := self._kept()):
-            pass  # one of them is gone, and another one is kept in its place
+            pass  # one of them is gone, so another one is kept instead
         for trial in sorted(self._changed):
             mine = self._there.get(trial, {})
             for each in [each for each in mine.values() if each not in kept]:
@@ -244,7 +236,7 @@ class Retention:
             self._changed.discard(trial)
 
     def _kept(self) -> set[Saved]:
-        """The best of the experiment, and what is kept of trials that have changed."""
+        """The experiment's best, and those that are kept of trials that have changed."""
         best = self._policy.best(each for mine in self._there.values() for each in mine.values())
         self._changed |= {each.trial for each in self._best - best}
         self._best = best
@@ -252,7 +244,10 @@ class Retention:
         return best.union(*(self._policy.keeps_of(saved, self._needs(trial)) for trial, saved in mine.items()))
 
     def _are_on_disk(self, kept: set[Saved]) -> bool:
-        """Wait until they are, so that a power failure does not take both these and what they replace."""
+        """Wait until they are on the disk, so that a power failure can't take both them and those that they replace.
+
+        False if one of them is gone.
+        """
         there = True
         for each in kept - self._on_disk:
             try:
@@ -269,7 +264,7 @@ class Retention:
 
 
 def saved_in(records: Iterable[Mapping[str, Any]]) -> list[Saved]:
-    """The checkpoints that are there, as a journal's records tell it."""
+    """The existing checkpoints according to a journal's records."""
     there: dict[tuple[int, str], Saved] = {}
     for record in records:
         match record.get("event"):

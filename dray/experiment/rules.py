@@ -1,5 +1,5 @@
-"""The rules of a config that take more than one field to judge. Each looks at the raw mapping, whatever else is wrong
-with it, so that one run tells every fault."""
+"""The rules of a config that involve more than one field. Each checks the raw mapping, whatever else is wrong with it,
+so that all faults are reported at once."""
 
 from __future__ import annotations
 
@@ -8,26 +8,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dray.experiment import schema
 from dray.experiment.command import is_class, parse_entrypoint
 from dray.experiment.errors import Fault
 from dray.experiment.faults import missing_field
-from dray.experiment.schema import (
-    SEARCHER_FIELDS,
-    Resources,
-    Searcher,
-    SlotRange,
-    constant,
-    even_sizes,
-    searcher_fields,
-    variant_of,
-)
+from dray.experiment.schema import constant
+from dray.experiment.schema.resources import Resources, SlotRange, even_sizes
+from dray.experiment.schema.searcher import OWN_TIMES, SEARCHER_FIELDS, Searcher, searcher_fields, variant_of
+from dray.experiment.schema.storage import STORAGE_FIELDS, CheckpointStorage
 from dray.experiment.search import check_sampler, first_points
 from dray.script import Script
 from searchers.errors import FieldError, SpaceError
 from searchers.space import parse
 
-#: What a method needs beside what the schema itself demands of every one.
+#: The fields that a method requires, besides those that the schema requires of all.
 REQUIRED = {
     "random": ("max_trials",),
     "asha": ("max_trials", "num_rungs"),
@@ -35,6 +28,7 @@ REQUIRED = {
     "adaptive_asha": ("max_trials",),
 }
 _KINDS = ("random", "grid", "asha", "adaptive_asha")
+_IN_STEPS = ("max_steps", "target_trial_steps")
 
 
 def broken_rules(raw: Mapping[str, Any]) -> Iterator[Fault]:
@@ -48,6 +42,22 @@ def broken_rules(raw: Mapping[str, Any]) -> Iterator[Fault]:
         yield from _space(hyperparameters, raw.get("searcher"))
         yield from _batch_size(hyperparameters, raw)
         yield from _slot_range(hyperparameters, raw)
+
+
+def counted_steps(raw: Mapping[str, Any]) -> Iterator[Fault]:
+    """Fields that Determined's oldest configs count in steps, each with its value in batches."""
+    searcher = raw.get("searcher")
+    counted = {}
+    if isinstance(searcher, Mapping):
+        counted = {f"searcher.{field}": searcher[field] for field in _IN_STEPS if field in searcher}
+    if counted or "batches_per_step" in raw:
+        counted |= {field: raw[field] for field in ("min_validation_period", "min_checkpoint_period") if field in raw}
+    batches = raw.get("batches_per_step", 100)  # Determined's default
+    for path, steps in counted.items():
+        if isinstance(steps, int) and isinstance(batches, int):
+            instead = f"{'max_length' if '.' in path else path}: {{batches: {steps * batches}}}"
+            told = f"counts steps, of {batches} batches each; they are no more, in Determined neither; write {instead}"
+            yield Fault(path, told)
 
 
 def _searcher(raw: object) -> Iterator[Fault]:
@@ -65,7 +75,7 @@ def _searcher(raw: object) -> Iterator[Fault]:
 
 
 def _spellings(raw: Mapping[str, Any]) -> Iterator[Fault]:
-    """Fields that say one thing twice, or half of it."""
+    """Fields that contradict each other, or need another one."""
     stop_once, variant = raw.get("stop_once"), raw.get("variant")
     if isinstance(stop_once, bool) and variant in ("stopping", "promotion") and variant != variant_of(stop_once):
         what = f"{str(stop_once).lower()} is variant: {variant_of(stop_once)}, but variant is {variant}; remove one"
@@ -81,22 +91,22 @@ def _spellings(raw: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _length(raw: Mapping[str, Any]) -> Iterator[Fault]:
-    """A search needs no length of its own where it compares trials at their ends only, and ``fit()`` says where that
-    is: in a program that calls it."""
+    """A search needs no length of its own only if it compares trials at their ends, and a program's ``fit()`` gives the
+    length."""
     searcher = raw.get("searcher")
     if not isinstance(searcher, Mapping):
         return
     try:
         program = parse_entrypoint(raw["entrypoint"]) if "entrypoint" in raw else None
     except ValueError:
-        return  # told elsewhere, and unknown whether it is one
+        return  # reported elsewhere; it is unknown whether it is a program
     if "max_time" in searcher:
-        by_itself = searcher.get("time_metric") in schema.OWN_TIMES
+        by_itself = searcher.get("time_metric") in OWN_TIMES
         if not by_itself and not isinstance(program, Script) and raw.get("min_validation_period") is None:
             what = "required with searcher.max_time, got nothing; the time is looked at whenever a trial validates, "
             yield Fault("min_validation_period", what + "for example min_validation_period: {epochs: 1}")
         return
-    if searcher.get("max_length") is not None:
+    if searcher.get("max_length") is not None or any(field in searcher for field in _IN_STEPS):
         return
     if not isinstance(program, Script) or searcher.get("name") in ("asha", "async_halving", "adaptive_asha"):
         yield missing_field(("searcher",), "max_length")
@@ -106,9 +116,9 @@ def _storage(raw: object) -> Iterator[Fault]:
     if not isinstance(raw, Mapping):
         return
     kind = raw.get("type")
-    if not isinstance(kind, str | None) or kind not in schema.STORAGE_FIELDS:
-        return  # told elsewhere
-    fields = schema.STORAGE_FIELDS[kind]
+    if not isinstance(kind, str | None) or kind not in STORAGE_FIELDS:
+        return  # reported elsewhere
+    fields = STORAGE_FIELDS[kind]
     if kind == "directory":
         paths = sorted({"container_path", "storage_path"} & raw.keys())
         if len(paths) != 1:
@@ -119,8 +129,8 @@ def _storage(raw: object) -> Iterator[Fault]:
             )
     elif kind is not None and fields[0] not in raw:
         yield missing_field(("checkpoint_storage",), fields[0])
-    for name in sorted((schema.CheckpointStorage.model_fields.keys() - set(fields)) & raw.keys()):
-        takers = [str(each) for each, known in schema.STORAGE_FIELDS.items() if each and name in known]
+    for name in sorted((CheckpointStorage.model_fields.keys() - set(fields)) & raw.keys()):
+        takers = [str(each) for each, known in STORAGE_FIELDS.items() if each and name in known]
         what = f"type {kind} has no such field; remove it, or use" if kind else "needs"
         yield Fault(f"checkpoint_storage.{name}", f"{what} type: {' or '.join(takers)}")
     for name, other in (("access_key", "secret_key"), ("secret_key", "access_key"), ("credential", "account_url")):
@@ -129,7 +139,7 @@ def _storage(raw: object) -> Iterator[Fault]:
 
 
 def _space(hyperparameters: Mapping[str, Any], searcher: object) -> Iterator[Fault]:
-    """The space, and what the searcher is to draw from it."""
+    """The space, and whether the searcher can draw from it."""
     try:
         space = parse(hyperparameters)
     except SpaceError as error:
@@ -138,7 +148,7 @@ def _space(hyperparameters: Mapping[str, Any], searcher: object) -> Iterator[Fau
     try:
         choice = Searcher.model_validate(searcher)
     except ValidationError:
-        return  # told elsewhere
+        return  # reported elsewhere
     for check in (check_sampler, first_points):
         try:
             check(choice, space)
@@ -147,7 +157,7 @@ def _space(hyperparameters: Mapping[str, Any], searcher: object) -> Iterator[Fau
 
 
 def _batch_size(hyperparameters: Mapping[str, Any], raw: Mapping[str, Any]) -> Iterator[Fault]:
-    """``global_batch_size`` is divided among a trial's slots: each value it can take must give every slot a record."""
+    """``global_batch_size`` is divided among a trial's slots: each possible value must give every slot a record."""
     path = "hyperparameters.global_batch_size"
     if "global_batch_size" not in hyperparameters:
         units = [raw.get("min_validation_period"), raw.get("min_checkpoint_period")]
@@ -171,7 +181,7 @@ def _batch_size(hyperparameters: Mapping[str, Any], raw: Mapping[str, Any]) -> I
 
 
 def _slots(raw: Mapping[str, Any]) -> int | SlotRange | None:
-    """``resources.slots_per_trial``, None if that is told elsewhere."""
+    """``resources.slots_per_trial``; None if its fault is reported elsewhere."""
     try:
         return Resources.model_validate(raw.get("resources", {})).slots_per_trial
     except ValidationError:
@@ -200,7 +210,7 @@ def _written(value: object) -> str:
 
 
 def _slot_range(hyperparameters: Mapping[str, Any], raw: Mapping[str, Any]) -> Iterator[Fault]:
-    """A trial takes all slots that there are, up to the range's end, and divides its global batch among them."""
+    """A trial takes all available slots up to the range's end, and divides its global batch among them."""
     asked, searcher = _slots(raw), raw.get("searcher")
     if not isinstance(asked, SlotRange):
         return
@@ -234,7 +244,7 @@ def _slot_range(hyperparameters: Mapping[str, Any], raw: Mapping[str, Any]) -> I
 
 
 def _extremes(spec: object) -> list[object]:
-    """The values that a hyperparameter can take, or the least of them; nothing for a spec that ``parse`` refuses."""
+    """The values that a hyperparameter can take, or the least of them; none for a spec that ``parse`` refuses."""
     if not isinstance(spec, Mapping) or "type" not in spec:
         return [spec]
     match spec["type"]:

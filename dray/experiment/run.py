@@ -1,8 +1,8 @@
-"""One run of an experiment on Ray, from its journal's state to the search's end: the driver's side of everything.
+"""One run of an experiment on Ray, from its journal's state to the end of the search: the driver's side.
 
-Two threads share the search under one lock. Tune's thread feeds it what the trials report and carries out what it
-decides; the thread that called `run()` reads the desk's messages: it binds leases to parameters, records metrics,
-counts restarts, starts groups, and shows all of it.
+Two threads share the search under one lock. Tune's thread passes the trials' reports to it and carries out its
+decisions. The thread that called `run()` reads the desk's messages: it binds leases to parameters, records metrics,
+counts restarts, starts groups, and updates the display.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import dray
 from dray.cluster.demand import Demand
 from dray.cluster.elastic import Elastic
 from dray.cluster.environment import Device, device
-from dray.cluster.failure import Failure
+from dray.cluster.last_words import with_last_words
 from dray.cluster.lending import Slots, WorkerGroup, start_desk
 from dray.cluster.messages import Message
 from dray.cluster.node_checks import UnfitNode
@@ -58,11 +58,11 @@ from searchers.ray_tune import Answer, TuneDriver
 from searchers.search import Search, TrialView
 
 POLL_S = 0.25
-"""How often the driver looks at signals and the display when nothing happens."""
+"""How often the driver checks signals and updates the display when nothing happens."""
 REPORTS_PER_S = 300
-"""Of all trials together, that nobody waits for: a third of what the desk can take (`bench/scale.py`)."""
+"""Reports of all trials together that nobody waits for: a third of what the desk can take (`bench/scale.py`)."""
 TUNE_END_S = 60.0
-"""How long Tune may take to notice its end. A thread that is in Ray when that is shut down may end the process."""
+"""How long Tune may take to end. A thread that is inside Ray when Ray is shut down may end the process."""
 STOP_GRACE_S = 120.0
 """How long trials may take to save when the driver is told to stop."""
 
@@ -70,11 +70,11 @@ STOP_GRACE_S = 120.0
 class Run:
     """Args:
     config, directory, journal, observers, search, metrics: of the experiment; the search has been started, and the
-        config says what it was extended to.
-    revived: trials that had ended, and go on as the search was extended.
-    load_trial: brings the trial's class to the workers.
+        config includes its extensions.
+    revived: trials that had ended, and go on because the search was extended.
+    load_trial: loads the trial's class on the workers.
     cluster: where to run.
-    records: of the journal until now.
+    records: the journal so far.
     on_message: called with each of the desk's messages; for benchmarks and tests.
     """
 
@@ -113,8 +113,8 @@ class Run:
             note=lambda record: journal.append(record, wait=False),
             say=display.say,
         )
-        # On a machine of our own they share its few CPUs. While the first group imports torch, on one core, Tune may
-        # start; further groups wait for that one to train.
+        # On a local cluster Tune and the groups share few CPUs. While the first group imports torch, on one core, Tune
+        # may start; further groups wait until the first one trains.
         self._tune_may_start = not cluster.own
         sizes = config.slots_per_trial
         kind, limits = find_slots(cluster, config.resources, sizes[0])
@@ -129,13 +129,13 @@ class Run:
             placement_strategy=config.resources.placement_strategy,
         )
         self._experiment = self._for_trials(device(gpu=slots.gpu))
-        # Of this run of the experiment; one that resumes it is another.
+        # The name of this run: one that resumes the experiment has another.
         self._name = f"{directory.path.name}-{secrets.token_hex(4)}"
         self._needs = None if cluster.own else checked_nodes(directory, self._name, gpu=slots.gpu)
         name = f"dray-desk-{self._name}"
         self.desk = start_desk(name, environment)
         elastic = len(sizes) > 1
-        if cluster.own:  # it does not grow
+        if cluster.own:  # a local cluster does not grow
             here = sum(slots_now(kind, slots.cpus_per_slot))
             sizes = tuple(size for size in sizes if size <= here)
         self.groups = Groups(
@@ -192,8 +192,8 @@ class Run:
         """Block until the search is done.
 
         Raises:
-            KeyboardInterrupt: told to stop by SIGINT or SIGTERM; running trials have saved what they had.
-            DeskLost: the desk died; another run goes on from the journal.
+            KeyboardInterrupt: stopped by SIGINT or SIGTERM; running trials have saved a checkpoint.
+            DeskLost: the desk died; another run can resume from the journal.
             ExperimentError, ConfigError: it cannot go on.
         """
         runnable = [trial.id for trial in self._runnable()]
@@ -203,7 +203,7 @@ class Run:
         self.desk.enqueue.remote(runnable)
         started = [trial.id for trial in self.search.trials.values() if trial.hparams is not None]
         self._retention.start(self._records, started, _metric_at)
-        with self._signals(), self.display:
+        with self._signals():
             self.groups.start()
             tune = threading.Thread(target=self._tune.run, name="dray-tune", daemon=True)
             watch = Watch(
@@ -248,7 +248,7 @@ class Run:
             self.display.update(self.search, self.counts, self.groups.up, self.groups.there)
 
     def _read_mail(self) -> bool:
-        """Read what the desk has sent, waiting a little for it; False if there was nothing."""
+        """Read the desk's messages, after a short wait for them; False if there were none."""
         ready, _ = ray.wait([self._mail], timeout=POLL_S)
         if ready:
             self._read(ray.get(self._mail))
@@ -260,18 +260,18 @@ class Run:
         self._recorded.clear()
 
     def _close(self, tune: threading.Thread) -> None:
-        """End what runs, letting trials save; then end what was started."""
+        """Let running trials save and end, then end Tune, the groups and the desk."""
         self.display.closing(bool(self._stop_signals))
-        with contextlib.suppress(ray.exceptions.RayError):  # there may be no desk to ask any more
+        with contextlib.suppress(ray.exceptions.RayError):  # the desk may be gone
             self._let_trials_save()
         self._tune.stop()
-        # Tune looks at its stopping only when a handle returns.
+        # Tune checks whether to stop only when a handle returns.
         self.desk.finished.remote()
         if tune.ident is not None:
             tune.join(TUNE_END_S)
         lost = isinstance(self._error, DeskLost)
         self._retention.close()
-        # On a cluster of others its workers first give back what they hold. Without a desk they would try for ever.
+        # On a shared cluster workers first give back what they hold. Without a desk they would try that for ever.
         self.groups.end(at_once=self.cluster.own or lost)
         if not self.cluster.own:
             ray.kill(self.desk)
@@ -321,7 +321,7 @@ class Run:
             if wanted:
                 try:
                     self.search.on(Started(trial=message.trial))
-                except SpaceError as error:  # no draw meets its constraint
+                except SpaceError as error:  # no sample meets the constraint
                     self._error = ConfigError(error.faults, "The search")
                     return
             lease = Lease(
@@ -352,13 +352,14 @@ class Run:
             self._error = _config_error(message.error)
             return
         failures = self._failures.setdefault(trial, [])
-        failures.append(message.failure or Failure(kind="died"))
+        assert message.failure is not None, "an error is of some kind, unless it ends the search"
+        failures.append(message.failure)
         why = why_given_up(failures, self.config.max_restarts) or self._forbidden(trial, message.error)
         error = message.error
-        if failures[-1].kind == "died":  # it could not say why itself
-            error += f"; what it printed is in {self._directory.trial(trial) / 'logs'}"
+        if message.failure.kind == "died" or message.dead:  # it could not report why itself
+            error = self._with_last_words(error, trial, message.dead)
         self.display.failure(trial, error, why)
-        told = {"trial": trial, "error": error, **record(failures[-1]), "time": time.time()}
+        told = {"trial": trial, "error": error, **record(message.failure), "time": time.time()}
         if why:
             self._journal.append({"event": "gave_up", "why": why, **told})
             self.desk.finish.remote(trial, "errored")
@@ -366,13 +367,22 @@ class Run:
         self._journal.append({"event": "restarted", **told})
         self.counts.restarts[trial] += 1
         with self._lock:
-            # Paused meanwhile, or paused and queued again, it goes on when its turn comes.
+            # If it was paused meanwhile, or paused and queued again, it goes on when its turn comes.
             runs = self.search.trials[trial].state == "RUNNING"
             if runs:
                 self.desk.enqueue.remote([trial], first=True)
 
+    def _with_last_words(self, error: str, trial: int, dead: Sequence[int]) -> str:
+        """An error about dead processes, with the last lines that the first of them printed."""
+        logs = self._directory.trial(trial) / "logs"
+        # If machines share no disk, a log here may be that of an earlier process of the rank.
+        here = self.cluster.own or self._directory.storage.is_local
+        if here and dead and (log := logs / f"rank_{dead[0]}.log").exists():
+            return with_last_words(error, log)
+        return f"{error}; what it printed is in {logs}"
+
     def _forbidden(self, trial: int, error: str) -> str:
-        """Why the trial must not be started again, by what it has printed; "" if it may."""
+        """Why the log policies forbid to start the trial again; "" if they don't."""
         policies, directory = self.config.log_policies, self._directory
         if not policies:
             return ""
@@ -380,12 +390,12 @@ class Run:
         return forbidden(policies, printed(error, directory.trial(trial) / "logs", store))
 
     def _act(self, answer: Answer) -> None:
-        """Carry out a decision. In Tune's thread; the journal has it already."""
+        """Carry out a decision that is already in the journal. Called in Tune's thread."""
         self.desk.answer.remote(answer.trial, answer.number, answer.decision)
         if answer.stops:
             self.desk.withdraw.remote(list(answer.stops))
         if answer.resumes:
-            # Before new trials: the search has chosen them as what is best done next.
+            # Before new trials: the search has chosen them as the best to train next.
             self.desk.enqueue.remote(list(answer.resumes), first=True)
         if answer.creates:
             self.desk.enqueue.remote(list(answer.creates))
@@ -434,7 +444,7 @@ class Run:
 
 
 class _Signals:
-    """SIGINT and SIGTERM go to a handler of ours meanwhile; in another thread than the main one nothing changes."""
+    """Within the block our handler gets SIGINT and SIGTERM; without effect outside of the main thread."""
 
     def __init__(self, handler: Callable[[int, FrameType | None], None]) -> None:
         self._handler = handler
@@ -451,25 +461,25 @@ class _Signals:
 
 
 def _is_runnable(trial: TrialView) -> bool:
-    """Whether the search wants it to have workers."""
+    """Whether the trial should have workers."""
     return trial.state in ("PENDING", "RUNNING")
 
 
 def _checkpoints_needed(trial: TrialView) -> int:
-    """How many of its latest a trial needs: one to go on from, and while it writes others, one before it."""
+    """How many of its latest checkpoints a trial needs: one to go on from, and one more while it may write others."""
     return 0 if trial.ended else 2 if trial.state == "RUNNING" else 1
 
 
 def _metric_at(store: CheckpointStore, batches: int) -> float | None:
     try:
         value = json.loads(store.read(batches, REPORT)).get("metric")
-    except (FileNotFoundError, ValueError):  # another tool's, or damaged
+    except (FileNotFoundError, ValueError):  # from another tool, or damaged
         return None
     return value if isinstance(value, int | float) else None
 
 
 def _told_by_worker(cause: Exception | None, experiment: Path) -> Exception:
-    """Why no trial can run, for the user."""
+    """The user's error: why no trial can run."""
     match cause:
         case ConfigError():
             return cause

@@ -1,4 +1,4 @@
-"""From a checked config to its search: the space, the method and the sampler that the ``searcher`` section names."""
+"""From a config to its search: the space, the method and the sampler that the ``searcher`` section names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from dray.experiment.command import is_class
 from dray.experiment.own import NOTHING, Own, own_method, own_sampler
-from dray.experiment.schema import ExperimentConfig, Searcher
+from dray.experiment.schema import ExperimentConfig
+from dray.experiment.schema.searcher import Searcher
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
 from searchers.errors import FieldError
@@ -38,10 +39,10 @@ def build_method(config: ExperimentConfig, own: Own = NOTHING) -> Method:
 
     Args:
         config: From ``load_config``.
-        own: What the user brings.
+        own: What the user gave from Python.
 
     Raises:
-        ConfigError: The user's own method can't be had, or is none.
+        ConfigError: The user's own method can't be loaded, or is no method.
     """
     searcher = config.searcher
     places, length = searcher.max_concurrent_trials, searcher.length
@@ -81,15 +82,15 @@ def build_method(config: ExperimentConfig, own: Own = NOTHING) -> Method:
 
 
 def build_sampler(config: ExperimentConfig, space: Space | None = None, own: Own = NOTHING) -> Sampler:
-    """Where the trials of a checked config get their hyperparameters from, at its start.
+    """The sampler of a checked config, at its start.
 
     Args:
         config: From ``load_config``.
         space: ``build_space(config)`` by default.
-        own: What the user brings.
+        own: What the user gave from Python.
 
     Raises:
-        ConfigError: The user's own method or sampler can't be had, or is none.
+        ConfigError: The user's own method or sampler can't be loaded, or is none.
     """
     space = build_space(config) if space is None else space
     rungs = build_method(config, own).rungs
@@ -108,15 +109,15 @@ def build_search(
     records: Iterable[Mapping[str, Any]] = (),
     own: Own = NOTHING,
 ) -> Search:
-    """The search of a checked config, as far as a journal's records tell it.
+    """The search of a checked config, replayed from a journal's records.
 
     Args:
         log: Called with one record per event, before it is acted on.
         records: Of the journal so far; none for a new search.
-        own: What the user brings.
+        own: What the user gave from Python.
 
     Raises:
-        ConfigError: The user's own method or sampler can't be had, or is none.
+        ConfigError: The user's own method or sampler can't be loaded, or is none.
         JournalError: The records are of another search, or damaged.
     """
     space = build_space(config, constraint=own.constraint)
@@ -132,7 +133,7 @@ def build_search(
 
 
 def recorded_search(config: ExperimentConfig, records: Sequence[Mapping[str, Any]]) -> Search:
-    """The search that a journal's records tell of, to be looked at: it can't go on.
+    """The search of a journal's records, to look at, not to run.
 
     Raises:
         JournalError: The records are of another search, or damaged.
@@ -146,7 +147,7 @@ def recorded_search(config: ExperimentConfig, records: Sequence[Mapping[str, Any
 
 
 def as_extended(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) -> ExperimentConfig:
-    """The config with the budget that the search was extended to, as its journal's records tell it."""
+    """The config with the budget that the search was last extended to, by its journal's records."""
     searcher = config.searcher
     for record in records:
         if record.get("event") == "extended":

@@ -1,8 +1,8 @@
-"""What a config keeps secret, in an experiment's directory: one file, for its owner alone, and in no other.
+"""A config's secrets in an experiment's directory: they are in one file that only its owner can read.
 
-``experiment.yaml`` has ``********`` for each value below ``data.secrets``, and for that of each environment variable.
-The true ones are in ``secrets.yaml``, for whoever goes on with the experiment on this machine; it is copied nowhere.
-The credentials of a store are in ``storage.json``, in the same way.
+``experiment.yaml`` has ``********`` for each value below ``data.secrets``, and for each environment variable's. The
+true values are in ``secrets.yaml``, for resuming the experiment on this machine; that file is never copied. The
+credentials of a store are kept in ``storage.json`` in the same way.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dray.masking import MASK, PLACES, hidden, leaves
 
 
 def check_secrets(config: ExperimentConfig) -> None:
-    """See that no secret is masked, in a config that is to be run.
+    """Check that no secret is masked in a config that is to be run.
 
     Raises:
-        ConfigError: one is: the config was taken from where another experiment, or a checkpoint, has it.
+        ConfigError: one is masked: the config was copied from another experiment or a checkpoint.
     """
     told = "is masked, as an experiment's own copy of its config has it; write the true value"
     if faults := [(path, told) for path in _masked_in(config)]:
@@ -31,7 +31,7 @@ def check_secrets(config: ExperimentConfig) -> None:
 
 
 def write_secrets(path: Path, config: ExperimentConfig) -> None:
-    """Write what is secret in a config, if anything is, to a file that nobody but this user may read."""
+    """Write a config's secrets, if it has any, to a file that only this user may read."""
     found = {place: secret for place, secret in _secrets(config).items() if secret}
     if not found:
         return
@@ -41,7 +41,7 @@ def write_secrets(path: Path, config: ExperimentConfig) -> None:
 
 
 def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
-    """The config that was read from an experiment's directory, with its secrets.
+    """The config from an experiment's directory, with its secrets filled in.
 
     Raises:
         ConfigError: they are not on this machine.
@@ -54,7 +54,7 @@ def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         told = f"is not here, for secrets stay on the machine that they were given on; write all of them to {path}"
         raise ConfigError([(name, told) for name in masked]) from None
-    if not found.keys() & _secrets(config).keys():  # as older versions wrote it
+    if not found.keys() & _secrets(config).keys():  # written by an older version
         found = {_DATA: found}
     data, environment = dict(config.data), config.environment
     if _DATA in found:
@@ -70,7 +70,7 @@ _DATA, _VARIABLES = (".".join(place) for place in PLACES)
 
 
 def _secrets(config: ExperimentConfig) -> dict[str, Any]:
-    """What is secret, by where it is."""
+    """The secrets, by their place in the config."""
     return {_DATA: config.data.get("secrets"), _VARIABLES: config.environment.environment_variables}
 
 
@@ -81,16 +81,16 @@ def _masked_in(config: ExperimentConfig) -> list[str]:
 
 
 LARGEST = 16 << 20
-"""Bytes of a file that is looked into."""
+"""Size in bytes of the largest file that is searched."""
 
 
 def hide_in(directory: Path, secret: Sequence[str]) -> list[str]:
-    """Put xxx over these texts in a copy of a model's code: its config is often in there, and so is a driver.
+    """Replace these texts by xxx in a copy of a model's code, which often includes the config or a driver script.
 
-    A link to a file that has one becomes a file. Files of more than `LARGEST` bytes are left as they are.
+    A link to a file that contains one becomes a file. Files larger than `LARGEST` are left as they are.
 
     Returns:
-        The files that have been changed, by their paths in the directory.
+        The paths of the changed files, relative to the directory.
     """
     changed = []
     for path in sorted(directory.rglob("*")) if secret else ():

@@ -1,4 +1,4 @@
-"""What a config says of checkpoints elsewhere: where its own go, and the one that all its trials begin with
+"""Resolves a config's checkpoint locations: where its own go, and the one that all its trials begin with
 (``source_trial_id`` or ``source_checkpoint_uuid``)."""
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dray.storage import Location, opened, store_at
 
 
 def with_storage(config: ExperimentConfig, where: str | os.PathLike[str] | None) -> ExperimentConfig:
-    """The config with its checkpoints in another place, of which it keeps as many as before.
+    """The config with another place for its checkpoints; how many it keeps does not change.
 
     Args:
-        where: the place; None: that of the config or, if it says none, of ``DRAY_STORAGE`` in the environment, by which
-            a cluster has a place for all experiments.
+        where: the place; None: that of the config, or if it has none, of the environment's ``DRAY_STORAGE``, which can
+            be set for a whole cluster.
 
     Raises:
-        ConfigError: there can't be such a place.
+        ConfigError: the place is invalid.
     """
     field = "storage_path"
     if where is None and config.checkpoint_storage.location is None:
@@ -34,12 +34,13 @@ def with_storage(config: ExperimentConfig, where: str | os.PathLike[str] | None)
 
 
 def with_source(config: ExperimentConfig) -> ExperimentConfig:
-    """The config with the checkpoint's whole path as ``source_checkpoint_uuid``, whichever way it was named.
+    """The config with the full path of the source checkpoint as ``source_checkpoint_uuid``, however it was named.
 
-    Looked for when an experiment is made, so that all its trials begin alike, also where the source trial goes on.
+    It is looked up once, when the experiment is created, so that all trials begin with the same checkpoint even if the
+    source trial goes on.
 
     Raises:
-        ConfigError: there is no such trial, it has no checkpoint, or that is damaged.
+        ConfigError: there is no such trial, it has no checkpoint, or the checkpoint is damaged.
     """
     searcher = config.searcher
     trial, checkpoint = searcher.source_trial_id, searcher.source_checkpoint_uuid
@@ -66,7 +67,7 @@ def with_source(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def _checkpoint(named: str, config: ExperimentConfig) -> Location:
-    """By its path or URI; or by a name alone, as Determined's UUIDs are: looked for in ``checkpoint_storage`` too."""
+    """The checkpoint by path or URI, or by name alone, such as Determined's UUIDs, also in ``checkpoint_storage``."""
     place, own = _place(named, config), config.checkpoint_storage.location
     if "/" in named or not place.is_local or place.path.exists():
         return place
@@ -79,7 +80,7 @@ def _checkpoint(named: str, config: ExperimentConfig) -> Location:
 
 
 def _place(where: str, config: ExperimentConfig) -> Location:
-    """With the config's credentials, if it is in the store that these are for."""
+    """The place, with the config's credentials if it is in the store that these are for."""
     place, own = Location.of(where), config.checkpoint_storage.location
     if place.secrets:
         raise ValueError("must hold no credentials, for it is stored; those of the environment are used")

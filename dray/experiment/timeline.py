@@ -1,7 +1,7 @@
-"""What each worker group did when: noted by the driver while it runs, read as one table.
+"""A record of what each worker group did when: written by the driver while it runs, read as one table.
 
-The driver notes when a group starts, is up, is lent a trial, and is free again; what a trial did meanwhile its workers
-tell, with their reports, in seconds (`dray.training.usage`). Both together are a line of phases for each group.
+The driver notes when a group starts, is up, is lent to a trial, and is free again. Workers report how many seconds
+their trial spent on what (`dray.training.usage`). Both together give a sequence of phases for each group.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
 FILE = "_timeline.jsonl"
 PHASES = ("starting", "training", "data", "validating", "checkpointing", "waiting", "ending", "idle", "booting")
-"""Of a trial: before its first batch; waiting for data; waiting for the search's decisions and for other ranks; from
-its last report, with the decision on it, to its end. Of a group: up, and without a trial; its processes start."""
+"""Phases of a trial: "starting", before its first batch; "data", waiting for data; "waiting", for the search's
+decisions and for other ranks; "ending", from its last report, with the decision on it, to its end. Phases of a group:
+"idle", up without a trial; "booting", its processes start."""
 COLUMNS = ("group", "slots", "trial_id", "phase", "start", "end")
 
 _HEARD = {"joined": "joined", "granted": "granted", "left": "left", "lost": "lost", "retired": "lost"}
 
 
 class Timeline:
-    """Notes what happens to groups, below `directory`, for the experiment's driver alone."""
+    """Records what happens to groups, below `directory`; used only by the experiment's driver."""
 
     def __init__(self, directory: Path) -> None:
         path = directory / FILE
@@ -40,15 +41,15 @@ class Timeline:
         self._note("opened")
 
     def starts(self, group: str, slots: int) -> None:
-        """The processes of a group are started, on so many slots."""
+        """A group's processes are started, on this many slots."""
         self._note("starts", group=group, slots=slots)
 
     def ends(self, group: str) -> None:
-        """A group is no more."""
+        """A group has ended."""
         self._note("ends", group=group)
 
     def hear(self, message: Message) -> None:
-        """What the desk has told."""
+        """Take note of a message from the desk."""
         event = _HEARD.get(message.kind)
         if event is not None:
             trial = {"trial": message.trial} if message.trial >= 0 else {}
@@ -66,12 +67,12 @@ class Timeline:
 
 
 def read_timeline(directory: Path, system: pd.DataFrame) -> pd.DataFrame:
-    """One row a phase: group, slots, trial_id (-1 without one), phase (of `PHASES`), start, end (Unix, s).
+    """One row per phase: group, slots, trial_id (-1 without one), phase (one of `PHASES`), start, end (Unix time in s).
 
     Args:
         directory: of the metrics.
-        system: what `dray.experiment.metrics_log.read_system` gives. What a trial reports at once, of five seconds at
-            most, is here one piece of each phase, in their order.
+        system: the result of `dray.experiment.metrics_log.read_system`. A trial's report, of at most five seconds,
+            becomes one piece for each of its phases, in the order of `PHASES`.
     """
     path = directory / FILE
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
@@ -84,7 +85,7 @@ _Row = tuple[str, int, int, str, float, float]
 
 
 def _stretches(events: list[dict[str, Any]], told: list[float]) -> Iterator[_Row]:
-    """What each group was in: booting, idle, or lent to a trial (phase ""). `told`: when trials told of themselves."""
+    """The states of each group: booting, idle, or lent to a trial (phase ""). `told`: the times of trials' reports."""
     groups: dict[str, tuple[int, int, str, float]] = {}  # slots, trial, phase, since
     now = 0.0
 
@@ -95,12 +96,12 @@ def _stretches(events: list[dict[str, Any]], told: list[float]) -> Iterator[_Row
 
     for event in events:
         if event["event"] == "opened":
-            # The run before was killed, or these have ended. The last that is known of it may be what a trial told.
+            # The previous run has ended, or was killed; then its last known time may be that of a trial's report.
             now = max([now, *told[: bisect(told, event["time"])][-1:]])
             for one in list(groups):
                 yield from end(one)
             continue
-        # The desk's clock and the driver's are those of two machines, perhaps.
+        # The desk and the driver may be on two machines, with different clocks.
         now, group = max(now, event["time"]), event.get("group", "")
         slots, trial, *_ = groups.get(group, (event.get("slots", 1), -1))
         match event["event"]:
@@ -125,7 +126,7 @@ def _stretches(events: list[dict[str, Any]], told: list[float]) -> Iterator[_Row
 
 
 class _Told:
-    """What trials told of their time, in order: when, and the seconds by phase until then."""
+    """The trials' reports of their time, in order: when, and the seconds of each phase until then."""
 
     def __init__(self, by_trial: dict[int, list[tuple[float, dict[str, float]]]]) -> None:
         self._by_trial = by_trial
@@ -139,7 +140,7 @@ class _Told:
         return cls({trial: sorted(samples.items(), key=lambda item: item[0]) for trial, samples in found.items()})
 
     def split(self, stretch: _Row) -> Iterator[_Row]:
-        """A stretch of a trial by its phases."""
+        """Split a trial's stretch into its phases."""
         group, slots, trial, phase, since, end = stretch
         if phase:
             yield stretch

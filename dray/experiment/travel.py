@@ -1,4 +1,4 @@
-"""Code on its way to the nodes of a cluster that others have started: only dependencies need be there before."""
+"""Sends code to the nodes of an existing cluster, which need only have its dependencies installed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def send(
 ) -> tuple[FromDirectory | Sent, dict[str, Any]]:
     """Put the experiment's copy of its code, and dray itself, into the cluster's store.
 
-    A class of a script or a notebook has the directory that it may import from copied first, if there is no copy yet.
+    For a class of a script or a notebook, the directory that it may import from is copied first, if it was not yet.
 
     Args:
-        load: what brings the code to workers of this machine.
+        load: loads the code on workers of this machine.
         directory, config: of the experiment.
-        say: tells the user what goes.
+        say: tells the user what is sent.
 
     Returns:
-        What brings it to workers of other machines, and the runtime environment that they need for it.
+        What loads the code on workers of other machines, and the runtime environment that they need for it.
 
     Raises:
         ConfigError: the script's directory is too large to be code.
@@ -37,7 +37,7 @@ def send(
         _copy_home(load, directory, config)
     sends: list[Package] = []
     what = "the trial's class"
-    if directory.has_code or isinstance(load, FromDirectory):  # also of none but installed modules
+    if directory.has_code or isinstance(load, FromDirectory):  # even if all its modules are installed
         code = copied(directory.code)
         sends.append(package(directory.code, tuple(code.targets())))
         what = f"{directory.code} ({code.told})"
@@ -53,6 +53,6 @@ def _copy_home(load: ByValue, directory: ExperimentDirectory, config: Experiment
     home = home_of(load.trial)
     if home is None:
         return
-    # Nobody's home directory is code; where `ray submit` puts a script there, what lies beside it may be.
+    # A home directory is not code as a whole; but `ray submit` puts scripts there, with modules beside them.
     deep = not Path.home().resolve().is_relative_to(home.resolve())
     directory.copy_code(code_of(home, leave_out=directory.path, deep=deep, field="trial"), config)

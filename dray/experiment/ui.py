@@ -1,4 +1,4 @@
-"""``dray ui``: TensorBoard and optuna-dashboard on one experiment, in this process, for this machine's browsers."""
+"""``dray ui``: serves TensorBoard and optuna-dashboard for one experiment, to browsers on this machine."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from searchers.journal import Journal
 HOST = "localhost"
 PORT = 6006
 PORTS = 100
-"""How many ports are looked at for one that is free."""
+"""How many ports are tried to find a free one."""
 LOOK_S = 1.0
-"""How often a study is looked for that a run is about to make."""
+"""How often to check for a study that a run has yet to create."""
 
 
 def serve(path: Path, *, port: int = PORT, say: Callable[[str], None] = print) -> None:
-    """Serve both until Ctrl-C; of a running experiment they show what it does, seconds later.
+    """Serve both until Ctrl-C; a running experiment is shown with a delay of seconds.
 
-    Only this machine's browsers reach them. From another one: ``ssh -L 6006:localhost:6006 -L 6007:localhost:6007``.
+    Only browsers on this machine reach them; from another: ``ssh -L 6006:localhost:6006 -L 6007:localhost:6007``.
 
     Args:
         path: the experiment's directory.
-        port: of TensorBoard; optuna-dashboard has the next one. Those that are taken are passed over.
-        say: tells the addresses.
+        port: of TensorBoard; optuna-dashboard gets the next one. Ports in use are skipped.
+        say: prints the addresses.
 
     Raises:
         ConfigError: there is no experiment.
@@ -52,14 +52,14 @@ def serve(path: Path, *, port: int = PORT, say: Callable[[str], None] = print) -
 
 
 def free_port(first: int) -> int:
-    """The first port of this machine, from here on, that nobody listens at.
+    """The first free port of this machine, from this one on.
 
     Raises:
-        ExperimentError: a hundred of them are taken.
+        ExperimentError: the next hundred are all in use.
     """
     for port in range(first, min(first + PORTS, 2**16)):
         with socket.socket() as probe, contextlib.suppress(OSError):
-            # As servers bind: what the last one left behind a minute ago is in nobody's way.
+            # As servers do: connections of a server that has just ended do not block the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((HOST, port))
             return port
@@ -69,7 +69,7 @@ def free_port(first: int) -> int:
 def _tensorboard(logs: Path, port: int) -> str:
     from tensorboard import default, program
 
-    # "auto" announces on standard error which of the two it takes.
+    # "auto" prints on standard error which of the two it takes.
     fast = "true" if importlib.util.find_spec("tensorboard_data_server") is not None else "false"
     board = program.TensorBoard(plugins=default.get_plugins())
     board.configure(argv=["dray", "--logdir", str(logs), "--host", HOST, "--port", str(port), "--load_fast", fast])
@@ -77,10 +77,10 @@ def _tensorboard(logs: Path, port: int) -> str:
 
 
 def _dashboard(directory: ExperimentDirectory, port: int, say: Callable[[str], None]) -> None:
-    """Serve the study; as soon as there is one, where a run is yet to make it."""
+    """Serve the study; if a run has yet to create it, as soon as it exists."""
     study = directory.study
     if Journal.writer(directory.journal) is None:
-        if not os.access(directory.path, os.W_OK):  # another's
+        if not os.access(directory.path, os.W_OK):  # another user's
             study = Path(tempfile.mkdtemp(prefix="dray-ui-")) / study.name
         _write(directory, study)
 
@@ -98,7 +98,7 @@ def _dashboard(directory: ExperimentDirectory, port: int, say: Callable[[str], N
 
 
 def _write(directory: ExperimentDirectory, study: Path) -> None:
-    """What the last run may not have come to, as one that was killed."""
+    """Write the study if the last run did not, because it was killed, say."""
     from dray.experiment.observers import tell_all
     from dray.experiment.optuna_study import OptunaStudy
 
@@ -106,11 +106,11 @@ def _write(directory: ExperimentDirectory, study: Path) -> None:
 
 
 def has_study(study: Path) -> bool:
-    """Whether a run has made its study in this file. Optuna's own look would make one."""
+    """Whether a run has created its study in this file. Optuna's own check would create one."""
     try:
         with contextlib.closing(sqlite3.connect(f"{study.as_uri()}?mode=ro", uri=True)) as database:
             return database.execute("SELECT 1 FROM studies").fetchone() is not None
-    except sqlite3.Error:  # not there yet, or without its tables
+    except sqlite3.Error:  # it does not exist yet, or has no tables
         return False
 
 
@@ -121,7 +121,7 @@ def serve_study(study: Path, port: int) -> None:
 
     class Quiet(WSGIRequestHandler):
         def log(self, type: str, message: str, *args: object) -> None:
-            """Nothing, of requests that went well."""
+            """Do not log successful requests."""
 
     app = optuna_dashboard.wsgi(f"sqlite:///{study}")
     server = make_server(HOST, port, app, threaded=True, request_handler=Quiet)

@@ -1,4 +1,4 @@
-"""Read one YAML file as a mapping, safely, and tell the line of whatever is wrong with it."""
+"""Reads a YAML file as a mapping, safely; errors name the line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dray.experiment.errors import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe subset, with two traps of it closed: ``1e-3`` is a number, and a key given twice is an error."""
+    """YAML's safe subset with two traps removed: ``1e-3`` is a number, and a key given twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -28,17 +28,17 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-# PyYAML follows YAML 1.1, where a float needs a point: `lr: 1e-3` would arrive as the text "1e-3".
+# PyYAML follows YAML 1.1, where a float needs a point: `lr: 1e-3` would be the text "1e-3".
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
 
 
 def read_mapping(path: Path) -> dict[Any, Any]:
-    """The mapping that the file at ``path`` holds.
+    """The mapping in the file at ``path``.
 
     Raises:
-        ConfigError: no such file, not readable, not YAML (with the line), or not a mapping.
+        ConfigError: there is no such file, or it is not readable, not YAML (with the line), or not a mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -62,10 +62,10 @@ def with_changes(content: Mapping[Any, Any], changes: Sequence[str]) -> dict[Any
     """A copy with fields set to other values.
 
     Args:
-        changes: Each ``field=value``, a field within others with dots, the value as YAML has it.
+        changes: Each ``field=value``, nested fields with dots, the value in YAML.
 
     Raises:
-        ConfigError: one is no such text, or what its field should lie in is no mapping.
+        ConfigError: one has another form, or its field is below something that is no mapping.
 
     >>> with_changes({"searcher": {"name": "asha"}}, ["searcher.max_trials=8", "name=digits"])
     {'searcher': {'name': 'asha', 'max_trials': 8}, 'name': 'digits'}

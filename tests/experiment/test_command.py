@@ -41,7 +41,12 @@ def test_program_is_a_file_or_a_module_with_arguments(
 
 @pytest.mark.parametrize(
     "launcher",
-    ["determined.launch.torch_distributed", "dray.launch.torch_distributed", "determined.launch.horovod"],
+    [
+        "determined.launch.torch_distributed",
+        "dray.launch.torch_distributed",
+        "determined.launch.horovod",
+        "determined.launch.deepspeed",
+    ],
 )
 @pytest.mark.parametrize("options", ["", "-- ", "--nnodes 2 --nproc_per_node=4 -- "])
 @pytest.mark.parametrize("command", ["python3 train.py --epochs 1", "python3 -u train.py --epochs 1"])
@@ -62,6 +67,16 @@ def test_determineds_other_ways_to_name_a_class_name_it_here_too() -> None:
     assert parse_entrypoint("python3 -m determined.exec.harness model_def:MyTrial") == "model_def:MyTrial"
     autohorovod = "python3 -m determined.launch.horovod --autohorovod --trial model_def:MyTrial"
     assert parse_entrypoint(autohorovod) == "model_def:MyTrial"
+    assert (
+        parse_entrypoint(["python3", "-m", "determined.launch.autohorovod", "model_def:MyTrial"]) == "model_def:MyTrial"
+    )
+    assert parse_entrypoint("python3 -m determined.launch.auto_horovod model_def:MyTrial") == "model_def:MyTrial"
+    assert parse_entrypoint("python3 -m determined.launch.autodeepspeed model_def:MyTrial") == "model_def:MyTrial"
+
+
+def test_a_file_of_python_is_a_program_by_itself() -> None:
+    assert parts("./0_start.py") == ("./0_start.py", None, ())
+    assert parts("src/train.py launcher --epochs 1") == ("src/train.py", None, ("launcher", "--epochs", "1"))
 
 
 def test_command_is_kept_as_it_was_written() -> None:
@@ -103,7 +118,6 @@ def test_command_is_kept_as_it_was_written() -> None:
         ("python3 -m determined.launch.torch_distributed --trial a:B c", "must have module:Class after --trial, and n"),
         ("python3 -m determined.launch.torch_distributed bash a.sh", "can't be a shell's script"),
         ("python3 -m determined.exec.harness train.py", "must have module:Class after determined.exec.harness"),
-        ("python3 -m determined.launch.deepspeed python3 train.py", "dray has no DeepSpeed; train a PyTorchTrial"),
         ("python3 -m determined.launch.tensorflow -- python3 train.py", "dray has no TensorFlow"),
         ("python3 -m determined.exec.launch", "it is a part of Determined that dray has no counterpart for"),
     ],

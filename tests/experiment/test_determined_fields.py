@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 from dray.experiment.config import ConfigError, load_config
-from dray.experiment.determined_fields import NO_MORE, NOT_USED, OLDER, OURS, actions, not_used
+from dray.experiment.determined_fields import INSIDE, NO_MORE, NOT_USED, OLDER, OURS, actions, not_used
 from dray.experiment.schema import SECTIONS, ExperimentConfig
 
 ROOT = Path(__file__).parents[2]
@@ -120,15 +121,81 @@ def test_what_is_not_used_is_told_once_and_left_out(path: str, caplog: pytest.Lo
     assert len(caplog.records) == 1, "and an experiment's own copy has none of it"
 
 
-def test_what_is_null_is_not_told() -> None:
-    raw = {"workspace": None, "resources": {"priority": None, "weight": 2}, "environment": None, "pbs": {}}
-    assert [path for path, _ in not_used(raw)] == ["resources.weight", "pbs"]
+def test_what_is_within_them_is_known_as_determineds_schemas_have_it() -> None:
+    within = {path for path in FIELDS for place in INSIDE if path.rpartition(".")[0] == place}
+    assert {f"{place}.{name}" for place, names in INSIDE.items() for name in names} == within | {
+        "integration.pachyderm"
+    }
+    assert all(place in NOT_USED or place.rpartition(".")[0] in NOT_USED for place in INSIDE)
+
+
+@pytest.mark.parametrize("place", INSIDE)
+def test_a_misspelt_name_within_them_is_an_error(place: str) -> None:
+    name = max(INSIDE[place], key=len)
+    within = {name: 1, f"{name}z": 2}
+    for value, path in ((within, place), ([{name: 1}, within], f"{place}[1]")):
+        with pytest.raises(ConfigError) as caught:
+            load_config(with_field(place, value))
+        assert caught.value.faults == ((f"{path}.{name}z", f"unknown field; did you mean {name}?"),)
+    with pytest.raises(ConfigError, match=r"unknown field; the fields here are "):
+        load_config(with_field(place, {"": 1}))
+    load_config(with_field(place, {name: 1}))
+    load_config(with_field(place, ["/dev/infiniband:/dev/infiniband"]))
+
+
+def test_what_is_null_or_empty_is_not_told() -> None:
+    raw = {"workspace": None, "resources": {"priority": None, "weight": 2}, "environment": {"ports": {}}, "pbs": {}}
+    assert [path for path, _ in not_used({**raw, "bind_mounts": []})] == ["resources.weight"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "batches", "told"),
+    [
+        ({}, 100, {"searcher.max_steps": "max_length: {batches: 400}"}),
+        ({"batches_per_step": 16}, 16, {"searcher.max_steps": "max_length: {batches: 64}"}),
+        (
+            {"batches_per_step": 16, "min_checkpoint_period": 2, "min_validation_period": {"batches": 1}},
+            16,
+            {
+                "searcher.max_steps": "max_length: {batches: 64}",
+                "min_checkpoint_period": "min_checkpoint_period: {batches: 32}",
+            },
+        ),
+    ],
+)
+def test_steps_are_told_in_batches(fields: dict[str, Any], batches: int, told: dict[str, str]) -> None:
+    searcher = {"name": "single", "metric": "loss", "max_steps": 4}
+    with pytest.raises(ConfigError) as caught:
+        load_config({**LEAST, "searcher": searcher, **fields})
+    why = f"counts steps, of {batches} batches each; they are no more, in Determined neither; write "
+    found = dict(caught.value.faults)
+    assert {path: what for path, what in found.items() if path != "batches_per_step"} == {
+        path: why + instead for path, instead in told.items()
+    }
+    assert ("batches_per_step" in found) == ("batches_per_step" in fields)
+
+
+def test_a_period_says_what_it_counts() -> None:
+    what = r"min_checkpoint_period: must say what it counts, got 3; write {batches: 3} or {epochs: 3}"
+    with pytest.raises(ConfigError, match=re.escape(what)):
+        load_config(with_field("min_checkpoint_period", 3))
+    assert load_config(with_field("min_checkpoint_period", {"batches": 0})).min_checkpoint_period is None
+
+
+def test_the_path_of_old_says_nothing_beside_the_new_one() -> None:
+    storage = {"type": "shared_fs", "host_path": "/a", "storage_path": "b", "checkpoint_path": "/c"}
+    assert str(load_config(with_field("checkpoint_storage", storage)).checkpoint_storage.location) == "/a/b"
+
+
+def test_an_empty_path_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"host_path: must not be empty; for example host_path: /mnt/results"):
+        load_config(with_field("checkpoint_storage", {"type": "shared_fs", "host_path": ""}))
 
 
 @pytest.mark.parametrize("path", [path for path in NO_MORE if path != "checkpoint_storage.user"])
 def test_what_is_no_more_is_an_error_that_says_what_to_write(path: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(with_field(path, 3))
+        load_config(with_field(path, "x"))
     assert (path, NO_MORE[path]) in caught.value.faults
 
 
@@ -158,7 +225,7 @@ searcher:
 records_per_epoch: 60000
 scheduling_unit: 50
 min_validation_period: {batches: 100}
-min_checkpoint_period: 200
+min_checkpoint_period: {batches: 200}
 perform_initial_validation: true
 environment:
   image: {cpu: determinedai/environments:py-3.9, cuda: determinedai/environments:cuda-11.3}
@@ -302,7 +369,6 @@ def test_older_words_mean_those_of_today(path: str) -> None:
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        (100, "100 batches"),
         ({"batches": 100}, "100 batches"),
         ({"epochs": 2}, "2 epochs"),
         ({"records": 9}, "9 records"),
@@ -310,6 +376,10 @@ def test_older_words_mean_those_of_today(path: str) -> None:
 )
 def test_lengths_are_taken_in_every_unit(path: str, written: Any, meant: str) -> None:
     assert str(read(load_config(with_field(path, written)), path)) == meant
+
+
+def test_a_number_alone_counts_batches_as_max_length() -> None:
+    assert str(load_config(with_field("searcher.max_length", 100)).searcher.max_length) == "100 batches"
 
 
 # ----------------------------------------------------------------------------------------------- the ways to say some
@@ -361,6 +431,9 @@ def test_what_is_no_environment_is_told_without_its_values(written: Any) -> None
         ({"pattern": "a", "policy": {"type": "on_failure_dont_retry"}}, ["cancel_retries"]),
         ({"pattern": "a", "policy": {"type": "send_webhook", "webhook_name": "w"}}, ["send_webhook"]),
         ({"pattern": "a", "signal": "bad"}, ["signal"]),
+        ({"name": "OOM", "pattern": "a", "action": None}, ["signal"]),
+        ({"name": "OOM", "pattern": None}, []),
+        ({"name": "OOM"}, []),
     ],
 )
 def test_log_policies_of_every_version(policy: dict[str, Any], asked: list[str]) -> None:

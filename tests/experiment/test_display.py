@@ -15,7 +15,9 @@ from dray.experiment import display as display_module
 from dray.experiment.board import Board, sparkline
 from dray.experiment.display import Display
 from dray.experiment.forecast import Forecast
+from searchers.asha import ASHA
 from searchers.events import Event, Exited, Reported, Started
+from searchers.method import Method
 from searchers.preview import preview
 from searchers.random_search import RandomSearch
 from searchers.search import Search
@@ -77,8 +79,10 @@ class Screen:
         return self._file.getvalue()
 
 
-def search(*events: Event, smaller_is_better: bool = True, space: dict[str, Any] | None = None) -> Search:
-    method = RandomSearch(max_trials=8, max_concurrent_trials=8, max_length=10)
+def search(
+    *events: Event, smaller_is_better: bool = True, space: dict[str, Any] | None = None, method: Method | None = None
+) -> Search:
+    method = method or RandomSearch(max_trials=8, max_concurrent_trials=8, max_length=10)
     made = Search(method, parse(space or {}), seed=0, smaller_is_better=smaller_is_better, log=lambda record: None)
     made.start()
     for event in events:
@@ -176,11 +180,21 @@ def test_picture_has_the_best_and_a_row_for_each_trial_that_runs() -> None:
     assert bar.endswith("15% · 0:00")  # 10, 2 and 0 of 80 epochs, and 0.5 that are known of reports alone
     assert numbers == "1 of 8 trials ended · 2 running"
     assert best == "best error 0.5, trial 0 at 10 epochs:"
-    assert heading.split() == ["trial", "rung", "epochs", "error", "batch/s"]
+    assert heading.split() == ["trial", "epochs", "error", "batch/s"]
     assert trials == [
-        "    1   1/1  2.5 of 10    0.7  █▁              312",
-        "    2   1/1  0.2 of 10                        9.87",
+        "    1  2.5 of 10    0.7  █▁              312",
+        "    2  0.2 of 10                        9.87",
     ]
+
+
+def test_picture_tells_rungs_where_there_are_several() -> None:
+    method = ASHA(max_trials=8, max_length=10, num_rungs=2, divisor=5, max_concurrent_trials=8)
+    *_, heading, first, second = picture(
+        search(Started(trial=0), Started(trial=1), method=method), {1: rows(1, 2.5, 0.5)}
+    )
+    assert heading.split()[:3] == ["trial", "rung", "epochs"]
+    assert first.split()[:5] == ["0", "1/2", "0", "of", "2"]
+    assert second.split()[:5] == ["1", "2/2", "2.5", "of", "10"]
 
 
 def test_best_is_also_of_validations_that_the_search_does_not_decide_on() -> None:
@@ -188,7 +202,7 @@ def test_best_is_also_of_validations_that_the_search_does_not_decide_on() -> Non
     told = {1: [*rows(1, 3, 0.25), *rows(1, 4, 0.375), *rows(1, 5, float("nan"))]}
     lines = picture(made, told, width=120)
     assert lines[3] == "best error 0.25, trial 1 at 3 epochs:"
-    assert lines[-1].split()[4:7] == ["10", "nan", "0.25"]
+    assert lines[-1].split()[3:6] == ["10", "nan", "0.25"]
 
 
 def test_picture_shows_the_hyperparameters_that_are_searched_over_as_far_as_there_is_room() -> None:
@@ -197,11 +211,11 @@ def test_picture_shows_the_hyperparameters_that_are_searched_over_as_far_as_ther
         "model": {"depth": {"type": "categorical", "vals": [3]}},
     }
     made = search(*ended(0, 0.5), Started(trial=1), space={**space, "global_batch_size": 64})
-    wide, narrow = picture(made, {}, width=200), picture(made, {}, width=66)
+    wide, narrow = picture(made, {}, width=200), picture(made, {}, width=60)
     assert wide[3] == "best error 0.5, trial 0 at 10 epochs: lr=0.5  model.depth=3"
     assert wide[-1].endswith("  lr=0.5  model.depth=3")
     assert narrow[-1].endswith("  lr=0.5  model.d…")
-    assert max(map(len, narrow)) <= 66
+    assert max(map(len, narrow)) <= 60
 
 
 def test_picture_has_no_more_lines_than_the_terminal_and_shows_the_best_of_the_trials() -> None:
@@ -298,6 +312,15 @@ class FakeIPython:
         self.versions += 1
 
 
+def test_on_a_terminal_what_is_waited_for_is_shown_before_there_is_a_picture() -> None:
+    screen, plain = Screen(terminal=True), Screen()
+    for each in (screen, plain):
+        with each.display:
+            each.display.starting("starting Ray")
+    assert "starting Ray ..." in screen.text
+    assert plain.text == ""
+
+
 def test_in_a_notebook_one_output_is_kept_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, ipython = 1000.0, FakeIPython()
     monkeypatch.setattr(display_module.time, "monotonic", lambda: clock)
@@ -319,7 +342,7 @@ def test_in_a_notebook_one_output_is_kept_up_to_date(monkeypatch: pytest.MonkeyP
         for event in ended(0, 0.5)[1:]:
             made.on(event)
     # It stays, so it is as in the end.
-    assert "1 trials ended · 0 running" in ipython.shown[0]
+    assert "1 trial ended · 0 running" in ipython.shown[0]
     assert len(ipython.shown) == 1
     assert ipython.shown[0].startswith("<pre")
 
@@ -404,6 +427,27 @@ def test_end_tells_what_became_of_the_trials_and_where_all_of_it_is() -> None:
     assert f"look at them: dray report {LONG_PATH}\n              dray trial list {LONG_PATH} --best\n" in screen.text
 
 
+def test_end_where_no_trial_validated_has_no_table_and_tells_where_to_see_what_failed() -> None:
+    class Failed(FakeResult):
+        trials = FakeResult.trials.iloc[3:]
+
+    screen = Screen()
+    screen.display.result(Failed())  # type: ignore[arg-type]
+    assert screen.text == (
+        f"1 trial (1 errored) in 0:00. Results: {LONG_PATH}\n"
+        f"look at what failed: dray experiment describe {LONG_PATH}\n"
+    )
+
+
+def test_end_where_nothing_was_measured_and_nothing_failed_does_not_speak_of_failures() -> None:
+    class Quiet(FakeResult):
+        trials = FakeResult.trials.iloc[:1].assign(metric=None, best_metric=None)
+
+    screen = Screen()
+    screen.display.result(Quiet())  # type: ignore[arg-type]
+    assert screen.text.endswith(f"\nlook at it: dray experiment describe {LONG_PATH}\n")
+
+
 def test_an_experiment_in_the_default_storage_is_called_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,3 +455,5 @@ def test_an_experiment_in_the_default_storage_is_called_by_its_name(
     screen = Screen(path=tmp_path / "digits-1")
     screen.display.result(FakeResult())  # type: ignore[arg-type]
     assert screen.text.endswith("look at them: dray report digits-1\n              dray trial list digits-1 --best\n")
+    screen.display.interrupted()
+    assert screen.text.endswith("go on with: dray experiment resume digits-1\n")

@@ -143,6 +143,18 @@ def test_module_that_was_mended_can_be_loaded_then(tmp_path: Path) -> None:
     load_trial_class("my_model:MyTrial", write(tmp_path, "my_model", TRIAL.format(name="MyTrial", here=1)))
 
 
+def test_a_constructor_that_takes_more_than_the_context_is_told(tmp_path: Path) -> None:
+    text = TRIAL.format(name="MyTrial", here=1)
+    write(tmp_path, "my_model", text.replace("(self, context)", "(self, context, hparams)"))
+    assert fault("my_model:MyTrial", tmp_path) == (
+        "my_model:MyTrial is made with the context alone, and its constructor does not take that (missing a required "
+        "argument: 'hparams'); give the other parameters defaults, or name the program that makes it, such as python3 "
+        "train.py"
+    )
+    write(tmp_path, "my_other", text.replace("(self, context)", "(self, context, hparams=None)"))
+    assert load_entrypoint("my_other:MyTrial", tmp_path).__name__ == "MyTrial"  # type: ignore[union-attr]
+
+
 def test_missing_class_is_told_with_the_trials_that_are_there(tmp_path: Path) -> None:
     write(tmp_path, "my_model", TRIAL.format(name="MyTrial", here=1))
     assert "did you mean my_model:MyTrial?" in fault("my_model:MyTrail", tmp_path)

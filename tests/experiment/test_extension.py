@@ -66,7 +66,7 @@ def test_a_finished_one_says_how_it_would_go_on(tmp_path: Path, capsys: pytest.C
     resume(path).run()
     first, second, *_ = capsys.readouterr().err.splitlines()
     assert first == f"it has ended already; for more: dray experiment extend {path} --max-trials N (or --max-length)"
-    assert second.startswith("best trials")
+    assert second.startswith("4 trials (3 stopped, 1 completed)")
 
 
 @pytest.mark.parametrize(

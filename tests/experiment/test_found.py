@@ -8,12 +8,22 @@ from pathlib import Path
 import pytest
 
 from dray.experiment.config import load_config
-from dray.experiment.directory import ExperimentDirectory
+from dray.experiment.copies import delete
+from dray.experiment.directory import ExperimentDirectory, make_findable
 from dray.experiment.errors import NoExperiment
+from dray.experiment.experiment import Experiment
 from dray.experiment.found import Found, listed, whereabouts
 from dray.experiment.search import recorded_search
 from searchers.journal import Journal
 from tests.experiment.simulated import simulated
+
+TRIAL = """
+from dray import pytorch
+
+
+class Trial(pytorch.PyTorchTrial):
+    pass
+"""
 
 
 def found(directory: ExperimentDirectory) -> Found:
@@ -102,3 +112,47 @@ def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(NoExperiment, match="there is none in"):
         monkeypatch.setenv("DRAY_HOME", str(tmp_path / "empty"))
         whereabouts("one")
+
+
+def test_an_experiment_in_a_storage_of_its_own_is_found_by_its_name_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
+    (tmp_path / "model_def.py").write_text(TRIAL)
+    config = {
+        "name": "one",
+        "entrypoint": "model_def:Trial",
+        "hyperparameters": {"global_batch_size": 1},
+        "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 1}},
+        "checkpoint_storage": {"type": "shared_fs", "host_path": str(tmp_path / "shared")},
+    }
+
+    def stopped(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Experiment, "_run", stopped)
+    experiment = Experiment(config, model_dir=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    assert experiment.path.parent == tmp_path / "shared"
+    assert whereabouts("latest") == whereabouts("one") == whereabouts(experiment.path.name) == str(experiment.path)
+    assert [(each.name, each.path) for each in listed()] == [(experiment.path.name, str(experiment.path))]
+    delete(Found(directory=ExperimentDirectory.open(experiment.path), where=str(experiment.path), is_copy=False))
+    assert list((tmp_path / "results").iterdir()) == []
+
+
+def test_a_link_to_an_experiment_that_is_not_there_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
+    make_findable(tmp_path / "not-mounted" / "one")
+    assert listed() == []
+    with pytest.raises(NoExperiment, match="there is none in"):
+        whereabouts("one")
+
+
+def test_where_no_link_can_be_made_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "file" / "results"))
+    make_findable(tmp_path / "shared" / "one")
+    assert listed() == []

@@ -19,7 +19,7 @@ from dray.experiment import groups as groups_module
 from dray.experiment.config import ConfigError
 from dray.experiment.counts import Counts
 from dray.experiment.groups import CLUSTER_CHECK_S, IN_TURN_S, LOOK_S, SEEK_S, STARTS_IN_VAIN, Groups, OnEnd, find_slots
-from dray.experiment.schema import Resources
+from dray.experiment.schema.resources import Resources
 from dray.experiment.timeline import Timeline
 from tests.cluster.test_demand import node
 
@@ -108,6 +108,8 @@ class World:
 
 
 def hear(groups: Groups, *kinds: Any, group: str = "group-0", **fields: Any) -> None:
+    """``placement``: of the process that arrived."""
+    fields.setdefault("placement", SimpleNamespace(id=f"placement of {group}"))
     for kind in kinds:
         groups.hear(Message(kind=kind, group=group, **fields))
 
@@ -261,8 +263,7 @@ def test_processes_that_end_before_they_ask_for_a_trial_end_the_experiment(world
     groups.start()
 
     def begin(number: int) -> None:
-        placement: Any = SimpleNamespace(id=number)
-        hear(groups, "arrived", "arrived", placement=placement)  # both ranks of one start
+        hear(groups, "arrived", "arrived", placement=SimpleNamespace(id=number))  # both ranks of one start
 
     for number in range(STARTS_IN_VAIN):
         begin(number)
@@ -360,16 +361,13 @@ def test_what_waits_for_nodes_is_said(worlds: Any) -> None:
 
 
 def test_nodes_that_are_to_be_taken_away_are_left_once(worlds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Placement:
-        id = "placement"
-
     on = {"bundles_to_node_id": {0: "node-a", 1: "node-b"}}
     monkeypatch.setattr(groups_module, "placement_group_table", lambda placement: on)
     world = worlds(4, own=False)
     groups = world.groups()
     world.trials = 1
     groups.start()
-    hear(groups, "arrived", placement=Placement())
+    hear(groups, "arrived")
     groups.draining({"node-b"})
     assert world.desk.told == [], "there is nothing to save yet"
     hear(groups, "joined")

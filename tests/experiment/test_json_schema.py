@@ -12,7 +12,9 @@ import yaml
 
 from dray.experiment.config import ConfigError, load_config
 from dray.experiment.json_schema import json_schema
-from dray.experiment.schema import SEARCHER_FIELDS, SECTIONS, STORAGE_FIELDS
+from dray.experiment.schema import SECTIONS
+from dray.experiment.schema.searcher import SEARCHER_FIELDS
+from dray.experiment.schema.storage import STORAGE_FIELDS
 from dray.experiment.yaml_file import read_mapping
 
 ROOT = Path(__file__).parents[2]
@@ -118,6 +120,7 @@ GOOD = [
     ("environment.environment_variables", {"A": "1", "B": 2, "cuda": ["C=3"], "cpu": {"D": "4"}, "rocm": None}),
     ("records_per_epoch", 0),
     ("log_policies", [{"pattern": "ECC", "action": {"type": "exclude_node"}, "name": "bad memory"}]),
+    ("log_policies", [{"name": "OOM", "pattern": None, "action": None}, {"name": "ECC"}]),
     ("log_policies", [{"pattern": "out of memory", "actions": ["cancel_retries", {"signal": "oom"}]}]),
     ("optimizations", {"mixed_precision": "O1", "tensor_fusion_threshold": 64}),
     ("checkpoint_storage", {"type": "shared_fs", "host_path": "/a", "checkpoint_path": "b", "propagation": "r"}),
@@ -148,6 +151,7 @@ BAD = [
     ("searcher.sampler", 3),
     ("searcher.sampler", {"options": {}, "nam": "tpe"}),
     ("min_validation_period", {"epochs": -1}),
+    ("min_validation_period", 100),
     ("checkpoint_policy", "some"),
     ("checkpoint_storage", ""),
     ("checkpoint_storage", {"type": "s3"}),

@@ -295,6 +295,32 @@ def test_exit_code_of_a_program_is_an_error_after_its_startup_hook_has_said_so(
         run_local(load_config(program), model_dir, path=model_dir / "run")
 
 
+def test_program_that_never_trains_is_an_error_as_on_ray(program: dict[str, Any], model_dir: Path) -> None:
+    (model_dir / "nothing.py").write_text("from dray import pytorch\nwith pytorch.init() as context:\n    pass\n")
+    config = load_config({**program, "entrypoint": "python3 nothing.py"})
+    with pytest.raises(ScriptFailed, match=r"nothing\.py has ended without a call of Trainer\.fit\(\)"):
+        run_local(config, model_dir, path=model_dir / "run")
+
+
+def test_program_of_the_core_api_need_not_report_where_nothing_is_compared(
+    program: dict[str, Any], model_dir: Path
+) -> None:
+    (model_dir / "evaluates.py").write_text("from dray import core\nwith core.init() as context:\n    pass\n")
+    run_local(load_config({**program, "entrypoint": "python3 evaluates.py"}), model_dir, path=model_dir / "run")
+    several = {"name": "random", "metric": "error", "max_trials": 2}
+    config = load_config({**program, "entrypoint": "python3 evaluates.py", "searcher": several})
+    with pytest.raises(ScriptFailed, match="nothing to compare"):
+        run_local(config, model_dir, path=model_dir / "run")
+
+
+def test_class_that_exits_is_an_error_with_its_line(model_dir: Path) -> None:
+    code = TRIAL.replace("loss = self.loss(batch)", "raise SystemExit(3)")
+    (model_dir / "my_weight.py").write_text(code)
+    with pytest.raises(ScriptFailed, match=r"OneWeight called sys\.exit\(3\) in the midst of training") as raised:
+        run_local(load_config(CONFIG), model_dir, path=model_dir / "run")
+    assert raised.traceback[-1].name == "train_batch"
+
+
 def test_failing_startup_hook_ends_a_local_run_before_it_begins(program: dict[str, Any], model_dir: Path) -> None:
     (model_dir / "startup-hook.sh").write_text("echo no network\nexit 6\n")
     with pytest.raises(StartupHookFailed, match=r"exited with code 6; .*\n    \| no network"):
@@ -310,6 +336,9 @@ def test_program_that_a_launcher_started_elsewhere_makes_its_process_group(
         "dist.init_process_group('gloo')\n"
         "print('rank', dist.get_rank(), 'of', dist.get_world_size(), 'local', os.environ['LOCAL_RANK'])\n"
         "dist.destroy_process_group()\n"
+        "from dray import core\n"
+        "with core.init() as context:\n"
+        "    pass\n"
     )
     command = "python3 -m determined.launch.torch_distributed -- python3 launched.py"
     run_local(load_config({**program, "entrypoint": command}), model_dir, path=model_dir / "run")

@@ -182,13 +182,16 @@ def test_one_that_waits_holds_up_no_other(tmp_path: Path) -> None:
 
 def test_at_the_end_one_that_failed_is_told_everything_again(tmp_path: Path) -> None:
     made: list[Notebook] = []
+    begun = threading.Event()
 
     def make() -> Notebook:
         made.append(Notebook(fails=lambda: len(made) == 1))
+        begun.set()
         return made[-1]
 
     story = Followed(tmp_path / "experiment", {"notes": make})
     tell(story)
+    assert begun.wait(30)  # what is made at the end alone has no second chance
     story.close(done=True)
     assert story.said[1:] == ["notes: it has all that it missed"]
     assert len(made) == 2

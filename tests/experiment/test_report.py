@@ -17,7 +17,7 @@ import pytest
 from dray.experiment.config import load_config
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.errors import ConfigError, ExperimentError
-from dray.experiment.report import figures, page, seen, write_report
+from dray.experiment.report import figures, html, seen, write_report
 from dray.experiment.report.importance import importance
 from dray.experiment.report.seen import Seen
 from searchers import parse_space
@@ -296,7 +296,7 @@ def test_choices_with_hyperparameters_of_their_own_are_told_as_a_person_writes_t
     sgd = {"name": "sgd", "momentum": {"type": "double", "minval": 0, "maxval": 0.9}}
     space = parse_space({"opt": {"type": "categorical", "vals": [sgd, {"name": "adam"}, None]}})
     [(_, domain)] = space.root.domains
-    assert page._domain(domain) == ("one of", "{momentum: 0 to 0.9, name: sgd}, {name: adam}, –")
+    assert html.domain_told(domain) == ("one of", "{momentum: 0 to 0.9, name: sgd}, {name: adam}, –")
 
 
 @pytest.mark.parametrize("name", ["custom", "my_module:MyMethod"])
@@ -328,7 +328,7 @@ def test_report_before_anything_was_measured(only_begun: Path) -> None:
 
 
 def test_numbers_and_names_cannot_break_the_page() -> None:
-    told = page._script({"y": [1.0, math.nan, -math.inf], "name": "</script><b>", 3: (True, None)})
+    told = html.script({"y": [1.0, math.nan, -math.inf], "name": "</script><b>", 3: (True, None)})
     assert "<" not in told
     assert json.loads(told) == {"y": [1.0, None, None], "name": "</script><b>", "3": [True, None]}
 

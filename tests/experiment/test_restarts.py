@@ -47,6 +47,7 @@ def test_trial_is_started_again_at_most_so_often(most: int) -> None:
     answers = [why_given_up([DIED] * count, most) for count in range(1, 6)]
     assert [answer == "" for answer in answers] == [count <= most for count in range(1, 6)]
     assert answers[-1] == f"5 failures, max_restarts is {most}"
+    assert why_given_up([DIED], 0) == "1 failure, max_restarts is 0"
 
 
 def test_reason_is_told_with_the_place() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,15 @@ EXAMPLE = [
     for trial, values in METRICS.items()
     for index, value in enumerate(values, start=1)
 ]
+
+
+def kept_by(policy: Policy, saved: Iterable[Saved], needs: Mapping[int, int] | None = None) -> set[Saved]:
+    """What is kept of all checkpoints of an experiment."""
+    found = list(saved)
+    kept = policy.best(found)
+    for trial in {each.trial for each in found}:
+        kept |= policy.keeps_of([each for each in found if each.trial == trial], (needs or {}).get(trial, 0))
+    return kept
 
 
 @pytest.mark.parametrize(
@@ -54,19 +63,19 @@ def test_the_documented_table(
         Saved(trial=s.trial, batches=s.batches, checkpoint=s.checkpoint, value=s.value and sign * s.value)
         for s in EXAMPLE
     ]
-    assert sorted((each.batches for each in policy.keeps(reversed(saved))), reverse=True) == kept
+    assert sorted((each.batches for each in kept_by(policy, reversed(saved))), reverse=True) == kept
 
 
 def test_what_a_trial_needs_is_kept_whatever_the_policy() -> None:
     nothing = Policy(trial_best=0, trial_latest=0)
-    kept = nothing.keeps(EXAMPLE, needs=lambda trial: {1: 0, 2: 2}[trial])
+    kept = kept_by(nothing, EXAMPLE, {2: 2})
     assert sorted(each.batches for each in kept) == [9, 10]
 
 
 def test_the_first_of_equals_is_the_best_and_no_number_is_not() -> None:
     values = [math.nan, 0.5, 0.5, -math.inf]
     saved = [Saved(trial=0, batches=n, checkpoint=str(n), value=value) for n, value in enumerate(values)]
-    assert [each.batches for each in Policy(trial_latest=0).keeps(saved)] == [1]
+    assert [each.batches for each in kept_by(Policy(trial_latest=0), saved)] == [1]
 
 
 @given(
@@ -84,8 +93,8 @@ def test_removing_early_changes_nothing_in_the_end(
     saved = [Saved(trial=t, batches=b, checkpoint=f"{t}/{b}", value=v) for (t, b), v in sorted(unique.items())]
     there: set[Saved] = set()
     for each in saved:
-        there = policy.keeps({*there, each})
-    assert there == policy.keeps(saved)
+        there = kept_by(policy, {*there, each})
+    assert there == kept_by(policy, saved)
 
 
 class Experiment:

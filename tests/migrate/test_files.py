@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,9 @@ searcher:
   metric: loss
   max_length: {batches: 100}
 """
+
+
+TASK = "entrypoint: [python3, serve.py]\nresources: {slots: 0}\n"
 
 
 @pytest.fixture
@@ -48,6 +52,13 @@ def test_an_experiment_file_without_faults_runs(checked: Callable[..., Checked])
     assert found.runs
     assert found.experiments == ("const.yaml",)
     assert found.summary == "0 to change, 0 to look at, 0 ignored: runs as it is"
+
+
+def test_what_is_to_be_looked_at_is_not_said_to_run(checked: Callable[..., Checked]) -> None:
+    code = "import no_such_package\nfrom determined import pytorch\nclass Digits(pytorch.PyTorchTrial): ...\n"
+    found = checked({"const.yaml": WHOLE, "model_def.py": code})
+    assert found.runs
+    assert found.summary == "0 to change, 1 to look at, 0 ignored; the rest runs as it is"
 
 
 def test_all_faults_are_told_with_their_lines(checked: Callable[..., Checked]) -> None:
@@ -94,7 +105,7 @@ def test_yaml_that_cannot_be_read_is_told_if_it_is_an_experiments(
 
 @pytest.mark.parametrize(
     "text",
-    ["services:\n  web: {image: x}\n", "name: build\nentrypoint: main.js\n", "", "searcher: elastic\n", "[1, 2]"],
+    ["services:\n  web: {image: x}\n", "name: build\nentrypoint: main.js\n", "", "searcher: elastic\n", "[1, 2]", TASK],
 )
 def test_other_yaml_is_passed_over(checked: Callable[..., Checked], text: str) -> None:
     assert checked({"other.yml": text}).findings == ()
@@ -118,7 +129,8 @@ def test_experiment_files_are_found_below_and_where_code_is_ignored(checked: Cal
         ("[python3, train.py]", None),
         ("starred:Anything", None),
         ("model_def:Digit", "model_def.py has no class Digit; its classes are Digits, Letters"),
-        ("model_dev:Digits", "no module model_dev in the directory; give one that is there"),
+        ("model_dev:Digits", "no module model_dev in the directory, nor in this environment; give one"),
+        ("torch.nn:Module", None),
         ("python3 trian.py", "no script trian.py in the directory; give the path of one from there on"),
         ("torchrun train.py", "can't start torchrun"),
         ("null", "required, got nothing"),
@@ -135,6 +147,20 @@ def test_the_entrypoint_leads_somewhere(checked: Callable[..., Checked], entrypo
         assert change.line == 2
         assert change.what.startswith("entrypoint: ")
         assert told in change.what
+
+
+def test_paths_in_containers_that_the_file_gives_to_the_code_are_told(checked: Callable[..., Checked]) -> None:
+    config = (
+        WHOLE
+        + "data: {name: cifar, where: [/data/train, /datasets], out: /run/determined/workdir/out}\n"
+        + "bind_mounts: [{host_path: /mnt/nfs, container_path: /data}]\n"
+    )
+    found = [str(each) for each in checked({"const.yaml": config}).findings if each.verdict in ("look", "change")]
+    assert [line.split(": ")[:3] for line in found] == [
+        ["const.yaml:9", "look", "data.where[0]"],
+        ["const.yaml:9", "change", "data.out"],
+    ]
+    assert "write /mnt/nfs/train, or make /data a link" in found[0]
 
 
 def test_lines_of_fields() -> None:
@@ -190,9 +216,55 @@ def test_every_command_has_an_answer() -> None:
     assert of_command(["ls", "e"]) is None
 
 
+def notebook(*cells: str) -> str:
+    """With a cell of text before the cells of code."""
+    code = [{"cell_type": "code", "source": cell.splitlines(keepends=True), "outputs": []} for cell in cells]
+    return json.dumps({"cells": [{"cell_type": "markdown", "source": ["import determined"]}, *code], "nbformat": 4})
+
+
+def test_notebooks_are_read_cell_by_cell(checked: Callable[..., Checked]) -> None:
+    found = checked(
+        {
+            "demo.ipynb": notebook(
+                "%matplotlib inline\nfrom determined.experimental import client\nimport determined as det\n",
+                "%%time\nif True:\n    !det experiment create const.yaml .\nclient.login()",
+                "%%bash\nexport A=1\ndet e ls",
+                "%%html\n<b>client.login()",
+                "x = = client.login()",
+                "det.get_cluster_info?\ndet.get_cluster_info()",
+            )
+        }
+    )
+    assert [line.partition(";")[0][:100] for line in lines(found)] == [
+        "demo.ipynb: change: cell 3, line 3: det experiment create is here: dray experiment create",
+        "demo.ipynb: change: cell 3, line 4: determined.experimental.client.login: there is no master to ask:",
+        "demo.ipynb: change: cell 4, line 3: det experiment list is here: dray experiment list",
+        "demo.ipynb: runs: 2 uses of Determined's API are dray's",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"cells": 3}', '{"cells": [3, {"cell_type": "code"}]}'])
+def test_what_is_no_notebook_is_passed_over(checked: Callable[..., Checked], text: str) -> None:
+    assert lines(checked({"demo.ipynb": text})) == []
+
+
 def test_a_requirement_of_the_real_package_must_go(checked: Callable[..., Checked]) -> None:
     found = checked({"requirements.txt": "torch\ndetermined>=0.30\n# determined\ndetermined-x\n"})
     assert [(finding.line, finding.verdict) for finding in found.findings] == [(2, "change")]
+
+
+def test_other_versions_of_what_dray_needs_are_to_be_looked_at(checked: Callable[..., Checked]) -> None:
+    here = importlib.metadata.version("pandas")
+    hook = f"pip install -U 'ray[air]==2.9.3' 'pydantic<2.0.0' # old\npip install timm==1.0 pandas=={here} torch\n"
+    found = checked(
+        {"startup-hook.sh": hook, "requirements.txt": "Torch >= 1.9; python_version > '3'\nnumpy\ntimm==1\n"}
+    )
+    assert [line.partition(" runs on ")[0] for line in lines(found)] == [
+        "requirements.txt:1: look: Torch >= 1.9: dray itself",
+        "startup-hook.sh:1: look: ray[air]==2.9.3: dray itself",
+        "startup-hook.sh:1: look: pydantic<2.0.0: dray itself",
+        "startup-hook.sh: runs: once on each node, before the model's code",
+    ]
 
 
 def test_the_real_package_beside_dray_must_go(checked: Callable[..., Checked], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dray.compat.names import COUNTERPARTS, MEMBERS, MISSING
+from dray.compat.names import COUNTERPARTS, HOOKS, MEMBERS, MISSING
 from dray.experiment.migrate import check
 from dray.experiment.migrate.names import why_not
 from dray.experiment.migrate.scopes import ATTRIBUTES, RESULTS
@@ -133,6 +133,48 @@ def test_names_come_through_the_directorys_own_modules(said: Checker) -> None:
     assert ONE in found
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import common\ncommon.client.login()",
+        "import common as c\nc.client.login()",
+        "import pkg.inner\npkg.inner.client.login()",
+        "import pkg.inner as inner\ninner.client.login()",
+        "from pkg import inner\ninner.client.login()",
+        "from pkg import inner as i\nclass A:\n    def f(self): i.client.login()",
+        "import common\nlogin = common.client.login\ncommon.other.client.login()",
+    ],
+)
+def test_names_of_the_directorys_own_modules_are_known_by_their_attributes(tmp_path: Path, code: str) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").write_text("")
+    (tmp_path / "pkg" / "inner.py").write_text("from determined.experimental import client\n")
+    (tmp_path / "other.py").write_text("from determined.experimental import client\n")
+    (tmp_path / "common.py").write_text("import other\nfrom determined.experimental import client\n")
+    (tmp_path / "model_def.py").write_text(code)
+    found = [str(each)[:65] for each in check(tmp_path).findings if each.verdict == "change"]
+    assert "change: determined.experimental.client.login" in found[0]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import common\ndef f(common): common.client.login()",
+        "import common\ncommon.other.login()",
+        "import os\nos.client.login()",
+        "import common\nclass A:\n    common = 1\n    common.client.login()",
+    ],
+)
+def test_and_no_others(said: Checker, code: str) -> None:
+    assert said(code, common="from determined.experimental import client") == []
+
+
+def test_what_is_nested_too_deeply_is_to_be_looked_at(said: Checker) -> None:
+    assert said("x = " + " + ".join(["1"] * 600)) == [
+        "model_def.py: look: is too deeply nested to be read; only you know what it uses of Determined's"
+    ]
+
+
 def test_relative_imports_lead_to_the_same_module(tmp_path: Path) -> None:
     package = tmp_path / "pkg" / "inner"
     package.mkdir(parents=True)
@@ -168,19 +210,72 @@ def test_the_context_of_a_trial_is_known(said: Checker) -> None:
         class Digits(p.PyTorchTrial):
             def __init__(self, context):
                 self.context = context
-                context._epoch_len
+                context.reduce_metrics
             def train_batch(self, batch, epoch_idx, batch_idx):
                 self._own = self.context._anything
                 self.context.get_hparam("lr")
         class Other:
             def __init__(self, context):
-                context._epoch_len
+                context.reduce_metrics
     """
     assert said(code)[:2] == [
-        "model_def.py:5: change: determined.pytorch.PyTorchTrialContext._epoch_len",
+        "model_def.py:5: change: determined.pytorch.PyTorchTrialContext.reduce_metrics",
         "model_def.py:7: change: determined.pytorch.PyTorchTrialContext._anything",
     ]
     assert len(said(code)) == 3
+
+
+def test_what_is_private_but_used_by_determineds_examples_is_here(said: Checker) -> None:
+    code = """\
+        import determined.pytorch as p
+        class Digits(p.PyTorchTrial):
+            def train_batch(self, batch, epoch_idx, batch_idx):
+                warm = self.context._current_batch_idx / self.context._epoch_len
+    """
+    assert [line for line in said(code) if ": change: " in line] == []
+
+
+def test_a_trial_of_the_old_api_is_told(said: Checker) -> None:
+    code = """\
+        from determined.pytorch import ClipGradsL2Norm, PyTorchTrial, reset_parameters
+        class Digits(PyTorchTrial):
+            def build_model(self):
+                return reset_parameters(net())
+            def build_callbacks(self):
+                return {"clip_grads": ClipGradsL2Norm(0.25)}
+            def train_batch(self, batch, model, epoch_idx, batch_idx):
+                return {"loss": model(batch)}
+        class NoTrial:
+            def train_batch(self, batch, model):
+                return model(batch)
+    """
+    assert said(code)[:3] == [
+        "model_def.py:4: change: determined.pytorch.reset_parameters",
+        "model_def.py:6: change: determined.pytorch.ClipGradsL2Norm",
+        "model_def.py:7: change: train_batch(batch, model, ...)",
+    ]
+
+
+def test_a_method_of_a_callback_that_nobody_calls_is_told(said: Checker) -> None:
+    code = """\
+        from determined import pytorch
+        class Notes(pytorch.PyTorchCallback):
+            def on_train_epoch_start(self, epoch_idx): ...
+            def on_validation_end(self, metrics): ...
+            def on_before_optimizer_step(self, parameters): ...
+            def write(self): ...
+    """
+    assert said(code)[:2] == [
+        "model_def.py:3: look: on_train_epoch_start",
+        "model_def.py:5: look: on_before_optimizer_step",
+    ]
+    assert len(said(code)) == 3
+
+
+def test_the_hooks_of_callbacks_are_those_of_the_class() -> None:
+    from dray.pytorch import PyTorchCallback
+
+    assert {name for name in vars(PyTorchCallback) if name.startswith("on_")} == HOOKS
 
 
 def test_a_missing_thing_is_told_where_it_is_taken_and_not_again(said: Checker) -> None:
@@ -259,6 +354,16 @@ def test_commands_of_determineds_that_python_runs(said: Checker) -> None:
     ]
 
 
+def test_a_program_that_launches_its_own_workers(said: Checker) -> None:
+    code = """\
+        import subprocess
+        command = ["python3", "-m", "determined.launch.wrap_rank", "0", "--", "python3", __file__, "worker"]
+        subprocess.Popen(command)
+        print("determined.launch.wrap_rank is Determined's")
+    """
+    assert said(code) == ["model_def.py:2: change: determined.launch.wrap_rank"]
+
+
 def test_packages_that_are_not_here_are_to_be_looked_at_once(said: Checker) -> None:
     code = """\
         import nowhere_to_be_found.inner
@@ -274,6 +379,24 @@ def test_packages_that_are_not_here_are_to_be_looked_at_once(said: Checker) -> N
         "model_def.py:1: look: no package nowhere_to_be_found in this environment; if it came with the container's "
         "image, install it on Ray's nodes",
         "model_def.py:3: change: horovod",
+    ]
+
+
+def test_of_names_that_packages_share_what_is_below_is_looked_for(
+    said: Checker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere" / "shared_by_many" / "here").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "shared_by_many" / "here" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model_def.py").write_text(
+        "import shared_by_many\nimport shared_by_many.here\nfrom shared_by_many.lost import x\n"
+        "from shared_by_many.lost.inner import y\nimport shared_by_many.gone\n"
+    )
+    found = [str(each).partition(" in this")[0] for each in check(tmp_path / "model").findings]
+    assert found == [
+        "model_def.py:3: look: no package shared_by_many.lost",
+        "model_def.py:5: look: no package shared_by_many.gone",
     ]
 
 

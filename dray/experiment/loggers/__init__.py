@@ -1,4 +1,4 @@
-"""Loggers that the config names: where an experiment is written down beside its own directory."""
+"""The loggers that a config names, which write an experiment down elsewhere than in its directory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dray.experiment.config import ExperimentConfig
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.errors import ConfigError
 from dray.experiment.observers import Make, Observer
+from searchers.journal import Journal
 
 
 def check_loggers(config: ExperimentConfig) -> None:
-    """See that the libraries of the config's loggers are there.
+    """Check that the packages of the config's loggers are installed.
 
     Raises:
         ConfigError: one is not.
@@ -29,6 +30,12 @@ def makes(directory: ExperimentDirectory, config: ExperimentConfig) -> dict[str,
     """The config's loggers, by name."""
     made: dict[str, Make] = {"mlflow": lambda: _mlflow(directory, config), "wandb": lambda: _wandb(directory, config)}
     return {name: made[name] for name in _named(config)}
+
+
+def identity(directory: ExperimentDirectory, config: ExperimentConfig) -> str:
+    """Tells the experiment from others, also if its directory was moved: its name, and when its journal began."""
+    [first, *_] = Journal.read(directory.journal)
+    return f"{config.name} {first['time']}"
 
 
 def _named(config: ExperimentConfig) -> list[str]:

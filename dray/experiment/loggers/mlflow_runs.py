@@ -1,11 +1,12 @@
-"""MLflow: a run for the experiment, and one below it for each trial, on a tracking server or in MLflow's own files.
+"""MLflow: a run for the experiment, and a child run for each trial, on a tracking server or in MLflow's own files.
 
-Parameters are the hyperparameters, by their dotted names; metrics are `training/loss`, `validation/accuracy` and so on,
-their steps batches trained, and `best/...`, the searcher's metric where it was best. A trial that waits or is paused is
-SCHEDULED; one that the search stopped is FINISHED like one that completed, and the tag `dray.state` says which. When
-the search is over, the experiment's run gets `experiment.yaml` and `best_trial.json` (with where its checkpoint is).
+Parameters are the hyperparameters, by dotted name. Metrics are `training/loss`, `validation/accuracy` and so on, with
+batches trained as their step, and `best/...`, the best value of the searcher's metric. A trial that waits or is paused
+is SCHEDULED; one that the search stopped is FINISHED, like one that completed, and the tag `dray.state` tells them
+apart. When the search is over, the experiment's run gets `experiment.yaml` and `best_trial.json`, which has the path of
+the checkpoint.
 
-Runs are known by tags: a resumed experiment finds those that it has, and adds what they lack.
+Runs are found by tags: a resumed experiment finds its own, and adds what they lack.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from mlflow.entities import Metric, Param, Run
 from dray.experiment.config import ExperimentConfig
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.errors import ExperimentError
+from dray.experiment.loggers import identity
 from dray.experiment.observers import News
 from dray.experiment.result import Result, flat
-from searchers.journal import Journal
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ AT_ONCE = 1000
 """Metrics in one request: MLflow's limit."""
 PARAMS_AT_ONCE = 100
 LONGEST_PARAM = 500
-"""Characters; of a value, what servers of older versions take."""
+"""Characters of a value that servers of older versions take."""
 _STATUS = {
     "PENDING": "SCHEDULED",
     "RUNNING": "RUNNING",
@@ -56,9 +57,9 @@ class MLflowRuns:
 
     def __init__(self, directory: ExperimentDirectory, config: ExperimentConfig) -> None:
         assert config.loggers.mlflow is not None
-        # A server that is away for longer is tried again later, from the beginning.
+        # A server that is away for longer is retried later, from the beginning.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
-        # Else it prints the address of each run that ends.
+        # Otherwise MLflow prints the address of each run that ends.
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         self._directory, self._config = directory, config
         self._sign = 1 if config.searcher.smaller_is_better else -1
@@ -66,12 +67,12 @@ class MLflowRuns:
         name = config.loggers.mlflow.experiment_name or config.name
         known = self._client.get_experiment_by_name(name)
         self._experiment = self._client.create_experiment(name) if known is None else known.experiment_id
-        self._id = _id_of(directory, config)
+        self._id = _key(identity(directory, config))
         parents = list(self._found("search"))
         self._parent = parents[0].info.run_id if parents else self._create_parent()
         if not parents or not parents[0].data.params:
             self._describe_parent()
-        #: What an earlier run wrote, until it has been compared.
+        #: The runs of an earlier driver, until they have been compared.
         self._before = {int(run.data.tags[TRIAL]): run for run in self._found("trial")}
         self._runs = {trial: run.info.run_id for trial, run in self._before.items()}
         self._states = {trial: run.data.tags.get(STATE) for trial, run in self._before.items()}
@@ -95,7 +96,7 @@ class MLflowRuns:
         params: list[Param] = []
         if trial not in self._runs:
             self._runs[trial] = self._create(one)
-        if self._states.get(trial) is None:  # new; or a driver was killed before it had described what it had created
+        if self._states.get(trial) is None:  # new, or a killed driver created it and had not described it yet
             params = [Param(_key(name), str(value)[:LONGEST_PARAM]) for name, value in flat(one.view.hparams or {})]
         run = self._runs[trial]
         metrics = [_metric(row) for row in one.rows]
@@ -125,14 +126,14 @@ class MLflowRuns:
                     self._best[trial] = (score, _metric({**row, "kind": "best"}))
 
     def _lacking(self, run: Run, metrics: list[Metric]) -> list[Metric]:
-        """Of these, what the run does not have."""
+        """Those of the metrics that the run does not have."""
         by_key: defaultdict[str, list[Metric]] = defaultdict(list)
         for metric in metrics:
             by_key[metric.key].append(metric)
         lacking: list[Metric] = []
         for key, mine in by_key.items():
             if run.info.status in _OVER and _same(run.data.metrics.get(key), mine[-1].value):
-                continue  # it has come to its end, and to its last value
+                continue  # the run is over, and has the last value
             history = self._client.get_metric_history(run.info.run_id, key)
             known = {(each.step, each.timestamp) for each in history}
             lacking += [metric for metric in mine if (metric.step, metric.timestamp) not in known]
@@ -183,19 +184,13 @@ class MLflowRuns:
         self._client.log_batch(self._parent, metrics=[self._best[best.trial_id][1]])
 
 
-def _id_of(directory: ExperimentDirectory, config: ExperimentConfig) -> str:
-    """The same wherever the experiment's directory is brought: when its journal began."""
-    [first, *_] = Journal.read(directory.journal)
-    return f"{_key(config.name)} {first['time']}"
-
-
 def _metric(row: Mapping[str, Any]) -> Metric:
     key = _key(f"{row['kind']}/{row['name']}")
     return Metric(key, float(row["value"]), int(1000 * row["time"]), int(row["batches"]))
 
 
 def _key(name: str) -> str:
-    """As MLflow takes names."""
+    """A name that MLflow accepts."""
     return re.sub(r"[^\w\-. :/]", "_", name)
 
 

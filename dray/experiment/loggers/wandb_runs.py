@@ -1,12 +1,13 @@
 """Weights & Biases: a run for each trial, in a group for the experiment.
 
-Its configuration has the hyperparameters, its history `training/loss`, `validation/accuracy` and so on, by `batches`,
-its summary `state`, in dray's words. Offline runs are below the experiment's directory, in `wandb/`, for `wandb sync`.
+Its config has the hyperparameters; its history `training/loss`, `validation/accuracy` and so on, over `batches`; its
+summary `state`, dray's name of the trial's state. Offline runs are in the experiment's directory, in `wandb/`, for
+`wandb sync`.
 
-A run ends with its trial, or when that is paused, and goes on with it. A history can only be added to: so
-`wandb/written.jsonl` says until when each trial's metrics are in runs that have ended, and a resumed experiment adds
-what comes after that. What a trial measures again, from a checkpoint, is there again; so is what was in a run that was
-killed.
+A run ends when its trial ends or is paused, and is continued with it. A history can't be changed, only added to: so
+`wandb/written.jsonl` has the time up to which each trial's metrics are in runs that have ended, and a resumed
+experiment adds what came later. Metrics that a trial reports again, from a checkpoint, appear twice; so do those of a
+run that was killed.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import wandb
 
 from dray.experiment.config import ExperimentConfig
 from dray.experiment.directory import ExperimentDirectory
+from dray.experiment.loggers import identity
 from dray.experiment.observers import News
-from searchers.journal import Journal
 
 _LIVE = ("PENDING", "RUNNING", "PAUSED")
 _FAILED = ("ERRORED", "INVALID_HP", "CANCELED")
@@ -47,16 +48,14 @@ class WandBRuns:
         self._mode = self._fields.mode or os.environ.get("WANDB_MODE", "online")
         if self._mode == "online" and not wandb.login(prompt=False):
             raise RuntimeError("no API key: set WANDB_API_KEY, or loggers: {wandb: {mode: offline}}")
-        # It has files of its own for these, but hands them on to the program's log as well.
+        # wandb has log files of its own, but also hands its messages on to the program's log.
         logging.getLogger("wandb").propagate = False
-        [first, *_] = Journal.read(directory.journal)
-        #: The same wherever the experiment's directory is brought: when its journal began.
-        self._id = hashlib.sha256(f"{config.name} {first['time']}".encode()).hexdigest()[:8]
+        self._id = hashlib.sha256(identity(directory, config).encode()).hexdigest()[:8]
         kept = directory.path / "wandb"
         kept.mkdir(exist_ok=True)
         self._file = (kept / "written.jsonl").open("a+")
         self._file.seek(0)
-        #: Of each trial, the time of its last metric and its state.
+        #: Of each trial: the time of its last metric, and its state.
         self._before: dict[int, tuple[float, str]] = {}
         for line in self._file:
             if line.endswith("\n"):  # else the last one, torn
@@ -80,7 +79,7 @@ class WandBRuns:
     def _write(self, one: News) -> None:
         trial, state = one.view.id, one.view.state
         rows = one.rows
-        if trial in self._before:  # the first that is told of it, all of its past
+        if trial in self._before:  # the first news of a trial has all of its past
             until, _ = self._before.pop(trial)
             rows = [row for row in rows if row["time"] > until]
         last, known = self._known.get(trial, (-1.0, ""))
@@ -95,7 +94,7 @@ class WandBRuns:
             self._end(trial)
 
     def _end(self, trial: int) -> None:
-        """End the run, which only then is sure to have everything."""
+        """End the run: only then is everything sure to be written."""
         run, (_, state) = self._runs.pop(trial), self._known[trial]
         if state in _LIVE:
             run.mark_preempting()
@@ -116,7 +115,7 @@ class WandBRuns:
             name=f"trial_{trial}",
             group=self._directory.path.name,
             config=dict(one.view.hparams or {}),
-            # It is not this process that trains: its output, machine and code are of no interest.
+            # This process does not train: its output, machine and code are of no interest.
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True),
         )
         run.define_metric("batches")

@@ -1,6 +1,6 @@
-"""Whether a model directory that was made for Determined runs here, told line by line.
+"""Checks line by line whether a model directory that was made for Determined runs here.
 
-All of it by reading: no file of the directory is imported or run.
+It only reads: no file of the directory is imported or run.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from dray.cluster.startup_hook import HOOK
 from dray.experiment.ignore import code_of
 from dray.experiment.migrate.configs import ExperimentFile
 from dray.experiment.migrate.finding import Finding, Verdict
+from dray.experiment.migrate.notebooks import read_notebook
 from dray.experiment.migrate.places import mounts_of
 from dray.experiment.migrate.python import Sources
 from dray.experiment.migrate.scopes import DETERMINED
-from dray.experiment.migrate.shell import REAL_ONE, read_shell
+from dray.experiment.migrate.shell import REAL_ONE, read_shell, replaces_ours
 
 __all__ = ["Checked", "Finding", "Verdict", "check"]
 
@@ -32,8 +33,8 @@ class Checked:
 
     Attributes:
         directory: as it was given.
-        findings: file by file, line by line.
-        experiments: the experiment files in it, from the directory on.
+        findings: sorted by file and line.
+        experiments: the experiment files in it, relative to the directory.
     """
 
     directory: Path
@@ -51,15 +52,13 @@ class Checked:
 
     @property
     def summary(self) -> str:
-        """The whole in one line."""
+        """All findings in one line."""
         change, look, ignored = (len(self.of(verdict)) for verdict in ("change", "look", "ignored"))
         counts = f"{change} to change, {look} to look at, {ignored} ignored"
-        if not self.runs:
-            return f"{counts}; the rest runs as it is"
-        return f"{counts}: runs as it is"
+        return f"{counts}; the rest runs as it is" if change or look else f"{counts}: runs as it is"
 
     def to_dict(self) -> dict[str, Any]:
-        """For a program."""
+        """As plain data, for JSON."""
         return {
             "directory": str(self.directory),
             "runs": self.runs,
@@ -72,8 +71,8 @@ def check(directory: Path) -> Checked:
     """Check a model directory.
 
     Args:
-        directory: what would be given to ``dray experiment create`` as the model's code; it may hold experiment files
-            anywhere.
+        directory: the directory that ``dray experiment create`` would get as the model's code; it may have
+            experiment files anywhere.
 
     Raises:
         ConfigError: there is no such directory, it can't be read, or it is too large to be code.
@@ -88,8 +87,16 @@ def check(directory: Path) -> Checked:
     ]
     mounts = {there: here for file in experiments for there, here in mounts_of(file.raw).items()}
     python = {name: (directory / name).read_bytes() for name in code.files if name.endswith(".py")}
+    notebooks = {
+        name: read_notebook((directory / name).read_text(encoding="utf-8", errors="replace"))
+        for name in code.files
+        if name.endswith(".ipynb")
+    }
+    python |= {name: "\n".join(notebook.python).encode() for name, notebook in notebooks.items()}
     sources = Sources(python, mounts)
     findings = [*sources.findings(), *_environment()]
+    for name, notebook in notebooks.items():
+        findings += read_shell(name, "\n".join(notebook.shell), mounts, is_hook=False)
     for file in experiments:
         findings += file.findings(directory, sources)
     for name in code.files:
@@ -100,14 +107,17 @@ def check(directory: Path) -> Checked:
             findings += _requirements(name, text)
     return Checked(
         directory=directory,
-        findings=tuple(sorted(findings, key=_as_read)),
+        findings=tuple(
+            notebooks[each.file].placed(each) if each.file in notebooks else each
+            for each in sorted(findings, key=_as_read)
+        ),
         experiments=tuple(file.name for file in experiments),
     )
 
 
-def _as_read(finding: Finding) -> tuple[str, int, str]:
-    # What is about a whole file comes after its lines.
-    return finding.file, finding.line or 2**31, finding.what
+def _as_read(finding: Finding) -> tuple[str, int, bool]:
+    # Findings about a whole file come after those about its lines.
+    return finding.file, finding.line or 2**31, finding.verdict == "runs"
 
 
 def _is_read(name: str) -> bool:
@@ -118,6 +128,8 @@ def _requirements(name: str, text: str) -> Iterator[Finding]:
     for number, line in enumerate(text.splitlines(), 1):
         if _REQUIRED.match(line.strip()):
             yield Finding(name, number, "change", f"{line.strip()}: {REAL_ONE}")
+        elif (told := replaces_ours(line.partition(" #")[0])) is not None:
+            yield Finding(name, number, "look", told)
 
 
 def _environment() -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Read the experiment files of a model directory: faults, and what is not used, with the lines on which they stand."""
+"""Reads the experiment files of a model directory: faults and ignored fields, with their lines."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import yaml
 
 from dray.experiment.command import parse_entrypoint
 from dray.experiment.config import load_config
-from dray.experiment.determined_fields import not_used, without_not_used
+from dray.experiment.determined_fields import misspelt, not_used, without_not_used
 from dray.experiment.errors import ConfigError
 from dray.experiment.migrate.finding import Finding
-from dray.experiment.migrate.python import Sources
+from dray.experiment.migrate.places import of_container
+from dray.experiment.migrate.python import Sources, is_installed
 from dray.experiment.schema import ExperimentConfig
 from dray.experiment.yaml_file import read_mapping
 
@@ -26,8 +27,8 @@ class ExperimentFile:
     """One experiment file.
 
     Args:
-        name: from the directory on.
-        path: where it is.
+        name: its path relative to the directory.
+        path: its path.
     """
 
     def __init__(self, name: str, path: Path) -> None:
@@ -44,28 +45,30 @@ class ExperimentFile:
 
     @property
     def is_one(self) -> bool:
-        """Whether it is an experiment's, and not another file of YAML."""
+        """Whether it is an experiment file, and not another YAML file."""
         if self._broken is not None:
             return _LOOKS_LIKE_ONE.search(self._text) is not None
         others = ExperimentConfig.model_fields.keys() - {"entrypoint", "name", "description", "data", "labels"}
+        resources = self.raw.get("resources")
+        is_task = isinstance(resources, Mapping) and "slots" in resources  # a Determined task without trials
         return isinstance(self.raw.get("searcher"), Mapping) or (
-            "entrypoint" in self.raw and not others.isdisjoint(self.raw)
+            "entrypoint" in self.raw and not others.isdisjoint(self.raw) and not is_task
         )
 
     def findings(self, root: Path, sources: Sources) -> Iterator[Finding]:
-        """What there is to say of it, but for what it says of containers, line by line.
+        """The findings in this file, by line, without those about containers.
 
         Args:
             root: the model's directory.
-            sources: the Python in it.
+            sources: its Python files.
         """
         if self._broken is not None:
             yield self._broken
             return
         lines = Lines(self._text)
-        changes = []
+        changes = list(misspelt(self.raw))
         try:
-            load_config(without_not_used(self.raw))  # those are told below
+            load_config(without_not_used(self.raw))  # ignored fields are reported below
         except ConfigError as error:
             changes += [(fault.path, fault.what) for fault in error.faults]
         if "entrypoint" not in (path for path, _ in changes):
@@ -73,6 +76,10 @@ class ExperimentFile:
             changes += [("entrypoint", wrong)] if wrong else []
         for path, what in changes:
             yield Finding(self.name, lines.of(path), "change", f"{path}: {what}")
+        for section in ("data", "hyperparameters"):
+            for path, text in _texts(self.raw.get(section), section):
+                if (found := of_container(text, sources.mounts)) is not None:
+                    yield Finding(self.name, lines.of(path), found[0], f"{path}: {found[1]}")
         for path, what in not_used(self.raw):
             yield Finding(self.name, lines.of(path), "ignored", f"{path}: {what}")
         if not changes:
@@ -80,7 +87,7 @@ class ExperimentFile:
 
 
 class Lines:
-    """The lines on which the fields of a YAML file stand.
+    """The line numbers of the fields of a YAML file.
 
     >>> Lines("name: a\\nsearcher:\\n  metric: loss\\n").of("searcher.metric")
     3
@@ -90,7 +97,7 @@ class Lines:
         self._root = yaml.compose(text, yaml.SafeLoader)
 
     def of(self, path: str) -> int:
-        """The line of a field, or else of the innermost one around it that is there; 0 if there is none."""
+        """The line of a field, or else of the innermost existing field around it; 0 if there is none."""
         node, line, left = self._root, 0, path
         while left and isinstance(node, yaml.MappingNode | yaml.SequenceNode):
             for name, mark, value in _items(node):
@@ -113,14 +120,26 @@ def _items(node: yaml.MappingNode | yaml.SequenceNode) -> Iterator[tuple[str, in
             yield f"[{number}]", value.start_mark.line, value
 
 
+def _texts(value: object, path: str) -> Iterator[tuple[str, str]]:
+    """All texts in a section, with their paths."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _texts(each, f"{path}.{name}")
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from _texts(each, f"{path}[{number}]")
+
+
 def _entrypoint(entrypoint: object, beside: PurePosixPath, root: Path, sources: Sources) -> str | None:
-    """What is wrong with what ``entrypoint`` names, as far as reading tells; None if nothing is.
+    """What is wrong with ``entrypoint``, as far as reading shows; None if nothing is.
 
     Args:
-        entrypoint: as the experiment file has it.
-        beside: the experiment file's directory, which may be the model's in the place of the whole.
-        root: the directory.
-        sources: the Python in it.
+        entrypoint: as in the experiment file.
+        beside: the experiment file's directory, which may be the model's directory instead of ``root``.
+        root: the directory that is checked.
+        sources: its Python files.
     """
     if not entrypoint:
         return "required, got nothing; for example model_def:DigitsTrial or python3 train.py"
@@ -135,8 +154,8 @@ def _entrypoint(entrypoint: object, beside: PurePosixPath, root: Path, sources: 
     files = [f"{folder / place}{end}" for folder in folders for end in (".py", "/__main__.py", "/__init__.py")]
     there = next((file for file in files if sources.has(file)), None)
     if there is None:
-        is_elsewhere = any((root / file).is_file() for file in files) or not name
-        return None if is_elsewhere else f"no module {module} in the directory; give one that is there"
+        is_elsewhere = any((root / file).is_file() for file in files) or not name or is_installed(module)
+        return None if is_elsewhere else f"no module {module} in the directory, nor in this environment; give one"
     if name and not sources.defines(there, name.partition(".")[0]):
         classes = ", ".join(sources.classes(there))
         return f"{there} has no class {name}; its classes are {classes or 'none'}"

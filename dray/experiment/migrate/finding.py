@@ -1,4 +1,4 @@
-"""What a check finds in a model directory of Determined's."""
+"""The findings of a check of a model directory for Determined."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["change", "look", "ignored", "runs"]
-"""It must be changed; it may need to be, which only the user knows; it does nothing here; it runs as it is."""
+"""It must be changed; it may need a change, only the user can tell; it has no effect here; it runs unchanged."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """One line of a check.
+    """One line of a check's output.
 
     Attributes:
-        file: from the directory on; empty where it is about this environment.
-        line: of the file, from 1; 0 where it is about all of the file.
-        verdict: what is to be done about it.
-        what: what is there, and what to write instead.
+        file: path relative to the directory; empty if it is about this environment.
+        line: of the file, from 1; 0 if it is about the whole file.
+        verdict: whether something must be changed.
+        what: what was found, and what to write instead.
     """
 
     file: str

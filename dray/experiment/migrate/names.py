@@ -1,4 +1,4 @@
-"""What becomes of Determined's names: which are dray's, and what to do in the place of the others."""
+"""Determined's names: which of them dray has, and what to use instead of the others."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ from dray.compat.names import COUNTERPARTS, MEMBERS, MISSING, MODULES, missing
 from dray.experiment.migrate.scopes import DETERMINED
 
 _EXCEPTIONS = ("Error", "Exception")
-"""The alias has classes of these names, which may be raised and caught."""
+"""The alias has exception classes with these endings, which may be raised and caught."""
 
-_KEPT = frozenset({"determined.TrialInfo._config", "determined.TrialInfo._steps_completed"})
-"""Private attributes of Determined's that dray has, for Determined's own examples use them."""
+_KEPT = frozenset(
+    {
+        "determined.TrialInfo._config",
+        "determined.TrialInfo._steps_completed",
+        "determined.pytorch.PyTorchTrialContext._current_batch_idx",
+        "determined.pytorch.PyTorchTrialContext._epoch_len",
+    }
+)
+"""Determined's private attributes that dray has, because Determined's own examples use them."""
 
 
 def public(module: str) -> list[str]:
-    """The names that a star import of this module of Determined's brings."""
+    """The names that a star import of this Determined module brings."""
     inside = (path.removeprefix(f"{module}.") for path in (*COUNTERPARTS, *MISSING) if path.startswith(f"{module}."))
     return [name for name in inside if "." not in name and not name.startswith("_")]
 
 
 def why_not(path: str) -> str | None:
-    """What to do instead of using this dotted name of Determined's; None if it is one of dray's."""
+    """What to do instead of using this dotted name of Determined; None if dray has it."""
     for prefix in _prefixes(path):
         if prefix in MEMBERS:
             return MEMBERS[prefix]
@@ -32,7 +39,7 @@ def why_not(path: str) -> str | None:
         if prefix in COUNTERPARTS:
             member = path.removeprefix(prefix).removeprefix(".").partition(".")[0]
             is_private = member.startswith("_") and not member.startswith("__") and f"{prefix}.{member}" not in _KEPT
-            # Of what else is in a class, the tables do not tell.
+            # The tables do not list other attributes of a class.
             return f"{member} is private to Determined, and dray has none" if is_private else None
         if prefix in MISSING:
             return None if path.endswith(_EXCEPTIONS) or prefix == "determined.errors" else MISSING[prefix]
@@ -45,7 +52,7 @@ def is_nowhere(path: str) -> bool:
 
 
 def _not_in(module: str, name: str) -> str | None:
-    home = DETERMINED + MODULES.get(module, "dray").removeprefix("dray")  # of a private module, the public one
+    home = DETERMINED + MODULES.get(module, "dray").removeprefix("dray")  # for a private module, the public one
     if f"{home}.{name}" in COUNTERPARTS or name.startswith("__"):
         return None
     if name.startswith("_"):

@@ -1,4 +1,4 @@
-"""Paths that there are in Determined's containers alone."""
+"""Paths that exist only in Determined's containers."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import TypeAlias
 from dray.experiment.migrate.finding import Verdict
 
 Mounts: TypeAlias = Mapping[str, str]
-"""The machine's path, by that in a container: ``bind_mounts`` of the experiment files."""
+"""Paths in a container to paths of the machine: ``bind_mounts`` of the experiment files."""
 
 _WORKDIR = "/run/determined/workdir"
 _CHECKPOINTS = "/determined_shared_fs"
 
 
 def mounts_of(raw: Mapping[object, object]) -> dict[str, str]:
-    """The bind mounts of an experiment file that have another path in the container than on the machine."""
+    """The bind mounts of an experiment file whose path in the container differs from that on the machine."""
     found = {}
     mounts = raw.get("bind_mounts")
     for each in mounts if isinstance(mounts, list) else []:
         if isinstance(each, Mapping):
             there, here = each.get("container_path"), each.get("host_path")
-            # One without a slash before it is below the working directory: not to be told from other words.
+            # A relative path is below the working directory, and can't be told from other words.
             if isinstance(there, str) and isinstance(here, str) and there.startswith("/") and there != here:
                 found[there.rstrip("/")] = here.rstrip("/")
     return found
 
 
 def of_container(text: str, mounts: Mounts) -> tuple[Verdict, str] | None:
-    """What to say of a text that is a path in a container, None if it is none."""
+    """The finding for a text that is a path in a container; None for any other text."""
     if _below(text, _WORKDIR):
         return "change", (
             f"{_WORKDIR} is in Determined's containers alone; the working directory is the model's directory here "

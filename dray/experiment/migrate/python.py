@@ -1,9 +1,10 @@
-"""Read the Python of a model directory, without importing or running any: which of Determined's names it uses, and what
-of it holds in Determined's containers alone."""
+"""Reads the Python of a model directory, without importing or running it: which of Determined's names it uses, and what
+works only in Determined's containers."""
 
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib.util
 import re
 import sys
@@ -11,10 +12,11 @@ import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
+from dray.compat.names import HOOKS
 from dray.experiment.migrate.finding import Finding, Verdict
 from dray.experiment.migrate.names import is_nowhere, public, why_not
 from dray.experiment.migrate.places import Mounts, of_container
-from dray.experiment.migrate.scopes import Import, Scope, is_determineds
+from dray.experiment.migrate.scopes import TRIAL, Import, Scope, is_determineds
 from dray.experiment.migrate.shell import of_command
 
 VARIABLES: Mapping[str, str] = {
@@ -29,19 +31,26 @@ VARIABLES: Mapping[str, str] = {
     "DET_TRIAL_SEED": "dray.get_cluster_info().trial.trial_seed",
     "DET_USER_DATA": "dray.get_cluster_info().user_data",
 }
-"""Of the environment of Determined's tasks, and what says the same."""
+"""Environment variables of Determined's tasks, and what to use instead."""
 
+_CALLBACK = "determined.pytorch.PyTorchCallback"
 _VARIABLE = re.compile(r"DET_[A-Z_]+")
+# A program that starts its own workers has one of these in a command.
+_LAUNCHER = re.compile(r"determined\.(launch|exec)\.\w+")
+_LAUNCHED = (
+    "the program runs in each of the trial's processes, one a slot, and what it starts itself is no part of the trial: "
+    "call here what such a process was to do; core.init() knows the ranks"
+)
 _IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
 _RUNNERS = ("run", "call", "check_call", "check_output", "Popen", "system", "popen")
 
 
 class Sources:
-    """The Python of a directory.
+    """The Python files of a directory.
 
     Args:
-        files: the text of each file, by its name from the directory on.
-        mounts: which paths in a container are which of the machine's, by the experiment files; also an attribute.
+        files: the text of each file, by its path relative to the directory.
+        mounts: the experiment files' bind mounts; also an attribute.
     """
 
     def __init__(self, files: Mapping[str, bytes], mounts: Mounts) -> None:
@@ -50,12 +59,12 @@ class Sources:
         self._scopes: dict[str, Scope | None] = {}
         self._broken: list[Finding] = []
         self._folders = {part for name in files for part in PurePosixPath(name).parts[:-1]}
-        self._modules = {PurePosixPath(name).stem for name in files}
-        self._told_packages: set[str] = set()
+        self._modules = {PurePosixPath(name).stem for name in files if name.endswith(".py")}
+        self._packages: dict[str, str] = {}
         for name, text in files.items():
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of the user's literals and escapes
+                    warnings.simplefilter("ignore")  # about the user's literals and escapes
                     self._trees[name] = ast.parse(text, filename=name)
             except (SyntaxError, ValueError, RecursionError) as error:
                 line = getattr(error, "lineno", None) or 0
@@ -63,11 +72,17 @@ class Sources:
                 self._broken.append(Finding(name, line, "change", what))
 
     def findings(self) -> Iterator[Finding]:
-        """What there is to say, file by file."""
+        """The findings, file by file."""
         yield from self._broken
         for name, tree in self._trees.items():
-            reader = _Reader(self, name, self._scope(name), tree)
-            reader.visit(tree)
+            try:
+                reader = _Reader(self, name, self._scope(name), tree)
+                reader.visit(tree)
+            except RecursionError:
+                yield Finding(
+                    name, 0, "look", "is too deeply nested to be read; only you know what it uses of Determined's"
+                )
+                continue
             yield from sorted(set(reader.findings))
             if reader.uses:
                 uses = f"{reader.uses} uses" if reader.uses > 1 else "1 use"
@@ -76,11 +91,11 @@ class Sources:
                 )
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file, and it could be read."""
+        """Whether there is such a file that could be parsed."""
         return name in self._trees
 
     def defines(self, name: str, attribute: str) -> bool:
-        """Whether the module in this file has this name at its top; also if a star import may have brought it."""
+        """Whether the module in this file has this name at its top level; also if a star import may bring it."""
         has_stars = any(
             isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
             for node in ast.walk(self._trees[name])
@@ -88,20 +103,20 @@ class Sources:
         return has_stars or attribute in self._scope(name).names
 
     def classes(self, name: str) -> list[str]:
-        """The classes at the top of the module in this file."""
+        """The classes at the top level of the module in this file."""
         return [node.name for node in self._trees[name].body if isinstance(node, ast.ClassDef)]
 
     # ------------------------------------------------------------------------------------------------- for readers
     def _scope(self, name: str) -> Scope:
         scope = self._scopes.get(name)
         if scope is None:
-            self._scopes[name] = None  # of a module that imports itself, nothing is known yet
+            self._scopes[name] = None  # for a module that imports itself
             scope = Scope(self._trees[name], None, lambda node: self._names_of(name, node), public)
             self._scopes[name] = scope
         return scope
 
     def _names_of(self, importer: str, node: ast.ImportFrom) -> Mapping[str, str | None] | None:
-        """What the names of a module of this directory mean."""
+        """What the names of an imported module of this directory mean."""
         folder = PurePosixPath(importer).parent
         parts = (node.module or "").split(".") if node.module else []
         if node.level:
@@ -113,23 +128,43 @@ class Sources:
             for file in (f"{place}.py", str(place / "__init__.py")):
                 if file in self._trees:
                     if file in self._scopes and self._scopes[file] is None:
-                        return None  # one that is being read: they import each other
+                        return None  # it is being read: the modules import each other
                     return self._scope(file).names
         return None
 
     def is_own(self, package: str) -> bool:
-        """Whether a module or a package of this name lies in the directory, wherever in it."""
+        """Whether a module or package of this name is anywhere in the directory."""
         return package in self._modules or package in self._folders
 
-    def tells_package(self, package: str) -> bool:
-        """Whether this package is to be told, as one that is not here: once."""
-        if package in self._told_packages or self.is_own(package) or package in sys.stdlib_module_names:
-            return False
-        self._told_packages.add(package)
-        try:
-            return importlib.util.find_spec(package) is None
-        except (ImportError, ValueError):
-            return True
+    def missing_package(self, module: str) -> str | None:
+        """The package of a module, if it is missing and was not reported yet."""
+        parts = module.split(".")
+        if self.is_own(parts[0]) or parts[0] in sys.stdlib_module_names:
+            return None
+        for length in range(1, len(parts) + 1):
+            package = ".".join(parts[:length])
+            is_new = package not in self._packages
+            if is_new:
+                self._packages[package] = _where(package)
+            if self._packages[package] == "nowhere":
+                return package if is_new else None
+            if self._packages[package] == "here":
+                return None
+        return None
+
+
+def is_installed(module: str) -> bool:
+    """Whether the module's package is installed in this environment."""
+    return _where(module.partition(".")[0]) != "nowhere"
+
+
+def _where(package: str) -> str:
+    """``here``, ``nowhere``, or ``below`` for a namespace package such as google, of google.cloud."""
+    try:
+        found = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return "nowhere"
+    return "nowhere" if found is None else "below" if found.origin is None else "here"
 
 
 def _is_determineds_variable(text: str) -> bool:
@@ -146,7 +181,7 @@ def _told(error: Exception) -> str:
 
 
 class _Reader(ast.NodeVisitor):
-    """One file, from its top to its end."""
+    """Reads one file from top to end."""
 
     def __init__(self, sources: Sources, file: str, scope: Scope, tree: ast.Module) -> None:
         self.findings: list[Finding] = []
@@ -174,7 +209,7 @@ class _Reader(ast.NodeVisitor):
 
     def _import(self, node: Import, path: str) -> None:
         if is_determineds(path):
-            # What dray has not can be imported, and tells at its first use; what nobody has can't.
+            # The alias lets names that dray lacks be imported, and raises at their first use; unknown names fail.
             if is_nowhere(path):
                 self._find(node, "change", f"{path}: {why_not(path)}")
             elif why_not(path) is None:
@@ -190,11 +225,11 @@ class _Reader(ast.NodeVisitor):
                 "horovod: dray starts no processes of Horovod's; use torch.distributed, whose process group is there "
                 "already, or a PyTorchTrial",
             )
-        elif self._sources.tells_package(package):
+        elif (missing := self._sources.missing_package(path)) is not None:
             self._find(
                 node,
                 "look",
-                f"no package {package} in this environment; if it came with the container's image, install it on "
+                f"no package {missing} in this environment; if it came with the container's image, install it on "
                 "Ray's nodes",
             )
 
@@ -214,7 +249,7 @@ class _Reader(ast.NodeVisitor):
         inner: ast.expr = node
         while isinstance(inner, ast.Attribute):
             inner = inner.value
-        if not isinstance(inner, ast.Name):  # det.get_cluster_info().trial: what is called is a use too
+        if not isinstance(inner, ast.Name):  # det.get_cluster_info().trial: the call is a use too
             self.visit(inner)
 
     def _use(self, node: ast.expr, path: str | None) -> None:
@@ -227,13 +262,13 @@ class _Reader(ast.NodeVisitor):
             self._find(node, "change", f"{path}: {reason}")
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
-        # What dray has not may be caught: nobody raises it.
+        # An exception that dray lacks may be caught: nothing raises it.
         for each in node.body:
             self.visit(each)
 
     # ------------------------------------------------------------------------------------------------- scopes
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        # Annotations are left out: they use nothing.
+        # Annotations are skipped: they use nothing.
         for each in (*node.decorator_list, *node.args.defaults, *(each for each in node.args.kw_defaults if each)):
             self.visit(each)
         self._within(node, node.body)
@@ -248,7 +283,32 @@ class _Reader(ast.NodeVisitor):
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         for each in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
             self.visit(each)
+        if any(self._scope.meaning(base) == TRIAL for base in node.bases):
+            self._trial(node)
+        if any(self._scope.meaning(base) == _CALLBACK for base in node.bases):
+            self._callback(node)
         self._within(node, node.body)
+
+    def _trial(self, node: ast.ClassDef) -> None:
+        for each in node.body:
+            match each:
+                case ast.FunctionDef(name="train_batch", args=ast.arguments(args=arguments)) if any(
+                    argument.arg == "model" for argument in arguments
+                ):
+                    self._find(
+                        each,
+                        "change",
+                        "train_batch(batch, model, ...): of Determined before 0.13; make the model and the optimizer "
+                        "in __init__ with context.wrap_model() and wrap_optimizer(), keep them in self, and call "
+                        "context.backward(loss) and context.step_optimizer(optimizer) here",
+                    )
+
+    def _callback(self, node: ast.ClassDef) -> None:
+        for each in node.body:
+            if isinstance(each, ast.FunctionDef) and each.name.startswith("on_") and each.name not in HOOKS:
+                near = difflib.get_close_matches(each.name, HOOKS, n=1, cutoff=0.75)
+                meant = f"; did you mean {near[0]}?" if near else ""
+                self._find(each, "look", f"{each.name}: no hook of PyTorchCallback, so that only you call it{meant}")
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
@@ -270,12 +330,14 @@ class _Reader(ast.NodeVisitor):
             return
         if _is_determineds_variable(node.value):
             self._find(node, "look", _variable(node.value))
+        if _LAUNCHER.fullmatch(node.value):
+            self._find(node, "change", f"{node.value}: {_LAUNCHED}")
         found = of_container(node.value, self._sources.mounts)
         if found is not None:
             self._find(node, *found)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        # Read so, a variable that is not there is an error; set so, it is the user's own.
+        # Reading a missing variable like this is an error; a variable that is set is the user's own.
         match node:
             case ast.Subscript(
                 value=ast.Attribute(attr="environ") | ast.Name(id="environ"),
@@ -291,7 +353,7 @@ class _Reader(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
         if name in ("isinstance", "issubclass") and len(node.args) == 2:
-            self.visit(node.args[0])  # nothing is of a class that dray has not
+            self.visit(node.args[0])  # isinstance() of a class that dray lacks is False
             return
         if name in _RUNNERS and node.args:
             match node.args[0]:
@@ -313,7 +375,7 @@ class _Reader(ast.NodeVisitor):
 
 
 def _guarded(tree: ast.Module) -> Iterator[ast.AST]:
-    """Imports for whose failing the file is ready, or which are for the reader of types alone."""
+    """Imports whose failure the file handles, or that are only for type checkers."""
     for node in ast.walk(tree):
         match node:
             case ast.Try(body=body, handlers=handlers) if any(_catches_imports(handler) for handler in handlers):
@@ -332,7 +394,7 @@ def _catches_imports(handler: ast.ExceptHandler) -> bool:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
-    """Texts that stand alone: nothing reads them."""
+    """Docstrings and other texts that nothing uses."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield node.value

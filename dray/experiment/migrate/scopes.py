@@ -1,7 +1,7 @@
-"""Which of Determined's names an expression in a file means, by reading alone: nothing is imported or run.
+"""Resolves an expression in a file to one of Determined's names, without importing or running anything.
 
-A name means what its scope binds it to: an import, an assignment of such a name, what is known of a call's result
-(``info = det.get_cluster_info()``), an annotation, an attribute of ``self``. What can't be told so means nothing.
+A name means what its scope binds it to: an import, an assignment of such a name, a call with a known result type
+(``info = det.get_cluster_info()``), an annotation, an attribute of ``self``. Anything else means nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RESULTS: Mapping[str, str] = {
     "determined.core.init": "determined.core.Context",
     "determined.pytorch.init": "determined.pytorch.PyTorchTrialContext",
 }
-"""What functions return. What a class returns is known by its name."""
+"""The classes that functions return. Calling a class returns that class."""
 
 ATTRIBUTES: Mapping[str, str] = {
     "determined.ClusterInfo.trial": "determined.TrialInfo",
@@ -30,20 +30,20 @@ ATTRIBUTES: Mapping[str, str] = {
     "determined.core.Context.train": "determined.core.TrainContext",
     "determined.pytorch.PyTorchTrialContext.distributed": "determined.core.DistributedContext",
 }
-"""Of what kind attributes are."""
+"""The classes of attributes."""
 
 _Scoped: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 _SCOPED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 Import: TypeAlias = ast.Import | ast.ImportFrom
 
-_TRIAL, _CONTEXT = "determined.pytorch.PyTorchTrial", "determined.pytorch.PyTorchTrialContext"
+TRIAL, _CONTEXT = "determined.pytorch.PyTorchTrial", "determined.pytorch.PyTorchTrialContext"
 
 Elsewhere: TypeAlias = Callable[[ast.ImportFrom], "Mapping[str, str | None] | None"]
-"""What the names of another module of the directory mean, None if it is none of the directory's."""
+"""Returns what the names of another module of the directory mean; None if it is not in the directory."""
 
 
 def is_determineds(path: str | None) -> bool:
-    """Whether a dotted name is one of Determined's."""
+    """Whether a dotted name belongs to Determined."""
     return path is not None and (path == DETERMINED or path.startswith(f"{DETERMINED}."))
 
 
@@ -51,19 +51,20 @@ class Scope:
     """The names of a module, a class or a function.
 
     Args:
-        node: what has the scope.
+        node: the module, class or function.
         outer: the scope around it.
-        elsewhere: what names of other modules mean.
-        public: the names that ``from determined.x import *`` brings.
+        elsewhere: returns what names of other modules mean.
+        public: returns the names that ``from determined.x import *`` brings.
 
     Attributes:
-        names: what each name means that is bound here; None if it is nothing of Determined's.
+        names: what each name bound here means; None if it is not Determined's.
     """
 
     def __init__(
         self, node: _Scoped, outer: Scope | None, elsewhere: Elsewhere, public: Callable[[str], Iterable[str]]
     ) -> None:
         self.names: dict[str, str | None] = {}
+        self._modules: dict[str, Mapping[str, str | None]] = {}  # imported modules of the directory: their names
         self._imported: set[str] = set()
         self._node, self._outer, self._elsewhere, self._public = node, outer, elsewhere, public
         self._of_self: dict[str, str] = {}
@@ -80,14 +81,14 @@ class Scope:
             self._bind_attributes_of_self(node)
 
     def inner(self, node: _Scoped) -> Scope:
-        """The scope of a class or function in this one."""
+        """The scope of a class or function within this one."""
         return Scope(node, self, self._elsewhere, self._public)
 
     # ------------------------------------------------------------------------------------------------- reading
     def meaning(self, expression: ast.expr | None) -> str | None:
-        """The dotted name of Determined's that an expression means: of a module, a function, or a class.
+        """Determined's dotted name that an expression means: of a module, a function, or a class.
 
-        An object of a class has the name of the class.
+        An instance has the name of its class.
         """
         match expression:
             case ast.Name(id=name):
@@ -97,7 +98,7 @@ class Scope:
             case ast.Attribute(value=value, attr=name):
                 of = self.meaning(value)
                 if of is None:
-                    return None
+                    return self._of_module(value).get(name)
                 return ATTRIBUTES.get(f"{of}.{name}", f"{of}.{name}")
             case ast.Call(func=function, args=arguments):
                 called = self.meaning(function)
@@ -110,9 +111,9 @@ class Scope:
                 return None
 
     def assigned(self, expression: ast.expr) -> str | None:
-        """What the variable means that an expression begins with; None if it begins with no variable, or an import.
+        """What the variable at the start of an expression means; None if there is none, or it is an import.
 
-        Where such a one got its value, that was told already.
+        A variable's value was reported where it was assigned.
         """
         while isinstance(expression, ast.Attribute):
             match expression:
@@ -140,13 +141,23 @@ class Scope:
         return None if scope is None else scope.names[name]
 
     def _of(self, name: str) -> Scope | None:
-        """The scope that binds a name, seen from here."""
+        """The scope that binds a name as seen from here."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.names and (scope is self or not isinstance(scope._node, ast.ClassDef)):
                 return scope
             scope = scope._outer
         return None
+
+    def _of_module(self, expression: ast.expr) -> Mapping[str, str | None]:
+        """The names of the module that an expression means, if that is in the directory; else none."""
+        parts: list[str] = []
+        while isinstance(expression, ast.Attribute):
+            parts, expression = [expression.attr, *parts], expression.value
+        scope = self._of(expression.id) if isinstance(expression, ast.Name) else None
+        if scope is None or not isinstance(expression, ast.Name):
+            return {}
+        return scope._modules.get(".".join([expression.id, *parts]), {})
 
     def _self(self, name: str) -> str | None:
         scope: Scope | None = self
@@ -162,6 +173,7 @@ class Scope:
             for alias in node.names:
                 path = alias.name if alias.asname else alias.name.partition(".")[0]
                 self._set(alias.asname or path, path if is_determineds(path) else None)
+                self._import_module(alias.name, 0, alias.asname or alias.name)
             return
         if not node.level and is_determineds(node.module):
             for alias in node.names:
@@ -171,14 +183,23 @@ class Scope:
             return
         there = self._elsewhere(node) or {}
         for alias in node.names:
+            if alias.name != "*" and alias.name not in there:
+                self._import_module(
+                    ".".join(filter(None, [node.module, alias.name])), node.level, alias.asname or alias.name
+                )
             if alias.name == "*":
                 for name, meaning in there.items():
                     self._set(name, meaning)
             else:
                 self._set(alias.asname or alias.name, there.get(alias.name))
 
+    def _import_module(self, path: str, level: int, name: str) -> None:
+        names = self._elsewhere(ast.ImportFrom(module=path, names=[], level=level))
+        if names is not None:
+            self._modules[name] = names
+
     def _set(self, name: str, path: str | None) -> None:
-        # `try: import determined as det`, `except ImportError: det = None`: the former counts.
+        # In `try: import determined as det`, `except ImportError: det = None` the import counts.
         if self.names.get(name) is None:
             self.names[name] = path
 
@@ -195,7 +216,7 @@ class Scope:
         if not isinstance(around, ast.ClassDef) or getattr(self._node, "name", None) != "__init__":
             return False
         assert self._outer is not None
-        return any(self._outer.meaning(base) == _TRIAL for base in around.bases)
+        return any(self._outer.meaning(base) == TRIAL for base in around.bases)
 
     def _bind(self, node: ast.AST) -> None:
         match node:
@@ -228,12 +249,12 @@ class Scope:
 
 
 def is_class_name(path: str) -> bool:
-    """Whether a dotted name is that of a class, as names are written."""
+    """Whether a dotted name looks like that of a class."""
     return path.rpartition(".")[2][:1].isupper()
 
 
 def _own(node: _Scoped) -> Iterator[ast.AST]:
-    """What belongs to a scope, in the order of the file, without what is inside of scopes in it."""
+    """The nodes of a scope, in the order of the file, without those of inner scopes."""
     body = [node.body] if isinstance(node, ast.Lambda) else node.body
     waiting: list[ast.AST] = list(reversed(body))
     while waiting:

@@ -1,7 +1,9 @@
-"""Read shell scripts of a model directory: ``startup-hook.sh``, and those that call Determined's own command."""
+"""Reads the shell scripts of a model directory: ``startup-hook.sh``, and those that call Determined's command."""
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import itertools
 import re
 import shlex
@@ -23,8 +25,9 @@ COMMANDS: Mapping[str, str] = {
     "experiment cancel": "Ctrl-C in its terminal: trials save first",
     "experiment kill": "Ctrl-C in its terminal, twice",
     "experiment delete": "dray experiment delete",
-    "experiment download": "dray checkpoint download",
-    "experiment config": "dray experiment describe latest --json",
+    "experiment download": "dray experiment download",
+    "experiment download-model-def": "code/ in the experiment's directory",
+    "experiment config": "experiment.yaml in the experiment's directory",
     "experiment wait": "dray experiment create, which ends with the experiment",
     "trial describe": "dray trial describe",
     "trial logs": "dray trial logs",
@@ -37,7 +40,7 @@ COMMANDS: Mapping[str, str] = {
     "slot list": "dray cluster status",
     "deploy": "dray cluster validate, and ray up",
 }
-"""Determined's commands, and what does the same."""
+"""Determined's commands, and what to use instead."""
 
 _SHORT = {
     "a": "agent", "c": "checkpoint", "cmd": "command", "d": "deploy", "e": "experiment", "s": "slot", "t": "trial",
@@ -45,12 +48,26 @@ _SHORT = {
 _SHORT_ACTIONS = {"ls": "list", "lc": "list-checkpoints", "lt": "list-trials", "unpause": "activate"}
 _COMMAND = re.compile(r"(?:^|[;&|(`]|\bthen|\bdo)\s*(?:\w+=\S*\s+)*(det\s+[a-z][^;&|)`]*)")
 _INSTALLS = re.compile(r"\bpip3?\s+install\b.*\s(determined(?:\[[\w,]*\])?(?:[=<>~!][^\s;&|]*)?)(?=\s|$)")
+_PIP = re.compile(r"\bpip3?\s+install\s+([^;&|]*)")
+_REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[[^]]*\])?\s*([=<>~!]=?=?.*)")
 _PATH = re.compile(r"/[\w./-]+")
 ROOT_ALONE = re.compile(r"(?:^|[;&|]|\bsudo)\s*(apt|apt-get|yum|dnf|apk)\s")
 
 
 def of_command(words: Sequence[str]) -> str | None:
-    """What to write instead of a command of Determined's; None if it is none."""
+    """What to write instead of a Determined command; None for any other command."""
+    name, instead = counterpart(words) or ("", "")
+    if not name:
+        return None
+    return f"{name} is here: {instead}" if instead else f"{name}: dray has no such command; leave it out"
+
+
+def counterpart(words: Sequence[str]) -> tuple[str, str] | None:
+    """A Determined command, and what to use instead, "" if dray has no such command; None for any other command.
+
+    >>> counterpart(["det", "e", "ls"])
+    ('det experiment list', 'dray experiment list')
+    """
     said = [
         word
         for before, word in itertools.pairwise(words)
@@ -60,19 +77,17 @@ def of_command(words: Sequence[str]) -> str | None:
         return None
     group = _SHORT.get(said[0], said[0])
     action = _SHORT_ACTIONS.get(said[1], said[1]) if len(said) > 1 and group not in COMMANDS else ""
-    instead = COMMANDS.get(f"{group} {action}") or COMMANDS.get(group)
-    name = f"det {group} {action}".strip()
-    return f"{name} is here: {instead}" if instead else f"{name}: dray has no such command; leave it out"
+    return f"det {group} {action}".strip(), COMMANDS.get(f"{group} {action}") or COMMANDS.get(group, "")
 
 
 def read_shell(file: str, text: str, mounts: Mounts, *, is_hook: bool) -> Iterator[Finding]:
-    """What there is to say of a shell script.
+    """The findings in a shell script.
 
     Args:
-        file: its name, from the directory on.
-        text: what is in it.
-        mounts: which paths in a container are which of the machine's.
-        is_hook: it is ``startup-hook.sh``, which dray runs.
+        file: its path relative to the directory.
+        text: its content.
+        mounts: the experiment files' bind mounts.
+        is_hook: whether it is ``startup-hook.sh``, which dray runs.
     """
     found = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -85,6 +100,9 @@ def read_shell(file: str, text: str, mounts: Mounts, *, is_hook: bool) -> Iterat
                 found.append(Finding(file, number, "change", told))
         if (installs := _INSTALLS.search(code)) is not None:
             found.append(Finding(file, number, "change", f"{installs[1]}: {REAL_ONE}"))
+        for installed in _PIP.findall(code):
+            for told in filter(None, map(replaces_ours, _words(installed))):
+                found.append(Finding(file, number, "look", told))
         for path in _PATH.findall(code):
             of_path = of_container(path, mounts)
             if of_path is not None:
@@ -101,7 +119,36 @@ REAL_ONE = (
     "where the real package is installed, `import determined` is no longer dray; leave it out "
     "(pip uninstall determined)"
 )
-"""Why the package of Determined's must not be installed."""
+"""Why Determined's package must not be installed."""
+
+
+def replaces_ours(requirement: str) -> str | None:
+    """The finding for ``ray==2.9``, which may replace the version of a package that dray needs; else None."""
+    asked = _REQUIREMENT.fullmatch(requirement.partition(";")[0].strip())
+    name = _canonical(asked[1]) if asked else ""
+    if asked is None or name not in _needed():
+        return None
+    version = importlib.metadata.version(name)
+    if asked[2].replace(" ", "") == f"=={version}":
+        return None
+    return (
+        f"{asked[0].strip()}: dray itself runs on {name} {version}, in the same environment; leave it out, "
+        "if the code can do with that"
+    )
+
+
+@functools.cache
+def _needed() -> set[str]:
+    """The packages that dray requires, if it is installed as a package."""
+    try:
+        lines = importlib.metadata.requires("dray") or []
+    except importlib.metadata.PackageNotFoundError:
+        return set()
+    return {_canonical(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in lines if "extra ==" not in line}
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _words(command: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The figures of a report, as plain data for plotly.js. Colours that depend on the theme are the page's affair."""
+"""The figures of a report, as plain data for plotly.js. The page sets the colours that depend on its theme."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from dray.experiment.report.seen import MOST_POINTS, Seen
 from dray.experiment.timeline import PHASES
 
 Figure = dict[str, Any]
-"""Of "data" and "layout"."""
+"""With "data" and "layout"."""
 
 RUNG_COLOURS = ("#8796aa", "#2f86d1", "#12a07a", "#e39a00", "#d5493a", "#9a4fc4")
 BEST_COLOUR = "#d81b60"
-SCALE = [[0.0, "#2f86d1"], [0.5, "#12a07a"], [1.0, "#e3a400"]]
+RANK_SCALE = [(0.0, BEST_COLOUR), (0.1, "#e3a400"), (0.5, "#2f86d1"), (1.0, "#8796aa")]
+"""From the best trial to the worst."""
 PHASE_COLOURS = {
     "training": "#12a07a",
     "data": "#7cc576",
@@ -31,15 +32,15 @@ PHASE_COLOURS = {
 }
 PHASE_NAMES = {"data": "waiting for data", "waiting": "waiting for the search", "booting": "processes starting"}
 LEAST_EXPLAINED = 0.1
-"""A forest that knows no more tells nothing."""
+"""The R² below which a forest's importances mean nothing."""
 MOST_STRETCHES = 4_000
 BINS = 240
 _BELOW_MODEBAR = {"l": 62, "r": 12, "t": 34, "b": 48}
-"""The margin of a figure without a legend, where plotly's buttons would be on the bars."""
+"""The margins of a figure without a legend, where plotly's buttons would cover the bars."""
 
 
 def curves(seen: Seen) -> Figure:
-    """The searcher's metric of each trial along its training: a trace a rung, with gaps; the best trial on top."""
+    """The searcher's metric over each trial's training: a trace per rung, gaps between trials; the best on top."""
     x = seen.along
     rows = seen.validations.sort_values(["trial_id", "batches"])
     by_trial = dict(iter(rows[rows["trial_id"].isin(seen.drawn.index)].groupby("trial_id")))
@@ -96,7 +97,7 @@ def _thin(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def history(seen: Seen) -> Figure:
-    """The best of each trial when it had ended, and the best so far."""
+    """Each trial's best value, at the time of its last validation; and the best value so far."""
     began = seen.overview.began or 0.0
     rows = seen.validations
     finite = rows[rows["value"].abs() < math.inf].sort_values("time", kind="stable")
@@ -136,7 +137,7 @@ def history(seen: Seen) -> Figure:
 
 
 def parallel(seen: Seen) -> Figure:
-    """Parallel coordinates: an axis for each hyperparameter that varies, the last for the metric; coloured by rank."""
+    """Parallel coordinates: an axis for each hyperparameter that varies, then one for the metric; coloured by rank."""
     shown = seen.shown.iloc[::-1]  # the best are drawn last, on top
     dimensions = [_dimension(seen, name, shown[f"hparams.{name}"]) for name in seen.varying]
     values = shown["best_metric"]
@@ -148,7 +149,7 @@ def parallel(seen: Seen) -> Figure:
                 "type": "parcoords",
                 "line": {
                     "color": shown["score"].rank(pct=True).tolist(),
-                    "colorscale": [[0.0, BEST_COLOUR], [0.1, "#e3a400"], [0.5, "#2f86d1"], [1.0, "#8796aa"]],
+                    "colorscale": RANK_SCALE,
                 },
                 "dimensions": dimensions,
                 "labelangle": -20,
@@ -194,13 +195,13 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 
 def _ticks(low: float, high: float) -> dict[str, Any]:
-    """Of an axis by logarithm: few enough for a small figure."""
+    """Ticks of a logarithmic axis, few enough for a small figure."""
     ticks = _log_ticks(low, high)
     return {"tickmode": "array", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
 def slices(seen: Seen) -> dict[str, Figure]:
-    """For each hyperparameter, each trial's best by it, coloured by rung."""
+    """For each hyperparameter, the trials' best values over it, coloured by rung."""
     figures = {}
     axis = _axis(seen.ranked["best_metric"], seen.sign)
     for name in seen.varying:
@@ -237,7 +238,7 @@ def slices(seen: Seen) -> dict[str, Figure]:
 
 
 def importances(seen: Seen) -> Figure | None:
-    """A bar for each hyperparameter; None if there is nothing to tell."""
+    """A bar for each hyperparameter; None if the importances mean nothing."""
     found = seen.importance
     if found is None or found.explained < LEAST_EXPLAINED:
         return None
@@ -265,7 +266,7 @@ def importances(seen: Seen) -> Figure | None:
 
 
 def stretches(seen: Seen) -> Figure | None:
-    """What each worker group did when, a bar for each phase; None if these are too many to be seen."""
+    """When each worker group was in which phase, a bar each; None if there are too many to show."""
     table, unit_s, unit, began = _timed(seen)
     if table.empty or len(table) > MOST_STRETCHES:
         return None
@@ -303,7 +304,7 @@ def stretches(seen: Seen) -> Figure | None:
 
 
 def shares(seen: Seen) -> Figure | None:
-    """What slots did over time: how many were in each phase."""
+    """How many slots were in each phase, over time."""
     table, unit_s, unit, began = _timed(seen)
     if table.empty:
         return None
@@ -354,7 +355,7 @@ def _time_unit(seconds: float) -> tuple[float, str]:
 
 
 def rung_colour(seen: Seen, rung: int) -> str:
-    """Of trials that have reached so many rungs."""
+    """The colour of trials that reached this many rungs."""
     if len(seen.rungs) <= 1:
         return RUNG_COLOURS[1]
     place = rung / len(seen.rungs) * (len(RUNG_COLOURS) - 1)
@@ -362,7 +363,7 @@ def rung_colour(seen: Seen, rung: int) -> str:
 
 
 def _axis(values: Iterable[float], sign: int) -> dict[str, Any]:
-    """Of a metric: by its logarithm where it spans more than a decade; without the worst, where these are far out."""
+    """A metric's axis: logarithmic if the values span a factor of 20; without the worst values if they are far out."""
     found = np.array([value for value in values if math.isfinite(value)])
     if len(found) < 2:
         return {}

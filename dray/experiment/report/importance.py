@@ -1,4 +1,4 @@
-"""Which hyperparameters mattered: by a random forest that predicts a trial's rank from them."""
+"""Importance of hyperparameters, by a random forest that predicts a trial's rank from them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ TREES, REPEATS = 100, 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Importance:
-    """Args:
-    shares: of each hyperparameter, of 1 in all, largest first.
-    explained: of the variance of the ranks of trials that a tree has not seen (R²); about 0 or less: nothing.
-    trials: that it was learned from.
+    """Importances.
+
+    Attributes:
+        shares: of each hyperparameter, largest first; 1 in all.
+        explained: R² on trials that a tree has not seen; at about 0 or less the forest explains nothing.
+        trials: number of trials that it was trained on.
     """
 
     shares: dict[str, float]
@@ -27,13 +29,13 @@ class Importance:
 
 
 def importance(hparams: pd.DataFrame, scores: pd.Series[float]) -> Importance | None:
-    """By how much worse the forest predicts when one column is shuffled (permutation importance, Breiman 2001).
+    """Permutation importance (Breiman 2001): how much worse the forest predicts when one column is shuffled.
 
-    Ranks, so that it does not matter how badly the bad ones diverged.
+    It predicts ranks, so that it does not matter how far bad trials diverged.
 
     Args:
-        hparams: a row a trial, a column for each that varies.
-        scores: of the same rows, all at the same length of training; smaller is better, what is not finite is worst.
+        hparams: a row per trial, a column for each hyperparameter that varies.
+        scores: of the same trials, all at the same length of training; smaller is better, not finite is the worst.
 
     Returns:
         None if there are fewer than ten trials, or nothing varies.
@@ -59,7 +61,7 @@ def importance(hparams: pd.DataFrame, scores: pd.Series[float]) -> Importance | 
 
 
 def _as_numbers(column: pd.Series[Any]) -> np.ndarray[Any, Any]:
-    """For a tree, that cuts an axis in two: numbers as they are, others by their names, what is not there below all."""
+    """As a tree's splits need them: numbers as they are, other values by the order of their names, missing lowest."""
     numbers = pd.to_numeric(column.map(lambda value: None if isinstance(value, bool) else value), errors="coerce")
     if numbers.notna().sum() < column.notna().sum():
         names = column.map(lambda value: None if value is None else str(value))

@@ -1,13 +1,10 @@
-"""The page: sections of HTML around the figures, with plotly.js within; it needs no network and no other file."""
+"""The page: HTML around the figures, with plotly.js in it; it needs no network and no other file."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import shlex
 import time
-from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,27 +15,26 @@ import pandas as pd
 import dray
 from dray.experiment.errors import ExperimentError
 from dray.experiment.logs import alike, last_line, where
-from dray.experiment.report import figures
-from dray.experiment.report.figures import BEST_COLOUR, PHASE_COLOURS, PHASE_NAMES, Figure
+from dray.experiment.report import figures, html
+from dray.experiment.report.figures import PHASE_COLOURS, PHASE_NAMES, RANK_SCALE, Figure
 from dray.experiment.report.seen import MOST_CURVES, MOST_TRIALS, Seen
 from dray.experiment.result import flat
 from dray.experiment.timeline import PHASES
-from searchers.domains import Categorical, Const, Domain, Double, Int, Log, Nested
 
 ASSETS = Path(__file__).parent
 BEST_SHOWN = 10
 FAILURES_SHOWN = 30
 
 _PHASE_TOLD = {
-    "booting": "processes of a worker group start, and import torch",
-    "starting": "of a trial: from its hyperparameters to its first batch",
-    "training": "batches, without waiting for their data",
-    "data": "the trial waits for its loader",
+    "booting": "a worker group's processes start, and import torch",
+    "starting": "from a trial's hyperparameters to its first batch",
+    "training": "training batches, the wait for data not counted",
+    "data": "the trial waits for its data loader",
     "validating": "",
     "checkpointing": "training waits while a checkpoint is made",
-    "waiting": "for the search's decisions, and for other ranks",
-    "ending": "of a trial: from its last report, with the decision on it, until its processes are free",
-    "idle": "up, and without a trial",
+    "waiting": "the trial waits for the search's decisions, and for other ranks",
+    "ending": "from the decision on a trial's last report until its processes are free",
+    "idle": "up, without a trial",
 }
 
 
@@ -64,23 +60,23 @@ def write_report(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
     except ModuleNotFoundError as missing:
         raise ExperimentError(f"a report needs {missing.name}: pip install 'dray[report]'") from None
     page = _Page(seen)
-    html = (
+    content = (
         (ASSETS / "page.html")
         .read_text()
         .replace("{{title}}", escape(f"{seen.config.name}: {seen.metric}"))
         .replace("{{body}}", page.body())
-        .replace("{{figures}}", _script(page.figures))
+        .replace("{{figures}}", html.script(page.figures))
         .replace("{{plotly}}", get_plotlyjs().replace("</script", "<\\/script"))
     )
     file = Path(out).expanduser() if out is not None else seen.path / "report.html"
     unnamed = file.with_name(f".{file.name}.tmp")
-    unnamed.write_text(html)
+    unnamed.write_text(content)
     os.replace(unnamed, file)
     return file
 
 
 class _Page:
-    """The sections, and the figures in them by the id of their place."""
+    """The sections, and the figures in them by the id of their element."""
 
     def __init__(self, seen: Seen) -> None:
         self.seen = seen
@@ -102,18 +98,18 @@ class _Page:
         best = seen.ranked.iloc[0] if not seen.ranked.empty else None
         slot_s = float(((seen.timeline["end"] - seen.timeline["start"]) * seen.timeline["slots"]).sum())
         tiles = [
-            (f"best {seen.metric}", _number(best["best_metric"]) if best is not None else "none yet"),
+            (f"best {seen.metric}", html.number(best["best_metric"]) if best is not None else "none yet"),
             ("trials", f"{len(seen.trials):,}"),
-            ("time", _duration(seen.overview.ran_s)),
-            ("time of slots", _duration(slot_s)) if slot_s else ("batches", f"{int(seen.trials['batches'].sum()):,}"),
+            ("time", html.duration(seen.overview.ran_s)),
+            ("slot time", html.duration(slot_s)) if slot_s else ("batches", f"{int(seen.trials['batches'].sum()):,}"),
         ]
         began = seen.overview.began
-        told = f"Created {_clock(began)}. " if began else ""
+        told = f"Created {html.clock(began)}. " if began else ""
         state = seen.overview.state
         return f"""<header>
 <p class="state {state.lower()}">{state.lower()}</p>
 <h1>{escape(seen.config.name)}</h1>
-<p class="quiet">{told}As of {_clock(now)}: {counted}. <span class="path">{escape(str(seen.path))}</span></p>
+<p class="quiet">{told}As of {html.clock(now)}: {counted}. <span class="path">{escape(str(seen.path))}</span></p>
 <div class="tiles">{"".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in tiles)}
 </div></header>"""
 
@@ -129,10 +125,10 @@ class _Page:
             ("trials", f"{searcher.max_trials:,} at most" if searcher.max_trials else "as the method says"),
             ("slots of a trial", str(seen.config.resources.slots_per_trial)),
         ]
-        rows = [(name, *_domain(seen.domains[name])) for name in seen.domains]
+        rows = [(name, *html.domain_told(seen.domains[name])) for name in seen.domains]
         same = [column for column in seen.trials.columns if column.startswith("hparams.")]
         constants = [
-            (name, "constant", _shown(_first(seen.trials[column])))
+            (name, "constant", html.shown(_first(seen.trials[column])))
             for column in same
             if (name := column.removeprefix("hparams.")) not in seen.domains
             and name not in seen.varying
@@ -140,14 +136,14 @@ class _Page:
         ]
         return f"""<section><h2>What was searched</h2>
 <dl>{"".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)}</dl>
-{_table(["hyperparameter", "kind", "values"], [*rows, *constants])}</section>"""
+{html.table(["hyperparameter", "kind", "values"], [*rows, *constants])}</section>"""
 
     def _best(self) -> str:
         seen = self.seen
         trial, row = int(seen.ranked.index[0]), seen.ranked.iloc[0]
         at = int(seen.result.best_batches()[trial])
         drawn = seen.views[trial].hparams or {}
-        hparams = _table(["hyperparameter", "value"], [(name, _shown(value)) for name, value in flat(drawn)])
+        hparams = html.table(["hyperparameter", "value"], [(name, html.shown(value)) for name, value in flat(drawn)])
         quoted = shlex.quote(str(seen.path))
         shell = (
             f"# its weights, a state_dict, and its hyperparameters\ndray checkpoint export {quoted} -o model\n"
@@ -161,26 +157,28 @@ class _Page:
                 str(index),
                 str(one["state"]).lower(),
                 f"{int(one['batches']):,}",
-                _number(one["best_metric"]),
-                *(_shown(value) for value in one[columns]),
+                html.number(one["best_metric"]),
+                *(html.shown(value) for value in one[columns]),
             ]
             for index, one in top.iterrows()
         ]
-        table = _table(["trial", "state", "batches", seen.metric, *seen.varying], rows)
+        ten = html.table(["trial", "state", "batches", seen.metric, *seen.varying], rows)
         return f"""<section><h2>The best trial</h2>
-<p>Trial <b>{trial}</b> ({str(row["state"]).lower()}) had {escape(seen.metric)} <b>{_number(row["best_metric"])}</b>
+<p>Trial <b>{trial}</b> ({str(row["state"]).lower()}) had {escape(seen.metric)} <b>{html.number(row["best_metric"])}</b>
 after {at:,} batches.</p>
 {hparams}
 <p>To get it, from a shell or from Python:</p>
 <pre>{escape(shell)}</pre>
 <pre>{escape(python)}</pre>
-{f"<h3>The {len(top)} best</h3>{table}" if len(top) > 1 else ""}</section>"""
+{f"<h3>The {len(top)} best</h3>{ten}" if len(top) > 1 else ""}</section>"""
 
     def _learning(self) -> str:
         seen = self.seen
+        coloured = "Coloured by the rung that a trial reached. " if len(seen.rungs) > 1 else ""
         return f"""<section><h2>Learning curves</h2>
 {self._place("curves", figures.curves(seen), tall=True)}
-<p class="quiet">{self._left_out(len(seen.drawn), MOST_CURVES, "curves")}{_rungs_told(seen)}{self._cut()}</p>
+<p class="quiet">{self._left_out(len(seen.drawn), MOST_CURVES, "curves")}{coloured}A double click shows everything, also
+values far off the scale.</p>
 <h3>How the best was found</h3>
 {self._place("history", figures.history(seen))}</section>"""
 
@@ -195,9 +193,10 @@ after {at:,} batches.</p>
             f'<div class="wide"><div style="min-width:{width}px">'
             f"{self._place('parallel', figures.parallel(seen))}</div></div>"
         )
-        scale = f"linear-gradient(90deg,{BEST_COLOUR},#e3a400 10%,#2f86d1 50%,#8796aa)"
+        stops = ",".join(f"{colour} {share:.0%}" for share, colour in RANK_SCALE)
+        scale = f'<i style="background:linear-gradient(90deg,{stops})"></i>'
         parts.append(
-            f'<p class="quiet"><span class="scale">best <i style="background:{scale}"></i> worst, by rank.</span> '
+            f'<p class="quiet"><span class="scale">best {scale} worst, by rank.</span> '
             f"Drag along an axis to choose trials. {left_out}</p>"
         )
         parts.append('<h3>One by one</h3><div class="grid">')
@@ -235,7 +234,7 @@ explains {found.explained:.0%} of the ranks of trials that it has not seen ({fou
             (
                 f'<i style="background:{PHASE_COLOURS[phase]}"></i>{PHASE_NAMES.get(phase, phase)}',
                 f"{spent[phase] / total:.1%}",
-                _duration(float(spent[phase])),
+                html.duration(float(spent[phase])),
                 escape(_PHASE_TOLD[phase]),
             )
             for phase in PHASES
@@ -243,20 +242,20 @@ explains {found.explained:.0%} of the ranks of trials that it has not seen ({fou
         ]
         rows.sort(key=lambda row: -float(row[1].rstrip("%")))
         before = float(table["start"].min()) - (seen.overview.began or float(table["start"].min()))
-        parts = ["<section><h2>Where the time of slots went</h2>"]
+        parts = ["<section><h2>Where the slot time went</h2>"]
         # Its squares are the legend of the figures below.
-        parts.append(f'<div class="phases">{_table(["phase", "share", "time of slots", ""], rows, raw=True)}</div>')
+        parts.append(f'<div class="phases">{html.table(["phase", "share", "slot time", ""], rows, raw=True)}</div>')
         if before > 0:
-            parts.append(f'<p class="quiet">Before the first worker group was started: {_duration(before)}.</p>')
+            parts.append(f'<p class="quiet">Before the first worker group was started: {html.duration(before)}.</p>')
         shares, stretches = figures.shares(seen), figures.stretches(seen)
         if shares is not None:
             parts.append(self._place("shares", shares))
         if stretches is not None:
             parts.append("<h3>Each worker group</h3>")
             parts.append(self._place("stretches", stretches, height=stretches["layout"]["height"]))
-            parts.append('<p class="quiet">What a trial tells at once, every five seconds, is one piece a phase.</p>')
+            parts.append('<p class="quiet">Every five seconds a trial tells how long each phase took: a bar each.</p>')
         else:
-            parts.append(f'<p class="quiet">{len(table):,} pieces are too many to show each.</p>')
+            parts.append(f'<p class="quiet">{len(table):,} intervals are too many to show one by one.</p>')
         parts.append(_system(seen))
         return "\n".join(parts) + "</section>"
 
@@ -301,18 +300,11 @@ explains {found.explained:.0%} of the ranks of trials that it has not seen ({fou
         there = len(self.seen.ranked)
         if shown == there:
             return ""
-        return f"Shown are {shown:,} {what} of {there:,}: the {most // 2:,} best, and others evenly by rank. "
-
-    def _cut(self) -> str:
-        return " A double click shows all that there is, also what is far off."
-
-
-def _rungs_told(seen: Seen) -> str:
-    return "Coloured by how far the search let a trial come." if len(seen.rungs) > 1 else ""
+        return f"{shown:,} of {there:,} {what} are shown: the {most // 2:,} best, and others evenly by rank. "
 
 
 def _system(seen: Seen) -> str:
-    """What trials took of their machines."""
+    """What trials used of their machines."""
     rows = seen.result.system_metrics
     names = {
         "batches_per_second": "batches a second",
@@ -326,85 +318,11 @@ def _system(seen: Seen) -> str:
         values = rows.loc[rows["name"] == name, "value"]
         if len(values):
             low, middle, high = values.quantile(np.array([0.05, 0.5, 0.95]))
-            table.append((told, _rough(middle), f"{_rough(low)} to {_rough(high)}"))
+            table.append((told, html.rough(middle), f"{html.rough(low)} to {html.rough(high)}"))
     if not table:
         return ""
-    return "<h3>What trials took</h3>" + _table(["", "median", "most of the time"], table)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, raw: bool = False) -> str:
-    cells = [[cell if raw else escape(str(cell)) for cell in row] for row in rows]
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
-    headings = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    return f'<div class="wide"><table><thead><tr>{headings}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _domain(domain: Domain) -> tuple[str, str]:
-    match domain:
-        case Log():
-            return "log", f"{domain.base**domain.minval:g} to {domain.base**domain.maxval:g}"
-        case Int():
-            return "log of integers" if domain.log else "integer", f"{domain.minval} to {domain.maxval}"
-        case Double():
-            return "number", f"{domain.minval:g} to {domain.maxval:g}"
-        case Categorical():
-            return "one of", ", ".join(_choice(value) for value in domain.vals)
-        case _:
-            return "", str(domain)
-
-
-def _choice(value: Any) -> str:
-    match value:
-        case Nested():
-            return "{" + ", ".join(f"{name}: {_choice(inner)}" for name, inner in value.domains) + "}"
-        case Const():
-            return _shown(value.val)
-        case Log() | Int() | Double() | Categorical():
-            return _domain(value)[1]
-        case _:
-            return _shown(value)
+    return "<h3>What trials used</h3>" + html.table(["", "median", "5th to 95th percentile"], table)
 
 
 def _first(values: pd.Series[Any]) -> Any:
     return next((value for value in values if value is not None), None)
-
-
-def _shown(value: Any) -> str:
-    if value is None or value != value:  # a hyperparameter of another choice than the trial's
-        return "–"
-    return _number(value) if isinstance(value, float) else str(value)
-
-
-def _number(value: Any) -> str:
-    return f"{float(value):.5g}"
-
-
-def _rough(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:,} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-def _script(value: Any) -> str:
-    """JSON within a script: no NaN, which it does not know, and nothing that ends the script."""
-    return json.dumps(_finite(value), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

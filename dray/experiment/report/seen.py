@@ -1,4 +1,4 @@
-"""What a report is about: an experiment's tables, and what follows from them for all figures."""
+"""The data of a report: an experiment's tables, and what the figures derive from them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from searchers.journal import Journal
 from searchers.search import TrialView
 
 MOST_TRIALS = 2_000
-"""That figures of one point a trial show: the better half of them the best, the others evenly by rank."""
+"""Most trials in a figure with a point for each: half of them the best, the others evenly by rank."""
 MOST_CURVES = 300
 MOST_POINTS = 200
-"""Of one curve."""
+"""Most points of one curve."""
 ONE_OF = {"batches": "batch", "epochs": "epoch", "records": "record"}
 COMPARABLE = 2 / 3
-"""Trials are compared at a length that so many of them have reached."""
+"""Trials are compared at a length that this share of them has reached."""
 
 
 class Seen:
@@ -52,7 +52,7 @@ class Seen:
     # ------------------------------------------------------------------ trials
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """`Result.trials`, by trial_id, with "score" (smaller is better), "step" (of its last report) and "rung"."""
+        """`Result.trials`, by trial_id, with "score" (smaller is better) and "rung" (how many the trial reached)."""
         table = self.result.trials.set_index("trial_id", drop=False)
         views = self.views
         table["score"] = self.sign * table["best_metric"]
@@ -67,30 +67,30 @@ class Seen:
 
     @cached_property
     def ranked(self) -> pd.DataFrame:
-        """The trials with a best validation, best first; without those of invalid hyperparameters."""
+        """The trials that have validated, best first; without those with invalid hyperparameters."""
         table = self.trials[(self.trials["state"] != "INVALID_HP") & self.trials["best_metric"].notna()]
         return table.sort_values("score", kind="stable")
 
     @cached_property
     def shown(self) -> pd.DataFrame:
-        """Those of the ranked that figures show."""
+        """The ranked trials that figures show."""
         return _some(self.ranked, MOST_TRIALS)
 
     @cached_property
     def drawn(self) -> pd.DataFrame:
-        """Those of the ranked that have their curve shown."""
+        """The ranked trials whose curves are shown."""
         return _some(self.ranked, MOST_CURVES)
 
     # ------------------------------------------------------------------ lengths
     @cached_property
     def rungs(self) -> tuple[float, ...]:
-        """The lengths at which the search compares, in its unit; none where a method of the user's own would tell."""
+        """The rungs of the search, in its unit; () if its method is the user's own."""
         name = self.config.searcher.name
         return () if name == "custom" or is_class(name) else tuple(build_method(self.config).rungs)
 
     @cached_property
     def unit(self) -> str:
-        """What the search counts in."""
+        """The search's unit of length."""
         searcher = self.config.searcher
         if searcher.max_time is not None:
             return str(searcher.time_metric)
@@ -98,12 +98,12 @@ class Seen:
 
     @cached_property
     def along(self) -> str:
-        """What curves are drawn along: epochs, if the search counts them and all know theirs; else batches."""
+        """The x-axis of curves: epochs if the search counts in them and every row has them, else batches."""
         known = self.unit == "epochs" and self.validations["epochs"].notna().all()
         return "epochs" if known else "batches"
 
     def rung_name(self, rung: int) -> str:
-        """How far a trial has come that has reached so many rungs."""
+        """How far a trial got that has reached this many rungs."""
         if not self.rungs:
             return "all trials"
         return f"to {self.length(self.rungs[rung - 1])}" if rung else f"not to {self.length(self.rungs[0])}"
@@ -128,14 +128,14 @@ class Seen:
     # ------------------------------------------------------------------ hyperparameters
     @cached_property
     def domains(self) -> dict[str, Domain]:
-        """By dotted name, without constants; of a choice between mappings, those of all of them."""
+        """By dotted name, without constants, and with those of every conditional branch."""
         found: dict[str, Domain] = {}
         _walk(build_space(self.config).root, "", found)
         return found
 
     @cached_property
     def varying(self) -> list[str]:
-        """Names of the hyperparameters that differ among the trials that have validated; others may have none yet."""
+        """Names of the hyperparameters that differ among trials that have validated; others may not have theirs yet."""
         names = [column.removeprefix("hparams.") for column in self.trials.columns if column.startswith("hparams.")]
         return [name for name in names if self.ranked[f"hparams.{name}"].map(str).nunique() > 1]
 
@@ -145,7 +145,7 @@ class Seen:
         return isinstance(domain, Log) or (isinstance(domain, Int) and domain.log)
 
     def is_number(self, name: str) -> bool:
-        """Whether all its values are numbers, so that it has an axis, and is no choice."""
+        """Whether it is no category and all its values are numbers, so that its axis is one of numbers."""
         values = self.trials[f"hparams.{name}"].dropna()
         return not isinstance(self.domains.get(name), Categorical) and bool(
             values.map(lambda value: isinstance(value, int | float) and not isinstance(value, bool)).all()
@@ -159,7 +159,7 @@ class Seen:
 
     @cached_property
     def importance(self) -> Importance | None:
-        """Of the hyperparameters that vary, for the metric at `compared_at`."""
+        """Importance of the varying hyperparameters for the metric at `compared_at`."""
         rows, at = self.validations, self.compared_at
         if at is None:
             return None
@@ -171,7 +171,7 @@ class Seen:
 
 
 def _some(ranked: pd.DataFrame, most: int) -> pd.DataFrame:
-    """All, or half of `most` the best and the other half evenly by rank."""
+    """All trials; or `most`: half of them the best, the other half evenly by rank."""
     if len(ranked) <= most:
         return ranked
     best = most // 2

@@ -1,0 +1,93 @@
+"""Pieces of the report's HTML: tables, and how values are written."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from searchers.domains import Categorical, Const, Domain, Double, Int, Log, Nested
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, raw: bool = False) -> str:
+    """A table that scrolls if it is too wide; with `raw` its cells are HTML already."""
+    cells = [[cell if raw else escape(str(cell)) for cell in row] for row in rows]
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
+    headings = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    return f'<div class="wide"><table><thead><tr>{headings}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def domain_told(domain: Domain) -> tuple[str, str]:
+    """A hyperparameter's kind and its values."""
+    match domain:
+        case Log():
+            return "log", f"{domain.base**domain.minval:g} to {domain.base**domain.maxval:g}"
+        case Int():
+            return "log of integers" if domain.log else "integer", f"{domain.minval} to {domain.maxval}"
+        case Double():
+            return "number", f"{domain.minval:g} to {domain.maxval:g}"
+        case Categorical():
+            return "one of", ", ".join(_choice(value) for value in domain.vals)
+        case _:
+            return "", str(domain)
+
+
+def _choice(value: Any) -> str:
+    match value:
+        case Nested():
+            return "{" + ", ".join(f"{name}: {_choice(inner)}" for name, inner in value.domains) + "}"
+        case Const():
+            return shown(value.val)
+        case Log() | Int() | Double() | Categorical():
+            return domain_told(value)[1]
+        case _:
+            return shown(value)
+
+
+def shown(value: Any) -> str:
+    """A hyperparameter's value."""
+    if value is None or value != value:  # it belongs to a category that the trial did not draw
+        return "–"
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def number(value: Any) -> str:
+    """With five digits."""
+    return f"{float(value):.5g}"
+
+
+def rough(value: float) -> str:
+    """With three digits, and no fraction from a thousand on."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """E.g. "2 h 05 min"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def clock(seconds: float) -> str:
+    """Date and time, here, of seconds since the epoch."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def script(value: Any) -> str:
+    """JSON for a `<script>`: NaN and infinities become null, and nothing in it ends the script."""
+    return json.dumps(_finite(value), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,247 @@
+"""The fields of an experiment config, with Determined's names, each with its type, bounds and default.
+
+The config and its small sections are here; each other section has a module. Rules on more than one field are in
+``rules.py``, the wording of faults in ``faults.py``.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from dray.experiment.command import parse_entrypoint
+from dray.experiment.length import Length, parse_length
+from dray.experiment.schema.environment import Environment
+from dray.experiment.schema.log_policies import EXAMPLE_POLICY, LogPolicy, policies
+from dray.experiment.schema.loggers import Loggers, MLflow, WandB, named_loggers
+from dray.experiment.schema.resources import Resources, SlotRange, even_sizes
+from dray.experiment.schema.searcher import SamplerChoice, Searcher, searcher_fields
+from dray.experiment.schema.section import Section, as_dict, whole_if_whole
+from dray.experiment.schema.storage import CheckpointStorage, storage_of
+from dray.masking import masked, texts
+
+MAX_SEED = 2**32 - 1
+
+
+def _entrypoint(raw: object) -> object:
+    parse_entrypoint(raw)
+    return raw
+
+
+def _period(raw: object) -> Length | None:
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        # Determined has no such form any more: in its oldest files it counted steps of 100 batches.
+        raise ValueError(f"must say what it counts, got {raw}; write {{batches: {raw}}} or {{epochs: {raw}}}")
+    # Determined writes "no period" as {batches: 0}.
+    length = None if raw is None else parse_length(raw, minimum=0)
+    return length if length is not None and length.value > 0 else None
+
+
+def _labels(raw: object) -> object:
+    # In older configs they are the keys of a mapping.
+    return list(raw) if isinstance(raw, Mapping) else raw
+
+
+def _records(raw: object) -> object:
+    # Determined writes 0 for "not set".
+    return None if raw == 0 and not isinstance(raw, bool) else raw
+
+
+def _precision(raw: object) -> object:
+    if raw == "O3":
+        raise ValueError("O3, which computes all in float16, has no counterpart; write O1, which takes care of losses")
+    return raw
+
+
+Period: TypeAlias = Annotated[Length | None, BeforeValidator(_period), as_dict]
+Seconds: TypeAlias = Annotated[float, Field(gt=0), AfterValidator(whole_if_whole)]
+
+
+class Optimizations(Section):
+    """How gradients become steps. ``aggregation_frequency`` and ``mixed_precision`` are for a trial that is a class; a
+    program sets the first in ``pytorch.init()`` and the second with ``context.experimental.use_amp()``.
+    """
+
+    aggregation_frequency: int = Field(
+        default=1, ge=1, description="batches whose gradients are added up before the optimizer steps", examples=[4]
+    )
+    average_aggregated_gradients: bool = Field(
+        default=True, description="divide the sum of gradients by aggregation_frequency", examples=["true"]
+    )
+    gradient_compression: bool = Field(
+        default=False, description="exchange gradients between slots in float16", examples=["true"]
+    )
+    mixed_precision: Annotated[Literal["O0", "O1", "O2"], BeforeValidator(_precision)] = Field(
+        default="O0", description="O1 or O2: train in mixed precision, as use_amp() does; O0: don't", examples=["O1"]
+    )
+
+
+class Reproducibility(Section):
+    """What makes two experiments equal."""
+
+    experiment_seed: int = Field(
+        default_factory=lambda: secrets.randbits(31),
+        ge=0,
+        le=MAX_SEED,
+        description="the seed of hyperparameters, initial weights and data order",
+        examples=[7],
+    )
+
+
+class ExperimentConfig(Section):
+    """A checked experiment config, made by ``load_config``. Equal configs with equal seeds run equal searches.
+
+    Attributes:
+        entrypoint: ``module:Class``, or a program such as ``python3 train.py --epochs 1`` (also as a list of words);
+            None if the trial's class is given from Python.
+        hyperparameters: As written: constants and spaces, by name.
+        data: Free for the user; the trial reads it with ``context.get_data_config()``. Only the trial sees the values
+            below ``data.secrets``.
+        min_validation_period: A trial validates at least this often; None: only at rungs and at the end.
+        min_checkpoint_period: A trial saves at least this often; None: by ``checkpoint_policy`` and at the end.
+        max_restarts: How often one trial may be started again after a failure. It is given up before that when it runs
+            out of memory twice, or fails twice with the same error, in the same line, after the same number of batches.
+        hang_timeout_s: A trial that for this long trains and validates no batch and saves no checkpoint is ended, with
+            the stacks of its threads in its log, and started again from its latest checkpoint. Start-up counts, and so
+            does waiting for other ranks, but not waiting for an object store: choose it well above the longest of
+            these. None: never.
+    """
+
+    name: str = Field(min_length=1, description="the experiment's name", examples=["digits-asha"])
+    description: str = Field(default="", description="for people", examples=["a first sweep"])
+    labels: Annotated[list[str], BeforeValidator(_labels)] = Field(
+        default_factory=list, description="for people", examples=["[digits, sweep]"]
+    )
+    data: dict[str, Any] = Field(
+        default_factory=dict,
+        description="free for the trial; values below secrets are stored and shown nowhere",
+        examples=["{path: /data}"],
+        repr=False,
+    )
+    entrypoint: Annotated[str | list[str] | None, BeforeValidator(_entrypoint)] = Field(
+        default=None, description="the trial's class, or a program", examples=["model_def:DigitsTrial"]
+    )
+    hyperparameters: dict[str, Any] = Field(
+        default_factory=dict, description="constants and spaces", examples=["{global_batch_size: 64}"]
+    )
+    searcher: Searcher = Field(
+        description="the search", examples=["{name: single, metric: validation_loss, max_length: {epochs: 16}}"]
+    )
+    resources: Resources = Field(
+        default_factory=Resources, description="what a trial runs on", examples=["{slots_per_trial: 1}"]
+    )
+    optimizations: Optimizations = Field(
+        default_factory=Optimizations,
+        description="how gradients become steps",
+        examples=["{aggregation_frequency: 4}"],
+    )
+    environment: Environment = Field(
+        default_factory=Environment,
+        description="what trials find around them",
+        examples=["{environment_variables: [OMP_NUM_THREADS=4]}"],
+    )
+    scheduling_unit: int = Field(
+        default=100,
+        ge=1,
+        description="how often the training metrics of a trial that is a class are reported, in batches",
+        examples=[100],
+    )
+    records_per_epoch: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_records)] = Field(
+        default=None,
+        description="how many records an epoch has where the training data does not say it itself",
+        examples=[50000],
+    )
+    perform_initial_validation: bool = Field(
+        default=False, description="a trial that is a class validates before its first batch", examples=["true"]
+    )
+    min_validation_period: Period = Field(default=None, description="how often to validate", examples=["{epochs: 1}"])
+    min_checkpoint_period: Period = Field(default=None, description="how often to save", examples=["{epochs: 1}"])
+    checkpoint_policy: Literal["best", "all", "none"] = Field(
+        default="best", description="which validations are followed by a checkpoint", examples=["best"]
+    )
+    checkpoint_storage: Annotated[CheckpointStorage, BeforeValidator(storage_of)] = Field(
+        default_factory=CheckpointStorage,
+        description="where results are kept",
+        examples=["{type: directory, container_path: /mnt/results}"],
+    )
+    max_restarts: int = Field(default=5, ge=0, description="restarts of one trial after failures", examples=[5])
+    log_policies: Annotated[list[LogPolicy], BeforeValidator(policies)] = Field(
+        default_factory=list,
+        description="what is done when a trial has failed after it printed such a line",
+        examples=[f"[{EXAMPLE_POLICY}]"],
+    )
+    hang_timeout_s: Seconds | None = Field(
+        default=None, description="how long a trial may make no progress before it is ended", examples=[600]
+    )
+    loggers: Annotated[Loggers, BeforeValidator(named_loggers)] = Field(
+        default_factory=Loggers, description="where it is written down as well", examples=["[mlflow, wandb]"]
+    )
+    reproducibility: Reproducibility = Field(
+        default_factory=Reproducibility, description="the seed", examples=["{experiment_seed: 7}"]
+    )
+
+    @property
+    def slots_per_trial(self) -> tuple[int, ...]:
+        """The possible numbers of workers of a trial, in order: more than one only if ``resources`` give a range.
+
+        Of a range, those among which ``global_batch_size`` can be divided evenly.
+        """
+        asked = self.resources.slots_per_trial
+        if isinstance(asked, int):
+            return (asked,)
+        return even_sizes(asked, constant(self.hyperparameters["global_batch_size"]), self.resources.max_slots)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config as plain lists, mappings and scalars, with every default filled in and without its secrets.
+
+        ``load_config(config.to_dict()) == config`` for a config without secrets, also by way of a YAML file.
+        """
+        plain = self.model_dump(mode="python", exclude_none=True)
+        used = searcher_fields(self.searcher.name)
+        plain["searcher"] = {field: value for field, value in plain["searcher"].items() if field in used}
+        # None is a constant here like any other.
+        if "options" in used:
+            plain["searcher"]["options"] = self.searcher.options
+        plain["hyperparameters"], plain["data"] = self.hyperparameters, self.data
+        return masked(plain)
+
+    def for_code(self) -> dict[str, Any]:
+        """``to_dict`` for a trial's code: with the values that Determined's config has for fields that are not set."""
+        unsaid = {
+            "min_validation_period": {"batches": 0},
+            "min_checkpoint_period": {"batches": 0},
+            "records_per_epoch": 0,
+        }
+        return {**unsaid, **self.to_dict()}
+
+    @property
+    def secrets(self) -> list[str]:
+        """The secret texts, which no file of the experiment may contain."""
+        storage = self.checkpoint_storage.location
+        keys = dict(storage.secrets) if storage is not None else {}
+        environment = {"environment_variables": self.environment.environment_variables}
+        return texts({"data": {"secrets": [self.data.get("secrets"), keys]}, "environment": environment})
+
+
+def constant(spec: Any) -> Any:
+    """The value of a hyperparameter that is constant."""
+    return spec.get("val") if isinstance(spec, Mapping) else spec
+
+
+SECTIONS: dict[tuple[str, ...], type[Section]] = {
+    (): ExperimentConfig,
+    ("searcher",): Searcher,
+    ("searcher", "sampler"): SamplerChoice,
+    ("resources",): Resources,
+    ("resources", "slots_per_trial"): SlotRange,
+    ("optimizations",): Optimizations,
+    ("environment",): Environment,
+    ("checkpoint_storage",): CheckpointStorage,
+    ("loggers",): Loggers,
+    ("loggers", "mlflow"): MLflow,
+    ("loggers", "wandb"): WandB,
+    ("reproducibility",): Reproducibility,
+}

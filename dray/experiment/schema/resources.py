@@ -1,0 +1,81 @@
+"""The section ``resources``: what one trial runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from dray.experiment.schema.section import Section
+
+
+class SlotRange(Section):
+    """As many slots as are available, within bounds; only if one trial runs at a time."""
+
+    min: int = Field(ge=1, description="the fewest workers that a trial waits for", examples=[1])
+    max: int = Field(ge=1, description="the most workers that train a trial", examples=[4])
+
+
+def _slots_form(raw: object) -> str:
+    return SLOT_FORMS[isinstance(raw, Mapping | SlotRange)]
+
+
+#: The two forms of the number of slots, by their names in pydantic's error locations.
+SLOT_FORMS = ("as a number", "as a range")
+SlotsPerTrial: TypeAlias = Annotated[
+    Annotated[int, Field(ge=1), Tag(SLOT_FORMS[0])] | Annotated[SlotRange, Tag(SLOT_FORMS[1])],
+    Discriminator(_slots_form),
+]
+
+
+class Resources(Section):
+    """What one trial runs on. ``slots_per_trial: 0`` means one slot of ``slot: cpu``."""
+
+    slots_per_trial: SlotsPerTrial = Field(
+        default=1,
+        description="how many workers train one trial; {min: 1, max: 4} for as many of these as the cluster has room "
+        "for, where one trial runs at a time",
+        examples=[1],
+    )
+    max_slots: int | None = Field(
+        default=None,
+        ge=1,
+        description="how many slots all trials of the experiment together have at most; by default all there are",
+        examples=[8],
+    )
+    slot: Literal["gpu", "cpu"] | None = Field(
+        default=None, description="what a slot is; found out from the cluster where it is not said", examples=["gpu"]
+    )
+    cpus_per_slot: int = Field(default=1, ge=1, description="CPUs that each worker gets", examples=[1])
+    placement_strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = Field(
+        default="PACK",
+        description="a trial's workers on few nodes if that is possible, on one, on many if possible, each on its own",
+        examples=["STRICT_PACK"],
+    )
+    is_single_node: bool | None = Field(
+        default=None, description="Determined's placement_strategy: true is STRICT_PACK", examples=["true"]
+    )
+    reuse_workers: bool = Field(
+        default=True,
+        description="whether trials follow one another in the same processes; a new start takes seconds",
+        examples=["false"],
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_our_words(cls, raw: object) -> object:
+        if not isinstance(raw, dict):
+            return raw
+        raw = dict(raw)
+        if isinstance(raw.get("is_single_node"), bool) and raw.pop("is_single_node"):
+            raw["placement_strategy"] = "STRICT_PACK"
+        if raw.get("slots_per_trial") == 0 and not isinstance(raw["slots_per_trial"], bool):
+            raw |= {"slots_per_trial": 1, "slot": "cpu"}
+        return raw
+
+
+def even_sizes(asked: SlotRange, batch_size: int, most: int | None) -> tuple[int, ...]:
+    """The numbers of workers in a range, up to ``most``, among which a batch can be divided evenly."""
+    last = min(asked.max, batch_size, asked.max if most is None else most)
+    return tuple(size for size in range(asked.min, last + 1) if batch_size % size == 0)

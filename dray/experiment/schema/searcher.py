@@ -1,0 +1,206 @@
+"""The section ``searcher``: which trials run, for how long, and which fields each method uses."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from dray.experiment.command import is_class
+from dray.experiment.length import Length, LengthUnit, parse_length
+from dray.experiment.schema.section import Section, as_dict, as_text, whole_if_whole
+
+Variant: TypeAlias = Literal["stopping", "promotion"]
+Mode: TypeAlias = Literal["aggressive", "standard", "conservative"]
+
+
+#: Methods of Determined's older configs, and their successors.
+_SUCCESSORS = {
+    "sync_halving": "asha (its max_length, num_rungs and divisor mean the same)",
+    "adaptive": "adaptive_asha",
+    "adaptive_simple": "adaptive_asha",
+    "manual": "custom, with a method of your own",
+    "pbt": "adaptive_asha, or a method of your own",
+}
+
+
+#: The method that is given from Python, as in Determined.
+CUSTOM = "custom"
+
+
+def _method(raw: object) -> object:
+    if isinstance(raw, str) and raw in _SUCCESSORS:
+        raise ValueError(f"{raw} is no more, in Determined neither; use {_SUCCESSORS[raw]}")
+    if isinstance(raw, str) and not is_class(raw) and raw not in SEARCHER_FIELDS:
+        near = difflib.get_close_matches(raw, SEARCHER_FIELDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else "for example name: asha"
+        raise ValueError(f"must be one of {', '.join(SEARCHER_FIELDS)}, or module:Class, got {raw!r}; {hint}")
+    return raw
+
+
+def _named_sampler(raw: object) -> object:
+    if isinstance(raw, str):
+        return {"name": raw}
+    return {field: value for field, value in raw.items() if value is not None} if isinstance(raw, dict) else raw
+
+
+def _length(raw: object) -> Length:
+    return parse_length(raw, minimum=1)
+
+
+def _no_number(raw: object) -> object:
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        raise ValueError(
+            f"must be the directory of a trial, as RESULTS/trial_{raw}, got {raw}: experiments share no numbers here"
+        )
+    return raw
+
+
+MaxLength: TypeAlias = Annotated[Length, BeforeValidator(_length), as_dict]
+
+
+def variant_of(stop_once: bool) -> Variant:
+    """The variant that Determined's ``stop_once`` means."""
+    return "stopping" if stop_once else "promotion"
+
+
+class SamplerChoice(Section):
+    """Where hyperparameters come from."""
+
+    name: str = Field(
+        default="random",
+        min_length=1,
+        description="random, tpe, gp, cmaes, a sampler of Optuna, or module:Class",
+        examples=["tpe"],
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="arguments of the sampler", examples=["{n_startup_trials: 20}"]
+    )
+
+
+#: The values of ``time_metric`` that no trial has to report.
+OWN_TIMES: tuple[LengthUnit, ...] = ("batches", "epochs")
+
+
+class Searcher(Section):
+    """Which trials run, and for how long.
+
+    In a file ``stop_once`` may stand for ``variant``; what ``load_config`` returns has ``variant`` only.
+    """
+
+    name: Annotated[str, BeforeValidator(_method)] = Field(description="the search method", examples=["asha"])
+    metric: str = Field(
+        min_length=1, description="the validation metric that the search compares", examples=["validation_loss"]
+    )
+    smaller_is_better: bool = Field(default=True, description="whether the metric is to fall", examples=[True])
+    max_length: MaxLength | None = Field(
+        default=None, description="how long a trial trains at most", examples=["{epochs: 16}"]
+    )
+    max_trials: int | None = Field(default=None, ge=1, description="how many trials there are", examples=[64])
+    max_concurrent_trials: int = Field(
+        default=16, ge=0, description="how many trials run at once at most, 0 for no limit", examples=[16]
+    )
+    divisor: Annotated[float, AfterValidator(whole_if_whole)] = Field(
+        default=4, gt=1, description="one trial in so many goes on at each rung", examples=[4]
+    )
+    num_rungs: int | None = Field(
+        default=None, ge=1, description="how many lengths trials are compared at", examples=[3]
+    )
+    variant: Variant = Field(
+        default="stopping",
+        description="what happens at a rung: a trial is stopped, or paused and perhaps promoted later",
+        examples=["promotion"],
+    )
+    stop_once: bool | None = Field(
+        default=None, description="Determined's variant: true is stopping, false is promotion", examples=[True]
+    )
+    max_time: int | None = Field(
+        default=None, ge=1, description="how long a trial trains at most, counted by time_metric", examples=[600]
+    )
+    time_metric: str | None = Field(
+        default=None,
+        min_length=1,
+        description="what max_time and the rungs count by: batches, epochs, or a validation metric",
+        examples=["seconds"],
+    )
+    mode: Mode = Field(default="standard", description="how many brackets there are", examples=["standard"])
+    max_rungs: int = Field(default=5, ge=1, description="how many rungs a bracket has at most", examples=[5])
+    bracket_rungs: list[Annotated[int, Field(ge=1)]] = Field(
+        default_factory=list, description="how many rungs each bracket has, instead of mode", examples=["[3, 2]"]
+    )
+    sampler: Annotated[SamplerChoice, BeforeValidator(_named_sampler)] = Field(
+        default_factory=SamplerChoice, description="where hyperparameters come from", examples=["tpe"]
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="arguments of the class that name names", examples=["{max_trials: 64}"]
+    )
+    points: list[dict[str, Any]] = Field(
+        default_factory=list, description="hyperparameters of the first trials", examples=["[{lr: 0.01}]"]
+    )
+
+    source_trial_id: Annotated[str | None, BeforeValidator(as_text), BeforeValidator(_no_number)] = Field(
+        default=None,
+        min_length=1,
+        description="the directory of a trial, with whose latest checkpoint every trial begins",
+        examples=["/mnt/results/digits/trial_7"],
+    )
+    source_checkpoint_uuid: Annotated[str | None, BeforeValidator(as_text)] = Field(
+        default=None,
+        min_length=1,
+        description="a checkpoint, dray's or Determined's, with which every trial begins: its directory, or UUID in "
+        "checkpoint_storage",
+        examples=["/mnt/results/digits/trial_7/checkpoint_352"],
+    )
+
+    @property
+    def length(self) -> int | None:
+        """The greatest length of a trial, in the search's unit."""
+        if self.max_time is not None:
+            return self.max_time
+        return None if self.max_length is None else self.max_length.value
+
+    @property
+    def counted_length(self) -> Length | None:
+        """``max_length``, or a ``max_time`` in batches or epochs, which every trial counts by itself."""
+        unit = next((own for own in OWN_TIMES if own == self.time_metric), None)
+        return self.max_length if unit is None or self.max_time is None else Length(unit=unit, value=self.max_time)
+
+    @property
+    def counted_by(self) -> str | None:
+        """The validation metric that is the unit of length; None for units that every trial counts by itself."""
+        return self.time_metric if self.max_time is not None and self.time_metric not in OWN_TIMES else None
+
+    def of_length(self, length: int) -> Searcher:
+        """The same with another ``length``, in the same unit."""
+        if self.max_time is not None:
+            return self.model_copy(update={"max_time": length})
+        unit: LengthUnit = "batches" if self.max_length is None else self.max_length.unit
+        return self.model_copy(update={"max_length": Length(unit=unit, value=length)})
+
+
+_COMMON = frozenset({"name", "metric", "smaller_is_better", "max_length", "source_trial_id", "source_checkpoint_uuid"})
+_GRID = _COMMON | {"max_concurrent_trials"}
+_RANDOM = _GRID | {"max_trials", "sampler", "points"}
+_HALVING = _RANDOM | {"divisor", "variant", "stop_once", "max_time", "time_metric"}
+_ASHA = _HALVING | {"num_rungs"}
+_ADAPTIVE = _HALVING | {"mode", "max_rungs", "bracket_rungs"}
+_CUSTOM = _COMMON | {"sampler", "points", "max_time", "time_metric"}
+_OWN = _CUSTOM | {"options"}
+
+
+#: The fields under ``searcher`` that each method uses.
+SEARCHER_FIELDS: dict[str, frozenset[str]] = {
+    "single": _COMMON,
+    "random": _RANDOM,
+    "grid": _GRID,
+    "asha": _ASHA,
+    "async_halving": _ASHA,
+    "adaptive_asha": _ADAPTIVE,
+    CUSTOM: _CUSTOM,
+}
+
+
+def searcher_fields(name: str) -> frozenset[str]:
+    """The fields under ``searcher`` that a method uses: one of dray's, or a class of the user's."""
+    return _OWN if is_class(name) else SEARCHER_FIELDS[name]

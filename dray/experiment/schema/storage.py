@@ -1,0 +1,143 @@
+"""The section ``checkpoint_storage``: where experiments and checkpoints are stored, and how many of these are kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, Field, SecretStr
+
+from dray.experiment.schema.section import Directory, Section, Url
+from dray.storage import Location, bucket_uri
+
+
+def _bucket(name: str) -> str:
+    if ":" in name or "@" in name:
+        raise ValueError("must be the name alone; credentials are access_key and secret_key, or the environment's")
+    return name
+
+
+Bucket: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_bucket)]
+Secret: TypeAlias = Annotated[SecretStr | None, Field(exclude=True)]
+
+
+def _storage(raw: str | os.PathLike[str]) -> dict[str, Any]:
+    """The section for a path, or a URI with its filesystem's options, as in Ray."""
+    if not os.fspath(raw):
+        raise ValueError("must not be empty; for example checkpoint_storage: s3://bucket/results")
+    where = Location.of(raw)
+    if where.is_local:
+        return {"type": "directory", "container_path": where.uri}
+    for name, _ in where.secrets:
+        if name not in SECRETS:
+            raise ValueError(f"{name} can't be given in the URI of a storage; leave it to the environment")
+    return {"type": "uri", "storage_path": where.uri, **dict(where.secrets)}
+
+
+def storage_of(raw: object) -> object:
+    """The section for a path or a URI, and for its older spellings."""
+    if isinstance(raw, str | os.PathLike):
+        return _storage(raw)
+    if isinstance(raw, dict) and raw.get("type") == "shared_fs" and "checkpoint_path" in raw:
+        # The old name of storage_path. If both are given, it has no effect, as in Determined.
+        raw = {"storage_path": raw["checkpoint_path"], **raw}
+        del raw["checkpoint_path"]
+    where = raw.get("storage_path") if isinstance(raw, Mapping) else None
+    # A URI's credentials become fields of their own, which are not stored.
+    return {**raw, **_storage(where)} if isinstance(raw, dict) and isinstance(where, str) and "://" in where else raw
+
+
+class CheckpointStorage(Section):
+    """Where experiments and checkpoints are stored, and how many checkpoints are kept.
+
+    Experiments are in a directory that every node sees, or only their checkpoints are in an object store. The section
+    may also be just a path or a URI: ``s3://bucket/results``. ``to_dict`` never has its secrets; if there are none,
+    those of the environment are used.
+    """
+
+    type: Literal["directory", "shared_fs", "s3", "gcs", "azure", "uri"] | None = Field(
+        default=None, description="the kind of storage", examples=["directory"]
+    )
+    container_path: Directory | None = Field(default=None, description="the directory", examples=["/mnt/results"])
+    host_path: Directory | None = Field(default=None, description="the shared directory", examples=["/mnt/results"])
+    storage_path: Directory | None = Field(
+        default=None, description="the directory, or the URI", examples=["/mnt/results"]
+    )
+    bucket: Bucket | None = Field(default=None, description="the bucket", examples=["my-bucket"])
+    prefix: str | None = Field(default=None, description="where in the bucket", examples=["results"])
+    endpoint_url: Url | None = Field(
+        default=None, description="of an S3 that is not Amazon's", examples=["http://minio:9000"]
+    )
+    access_key: Secret = Field(default=None, description="of S3", examples=["AKIA..."])
+    secret_key: Secret = Field(default=None, description="of S3", examples=["..."])
+    session_token: Secret = Field(default=None, description="of S3, with keys that are lent", examples=["..."])
+    container: str | None = Field(default=None, min_length=1, description="Azure's container", examples=["results"])
+    account_url: Url | None = Field(
+        default=None,
+        description="Azure's account",
+        examples=["https://me.blob.core.windows.net"],
+    )
+    connection_string: Secret = Field(default=None, description="of Azure", examples=["..."])
+    credential: Secret = Field(default=None, description="of Azure, with account_url", examples=["..."])
+    account_key: Secret = Field(default=None, description="of Azure, in a URI", examples=["..."])
+    sas_token: Secret = Field(default=None, description="of Azure, in a URI", examples=["..."])
+    save_experiment_best: int = Field(
+        default=0, ge=0, description="how many of the experiment's best checkpoints are kept", examples=[1]
+    )
+    save_trial_best: int = Field(
+        default=1, ge=0, description="how many of each trial's best checkpoints are kept", examples=[1]
+    )
+    save_trial_latest: int = Field(
+        default=1, ge=0, description="how many of each trial's latest checkpoints are kept", examples=[1]
+    )
+
+    def at(self, where: str | os.PathLike[str]) -> CheckpointStorage:
+        """The same numbers of checkpoints in another place.
+
+        Raises:
+            ValueError: the place is invalid.
+        """
+        return CheckpointStorage(**{**_storage(where), **{name: getattr(self, name) for name in _RETENTION}})
+
+    @property
+    def location(self) -> Location | None:
+        """Its location, None if not set; a ``shared_fs``'s ``storage_path`` is below its ``host_path``."""
+        match self.type:
+            case "s3":
+                where = bucket_uri("s3", self.bucket, self.prefix, self.endpoint_url)
+            case "gcs":
+                where = bucket_uri("gs", self.bucket, self.prefix)
+            case "azure":
+                account = (self.account_url or "").rpartition("://")[2].partition(".")[0]
+                where = f"az://{self.container}" + (f"?account_name={account}" if account else "")
+            case "uri":
+                where = self.storage_path or ""
+            case _:
+                parts = [part for part in (self.host_path, self.container_path, self.storage_path) if part is not None]
+                return Location.of(Path(*parts).expanduser()) if parts else None
+        secrets = {name: getattr(self, name) for name in SECRETS}
+        given = tuple((name, value.get_secret_value()) for name, value in secrets.items() if value is not None)
+        return Location(Location.of(where).uri, given)
+
+
+#: Fields of ``checkpoint_storage`` that are never shown or stored.
+SECRETS = (
+    "access_key", "secret_key", "session_token", "connection_string", "credential", "account_key", "sas_token"
+)  # fmt: skip
+
+
+_RETENTION = ("save_experiment_best", "save_trial_best", "save_trial_latest")
+
+
+#: The fields of each type of ``checkpoint_storage``, the first of them required.
+STORAGE_FIELDS: dict[str | None, tuple[str, ...]] = {
+    None: ("type", *_RETENTION),
+    "directory": ("type", "container_path", "storage_path", *_RETENTION),
+    "shared_fs": ("host_path", "storage_path", "type", *_RETENTION),
+    "s3": ("bucket", "prefix", "access_key", "secret_key", "session_token", "endpoint_url", "type", *_RETENTION),
+    "gcs": ("bucket", "prefix", "type", *_RETENTION),
+    "azure": ("container", "connection_string", "account_url", "credential", "type", *_RETENTION),
+    "uri": ("storage_path", *SECRETS, "type", *_RETENTION),
+}
