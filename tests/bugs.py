@@ -17,9 +17,16 @@ IMPORT = [
     "  bugs_import.py:3, in <module>",
     "import no_such_library",
 ]
-# What the other rank says of it, whose connection is closed long before Ray notices.
-PEER_GONE = ["RuntimeError: ", "  bugs.py:", "trainer.fit("]
 DIED = ["a process of worker group group-"]
+# Not what the other rank says of it, whose connection is closed long before Ray notices.
+DIED_FIRST = ["the process of rank 0 of worker group group-"]
+DIED_LAST = ["the process of rank 1 of worker group group-"]
+CRASHED_LAST = ["the process of rank 1 of worker group group-0 died: Segmentation fault", "  bugs.py:", ""]
+LEFT_ALONE = [
+    "rank 0 waits in a collective operation for rank 1, which has left the program",
+    "  bugs.py:",
+    "dist.barrier()",
+]
 EXIT_3 = [f"{PROGRAM} exited with code 3", "  bugs.py:", "sys.exit(3)"]
 EXIT_TEXT = [f"{PROGRAM} exited with code 1", "  bugs.py:", 'sys.exit("no data")']
 EXIT_0 = [f"{PROGRAM} exited with code 0 in the midst of training; to end that early", "  bugs.py:", "sys.exit()"]
@@ -65,10 +72,19 @@ OF_A_RANK_TOO: dict[str, list[str] | None] = {
     "made: exception": RAISES,
     "batch: exit 0": EXIT_0,
     "batch: exit 3": EXIT_3,
-    "batch: end": PEER_GONE,
     "after: exception": RAISES,
     "core: exception": RAISES,
+    "core: pause": None,
+    "core: barrier": LEFT_ALONE,
     "none again": None,
+}
+DEATH_OF_A_RANK: dict[str, list[str] | None] = {
+    "before: end": DIED_LAST,
+    "batch: end": DIED_LAST,
+    "first batch: end": DIED_FIRST,
+    "batch: segfault": CRASHED_LAST,
+    "after: end": DIED_LAST,
+    "none at last": None,
 }
 
 

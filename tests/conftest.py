@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,10 @@ settings.load_profile("dray")
 
 # Models in tests are tiny: one thread trains them faster than several that fight for a small machine's cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A script that starts pytest in the background has it ignore Ctrl-C, and so would every process that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLOW_TEST_LIMIT_S = 300.0  # two processes that train, or starting Ray, take minutes on a loaded two-core machine
 

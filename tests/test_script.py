@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dray import imports
+from dray.core import ClusterInfo, TrialInfo
 from dray.script import Script, ScriptFailed, users_traceback
 
 ASKS = """
@@ -54,6 +55,37 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     imports._current, imports._older = None, frozenset()
     sys.path[:] = before
     sys.modules.pop("my_helper", None)
+
+
+READS = """
+import json
+import reads, counts
+counts.calls += 1
+with open("told.json", "w") as file:
+    json.dump({"lr": reads.lr, "calls": counts.calls}, file)
+"""
+
+
+def test_modules_that_ask_for_the_trial_when_they_are_imported_are_told_of_each(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (directory / "my_program.py").write_text(READS)
+    (directory / "counts.py").write_text("calls = 0\n")
+    # Not at its top: what asks may be a class that it makes an object of.
+    asks = "import dray\ndef ask(): return dray.get_cluster_info().trial.hparams\n{}\n"
+    program = Script(command="python3 my_program.py", file="my_program.py")
+
+    def run(lr: float) -> dict[str, object]:
+        trial = TrialInfo(trial_id=1, experiment_id=1, trial_seed=0, hparams={"lr": lr})
+        monkeypatch.setattr("dray.training.cluster_info._current", ClusterInfo(trial=trial))
+        program.run(directory)
+        return told(directory)
+
+    (directory / "reads.py").write_text(asks.format("lr = ask()['lr']"))
+    assert [run(0.1), run(0.2)] == [{"lr": 0.1, "calls": 1}, {"lr": 0.2, "calls": 1}]
+    (directory / "reads.py").write_text(asks.format("lr = None"))
+    imports.forget_model_dir()
+    assert [run(0.1), run(0.2)] == [{"lr": None, "calls": 1}, {"lr": None, "calls": 2}], "others stay imported"
 
 
 def told(directory: Path) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The arguments that several commands have, and what a shell completes them with."""
+"""The arguments that several commands share, and their shell completion."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ ModelDir: TypeAlias = Annotated[
 
 
 def target(output: Path | None, name: str) -> Path:
-    """The directory to write to, which must not be there, or be empty.
+    """The directory to write to, which must not exist yet, or be empty.
 
     Raises:
-        BadUse: it is there already.
+        BadUse: it exists already, and is not empty.
     """
     from dray.cli.errors import BadUse
 

@@ -25,7 +25,7 @@ def list_(
     trial: TrialOrAll = None,
     json: Json = False,
 ) -> None:
-    """List the checkpoints of an experiment. They are not verified: dray checkpoint verify.
+    """List the checkpoints of an experiment. This does not verify them; dray checkpoint verify does.
 
     \b
     dray checkpoint list latest best
@@ -76,7 +76,7 @@ def verify(
     trial: TrialOrAll = None,
     json: Json = False,
 ) -> None:
-    """Read checkpoints as a whole, and compare them with what was written. Exit code 1 if one is damaged.
+    """Read checkpoints completely and compare them with their checksums. Exit code 1 if one is damaged.
 
     \b
     dray checkpoint verify latest
@@ -91,7 +91,7 @@ def verify(
         else:
             with found(experiment) as it:
                 number = None if trial is None else _number(experiment, trial)
-                # What has no manifest is being written or deleted while a driver has the experiment.
+                # While a driver runs, a checkpoint without a manifest is being written or deleted.
                 runs = it.overview().state in ("RUNNING", "UNKNOWN")
                 places = [
                     each.location
@@ -121,9 +121,9 @@ def verify(
 def download(
     experiment: Checkpoint, trial: TrialOrBest = "best", batches: Batches = None, output: Output = None
 ) -> None:
-    """Copy a checkpoint, verified, to a directory: by default the best one of the experiment.
+    """Verify a checkpoint and copy it to a directory. The default is the best one of the experiment.
 
-    dray.pytorch.load_trial_from_checkpoint_path takes the directory, and so does searcher.source_checkpoint_uuid.
+    dray.pytorch.load_trial_from_checkpoint_path and searcher.source_checkpoint_uuid take the directory.
 
     \b
     dray checkpoint download latest
@@ -155,13 +155,13 @@ def export(
         Format, typer.Option(help="weights: for plain PyTorch; determined: as Determined 0.38.1 writes them.")
     ] = Format.weights,
 ) -> None:
-    """Write a checkpoint's weights and hyperparameters so that they serve without dray.
+    """Write a checkpoint's weights and hyperparameters for use without dray.
 
     model.pt is the model's state_dict: model.load_state_dict(torch.load("model.pt", weights_only=True)). hparams.json
-    has what the model was made with.
+    has the hyperparameters that the model was made with.
 
-    With --format determined it is a whole checkpoint, code/ too: Determined 0.38.1 loads it
-    (pytorch.load_trial_from_checkpoint_path) and goes on from it (Trainer.fit(latest_checkpoint=...)).
+    With --format determined it is a complete checkpoint, including code/, that Determined 0.38.1 can load
+    (pytorch.load_trial_from_checkpoint_path) and continue from (Trainer.fit(latest_checkpoint=...)).
 
     \b
     dray checkpoint export latest -o model
@@ -188,7 +188,7 @@ def export(
 
 @contextmanager
 def _chosen(experiment: str, trial: str, batches: int | None) -> Iterator[tuple[Location, str]]:
-    """One checkpoint, and what to call a directory of it.
+    """One checkpoint, and the name for a directory with it.
 
     Raises:
         NoExperiment: there is none.
@@ -219,7 +219,7 @@ def _chosen(experiment: str, trial: str, batches: int | None) -> Iterator[tuple[
 
 
 def _one(where: str) -> Location | None:
-    """The checkpoint that a path or a URI is, None if it is none."""
+    """The checkpoint at a path or a URI; None if there is none."""
     try:
         location = Location.of(where)
     except ValueError as error:
@@ -227,7 +227,7 @@ def _one(where: str) -> Location | None:
     named = location.name.startswith("checkpoint_")
     if not location.is_local:
         return location if named else None
-    # Determined's have other names.
+    # Determined's checkpoints have other names.
     is_one = location.path.is_dir() and (named or determined_state(location.path) is not None)
     return Location.of(location.path.resolve()) if is_one else None
 
@@ -238,7 +238,7 @@ def _number(experiment: str, trial: str) -> int:
 
 
 def _validations(read: Reading) -> dict[tuple[int, int], float]:
-    """The searcher's metric by trial and batches."""
+    """The searcher's metric, by trial and batches."""
     rows = read.result.metrics
     rows = rows[(rows["kind"] == "validation") & (rows["name"] == read.config.searcher.metric)]
     return {

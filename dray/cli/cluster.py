@@ -21,7 +21,7 @@ app = typer.Typer(help="The Ray cluster that experiments run on.", no_args_is_he
 
 @app.callback()
 def _group() -> None:
-    """A group also with one command."""
+    """Keeps this a group although it has only one command."""
 
 
 @app.command()
@@ -32,7 +32,7 @@ def status(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show the nodes of the Ray cluster that an experiment would run on, and what of them is free.
+    """Show the nodes of the Ray cluster that an experiment would run on, and how much of them is free.
 
     \b
     RAY_ADDRESS=head:6379 dray cluster status
@@ -80,10 +80,10 @@ def check(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Find out what would go wrong on a cluster, before anything trains there; exit code 1 if something would.
+    """Find problems of a cluster before anything trains there. Exit code 1 if there are any.
 
-    Looks at the versions and GPUs of each node, has each write to the storage, compares their clocks, sends from node
-    to node, and lets GPUs of several nodes reduce together. Needs no free slot but for the last.
+    Checks the versions and GPUs of each node, whether each can write to the storage, their clocks, the network between
+    them, and a reduction over the GPUs of several nodes. Only the last of these needs free slots.
 
     \b
     RAY_ADDRESS=auto dray cluster check --storage s3://bucket/results
@@ -91,7 +91,7 @@ def check(
     """
     with told():
         place = _place(storage)
-        # After what is wrong with the config was told.
+        # Imported after the config's own errors were reported.
         from dray.cluster.check import check as checked_cluster
         from dray.experiment.directory import results
         from dray.storage import Location
@@ -105,7 +105,7 @@ def check(
 
 
 def _place(storage: str | None) -> Location | None:
-    """Where the option, the config that it names, or the environment says that checkpoints are."""
+    """Where checkpoints go by the option, by the config that it names, or by the environment."""
     from dray.experiment.config import load_config
     from dray.storage import Location
 
@@ -153,11 +153,11 @@ def validate(
     file: Annotated[Path, typer.Argument(help="The file that `ray up` would be given.", show_default=False)],
     json: Json = False,
 ) -> None:
-    """Check a file for Ray's cluster launcher, before money is spent: all that is wrong with it at once.
+    """Check a file for Ray's cluster launcher before it costs money, and report all problems at once.
 
-    Ray's own check lets through what only shows when machines run, and some things that never show: misspelt fields of
-    a machine, mounts that are not there, versions without a pin, open ports, no token, a head that may be taken away,
-    results on a single node's disk. Needs no credentials, and starts nothing. Run it where you would run `ray up`.
+    Ray's own check misses problems that only show when machines run, or never: misspelt fields of a machine, missing
+    mounts, unpinned versions, open ports, no token, a head on a spot machine, results on a single node's disk. This
+    needs no credentials and starts nothing. Run it where you would run `ray up`.
 
     \b
     dray cluster validate cluster.yaml
@@ -167,7 +167,7 @@ def validate(
         from dray.experiment.yaml_file import read_mapping
 
         config = read_mapping(file)
-        # After what is wrong with the file itself was told: it takes a second.
+        # Imported after the file's own errors were reported: it takes a second.
         from dray.cluster.launcher import faults, provider
 
         found = faults(config)

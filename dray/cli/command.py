@@ -1,4 +1,4 @@
-"""The groups of commands as one, and its help."""
+"""The whole command with its groups, and its help."""
 
 from __future__ import annotations
 
@@ -69,5 +69,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @functools.cache
 def _command() -> Any:
-    """All of it, as what carries it out; to make that takes longer than most commands do, and tests run hundreds."""
+    """The click command of all of it, made once: that takes longer than most commands, and tests run hundreds."""
     return typer.main.get_command(app)

@@ -12,17 +12,17 @@ app = typer.Typer(help="What an experiment's config may say.", no_args_is_help=T
 
 @app.callback()
 def _group() -> None:
-    """A group also with one command."""
+    """Keeps this a group although it has only one command."""
 
 
 @app.command()
 def schema() -> None:
-    """Print the JSON Schema of an experiment's config file, by which editors complete and check it.
+    """Print the JSON Schema of an experiment's config file, which editors use to complete and check it.
 
     \b
     dray config schema > dray.schema.json
 
-    Then, as the file's first line: # yaml-language-server: $schema=dray.schema.json
+    Then put this in the file's first line: # yaml-language-server: $schema=dray.schema.json
     """
     with told():
         from dray.experiment.json_schema import json_schema

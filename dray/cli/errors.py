@@ -1,5 +1,5 @@
-"""How the command ends: an exit code, and one message for what is the user's to mend. What is ours ends in a
-traceback."""
+"""How the command ends: with an exit code, and with one message for an error that the user can mend. A bug of dray's
+ends in a traceback."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, NoReturn
 
 import typer
@@ -19,55 +20,82 @@ from dray.storage import StorageError, StorageFull
 from searchers.errors import JournalError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+_UNKNOWN = "no such command"
 
-# Typer brings its own copy of click; in either, what is wrong with a command line is one of these.
+# The classes of errors in a command line, from click or from the copy of it that newer versions of Typer bring.
 _UsageError: Any
 _ClickException: Any
 _UsageError, _ClickException = typer.BadParameter.__mro__[1:3]
 
 
 class BadUse(ValueError):
-    """A command that can't be carried out as it was given; its message is one line."""
+    """A command can't be carried out as it was given; the message is one line."""
 
 
 def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
-    """Carry out a command of Typer's, and exit."""
+    """Run a Typer command, and exit."""
     try:
         code = command(args=arguments, prog_name="dray", standalone_mode=False)
     except _UsageError as error:
         message, code = _one_line(error.format_message()), BAD_INPUT
-        if message:  # else no command was given, and its help was printed
-            code = _tell(message + (f"; see {error.ctx.command_path} --help" if error.ctx else ""), BAD_INPUT)
+        if message:  # it is empty if no command was given; then the help was printed
+            known = _of_determined(sys.argv[1:] if arguments is None else arguments) if _UNKNOWN in message else ""
+            see = f"; see {error.ctx.command_path} --help" if error.ctx else ""
+            code = _tell(f"{_UNKNOWN}; {known}" if known else message + see, BAD_INPUT)
     except _ClickException as error:
         code = _tell(_one_line(error.format_message()), BAD_INPUT)
     except (typer.Abort, KeyboardInterrupt):
         code = _tell("stopped by Ctrl-C", INTERRUPTED)
-    except BrokenPipeError:  # `dray ... | head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+    except Exception as error:  # a bug of ours, or with --local an error of the trial
+        raise error.with_traceback(_of_command(error.__traceback__))  # noqa: B904
     sys.exit(code if isinstance(code, int) else 0)
 
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Around a command: what can go wrong in it, in one message and an exit code.
+    """Around a command: turn expected errors into one message and an exit code.
 
     Raises:
-        typer.Exit: in the place of what was told.
+        typer.Exit: instead of the error that was reported.
     """
     try:
         yield
-    except (ConfigError, NoExperiment, BadUse, JournalError) as error:  # the last: damaged, or another driver writes it
+    except (ConfigError, NoExperiment, BadUse, JournalError) as error:  # JournalError: damaged, or in use
         raise typer.Exit(_tell(str(error), BAD_INPUT)) from None
     except StartupHookFailed as error:
         raise typer.Exit(_tell(f"{HOOK} {error}", BAD_INPUT)) from None
     except ScriptFailed as error:
         raise typer.Exit(_tell("\n".join([str(error), *users_line(error, None)]), FAILED)) from None
-    # ConnectionError: there is no such Ray cluster.
-    except (ExperimentError, StorageError, StorageFull, PermissionError, ConnectionError) as error:
+    except (ExperimentError, StorageError, StorageFull) as error:
+        raise typer.Exit(_tell(str(error), FAILED)) from None
+    except (PermissionError, ConnectionError) as error:  # ConnectionError also: no such Ray cluster
+        if users_line(error, None):  # it is the trial's, with --local
+            raise
+        if isinstance(error, BrokenPipeError):  # as of `dray ... | head`, which has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit from None
         raise typer.Exit(_tell(str(error), FAILED)) from None
     except KeyboardInterrupt:
         raise typer.Exit(_tell("stopped by Ctrl-C", INTERRUPTED)) from None
+
+
+def _of_determined(arguments: Sequence[str]) -> str:
+    """What to use instead of a command that Determined has and dray has not; "" if that is not known."""
+    from dray.experiment.migrate.shell import counterpart
+
+    name, instead = counterpart(["det", *arguments]) or ("", "")
+    return f"{name} is here: {instead}" if instead else ""
+
+
+def _of_command(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the command's own function on, without Typer's frames."""
+    each = trace
+    while each is not None:
+        module = each.tb_frame.f_globals["__name__"]
+        if module.startswith("dray.cli.") and module != __name__:
+            return each
+        each = each.tb_next
+    return trace
 
 
 def _tell(message: str, code: int) -> int:
@@ -76,5 +104,5 @@ def _tell(message: str, code: int) -> int:
 
 
 def _one_line(message: str) -> str:
-    line = " ".join(message.split()).rstrip(".?").replace(". Did", "; did")  # of Typer: two sentences
+    line = " ".join(message.split()).rstrip(".?").replace(". Did", "; did")  # Typer writes two sentences
     return line[:1].lower() + line[1:]

@@ -40,11 +40,11 @@ def create(
         typer.Option(help="Keep checkpoints below this directory, or in s3://BUCKET/PREFIX.", show_default=False),
     ] = None,
 ) -> None:
-    """Run the experiment of a config file to its end.
+    """Run the experiment of a config file until it ends.
 
     \b
     dray experiment create asha.yaml .           the model's code is here
-    dray experiment create asha.yaml . --local   one trial, in a debugger
+    dray experiment create asha.yaml . --local   one trial, for a debugger
     dray experiment create asha.yaml . --config searcher.max_trials=8
     """
     with told():
@@ -75,9 +75,9 @@ def list_(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the experiments, the newest last: their states, how far they are, and their best metric.
+    """List the experiments, the newest last, with their state, progress and best metric.
 
-    RUNNING has a driver. STOPPED has not, and can be resumed. COMPLETED and ERROR have ended.
+    RUNNING: a driver runs it. STOPPED: no driver runs it, and it can be resumed. COMPLETED, ERROR: it has ended.
 
     \b
     dray experiment list
@@ -113,7 +113,7 @@ def list_(
 
 @app.command()
 def describe(experiment: Experiment, json: Json = False) -> None:
-    """Show how an experiment does, or did: its trials by state, the best of them, and what failed.
+    """Show the state of an experiment: its trials by state, the best one, and failures.
 
     \b
     dray experiment describe latest
@@ -169,7 +169,7 @@ def describe(experiment: Experiment, json: Json = False) -> None:
 
 @app.command()
 def logs(experiment: Experiment, follow: Follow = False, tail: Tail = None, json: Json = False) -> None:
-    """Print what has happened in an experiment, by its journal. What a trial prints: dray trial logs.
+    """Print what has happened in an experiment, from its journal. For a trial's own output: dray trial logs.
 
     \b
     dray experiment logs latest -f
@@ -193,7 +193,7 @@ def logs(experiment: Experiment, follow: Follow = False, tail: Tail = None, json
 
 @app.command()
 def resume(experiment: Experiment) -> None:
-    """Go on with an experiment that was stopped, or whose driver died.
+    """Continue an experiment that was stopped, or whose driver died.
 
     \b
     dray experiment resume latest
@@ -216,7 +216,7 @@ def extend(
         typer.Option(help="Length of a trial, instead of that until now, in the same unit.", min=1, show_default=False),
     ] = None,
 ) -> None:
-    """Go on with an experiment, also a finished one, with more trials or longer ones.
+    """Continue an experiment, finished or not, with more trials or longer ones.
 
     \b
     dray experiment extend latest --max-trials 128
@@ -233,9 +233,9 @@ def extend(
 
 @app.command()
 def download(experiment: Experiment, output: Output = None) -> None:
-    """Copy an experiment with its checkpoints from an object store to a directory, and verify them.
+    """Copy an experiment from an object store to a directory, and verify its checkpoints.
 
-    What is there then is the whole experiment: other commands, dray.Result and resume take its path.
+    The copy is complete: other commands, dray.Result and resume take its path.
 
     \b
     dray experiment download s3://bucket/results/digits-1 -o digits-1
@@ -259,7 +259,7 @@ def delete(
     experiment: Experiment,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Delete an experiment with its checkpoints, here and in its object store. Asks before; refuses a running one.
+    """Delete an experiment with its checkpoints, here and in its object store. Asks first; refuses a running one.
 
     \b
     dray experiment delete digits-asha-20261121-175912-ab9a
@@ -284,7 +284,7 @@ def delete(
 
 
 def _tell_all() -> None:
-    """Where something is trained, also what is only worth knowing: a trial's own ``logging.info`` with ``--local``."""
+    """Log from level INFO on in commands that train: with ``--local`` a trial's own ``logging.info`` too."""
     logging.getLogger().setLevel(logging.INFO)
 
 
@@ -296,7 +296,7 @@ def _ask(question: str) -> None:
 
 
 def _follow(path: Path, known: int, config: ExperimentConfig) -> None:
-    """Print what comes to a journal after so many records."""
+    """Print a journal's new records, after the first ``known``."""
     from dray.experiment.logs import Tail as Lines
     from dray.experiment.logs import event_lines, followed
     from searchers.journal import Journal
@@ -369,7 +369,7 @@ def _failures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Those that came from one line of the user's code, in one line."""
+    """One line for all failures that came from the same line of the user's code."""
     from dray.experiment.logs import alike, last_line, where
 
     lines = []

@@ -24,7 +24,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Write what an experiment was, and how it went, into one HTML file that needs nothing else; also while it runs.
+    """Write a report on an experiment as one self-contained HTML file; also while it runs.
 
     \b
     dray report latest -o report.html
@@ -32,7 +32,7 @@ def report(
     with told(), reading(experiment) as read:
         from dray.experiment.report import write_report
 
-        # The directory of a copy is gone with this command.
+        # A copy's directory is removed when this command ends.
         out = Path(f"{read.it.name}-report.html") if output is None and read.it.is_copy else output
         typer.echo(write_report(read.it.directory.path, out))
 
@@ -41,7 +41,7 @@ def ui(
     experiment: Experiment,
     port: Annotated[int, typer.Option(help="Of TensorBoard; optuna-dashboard has the next one that is free.")] = 6006,
 ) -> None:
-    """Look at an experiment in a browser: TensorBoard and optuna-dashboard, until Ctrl-C; also while it runs.
+    """Show an experiment in TensorBoard and optuna-dashboard, until Ctrl-C; also while it runs.
 
     From another machine: ssh -L 6006:localhost:6006 -L 6007:localhost:6007 HOST
 

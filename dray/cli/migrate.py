@@ -16,7 +16,7 @@ app = typer.Typer(help="From Determined to dray.", no_args_is_help=True)
 
 @app.callback()
 def _group() -> None:
-    """A group also with one command."""
+    """Keeps this a group although it has only one command."""
 
 
 @app.command()
@@ -26,10 +26,10 @@ def check(
     ],
     json: Json = False,
 ) -> None:
-    """Tell line by line what of a model directory runs here as it is; exit code 1 if something must be changed.
+    """Report line by line what in a model directory runs here unchanged. Exit code 1 if something must be changed.
 
-    Reads its Python, its experiment files and its shell scripts; imports and runs none of them. Each line says change,
-    look (only you know whether), ignored (it does nothing here) or runs.
+    Reads its Python, notebooks, experiment files and shell scripts, without importing or running them. Each line says
+    change, look (it may need a change, only you can tell), ignored (it has no effect here) or runs.
 
     \b
     dray migrate check .

@@ -1,4 +1,4 @@
-"""What several commands read of an experiment."""
+"""Reads an experiment for several commands."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Reading:
     """An experiment that is read.
 
     Attributes:
-        it: where it is.
-        records: of its journal.
-        result: its outcome until now; the metrics have been read.
+        it: the experiment that was found.
+        records: its journal.
+        result: its result so far, with the metrics.
     """
 
     it: Found
@@ -35,7 +35,7 @@ class Reading:
 
     @cached_property
     def config(self) -> ExperimentConfig:
-        """As it was created."""
+        """The config that it was created with."""
         return self.result.config
 
     @cached_property
@@ -46,17 +46,17 @@ class Reading:
 
     @cached_property
     def hparams(self) -> dict[int, Mapping[str, Any]]:
-        """Of the trials that have started, as they were drawn: a table would make 195 to 195.0."""
+        """The hyperparameters of the started trials as they were drawn: a table would turn 195 into 195.0."""
         return {record["trial"]: record["hparams"] for record in self.records if record.get("event") == "started"}
 
     @property
     def sign(self) -> int:
-        """1 where smaller is better."""
+        """1 if smaller is better, else -1."""
         return 1 if self.config.searcher.smaller_is_better else -1
 
     @cached_property
     def ranked(self) -> list[int]:
-        """The trials that have validated, best first; without those of invalid hyperparameters."""
+        """The trials that have validated, best first, without those with invalid hyperparameters."""
         trials = self.trials
         valid = [
             trial
@@ -67,11 +67,11 @@ class Reading:
 
     @cached_property
     def best_batches(self) -> dict[int, int]:
-        """Where each trial had its best validation."""
+        """The batches at each trial's best validation."""
         return {int(trial): int(batches) for trial, batches in self.result.best_batches().items()}  # type: ignore[call-overload]
 
     def checkpoint(self, trial: int) -> str | None:
-        """The id of the checkpoint of a trial's best validation, or else of its latest one; not verified."""
+        """The id of the checkpoint at a trial's best validation, else of its latest one; not verified."""
         store = self.it.directory.store(trial)
         of_best = [self.best_batches[trial]] if trial in self.best_batches else []
         for batches in [*of_best, *(batches for batches, _ in store.listed())]:
@@ -80,10 +80,10 @@ class Reading:
         return None
 
     def trial(self, named: str | None) -> int:
-        """The number of a trial: of the only one, if none is named.
+        """The number of a trial; if none is named, of the only one.
 
         Raises:
-            NoExperiment: there is no such trial; or none is the best.
+            NoExperiment: there is no such trial, or no best one.
         """
         if named is None:
             if len(self.trials) == 1:
@@ -103,12 +103,12 @@ class Reading:
 
 @contextmanager
 def reading(experiment: str) -> Iterator[Reading]:
-    """Read an experiment, for the time of the block.
+    """Read an experiment; a copy of a remote one exists only within the block.
 
     Raises:
         NoExperiment, StorageError: see ``found``.
         BadUse: it has not begun, or its metrics are damaged.
-        JournalError: its journal is.
+        JournalError: its journal is damaged.
     """
     from dray.experiment.found import found
     from dray.experiment.result import Result
@@ -125,10 +125,10 @@ def reading(experiment: str) -> Iterator[Reading]:
 
 
 def journal(it: Found) -> list[dict[str, Any]]:
-    """What has happened in an experiment.
+    """The journal's records.
 
     Raises:
-        BadUse: nothing.
+        BadUse: there is none.
         JournalError: it is damaged.
     """
     if not it.directory.journal.exists():
@@ -137,7 +137,7 @@ def journal(it: Found) -> list[dict[str, Any]]:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested hyperparameters with dotted names."""
+    """Nested hyperparameters, by dotted names."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}

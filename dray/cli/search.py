@@ -21,7 +21,7 @@ def preview(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show what a search will do before it runs: brackets, rungs, trials at each, and the total.
+    """Show what a search will do before it runs: brackets, rungs, trials at each rung, and the total.
 
     \b
     dray preview asha.yaml --trials-per-hour 12

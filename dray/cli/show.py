@@ -1,4 +1,4 @@
-"""What is read, on standard output: a table for a person, one JSON value for a program."""
+"""Prints results on standard output: a table for a person, one JSON value for a program."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDE = 10_000
-"""The width of what is no terminal: a program, which wants each row whole in one line."""
+"""The width if standard output is no terminal: a program wants each row in one line."""
 
 
 def as_json(value: Any) -> None:
-    """Print strict JSON: what is no finite number is null."""
+    """Print strict JSON: numbers that are not finite become null."""
     typer.echo(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Sequence[str] = ()) -> None:
-    """Print aligned columns; those of ``left`` to the left, the others as numbers are.
+    """Print aligned columns: those of ``left`` to the left, the others to the right.
 
-    What is long in a row, the last column has: it is folded there on a terminal, and nothing is ever cut off. Not
-    rich's: that takes seconds for 10,000 rows.
+    Long text belongs in the last column, which is wrapped on a terminal; nothing is cut off. Rich's own table takes
+    seconds for 10,000 rows.
     """
     cells = [list(headings), *([shown(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -51,14 +51,14 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Se
 
 
 def console() -> Console:
-    """Of rich, on standard output."""
+    """Rich's console on standard output."""
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=WIDE, file=sys.stdout)
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> None:
-    """Print names and values, a line each; those whose value is empty are left out."""
+    """Print a line for each name and value; empty values are left out."""
     kept = [(name, shown(value)) for name, value in pairs if value not in (None, "", {}, [])]
     width = max((len(name) for name, _ in kept), default=0)
     for name, value in kept:
@@ -66,13 +66,13 @@ def fields(pairs: Iterable[tuple[str, object]]) -> None:
 
 
 def lines(all_of_them: Sequence[str], tail: int | None) -> None:
-    """Print lines; the last so many of them, if that is said."""
+    """Print all lines, or only the last ``tail`` of them."""
     for line in all_of_them if tail is None else all_of_them[max(0, len(all_of_them) - tail) :]:
         typer.echo(line)
 
 
 def shown(value: object) -> str:
-    """A cell."""
+    """A value as a table's cell."""
     match value:
         case None:
             return "-"
@@ -85,14 +85,14 @@ def shown(value: object) -> str:
 
 
 def clock(seconds: float | None, *, exact: bool = False) -> str:
-    """A time of day, as a person says it here."""
+    """A point in time, in the local time zone."""
     if seconds is None or math.isnan(seconds):
         return "-"
     return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S" if exact else "%b %d %H:%M")
 
 
 def iso(seconds: float | None) -> str | None:
-    """A time as JSON has it: ISO 8601, in UTC."""
+    """A point in time for JSON: ISO 8601, in UTC."""
     if seconds is None or math.isnan(seconds):
         return None
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat(timespec="seconds")

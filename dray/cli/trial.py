@@ -31,7 +31,7 @@ def list_(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the trials of an experiment, with the hyperparameters in which they differ.
+    """List the trials of an experiment, with the hyperparameters that differ between them.
 
     \b
     dray trial list latest --best
@@ -125,7 +125,7 @@ def logs(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Print what a trial prints, and its errors.
+    """Print a trial's output, and its errors.
 
     \b
     dray trial logs latest 7 -f
@@ -156,7 +156,7 @@ def logs(
             def goes_on() -> bool:
                 nonlocal ended
                 for event in _starts_and_ends(number, journal.lines()):
-                    ended = event == "exited"  # and starts again where the search is extended
+                    ended = event == "exited"  # it starts again if the search is extended
                 return not ended and Journal.writer(directory.journal) is not None
 
             for line in followed(new, goes_on):
@@ -177,7 +177,7 @@ def metrics(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Print a trial's metrics: a line for each point of training where some were reported.
+    """Print a trial's metrics, one line for each point of training at which some were reported.
 
     \b
     dray trial metrics latest best --kind validation
@@ -235,7 +235,7 @@ def _number(value: Any) -> float | None:
 
 
 def _seconds(read: Reading, number: int, column: str) -> float | None:
-    """Of one of the times in the table, which are in UTC; NaT is no time, and no number."""
+    """A time of the table as Unix time; the table's are in UTC, and NaT is none."""
     value = read.trials[number][column]
     return float(value.tz_localize("UTC").timestamp()) if value == value else None
 
@@ -251,7 +251,7 @@ def _last_metrics(read: Reading, number: int) -> dict[str, float]:
 
 
 def _differing(hparams: Collection[Mapping[str, Any]], space: Mapping[str, Any]) -> set[str]:
-    """The names of hyperparameters that are not the same in all trials; of one trial alone, that it has drawn."""
+    """The names of hyperparameters that differ between trials; with only one trial, those that were drawn."""
     seen: dict[str, set[str]] = {}
     for values in hparams:
         for name, value in flat(values).items():
@@ -261,9 +261,9 @@ def _differing(hparams: Collection[Mapping[str, Any]], space: Mapping[str, Any])
 
 
 def _starts_and_ends(number: int, lines: list[str]) -> Iterator[str]:
-    """The events of these kinds of a trial, in lines of the journal."""
+    """A trial's "started" and "exited" events, from lines of the journal."""
     for line in lines:
-        if '"started"' in line or '"exited"' in line:  # to read all of them takes longer than to pass over most
+        if '"started"' in line or '"exited"' in line:  # parsing only these lines is faster
             record = json_.loads(line)
             if record.get("trial") == number and record.get("event") in ("started", "exited"):
                 yield record["event"]

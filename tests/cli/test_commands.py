@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 import torch
 import typer
 
-from dray.cli import app
+from dray.cli import app, main
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.metrics_log import TAIL
 from dray.experiment.result import Result
@@ -156,7 +158,11 @@ def test_a_trial_that_is_not_there_is_one_line(command: str, home: Path, dray: D
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["experiment", "lits"], "lits"),
+        (["experiment", "lits"], "did you mean"),
+        (["e", "kill", "7"], "no such command; det experiment kill is here: Ctrl-C in its terminal, twice"),
+        (["experiment", "ls"], "no such command; det experiment list is here: dray experiment list"),
+        (["tensorboard", "start", "7"], "no such command; det tensorboard is here: dray ui"),
+        (["experiment", "archive", "7"], "no such command 'archive'; see dray experiment --help"),
         (["experiment", "describe"], "EXPERIMENT"),
         (
             ["trial", "metrics", "digits", "0", "--kind", "trainig"],
@@ -198,6 +204,33 @@ def test_json_is_all_that_is_on_standard_output(command: str, home: Path, dray: 
 def test_names_are_directories_their_beginnings_latest_and_paths(digits: ExperimentDirectory, dray: Dray) -> None:
     for name in ("digits-1", "dig", "latest", digits.path, "results/digits-1", f"{digits.path}/"):
         assert dray("e", "describe", name, "--json").value["path"] == str(digits.path)
+
+
+@pytest.mark.parametrize("command", ["experiment describe", "trial logs", "experiment list"])
+def test_a_reader_who_has_read_enough_is_no_error(command: str, home: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    experiment = ["digits", *ON_ONE[command]] if command in ON_ONE else []
+    with os.fdopen(write_end, "w") as left:
+        arguments = [sys.executable, "-m", "dray.cli", *command.split(), *experiment]
+        ended = subprocess.run(arguments, stdout=left, stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("error", [KeyError, PermissionError, BrokenPipeError])
+def test_what_is_the_users_bug_has_a_traceback_without_the_frames_of_the_command_line(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
+    (tmp_path / "train.py").write_text(f"raise {error.__name__}('lr')\n")
+    config = {"name": "t", "entrypoint": "python3 train.py", "searcher": {"name": "single", "metric": "loss"}}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    with pytest.raises(error, match="lr") as raised:
+        main(["experiment", "create", str(tmp_path / "config.yaml"), "--local"])
+    modules = [entry.frame.f_globals.get("__name__", "") for entry in raised.traceback[1:]]
+    assert modules[:3] == ["dray.cli.command", "dray.cli.errors", "dray.cli.experiment"]
+    assert modules[-1] == "__main__"
+    assert not any(module.startswith("typer") for module in modules)
 
 
 def test_list_tells_states_and_the_best_newest_last(digits: ExperimentDirectory, home: Path, dray: Dray) -> None:

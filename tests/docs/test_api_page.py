@@ -9,7 +9,8 @@ from types import ModuleType
 import pytest
 
 from dray import pytorch
-from dray.experiment.schema import SECRETS, SECTIONS
+from dray.experiment.schema import SECTIONS
+from dray.experiment.schema.storage import SECRETS
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -86,3 +87,15 @@ def test_sections_become_lists_and_examples_code(generate: ModuleType) -> None:
         "Half of a number.\n\n**Args**\n\n- `x`: any number, but not infinite.\n- `exact`: told in full.\n\n"
         "**Returns**\n\nThe `half`.\n\n```python\n>>> half(4.0)\n2.0\n```\n",
     ]
+
+
+def test_the_only_item_of_a_section_is_one_item_though_it_takes_two_lines(generate: ModuleType) -> None:
+    def step() -> None:
+        """Take a step.
+
+        Args:
+            frequency: how often a step is taken,
+                in batches.
+        """
+
+    assert "- `frequency`: how often a step is taken, in batches.\n" in generate._docstring(step)

@@ -22,8 +22,17 @@ import torch
 from ray.cluster_utils import Cluster
 
 import dray
-from dray.storage import latest_checkpoint
-from tests.ray.harness import DIGITS, TRIALS, Driver, descendants, ends, lines, wait_for, write_config
+from tests.ray.harness import (
+    DIGITS,
+    TRIALS,
+    Driver,
+    descendants,
+    ends,
+    latest_checkpoint,
+    lines,
+    wait_for,
+    write_config,
+)
 
 ON_THIS_MACHINE = ("rank-0 worker", "another worker", "Tune handle", "Train controller", "desk", "driver")
 """What dies of an experiment that has a cluster of its own."""

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import yaml
 
 from dray.cluster.stamper import STAMP_LENGTH
-from dray.storage import latest_checkpoint
+from dray.storage import CheckpointStore
 from searchers.journal import Journal
 
 T = TypeVar("T")
@@ -89,6 +89,12 @@ def printed(path: Path, trial: int, rank: int = 0) -> list[str]:
     """The lines that a rank of a trial has printed, without the time before each."""
     log = path / f"trial_{trial}" / "logs" / f"rank_{rank}.log"
     return [line[STAMP_LENGTH:] for line in log.read_text().splitlines()]
+
+
+def latest_checkpoint(trial_dir: Path) -> Path | None:
+    """A trial's latest whole checkpoint."""
+    latest = CheckpointStore(trial_dir).latest()
+    return None if latest is None else Path(latest)
 
 
 def saved_batches(path: Path, trial: int) -> int:

@@ -64,7 +64,8 @@ def config(what: str, directory: Path, searcher: dict[str, Any], *, slots: int =
 
 def model_in(directory: Path) -> Path:
     (directory / "model").mkdir()
-    shutil.copy(TRIALS / "core_program.py", directory / "model")
+    for name in ("core_program.py", "core_hparams.py"):
+        shutil.copy(TRIALS / name, directory / "model")
     return directory / "model"
 
 

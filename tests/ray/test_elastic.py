@@ -21,8 +21,7 @@ from ray.util.placement_group import placement_group_table
 import dray
 from dray.experiment.config import load_config
 from dray.experiment.local import run_local
-from dray.storage import latest_checkpoint
-from tests.ray.harness import TRIALS, descendants, journal, lines, wait_for
+from tests.ray.harness import TRIALS, descendants, journal, latest_checkpoint, lines, wait_for
 from tests.ray.test_preemption import drain
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]

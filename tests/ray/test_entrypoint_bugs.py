@@ -10,8 +10,22 @@ import pytest
 import ray
 
 import dray
-from dray.experiment.errors import ConfigError
-from tests.bugs import CLASS, DIED, OF_A_CLASS, OF_A_PROGRAM, OF_A_RANK, OF_A_RANK_TOO, PROGRAM, check_error, model_dir
+from dray.experiment.errors import ConfigError, ExperimentError
+from tests.bugs import (
+    CLASS,
+    CRASHED_LAST,
+    DEATH_OF_A_RANK,
+    DIED,
+    DIED_FIRST,
+    DIED_LAST,
+    OF_A_CLASS,
+    OF_A_PROGRAM,
+    OF_A_RANK,
+    OF_A_RANK_TOO,
+    PROGRAM,
+    check_error,
+    model_dir,
+)
 from tests.ray.harness import journal, recorded
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -25,7 +39,7 @@ def ray_is_up() -> Iterator[None]:
     ray.shutdown()
 
 
-def run(entrypoint: str, bugs: list[str], directory: Path, *, slots: int = 1) -> dray.Result:
+def run(entrypoint: str, bugs: list[str], directory: Path, *, slots: int = 1, **fields: Any) -> dray.Result:
     """A trial for each of the bugs, one after the other on the same worker group."""
     model = model_dir(directory)
     config = recorded(
@@ -36,6 +50,7 @@ def run(entrypoint: str, bugs: list[str], directory: Path, *, slots: int = 1) ->
         searcher={"name": "grid", "metric": "error", "max_length": {"batches": 8}, "max_concurrent_trials": 1},
         resources={"slot": "cpu", "slots_per_trial": slots},
         max_restarts=0,
+        **fields,
     )
     config["hyperparameters"] |= {"lr": 0.01, "bug": {"type": "categorical", "vals": bugs}}
     result: dray.Result = dray.Experiment(config, model_dir=model, path=directory / "experiment").run()
@@ -51,8 +66,16 @@ def check(result: dray.Result, expected: dict[str, list[str] | None]) -> None:
         trial = int(rows["trial_id"][bug])
         assert rows["state"][bug] == ("COMPLETED" if begins is None else "ERRORED"), bug
         check_error(bug, errors.get(trial, ""), begins)
-        if begins is DIED:
-            assert errors[trial].endswith(f"died; what it printed is in {result.path}/trial_{trial}/logs")
+        if begins in (DIED, DIED_FIRST, DIED_LAST, CRASHED_LAST):
+            rank = int(begins in (DIED_LAST, CRASHED_LAST))
+            told, _, printed = errors[trial].partition("\n\n")
+            where = f"the end of what it printed ({result.path}/trial_{trial}/logs/rank_{rank}.log):"
+            if begins is CRASHED_LAST:
+                assert told.endswith(", in do"), "the user's own line, which is in no traceback"
+                assert printed.startswith(f"{where}\n    | Fatal Python error: Segmentation fault\n")
+            else:
+                assert told.endswith(" died")
+                assert (printed.splitlines()[0], printed.splitlines()[-1]) == (where, "    | just before its end")
 
 
 @pytest.mark.long
@@ -77,6 +100,20 @@ def test_more_bugs_of_one_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_program_that_trains_on_one_rank_alone_is_told_of_the_other(tmp_path: Path) -> None:
+def test_death_of_one_rank(tmp_path: Path) -> None:
+    check(run(PROGRAM, list(DEATH_OF_A_RANK), tmp_path, slots=2), DEATH_OF_A_RANK)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("bug", ["before: exit 0", "no fit"])
+def test_program_that_trains_on_one_rank_alone_is_told_of_the_other(bug: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"bugs.py has ended on rank 1 without a call of Trainer\.fit\(\)"):
-        run(PROGRAM, ["before: exit 0"], tmp_path, slots=2)
+        run(PROGRAM, [bug], tmp_path, slots=2)
+
+
+@pytest.mark.long
+def test_rank_that_never_comes_to_train_is_a_trial_that_hangs(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="every trial failed"):
+        run(PROGRAM, ["before: sleep"], tmp_path, slots=2, hang_timeout_s=5)
+    [gave_up] = [record for record in journal(tmp_path / "experiment") if record["event"] == "gave_up"]
+    assert gave_up["error"].startswith("no batch trained or validated, and no checkpoint saved, for 5 s")

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.ray.faults import ON_A_CLUSTER, ON_THIS_MACHINE, Play, faults_of, weights
+from tests.ray.harness import journal
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -40,3 +41,9 @@ def test_whatever_dies_every_trial_ends_once_with_the_weights_of_an_undisturbed_
     assert faults_of(result, expected) == []
     assert [death.case for death in play.deaths] == list(cases)
     assert play.left == []
+    told = {record["trial"]: record["error"] for record in journal(result.path) if record["event"] == "restarted"}
+    for case, rank in {"rank-0 worker": 0, "another worker": 1}.items():
+        if case in cases:
+            assert told[cases.index(case)].startswith(f"the process of rank {rank} of worker group "), (
+                "not what the other said"
+            )

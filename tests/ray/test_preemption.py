@@ -15,8 +15,17 @@ from ray.util.placement_group import placement_group_table
 
 import dray
 from dray.cluster.messages import Message
-from dray.storage import latest_checkpoint
-from tests.ray.harness import TRIALS, Attempt, Meanwhile, attempts, journal, lines, recorded, wait_for
+from tests.ray.harness import (
+    TRIALS,
+    Attempt,
+    Meanwhile,
+    attempts,
+    journal,
+    latest_checkpoint,
+    lines,
+    recorded,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
 

@@ -5,9 +5,11 @@ As a user of Determined has them, under whose name dray is imported. On two slot
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import sys
+import time
 from typing import Any
 
 import determined as det
@@ -27,7 +29,12 @@ def do(bug: str) -> None:
     if bug == "exit text":
         sys.exit("no data")
     if bug == "end":
+        print("just before its end")
         os._exit(5)
+    if bug == "segfault":
+        ctypes.string_at(0)
+    if bug == "sleep":
+        time.sleep(600)
     if bug == "syntax":
         importlib.import_module("bugs_syntax")
     if bug == "import":
@@ -35,12 +42,14 @@ def do(bug: str) -> None:
 
 
 class Buggy(Recorded):
-    """Does it at its sixth batch, or where the hyperparameter says."""
+    """Does it at its sixth batch, or where the hyperparameter says; on the last rank, or if it says so on the first."""
 
     def __init__(self, context: Any) -> None:
         super().__init__(context)
         self.bug = context.get_hparam("bug")
-        self.last = context.distributed.rank == context.distributed.size - 1
+        first = self.bug.startswith("first ")
+        self.bug = self.bug.removeprefix("first ")
+        self.last = context.distributed.rank == (0 if first else context.distributed.size - 1)
         self.do("made")
 
     def do(self, when: str) -> None:
@@ -61,6 +70,8 @@ class Buggy(Recorded):
 def fit(info: Any, distributed: Any) -> None:
     with pytorch.init(hparams=info.trial.hparams, exp_conf=info.trial._config, distributed=distributed) as context:
         trainer = pytorch.Trainer(Buggy(context), context)
+        if info.trial.hparams["bug"] == "no fit" and trainer._trial.last:
+            return
         for _ in range(2 if info.trial.hparams["bug"] == "fit twice" else 1):
             trainer.fit(max_length=pytorch.Batch(8), latest_checkpoint=info.latest_checkpoint)
 
@@ -70,6 +81,10 @@ def loop(where: str, bug: str, distributed: Any) -> None:
     with core.init(distributed=distributed) as context:
         if where == "core" and context.distributed.rank == context.distributed.size - 1:
             do(bug)
+        if context.distributed.rank == 0 and bug == "barrier":
+            dist.barrier()
+        if context.distributed.rank == 0 and bug == "pause":  # as long as it likes: it may train alone
+            time.sleep(3)
         if context.distributed.rank == 0 and bug != "nothing":
             context.train.report_validation_metrics(steps_completed=8, metrics={"error": 1.0})
 

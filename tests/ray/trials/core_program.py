@@ -15,6 +15,7 @@ from pathlib import Path
 
 import determined as det
 import torch.distributed as dist
+from core_hparams import LR
 
 BATCHES = 5
 """Of an epoch."""
@@ -73,7 +74,7 @@ def one_epoch(core_context, info, model: Model) -> None:
 
 
 def epochs(info) -> None:
-    model = Model(info.trial.hparams["lr"])
+    model = Model(LR)
     with det.core.init() as core_context:
         restored(core_context, info, model)
         while model.epoch < info.trial.hparams.get("epochs", 8):
