@@ -26,6 +26,9 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python3.1
 # Ray asks about usage statistics at its first start; a build must not wait for, or send, an answer.
 export RAY_USAGE_STATS_ENABLED := 0
 
+# Without bytecode pytest rewrites the asserts of all test files in every run: five seconds for each half of them.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test test-ray test-rest test-all test-cluster test-determined bench docs soak clean
 
 help:

@@ -58,6 +58,18 @@ def stamp(kind: str, **fields: Any) -> None:
     os.close(file)
 
 
+def stamp_counts(experiment: Any) -> None:
+    """Note what the last run of an experiment has started and lost."""
+    counts = experiment.last_run.counts
+    stamp(
+        "counts",
+        handles=counts.handles_started,
+        groups=counts.groups_started,
+        lost=counts.groups_lost,
+        restarts=counts.restarts.total(),
+    )
+
+
 def of_kind(stamps: Sequence[Stamp], *kinds: str) -> list[Stamp]:
     """The stamps of these kinds, in the order of time."""
     return [s for s in stamps if s.kind in kinds]

@@ -127,7 +127,7 @@ def child(order: str, place: int, directory: Path) -> None:
 def _checkpoint(trial: Any, context: Any, directory: Path, place: int) -> Path:
     """A checkpoint of a trial that has trained one batch, and says that it has trained ``place``."""
     from dray import pytorch
-    from dray.storage import commit, stage
+    from dray.storage import CheckpointStore
 
     made: list[str] = []
 
@@ -137,12 +137,13 @@ def _checkpoint(trial: Any, context: Any, directory: Path, place: int) -> Path:
 
     trial.build_callbacks = lambda: {"noting": Noting()}
     pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(1))
-    staging = stage(directory, place)
+    store = CheckpointStore(directory)
+    staging = store.stage(place)
     shutil.copytree(context._host.open_checkpoint(made[0]), staging, dirs_exist_ok=True)
     (staging / "manifest.json").unlink()
     progress = json.loads((staging / "progress.json").read_text())
     (staging / "progress.json").write_text(json.dumps({**progress, "batches": place, "saved": place}))
-    return commit(staging, directory / f"checkpoint_{place}")
+    return Path(store.commit(staging, place))
 
 
 # --------------------------------------------------------------------------------------------------------------- report

@@ -117,7 +117,9 @@ class PlainRule(Peer):
 
 
 @dataclass(frozen=True)
-class _TuneTrial:
+class TuneTrial:
+    """As much of a trial of Tune as its scheduler needs."""
+
     trial_id: str
 
 
@@ -134,11 +136,11 @@ class RayASHA(Peer):
     def on(self, event: Event) -> list[Action]:
         actions = super().on(event)
         if isinstance(event, Exited):
-            self._scheduler.on_trial_complete(None, _TuneTrial(str(event.trial)), self._last.pop(event.trial))
+            self._scheduler.on_trial_complete(None, TuneTrial(str(event.trial)), self._last.pop(event.trial))
         return actions
 
     def goes_on(self, report: Reported) -> bool:
-        trial, new = _TuneTrial(str(report.trial)), report.trial not in self._last
+        trial, new = TuneTrial(str(report.trial)), report.trial not in self._last
         if new:
             self._scheduler.on_trial_add(None, trial)
         self._last[report.trial] = {"step": report.step, "loss": report.value}

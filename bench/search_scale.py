@@ -16,7 +16,6 @@ import argparse
 import gc
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from random import Random
 from statistics import median
 from typing import Any
@@ -26,7 +25,7 @@ import optuna
 from _measure import Paper, machine, verdict
 from ray.tune.schedulers import AsyncHyperBandScheduler
 from search_problems import SPACE, CurveProblem
-from search_quality import distributions
+from search_quality import TuneTrial, distributions
 
 from searchers import (
     ASHA,
@@ -58,13 +57,13 @@ WINDOW = 20_000
 """Events that are timed at each n."""
 
 
-def _asha(kind: type[ASHA]) -> ASHA:
+def _asha(kind: type[ASHA], trials: int = 10**8, workers: int = PLACES) -> ASHA:
     return kind(
-        max_trials=10**8,
+        max_trials=trials,
         max_length=MAX_LENGTH,
         num_rungs=NUM_RUNGS,
         divisor=DIVISOR,
-        max_concurrent_trials=PLACES,
+        max_concurrent_trials=workers,
     )
 
 
@@ -199,11 +198,6 @@ def ask_ms(sizes: list[int]) -> dict[int, float]:
 
 
 # ------------------------------------------------------------------------------------------------------------ the peers
-@dataclass(frozen=True)
-class _TuneTrial:
-    trial_id: str
-
-
 def ray_us(size: int) -> float:
     """Ray's ASHA: a first report, with so many in the rung."""
     scheduler = AsyncHyperBandScheduler(
@@ -214,7 +208,7 @@ def ray_us(size: int) -> float:
     recorded.update((str(trial), -random.random()) for trial in range(size))
     times = []
     for number in range(max(5, 200_000 // size if size < 10**6 else 5)):
-        trial = _TuneTrial(f"new{number}")
+        trial = TuneTrial(f"new{number}")
         scheduler.on_trial_add(None, trial)
         began = time.thread_time_ns()
         scheduler.on_trial_result(None, trial, {"step": 1, "loss": random.random()})
@@ -314,24 +308,9 @@ def simulation(paper: Paper, trials: int, workers: int) -> None:
         return Curve(lambda step: quality / step, cost)
 
     rows = []
-    for name, method in {
-        "ASHA, stopping": ASHA(
-            max_trials=trials,
-            max_length=MAX_LENGTH,
-            num_rungs=NUM_RUNGS,
-            divisor=DIVISOR,
-            max_concurrent_trials=workers,
-        ),
-        "ASHA, promotion": PromotionASHA(
-            max_trials=trials,
-            max_length=MAX_LENGTH,
-            num_rungs=NUM_RUNGS,
-            divisor=DIVISOR,
-            max_concurrent_trials=workers,
-        ),
-    }.items():
+    for name, kind in (("ASHA, stopping", ASHA), ("ASHA, promotion", PromotionASHA)):
         wall, cpu = time.monotonic(), time.process_time()
-        found = simulate(method, workers, trial)
+        found = simulate(_asha(kind, trials, workers), workers, trial)
         wall, cpu = time.monotonic() - wall, time.process_time() - cpu
         assert found.trials == trials
         rows.append(

@@ -41,6 +41,7 @@ from _measure import (
     run,
     spread,
     stamp,
+    stamp_counts,
     verdict,
 )
 
@@ -140,14 +141,7 @@ def _dray(directory: Path, plan: dict[str, Any]) -> None:
 
     ray.init = timed_init
     experiment.run(on_message=lambda message: message.kind != "rows" and stamp(message.kind, trial=message.trial))
-    counts = experiment.last_run.counts
-    stamp(
-        "counts",
-        handles=counts.handles_started,
-        groups=counts.groups_started,
-        lost=counts.groups_lost,
-        restarts=counts.restarts.total(),
-    )
+    stamp_counts(experiment)
 
 
 # ------------------------------------------------------------------------------------------------------------- the plan

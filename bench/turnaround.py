@@ -35,6 +35,7 @@ from _measure import (
     quantile,
     run,
     stamp,
+    stamp_counts,
     verdict,
 )
 
@@ -105,14 +106,7 @@ def child(name: str, directory: Path, trials: int) -> None:
         where = {"model_dir": BENCH / "model", "path": directory / "experiment", "address": address}
         experiment = dray.Experiment(config, method=method, **where)
         experiment.run(on_message=_Middle(case, trials, add_node))
-        counts = experiment.last_run.counts
-    stamp(
-        "counts",
-        handles=counts.handles_started,
-        groups=counts.groups_started,
-        lost=counts.groups_lost,
-        restarts=counts.restarts.total(),
-    )
+        stamp_counts(experiment)
 
 
 def _config(case: Case, trials: int) -> dict[str, Any]:

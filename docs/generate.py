@@ -42,6 +42,14 @@ CHAPTERS = {
     "TensorBoard": {"pytorch.tensorboard": ["TorchWriter"]},
     "Leaving training": {"pytorch": ["ShouldExit", "InvalidHP", "DataExhausted", "PeerFailed"]},
     "Checkpoints": {"pytorch": ["load_trial_from_checkpoint_path", "CheckpointLoadContext"]},
+    "Going through a data set once": {
+        "pytorch.experimental": [
+            "torch_batch_process",
+            "TorchBatchProcessor",
+            "TorchBatchProcessorContext",
+            "get_default_device",
+        ]
+    },
     "Loops of your own": {
         "core": [
             "init",
@@ -71,6 +79,7 @@ CHAPTERS = {
 NOT_CONSTRUCTED = {
     "pytorch.PyTorchTrialContext",
     "pytorch.PyTorchExperimentalContext",
+    "pytorch.experimental.TorchBatchProcessorContext",
     "core.Context",
     "core.TrainContext",
     "core.CheckpointContext",
@@ -184,7 +193,7 @@ def _docstring(thing: Any) -> str:
         section = bool(re.fullmatch(r"(Args|Returns|Raises|Attributes|Yields):", head))
         if section:
             out.append(f"**{head[:-1]}**\n")
-            out.append(_items(inspect.cleandoc(rest), as_list=head not in ("Returns:", "Yields:")) + "\n")
+            out.append(_items(inspect.cleandoc(f"\n{rest}"), as_list=head not in ("Returns:", "Yields:")) + "\n")
         elif head.startswith(">>> "):
             out.append(f"```python\n{block}\n```\n")
         elif head.startswith(".. code-block::"):
@@ -212,7 +221,7 @@ def _items(text: str, *, as_list: bool) -> str:
 CONFIG_INTRODUCTION = """\
 # The experiment file
 
-Written by `docs/generate.py` out of what `dray config schema` prints: change `dray/experiment/schema.py`, not this.
+Written by `docs/generate.py` out of what `dray config schema` prints: change `dray/experiment/schema/`, not this.
 
 The format is that of Determined's experiment configuration. What a search does with it: [searches](search.md); where
 results go: [checkpoints](checkpoints.md); slots: [clusters](clusters.md). Mistakes are told before anything starts, all
@@ -222,7 +231,7 @@ A field that is null has its default; what has none, and is not required, may be
 nothing else says how long a trial trains. An experiment without a `name` has its file's; without an `experiment_seed`,
 one is drawn, which the experiment's copy of the config then names.
 
-A **length** is `{batches: 100}`, `{epochs: 16}` or `{records: 64000}`; a plain number counts batches.
+A **length** is `{batches: 100}`, `{epochs: 16}` or `{records: 64000}`; a plain number as `max_length` counts batches.
 
 ## Hyperparameters
 
@@ -245,7 +254,8 @@ def config_page() -> str:
     """The whole document."""
     from dray.experiment.json_schema import json_schema
     from dray.experiment.rules import REQUIRED
-    from dray.experiment.schema import SEARCHER_FIELDS, STORAGE_FIELDS, searcher_fields
+    from dray.experiment.schema.searcher import SEARCHER_FIELDS, searcher_fields
+    from dray.experiment.schema.storage import STORAGE_FIELDS
 
     schema = json_schema()
     methods = {name: fields for name, fields in SEARCHER_FIELDS.items() if name != "async_halving"}

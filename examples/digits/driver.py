@@ -29,7 +29,7 @@ CONFIG = {
 
 
 def main() -> None:
-    """Run the search and tell the best trial."""
+    """Run the search and print the best trial."""
     result = dray.Experiment(CONFIG, trial=DigitsTrial).run()
     best = result.best_trial
     there = result.metrics.query("trial_id == @best.trial_id and batches == @best.batches and name == 'accuracy'")

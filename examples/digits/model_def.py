@@ -14,9 +14,9 @@ from torch.utils.data import TensorDataset
 from dray import pytorch
 
 
-@functools.cache  # trials follow one another in one process: read the images once
+@functools.cache  # several trials run in one process: read the images once
 def datasets() -> tuple[TensorDataset, TensorDataset]:
-    """1,437 images to train on and 360 held out, each digit in equal share, the same in every trial."""
+    """1,437 images to train on and 360 held out, stratified by digit, the same in every trial."""
     digits = load_digits()
     parts = train_test_split(digits.data / 16.0, digits.target, test_size=0.2, stratify=digits.target, random_state=0)
     x_train, x_test, y_train, y_test = (torch.as_tensor(part) for part in parts)

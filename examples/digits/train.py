@@ -1,4 +1,4 @@
-"""The trial of model_def.py in a program of its own: alone, under torchrun, or as a trial of script.yaml.
+"""A program that trains the trial of model_def.py: alone, under torchrun, or as a trial of script.yaml.
 
 ::
 

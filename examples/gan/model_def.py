@@ -1,4 +1,4 @@
-"""A GAN on scikit-learn's 1,797 digits of 8x8 pixels: two models, two optimizers, and a metric of the whole set."""
+"""A GAN on scikit-learn's 1,797 digits of 8x8 pixels: two models, two optimizers, and a metric over the whole set."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dray import pytorch
 PIXELS = 64
 
 
-@functools.cache  # trials follow one another in one process: read the images once
+@functools.cache  # several trials run in one process: read the images once
 def datasets() -> tuple[TensorDataset, TensorDataset]:
-    """1,437 images to learn from and 360 to compare with, each digit in equal share; pixels from -1 to 1."""
+    """1,437 images to learn from and 360 to compare with, stratified by digit; pixels from -1 to 1."""
     digits = load_digits()
     parts = train_test_split(digits.data / 8.0 - 1.0, test_size=0.2, stratify=digits.target, random_state=0)
     training, held_out = (TensorDataset(torch.as_tensor(part).float()) for part in parts)
@@ -38,7 +38,7 @@ def generator(latent: int, hidden: int) -> nn.Module:
 
 
 def discriminator(hidden: int) -> nn.Module:
-    """From an image to one number: above 0 where it looks real."""
+    """From an image to one number, which is above 0 if the image looks real."""
     return nn.Sequential(
         nn.Linear(PIXELS, hidden),
         nn.LeakyReLU(0.2),
@@ -51,7 +51,7 @@ def discriminator(hidden: int) -> nn.Module:
 
 
 def frechet_distance(real: torch.Tensor, fake: torch.Tensor) -> float:
-    """How far two sets of images are apart, each taken as a normal distribution of pixels; 0 for equal ones.
+    """The Fréchet distance of two sets of images, each taken as a normal distribution of pixels; 0 if they are equal.
 
     Args:
         real, fake: (images, pixels).
@@ -64,7 +64,7 @@ def frechet_distance(real: torch.Tensor, fake: torch.Tensor) -> float:
 
 
 class GANTrial(pytorch.PyTorchTrial):
-    """A generator against a discriminator; one step of each in every batch."""
+    """A generator against a discriminator; each takes one step per batch."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
@@ -79,7 +79,7 @@ class GANTrial(pytorch.PyTorchTrial):
             torch.optim.Adam(self.discriminator.parameters(), lr=context.get_hparam("discriminator_lr"), betas=betas)
         )
         self.loss = nn.BCEWithLogitsLoss()
-        # No mean over batches: the distance is one of all images, those of every process.
+        # Not a mean over batches: the distance is computed over all images of all ranks.
         self.distance = context.wrap_reducer(_distance_of_batches, name="frechet_distance", for_training=False)
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
@@ -90,7 +90,7 @@ class GANTrial(pytorch.PyTorchTrial):
         return pytorch.DataLoader(datasets()[1], batch_size=60)
 
     def imagine(self, images: int) -> torch.Tensor:
-        """So many new images, (images, pixels)."""
+        """New images, (images, pixels)."""
         made: torch.Tensor = self.generator(torch.randn(images, self.latent, device=self.context.device))
         return made
 
@@ -98,7 +98,7 @@ class GANTrial(pytorch.PyTorchTrial):
         [real] = batch
         fake = self.imagine(len(real))
         truth = torch.zeros(2 * len(real), 1, device=real.device)
-        truth[: len(real)] = 0.9  # not 1: a discriminator that is never sure teaches better
+        truth[: len(real)] = 0.9  # not 1: one-sided label smoothing
 
         discriminator_loss = self.loss(self.discriminator(torch.cat([real, fake.detach()])), truth)
         self.context.backward(discriminator_loss)
@@ -107,7 +107,7 @@ class GANTrial(pytorch.PyTorchTrial):
         generator_loss = self.loss(self.discriminator(fake), torch.ones(len(real), 1, device=real.device))
         self.context.backward(generator_loss)
         self.context.step_optimizer(self.generator_optimizer)
-        # The way back to the generator led through the discriminator, which is not to learn from it.
+        # The generator's backward pass left gradients in the discriminator too.
         self.discriminator_optimizer.zero_grad()
         return {"generator_loss": generator_loss, "discriminator_loss": discriminator_loss}
 

@@ -21,7 +21,7 @@ from dray import core, pytorch
 
 
 def peers() -> core.DistributedContext | None:
-    """The processes that torchrun has started; None where there is but this one."""
+    """The processes that torchrun has started; None if this is the only one."""
     if "RANK" not in os.environ:
         return None
     torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")

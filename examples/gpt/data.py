@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import Dataset
 
-#: What the model reads and writes; whatever else stands in the sources (a few names in comments) is read as the last.
+#: The vocabulary. Any other character in the sources (a few names in comments) is read as the last one.
 CHARACTERS = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1))) + "\N{REPLACEMENT CHARACTER}"
 
 
@@ -22,13 +22,13 @@ def encode(text: str) -> torch.Tensor:
 
 
 def decode(codes: torch.Tensor) -> str:
-    """The way back of `encode`."""
+    """The inverse of `encode`."""
     return "".join(CHARACTERS[code] for code in codes.tolist())
 
 
-@functools.cache  # trials follow one another in one process: read the sources once
+@functools.cache  # several trials run in one process: read the sources once
 def texts() -> tuple[torch.Tensor, torch.Tensor]:
-    """All modules but every tenth to train on, and every tenth held out; packages of modules are left out."""
+    """Every tenth module is held out, the others are to train on; packages are left out."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     parts: tuple[list[str], list[str]] = ([], [])
     for number, file in enumerate(files):
@@ -38,12 +38,12 @@ def texts() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Blocks(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Pieces of a text, each with what follows each of its characters: int64 tensors (block,) and (block,).
+    """Blocks of a text, each with the next character for each of its characters: int64 tensors (block,) and (block,).
 
     Args:
-        text: of `encode`.
-        block: characters a piece.
-        most: take only so many pieces, evenly spread; None for all.
+        text: from `encode`.
+        block: characters per block.
+        most: take at most this many blocks, evenly spread; None for all.
     """
 
     def __init__(self, text: torch.Tensor, block: int, most: int | None = None) -> None:

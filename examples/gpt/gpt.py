@@ -1,4 +1,4 @@
-"""A small GPT: a transformer that reads characters from left to right and tells the next one."""
+"""A small GPT: a transformer that reads characters from left to right and predicts the next one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch.nn import functional as F
 
 
 class Layer(nn.Module):
-    """Attention to what came before, then two linear maps; each added to what came in.
+    """Causal attention, then two linear maps, each with a residual connection.
 
     Args:
-        width: of each character's vector.
-        heads: of the attention; `width` is a multiple of it.
+        width: size of each character's vector.
+        heads: number of attention heads; divides `width`.
     """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -43,8 +43,8 @@ class GPT(nn.Module):
     """The whole model.
 
     Args:
-        characters: how many there are.
-        block: the longest text that it reads at once.
+        characters: size of the vocabulary.
+        block: length of the longest text that it reads at once.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class GPT(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
-        # One matrix reads and writes.
+        # Input and output share one embedding.
         self.next_character.weight = self.character.weight
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        """Scores of each next character: from (batch, block) to (batch, block, characters)."""
+        """Logits of each next character: from (batch, block) to (batch, block, characters)."""
         x = self.character(text) + self.position.weight[: text.shape[1]]
         scores: torch.Tensor = self.next_character(self.last(self.layers(x)))
         return scores
 
     @torch.no_grad()
     def write(self, text: torch.Tensor, characters: int, temperature: float = 0.8) -> torch.Tensor:
-        """Go on with a text.
+        """Continue a text.
 
         Args:
             text: (block,) numbers of characters, at least one.

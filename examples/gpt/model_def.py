@@ -1,6 +1,6 @@
 """A GPT that learns Python's standard library character by character.
 
-Shows gradients added up over batches, a warm-up of the learning rate by optimizer steps, clipping, and bf16 on GPUs.
+Shows gradient accumulation, learning rate warm-up by optimizer steps, gradient clipping, and bf16 on GPUs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dray import pytorch
 
 
 class GPTTrial(pytorch.PyTorchTrial):
-    """Trained by AdamW on blocks of text; validated on modules that it has not seen."""
+    """Trained with AdamW on blocks of text; validated on modules that were held out."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
@@ -34,7 +34,7 @@ class GPTTrial(pytorch.PyTorchTrial):
             dropout=hparam("dropout"),
         )
         self.model = context.wrap_model(model)
-        # Matrices are kept small, what shifts and scales is left alone.
+        # Weight decay for matrices only, not for biases and scales.
         matrices = [p for p in self.model.parameters() if p.dim() >= 2]
         rest = [p for p in self.model.parameters() if p.dim() < 2]
         groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
@@ -72,7 +72,7 @@ class GPTTrial(pytorch.PyTorchTrial):
 
 
 def share_of_lr(step: int, warm_up: int, steps: int) -> float:
-    """The learning rate's share at an optimizer step: a straight line up, then half a cosine down to a tenth.
+    """The learning rate's factor at an optimizer step: linear warm-up, then half a cosine down to a tenth.
 
     >>> [round(share_of_lr(step, 2, 10), 3) for step in (0, 1, 2, 6, 10)]
     [0.5, 1.0, 1.0, 0.55, 0.1]

@@ -1,7 +1,7 @@
 """The GPT as a script: ``python examples/gpt/train.py``, or ``torchrun --nproc-per-node 2 examples/gpt/train.py``.
 
-In an experiment (const.yaml) the same script is each trial's code. Checkpoints and metrics of a run without one are
-below ``~/dray_results/local``.
+In an experiment (const.yaml) the same script is each trial's code. Without one, checkpoints and metrics are below
+``~/dray_results/local``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dray import core, pytorch
 
 
 def peers() -> core.DistributedContext | None:
-    """The processes that torchrun has started; None where there is but this one."""
+    """The processes that torchrun has started; None if this is the only one."""
     if "RANK" not in os.environ:
         return None
     torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -30,7 +30,7 @@ def peers() -> core.DistributedContext | None:
 
 
 def main() -> None:
-    """Train with the hyperparameters of the experiment, or with const.yaml's; then show what the model writes."""
+    """Train with the hyperparameters of the experiment, or of const.yaml; then print what the model writes."""
     config = yaml.safe_load((Path(__file__).parent / "const.yaml").read_text())
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, default=config["searcher"]["max_length"]["batches"])

@@ -1,9 +1,9 @@
-"""A search method of your own: the median rule, plugged in where dray's methods are.
+"""A search method of your own: the median rule, used in place of one of dray's methods.
 
-A method decides which trials are created, stopped, paused and resumed; what their hyperparameters are is the sampler's
-affair, and how they run the driver's. It is a state machine, `searchers.Method`: events in (`Started`, `Reported`,
-`Exited`), actions out (`Create`, `Stop`, `Pause`, `Resume`, `Done`). No thread, no clock, no I/O; so it can be tested
-to the last case, and simulated before anything is trained:
+A method decides which trials are created, stopped, paused and resumed. The sampler draws their hyperparameters, and
+the driver runs them. A method is a state machine, `searchers.Method`: events in (`Started`, `Reported`, `Exited`),
+actions out (`Create`, `Stop`, `Pause`, `Resume`, `Done`). It has no threads, clock or I/O, so it can be tested
+thoroughly, and simulated before anything is trained:
 
     from searchers import Search, parse_space
     from searchers.simulate import Curve, simulate
@@ -15,15 +15,16 @@ to the last case, and simulated before anything is trained:
 
     dray.Experiment({"searcher": {"name": "custom", "max_length": {"epochs": 8}, ...}, ...}, method=make()).run()
 
-or, from the command line, by a config that names the class and its arguments, as `digits.yaml` beside this file:
+or, from the command line, with a config that names the class and its arguments, such as `digits.yaml` beside this file:
 
     dray experiment create examples/own_method/digits.yaml examples
 
-Hyperparameters are drawn, the metric is turned so that smaller is better, what is not finite becomes +inf, and every
-event is logged, by the `Search` that holds a method; a search whose driver dies is replayed from its log.
+The `Search` that holds the method draws hyperparameters, negates the metric if larger is better, turns values that are
+not finite into +inf, and logs every event; if the driver dies, the search is replayed from its log.
 
-The rule: a trial stops at a rung if it is worse there than the median of all that came so far, itself counted. It is
-the one of Golovin et al., "Google Vizier" (KDD 2017), with the values at the rungs in place of running averages.
+The rule: a trial stops at a rung if it is worse there than the median of all trials that reached it so far, itself
+included. It is from Golovin et al., "Google Vizier" (KDD 2017), with the values at the rungs instead of running
+averages.
 
     python median_stopping.py            # against random search and ASHA, simulated
 """
@@ -55,19 +56,19 @@ from searchers.simulate import Curve, simulate
 
 
 class MedianStopping:
-    """Random search that stops a trial which is worse than the median.
+    """Random search that stops trials worse than the median.
 
     Args:
         max_trials: Trials to run, >= 1.
-        rungs: Lengths at which trials are compared, ascending; the last one is a trial's whole length.
-        max_concurrent_trials: Trials created and not ended at any time.
+        rungs: Lengths at which trials are compared, ascending; the last one is a trial's full length.
+        max_concurrent_trials: Most trials at a time that were created and have not ended.
     """
 
     def __init__(self, *, max_trials: int, rungs: Sequence[int], max_concurrent_trials: int = 16) -> None:
         self.rungs = tuple(rungs)
-        # Who is created when, what counts against the budget, when the search is done: as in random search.
+        # When trials are created, which count against the budget, and when the search is done: as in random search.
         self._trials = RandomSearch(max_trials=max_trials, max_concurrent_trials=max_concurrent_trials)
-        self._next: dict[int, int] = {}  # of each trial that goes on: the rung it comes to next
+        self._next: dict[int, int] = {}  # the next rung of each trial that goes on
         self._values: list[list[float]] = [[] for _ in self.rungs]  # finite ones, ascending
 
     def start(self) -> list[Action]:
@@ -75,11 +76,11 @@ class MedianStopping:
         return self._follow(self._trials.start())
 
     def on(self, event: Event) -> list[Action]:
-        """`Stop` for a trial below the median, a new one where one has ended."""
+        """`Stop` for a trial worse than the median, and a new trial when one has ended."""
         actions = self._trials.on(event)  # raises IllegalEvent, before anything changes, if there is no such trial
         match event:
             case Reported(trial=trial) if trial in self._next and not self._goes_on(event):
-                # From here on it is not compared any more, whatever it reports until it has stopped.
+                # It is not compared any more, whatever it reports before it has stopped.
                 del self._next[trial]
                 return [Stop(trial=trial)]
             case Exited(trial=trial):
@@ -91,7 +92,7 @@ class MedianStopping:
         value = math.inf if report.value is None else report.value
         while (rung := self._next[report.trial]) < len(self.rungs) and report.step >= self.rungs[rung]:
             self._next[report.trial] = rung + 1
-            values, is_last = self._values[rung], rung == len(self.rungs) - 1  # there a trial ends by itself
+            values, is_last = self._values[rung], rung == len(self.rungs) - 1  # at the last rung a trial ends by itself
             if not math.isfinite(value):
                 return is_last
             insort(values, value)
@@ -104,11 +105,11 @@ class MedianStopping:
         return actions
 
     def progress(self, trained: Mapping[int, float]) -> float:
-        """Ended trials, and the parts that the others are through."""
+        """Ended trials, and the others' parts that are done, as a share of all."""
         return self._trials.progress(trained)
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        """More trials; longer ones it can't have."""
+        """More trials; longer ones are not possible."""
         if max_length is not None:
             raise MethodError([("searcher.max_length", f"the rungs of this search are fixed, got {max_length!r}")])
         return self._follow(self._trials.extend(max_trials=max_trials))
@@ -125,10 +126,10 @@ class MedianStopping:
 
 
 def compare(seeds: int = 10) -> dict[str, tuple[float, float]]:
-    """By method: the mean over some searches of the best loss found, and of the hours that 8 workers took for it."""
+    """For each method, means over several searches: of the best loss, and of the hours that 8 workers took."""
 
     def trial(hparams: Mapping[str, object]) -> Curve:
-        """A learning rate of 1e-3 is best; others learn more slowly, and not so much."""
+        """A learning rate of 1e-3 is best; others learn more slowly, to a higher loss."""
         off = abs(math.log10(cast(float, hparams["lr"])) + 3)
         return Curve(lambda epoch: 0.1 + 0.1 * off + (1 + off) / epoch, cost=0.1)
 
