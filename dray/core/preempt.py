@@ -66,7 +66,8 @@ class PreemptContext:
             if self._store is not None:
                 if told:
                     self._store.set(self._key, b"1")
-                told = told or bool(self._store.check([self._key]))
+                # Also after the set, which does not wait for the store: the answer comes when it is there for all.
+                told = bool(self._store.check([self._key]))
         if told and auto_ack:
             self.acknowledge_preemption_signal()
         return told
