@@ -36,7 +36,7 @@ class Mine(DistributedContext):
     def allgather(self, stuff):
         sys.exit()
 
-with all_or_none(Mine(), "the start of training"):
+with all_or_none(Mine(), "starting training"):
     pass
 """
 

@@ -152,7 +152,7 @@ class CheckpointContext:
                 assert source is not None
                 _copy(source, staging, _files(source, selector))
             return checkpoint
-        with all_or_none(self._peers, "upload()"):
+        with all_or_none(self._peers, "listing the files to upload"):
             if source is not None and not source.is_dir():
                 raise NotADirectoryError(f"upload(): there is no directory {str(source)!r}")
             mine = [] if source is None else _files(source, selector)

@@ -226,7 +226,7 @@ def _process(
     if core_context.info is not None and core_context.info.latest_checkpoint is not None:
         done = core_context.checkpoint.get_metadata(core_context.info.latest_checkpoint)["steps_completed"]
         log.info("%d batches of each slot are processed already", done)
-    with all_or_none(peers, "the start of batch processing"):
+    with all_or_none(peers, "starting batch processing"):
         context = TorchBatchProcessorContext(core_context, core_context.checkpoint.outputs)
         processor = batch_processor_cls(context)
         batches = iter(loader.get_data_loader(skip=done, num_replicas=peers.size, rank=peers.rank))
@@ -235,7 +235,7 @@ def _process(
     if max_batches is not None and 0 < max_batches < end:
         end = max_batches
     while done < end:
-        with all_or_none(peers, "batch processing"):
+        with all_or_none(peers, "processing batches"):
             upto = min(end, done + checkpoint_interval - done % checkpoint_interval)
             for batch_idx in range(done, upto):
                 batch = next(batches, _NONE)
@@ -251,7 +251,7 @@ def _process(
             context._reduce(done)
             return
     context._reduce(done)
-    with all_or_none(peers, "on_finish()"):
+    with all_or_none(peers, "running on_finish()"):
         processor.on_finish()
     if peers.rank == 0:
         log.info("what was written to upload_path() is in %s", core_context.checkpoint.outputs)

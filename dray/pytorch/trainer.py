@@ -118,7 +118,7 @@ class Trainer:
         peers, cursor = context.distributed, context._cursor
         try:
             with contextlib.ExitStack() as stack:
-                with all_or_none(peers, "the start of training"):
+                with all_or_none(peers, "starting training"):
                     full_dataset = self._check_trial()
                     directory = None if latest_checkpoint is None else host.open_checkpoint(latest_checkpoint)
                     source_state = None
@@ -134,7 +134,7 @@ class Trainer:
                     training_loader, division = self._training_loader(at.batches, directory)
                 # All ranks use the chief's epoch length: shards may differ by a batch.
                 cursor.epoch_length, listens_to_batches = self._agree_on_data(training_loader, callbacks)
-                with all_or_none(peers, "the start of training"):
+                with all_or_none(peers, "starting training"):
                     validation_loader = self._validation_loader(full_dataset)
                     if directory is not None:
                         self._know_order(directory, training_loader)

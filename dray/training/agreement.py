@@ -14,7 +14,7 @@ def all_or_none(peers: DistributedContext, doing: str) -> Iterator[None]:
     """A block that all ranks run and leave together. They must not communicate in it.
 
     Args:
-        doing: for the message on the other ranks: "rank 1 failed in <doing>".
+        doing: for the message on the other ranks: "rank 1 failed while <doing>".
 
     Raises:
         ShouldExit, InvalidHP: on every rank, if one raised it.
@@ -30,7 +30,7 @@ def all_or_none(peers: DistributedContext, doing: str) -> Iterator[None]:
         raise error
     for rank, failure in enumerate(ranks):
         if failure is not None:
-            raise heard(failure, f"rank {rank} failed in {doing}")
+            raise heard(failure, f"rank {rank} failed while {doing}")
 
 
 def told(error: BaseException) -> Exception | str:

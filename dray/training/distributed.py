@@ -82,11 +82,11 @@ class DistributedContext:
         self.cross_size = 1 if cross_size is None else cross_size
         for of, count in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
             if not 0 <= getattr(self, of) < getattr(self, count):
-                raise ValueError(f"{of} must be at least 0 and below {count}, got {numbers[of]} of {numbers[count]}")
+                raise ValueError(f"{of} must be >= 0 and < {count}, got {of}={numbers[of]}, {count}={numbers[count]}")
         if self.size != self.local_size and chief_ip is None:
             raise ValueError(
-                f"size={self.size} but local_size={self.local_size}: with more than one machine chief_ip is needed, "
-                "the address of the machine of rank 0"
+                f"size={self.size} but local_size={self.local_size}: training on more than one machine needs "
+                "chief_ip, the address of rank 0's machine"
             )
         self.chief_ip = chief_ip or "127.0.0.1"
         self._is_chief = self.rank == 0
@@ -213,8 +213,9 @@ def _env_int(name: str, environment: Mapping[str, str] = os.environ) -> int:
     value = environment.get(name)
     if value is None or not value.lstrip("-").isdigit():
         raise NotUnderTorchrun(
-            f"from_torch_distributed() reads {name}, which is {'not set' if value is None else repr(value)}; "
-            "start the program with torchrun, or give DistributedContext its numbers"
+            f"from_torch_distributed() needs an integer in the environment variable {name}, "
+            f"{'which is not set' if value is None else f'got {value!r}'}; start the program with torchrun, or pass "
+            "rank, size and the other numbers to DistributedContext()"
         )
     return int(value)
 

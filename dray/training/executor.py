@@ -459,7 +459,7 @@ class Executor:
             report = replace(report, system=self._usage.take(at_once=command.decides or command.final))
         # Published before any rank leaves: what the host does on a stop may end this process.
         mine = (self.cursor.stop_requested, leave)
-        stop, ranks = self._on_chief("publishing", lambda: self._publish(command, report), mine)
+        stop, ranks = self._on_chief("publishing metrics", lambda: self._publish(command, report), mine)
         if self._agree([row[1] for row in ranks]) is not None:
             # Nothing is lost: the checkpoint has just been saved.
             self._raise_pending()
@@ -521,7 +521,7 @@ class Executor:
         if error is not None:
             raise error
         if failure is not None:
-            raise heard(failure, f"rank 0 failed in {doing}")
+            raise heard(failure, f"rank 0 failed while {doing}")
         return value, [row[1] for row in ranks]
 
     def _attempt(self, work: Callable[[], T]) -> tuple[T | None, Leave | None]:

@@ -36,6 +36,7 @@ POSITIONS = {
     "workload_sequencer.pkl": ("steps_completed", "latest_batch"),
 }
 MAX_POSITION_BYTES = 1 << 20
+_WITHOUT_POSITION = "remove the file to continue from the weights alone, counting from batch 0"
 
 _SINGLE = {
     "model_state_dict": "models_state_dict",
@@ -59,13 +60,13 @@ def modern(state: Mapping[str, Any]) -> dict[str, Any]:
     for old, new in _SINGLE.items():
         if old in found:
             if new in found:
-                raise ValueError(f"the checkpoint has both {old!r} and {new!r}, and should have one of them")
+                raise ValueError(f"the checkpoint has both {old!r} and {new!r}, but must have only one of them")
             single = found.pop(old)
             found[new] = [] if single is None else [single]
         found.setdefault(new, [])
     found.setdefault("callbacks", {})
     if found.pop("amp_state", None) is not None:
-        log.warning("the checkpoint's state of NVIDIA apex is left out: use context.experimental.use_amp()")
+        log.warning("ignoring the checkpoint's state of NVIDIA apex; use context.experimental.use_amp() instead")
     return found
 
 
@@ -149,18 +150,18 @@ def read_progress(directory: Path) -> Progress:
             continue
         position = _unpickle(path)
         if not isinstance(position, dict):
-            raise ValueError(f"{path} should hold a dict with the position of training, it holds {position!r}")
+            raise ValueError(f"{path} must hold a dict with the position of training, got {position!r}")
         batches = next((position[key] for key in keys if key in position), None)
         validated = position.get("last_val") or None
         if not _is_count(batches) or not (validated is None or _is_count(validated)):
-            raise ValueError(f"{path} should say how many batches were trained ({' or '.join(keys)}), got {position!r}")
+            raise ValueError(f"{path} must say how many batches were trained ({' or '.join(keys)}), got {position!r}")
         return Progress(batches=batches, validated=validated, saved=batches)
     batches = (_read_json(directory / METADATA) or {}).get("steps_completed")
     if _is_count(batches):
         return Progress(batches=batches, saved=batches)
     log.warning(
-        "%s does not say how far training had come (before version 0.15 Determined's master alone knew): its weights "
-        "are gone on from, counting from batch 0",
+        "%s does not say how far training had come (before version 0.15 only Determined's master knew): training "
+        "continues from its weights, counting from batch 0",
         directory,
     )
     return Progress()
@@ -260,19 +261,21 @@ class _PlainUnpickler(pickle.Unpickler):
     """Reads numbers, strings and containers of them. For anything else a pickle must name something to call."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
+        raise pickle.UnpicklingError(f"it refers to {module_name}.{global_name}")
 
 
 def _unpickle(path: Path) -> Any:
     if path.stat().st_size > MAX_POSITION_BYTES:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes, far more than the position of training takes")
+        raise ValueError(
+            f"{path} has {path.stat().st_size} bytes, too many for the position of training (at most "
+            f"{MAX_POSITION_BYTES}); {_WITHOUT_POSITION}"
+        )
     try:
         with path.open("rb") as file:
             return _PlainUnpickler(file).load()
     except Exception as error:  # a damaged pickle can make the unpickler raise anything
         raise ValueError(
-            f"{path} can't be read as plain data: {error}; nothing in it was run. Take the file away to go on from the "
-            "weights alone, counting from batch 0"
+            f"{path} can't be read as plain data: {error}; no code in it was run; {_WITHOUT_POSITION}"
         ) from error
 
 

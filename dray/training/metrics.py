@@ -320,7 +320,7 @@ def reducers_of(choice: Any, names: Sequence[str]) -> dict[str, Reducer]:
         return dict.fromkeys(names, choice)
     if not isinstance(choice, dict) or not all(isinstance(reducer, Reducer) for reducer in choice.values()):
         raise TypeError(
-            f"evaluation_reducer() must return a pytorch.Reducer or a dict from metric names to them, got {choice!r}"
+            f"evaluation_reducer() must return a pytorch.Reducer or a dict of them by metric name, got {choice!r}"
         )
     if choice.keys() != set(names):
         raise ValueError(
@@ -343,8 +343,9 @@ def reduce_batches(rows: Sequence[Mapping[str, Any]], reducers: Mapping[str, Red
             reduced[name] = reduce_values(reducer, values)
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"evaluate_batch() returned {values[0]!r} of type {type(values[0]).__name__} as {name!r}, which can't "
-                f"be reduced over batches; return a number, or use context.wrap_reducer(): {error}"
+                f"evaluate_batch() returned {values[0]!r} of type {type(values[0]).__name__} for the metric "
+                f"{name!r}, which can't be reduced over batches ({error}); return a number, or use "
+                "context.wrap_reducer()"
             ) from error
     return reduced
 

@@ -30,7 +30,7 @@ class Optimisation:
         self, cursor: Cursor, aggregation_frequency: int = 1, average_aggregated_gradients: bool = True
     ) -> None:
         if not is_int(aggregation_frequency) or aggregation_frequency < 1:
-            raise ValueError(f"aggregation_frequency must be an int of at least 1, got {aggregation_frequency!r}")
+            raise ValueError(f"aggregation_frequency must be an int >= 1, got {aggregation_frequency!r}")
         self.cursor = cursor
         self.aggregation_frequency = aggregation_frequency
         self.average_aggregated_gradients = average_aggregated_gradients
@@ -80,8 +80,9 @@ class Optimisation:
         if frequency > 1:
             if not auto_zero_grads:
                 raise ValueError(
-                    f"step_optimizer(auto_zero_grads=False) can't go with aggregation_frequency={frequency}: gradients "
-                    "are zeroed after the step of each aggregation; leave auto_zero_grads at True"
+                    f"step_optimizer(auto_zero_grads=False) can't be combined with "
+                    f"aggregation_frequency={frequency}, where gradients must be zeroed after each optimizer step; "
+                    "leave auto_zero_grads at True"
                 )
             if not self.steps_now:
                 return
@@ -151,15 +152,15 @@ def _load_all(targets: Sequence[Any], state: dict[str, Any], key: str, kind: str
     if saved is None or len(saved) != len(targets):
         raise ValueError(
             f"the checkpoint has {'no' if saved is None else len(saved)} {kind} state(s) under {key!r}, but the trial "
-            f"has wrapped {len(targets)} {kind}(s); load it into the trial that wrote it"
+            f"has wrapped {len(targets)} {kind}(s); load it into the trial class that wrote it"
         )
     for index, (target, part) in enumerate(zip(targets, saved, strict=True)):
         try:
             target.load_state_dict(part)
         except (RuntimeError, ValueError, KeyError) as error:
             raise ValueError(
-                f"{kind} {index} of the checkpoint does not fit the trial's: {error}; load it into the trial that "
-                "wrote it, with the same hyperparameters"
+                f"{kind} {index} of the checkpoint does not fit the trial's: {error}; load it into the trial class "
+                "that wrote it, with the same hyperparameters"
             ) from error
 
 

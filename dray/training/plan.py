@@ -103,14 +103,14 @@ def batches_of(length: TrainUnit, *, name: str, epoch_length: int | None, global
             batch size.
     """
     if not isinstance(length.value, int):
-        raise ValueError(f"{name}={length!r} is a schedule; a length is an int, such as {type(length).__name__}(10)")
+        raise ValueError(f"{name}={length!r} is a schedule; a length needs an int, such as {type(length).__name__}(10)")
     if length.value < 1:
-        raise ValueError(f"{name}={length!r} trains nothing; it must be at least 1")
+        raise ValueError(f"{name} must be at least 1, got {length!r}")
     if isinstance(length, Epoch):
         return length.value * _sized(length, name, epoch_length)
     if isinstance(length, Records):
         if global_batch_size is None:
-            raise ValueError(f"{name}={length!r} needs hparams['global_batch_size'] to be counted in batches")
+            raise ValueError(f"{name}={length!r} needs hparams['global_batch_size'], to be converted to batches")
         return -(-length.value // global_batch_size)
     return length.value
 
@@ -140,6 +140,6 @@ def _sized(unit: TrainUnit, name: str, epoch_length: int | None) -> int:
     if epoch_length is None:
         raise ValueError(
             f"{name}={unit!r} needs a sized training loader, but the one that build_training_data_loader() returned "
-            "has no __len__; use pytorch.Batch(n), give the loader a length, or say records_per_epoch in the config"
+            "has no __len__; use pytorch.Batch(n), give the loader a length, or set records_per_epoch in the config"
         )
     return epoch_length

@@ -157,11 +157,11 @@ class ReducerRegistry:
             function: Any = reducer
             if not callable(function) or isinstance(function, type):
                 raise AssertionError(
-                    f"wrap_reducer takes a function or an instance of pytorch.MetricReducer, got {reducer!r}"
+                    f"wrap_reducer() takes a function or an instance of pytorch.MetricReducer, got {reducer!r}"
                 )
             wrapped = FunctionReducer(function)
         if any(known is wrapped for known, *_ in self._wrapped):
-            raise AssertionError(f"wrap_reducer was called twice with the same reducer {reducer!r} (name={name!r})")
+            raise AssertionError(f"wrap_reducer() was called twice with the same reducer {reducer!r} (name={name!r})")
         self._wrapped.append((wrapped, name, for_training, for_validation))
         return wrapped
 
@@ -183,12 +183,12 @@ class ReducerRegistry:
             value = _named(reducer, name, "cross_slot_reduce", reducer.cross_slot_reduce, slots)
             if isinstance(value, dict) != (name is None):
                 wanted = (
-                    "a dict, for it was wrapped without a name"
+                    "a dict, because it was wrapped without a name"
                     if name is None
-                    else f"no dict, for its name is {name!r}"
+                    else f"a value other than a dict, because it was wrapped as {name!r}"
                 )
                 raise ValueError(
-                    f"the reducer {_describe(reducer)} must return {wanted}; got {value!r} of type "
+                    f"the reducer {_describe(reducer)} must return {wanted}, got {value!r} of type "
                     f"{type(value).__name__}"
                 )
             metrics.update(value if name is None else {name: value})

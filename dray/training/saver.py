@@ -70,7 +70,7 @@ class Saver:
             expected = isinstance(reason, NotCopied)
             log.log(
                 logging.INFO if expected else logging.WARNING,
-                "training waits until the checkpoint at batch %d is written: its state is not copied (%r)",
+                "training waits until the checkpoint at batch %d is written, as its state can't be copied: %r",
                 report.batches,
                 reason,
             )
@@ -150,4 +150,4 @@ class Saver:
         if is_full(error) is None:
             raise error
         self._full = error
-        log.warning("the checkpoint at batch %d was not saved, training goes on: %s", report.batches, error)
+        log.warning("the checkpoint at batch %d was not saved; training continues: %s", report.batches, error)

@@ -43,11 +43,11 @@ def collect(directory: Path, *, leave_out: Path | None = None, secrets: Sequence
                 if total <= MAX_BYTES:
                     files[path.relative_to(directory.resolve()).as_posix()] = hidden(path.read_bytes(), secrets)
             except OSError as error:
-                log.warning("%s is left out of the checkpoint's code: %s", path, error)
+                log.warning("leaving %s out of the code in checkpoints: %s", path, error)
         if total > MAX_BYTES or entries > MAX_ENTRIES:
             log.warning(
-                "%s holds more than a program's source: checkpoints carry the first %d files of it only; run from the "
-                "program's own directory",
+                "%s holds more than a program's source code: checkpoints get only the first %d files of it; run from "
+                "the program's own directory",
                 directory,
                 len(files),
             )

@@ -47,8 +47,8 @@ class SpreadModel(DistributedDataParallel):
             new = value.parameters() if isinstance(value, torch.nn.Module) else [value]
             if any(parameter.requires_grad and id(parameter) not in known for parameter in new):
                 raise RuntimeError(
-                    f"the wrapped model's {name!r} is set to something with parameters of its own: set it before "
-                    "context.wrap_model(), for the slots average the gradients of those alone that were there"
+                    f"can't set {name!r} of a wrapped model to a {type(value).__name__} with new parameters: their "
+                    "gradients would not be averaged over the slots; set it before context.wrap_model()"
                 )
         setattr(self.module, name, value)
 

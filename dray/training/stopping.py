@@ -79,7 +79,7 @@ class StopLine:
                     return
         except Exception as error:
             # Without the others there is nothing to agree on. Training will notice itself what happened to them.
-            log.warning("requests to stop are not listened to any more: %r", error)
+            log.warning("no longer listening for requests to stop: %r", error)
             self.limit = NEVER
         finally:
             self._agreed.set()

@@ -78,7 +78,7 @@ class TensorBoard:
                 self._file = EventFile(self.directory)
             self._file.write(events)
         except OSError as error:
-            log.warning("no more metrics are written for TensorBoard, training goes on: %s", error)
+            log.warning("no more metrics are written for TensorBoard; training continues: %s", error)
             self.enabled = False
 
     def close(self) -> None:

@@ -17,13 +17,13 @@ def time_of(metric: str, validation: Mapping[str, object]) -> float:
     """
     if metric not in validation:
         raise SearcherMetricError(
-            f"searcher.time_metric: the search counts length by {metric!r}, but validation returned "
+            f"searcher.time_metric: the search measures length by {metric!r}, but validation returned "
             f"{sorted(validation)}; return it from evaluate_batch() or evaluate_full_dataset() (with the core API, "
             "report it with each report_validation_metrics()), or name one of these"
         )
     time = validation[metric]
     if isinstance(time, bool) or not isinstance(time, (int, float)) or not math.isfinite(time) or time < 0:
-        raise SearcherMetricError(f"searcher.time_metric: {metric!r} is {time!r}, must be a finite number >= 0")
+        raise SearcherMetricError(f"searcher.time_metric: {metric!r} must be a finite number >= 0, got {time!r}")
     return time
 
 

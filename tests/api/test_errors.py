@@ -381,7 +381,7 @@ CASES = {
         "must be at least 1",
     ),
     "no aggregation": Case(
-        "2.20", ask(lambda c: None, aggregation_frequency=0), ValueError, "got 0", "must be an int of at least 1"
+        "2.20", ask(lambda c: None, aggregation_frequency=0), ValueError, "got 0", "must be an int >= 1"
     ),
     "gradients kept while aggregating": Case(
         "2.21",
@@ -477,7 +477,7 @@ CASES = {
         lambda h: DistributedContext(**{**two_ranks(), "local_size": 1}),
         ValueError,
         "size=2 but local_size=1",
-        "chief_ip is needed",
+        "needs chief_ip",
     ),
     **{
         f"torchrun without {name}": Case(
@@ -536,7 +536,7 @@ CASES = {
         lambda h: pytorch.LRScheduler(object(), pytorch.LRScheduler.StepMode.MANUAL_STEP, 0),
         ValueError,
         "got 0",
-        "must be an int of at least 1",
+        "must be an int >= 1",
     ),
     "reducer without methods": Case(
         "6.2", lambda h: type("R", (pytorch.MetricReducer,), {})(), TypeError, "abstract", "cross_slot_reduce"
@@ -640,10 +640,14 @@ CASES = {
         "no such directory",
     ),
     "other shapes": Case(
-        "9.7", resume(Wider), ValueError, "size mismatch for weight", "load it into the trial that wrote it"
+        "9.7", resume(Wider), ValueError, "size mismatch for weight", "load it into the trial class that wrote it"
     ),
     "more models": Case(
-        "9.7", resume(Richer), ValueError, "the trial has wrapped 2 model(s)", "load it into the trial that wrote it"
+        "9.7",
+        resume(Richer),
+        ValueError,
+        "the trial has wrapped 2 model(s)",
+        "load it into the trial class that wrote it",
     ),
 }
 

@@ -357,7 +357,7 @@ def test_one_rank_that_fails_in_a_sharded_checkpoint_leaves_none_and_nobody_wait
             return f"{type(error).__name__}: {error}"
         return ""
 
-    failed = "PeerFailed: rank 1 failed in writing a sharded checkpoint: ArithmeticError('no shard')"
+    failed = "PeerFailed: rank 1 failed while writing a sharded checkpoint: ArithmeticError('no shard')"
     assert ranks(work) == [failed, "ArithmeticError: no shard"]
     assert not list(home.rglob("checkpoint_*"))
     assert not list(home.rglob(".staging*"))

@@ -99,13 +99,13 @@ def test_numbers_come_all_or_none() -> None:
 @pytest.mark.parametrize("wrong", [{"rank": 2}, {"rank": -1}, {"local_rank": 2}, {"cross_rank": 1}])
 def test_a_rank_is_below_its_size(wrong: dict[str, int]) -> None:
     numbers = {"rank": 0, "size": 2, "local_rank": 0, "local_size": 2, "cross_rank": 0, "cross_size": 1, **wrong}
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be at least 0 and below"):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be >= 0 and < "):
         DistributedContext(**numbers)
 
 
 @pytest.mark.api("3.1")
 def test_several_machines_need_the_chiefs_address() -> None:
-    with pytest.raises(ValueError, match="chief_ip is needed"):
+    with pytest.raises(ValueError, match="needs chief_ip"):
         DistributedContext(rank=0, size=2, local_rank=0, local_size=1, cross_rank=0, cross_size=2)
 
 
@@ -148,7 +148,9 @@ def test_programs_for_with_and_without_torchrun_catch_what_determined_raises(mon
     for read in (DistributedContext.from_torch_distributed, DistributedContext.from_deepspeed):
         with pytest.raises(KeyError) as raised:
             read()
-        assert str(raised.value).startswith("from_torch_distributed() reads RANK, which is not set; start")
+        assert str(raised.value).startswith(
+            "from_torch_distributed() needs an integer in the environment variable RANK, which is not set; start"
+        )
 
 
 def test_deepspeed_has_the_process_group_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,7 +187,7 @@ def test_length_may_be_counted_by_a_validation_metric(
 @pytest.mark.parametrize(
     ("code", "what"),
     [
-        (TRIAL, "searcher.time_metric: the search counts length by 'seconds', but validation returned ['error']"),
+        (TRIAL, "searcher.time_metric: the search measures length by 'seconds', but validation returned ['error']"),
         (TIMED.replace("10.0 *", "float('nan') *"), "searcher.time_metric: 'seconds' is nan, must be a finite number"),
         (TIMED.replace("10.0 *", "-10.0 *"), "searcher.time_metric: 'seconds' is -10.0, must be a finite number >= 0"),
     ],

@@ -299,7 +299,7 @@ def test_training_goes_on_while_the_disk_is_full_and_ends_with_an_error_if_it_st
     assert trials[0].weight == one_weight(8)
     assert [report.batches for report in host.reports] == [2, 4, 6], "the end was not reported"
     assert [batches for batches, _ in host._store.listed()] == [2]
-    assert caplog.text.count("was not saved, training goes on") == 3
+    assert caplog.text.count("was not saved; training continues") == 3
 
 
 def test_a_local_run_carries_what_was_reported_since_the_checkpoint_before(

@@ -103,7 +103,7 @@ def test_what_fails_on_one_rank_fails_on_both(monkeypatch: pytest.MonkeyPatch) -
 
     assert on_ranks(TWO, one) == [
         "no such record",
-        "rank 0 failed in batch processing: OSError('no such record')",
+        "rank 0 failed while processing batches: OSError('no such record')",
     ]
 
 

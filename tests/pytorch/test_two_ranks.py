@@ -158,7 +158,7 @@ def test_a_failure_of_one_rank_reaches_the_other(ranks: list[dict[str, Any]]) ->
     assert ranks[1][failure]["error"] == "KeyError: 'gone'"
     assert ranks[0][failure]["error"] == "PeerFailed: training failed on rank 1: KeyError('gone')"
     assert ranks[0]["failure_in_saving"]["error"].startswith("UnsavableState: the state of callback 'u'")
-    assert ranks[1]["failure_in_saving"]["error"].startswith("PeerFailed: rank 0 failed in saving a checkpoint")
+    assert ranks[1]["failure_in_saving"]["error"].startswith("PeerFailed: rank 0 failed while saving a checkpoint")
 
 
 @pytest.mark.api("6.3", "6.5", "6.6", "7.7", "7.9")
@@ -193,7 +193,7 @@ def test_saving_behind_changes_nothing(ranks: list[dict[str, Any]], directory: P
 
 def test_a_failure_behind_the_chiefs_back_ends_both(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["failure_behind"]["error"] == "LookupError: the store is gone"
-    assert ranks[1]["failure_behind"]["error"].startswith("PeerFailed: rank 0 failed in ")
+    assert ranks[1]["failure_behind"]["error"].startswith("PeerFailed: rank 0 failed while ")
 
 
 def test_a_hook_of_any_rank_makes_all_wait_for_checkpoints(ranks: list[dict[str, Any]]) -> None:

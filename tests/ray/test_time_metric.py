@@ -49,5 +49,5 @@ def test_trials_are_compared_and_end_where_they_first_validate_past_the_metrics_
 
 def test_a_validation_without_the_metric_ends_the_search_with_one_error(tmp_path: Path) -> None:
     wrong = {**config(tmp_path / "record"), "searcher": {**SEARCHER, "time_metric": "minutes"}}
-    with pytest.raises(ConfigError, match=r"searcher\.time_metric: the search counts length by 'minutes'"):
+    with pytest.raises(ConfigError, match=r"searcher\.time_metric: the search measures length by 'minutes'"):
         dray.Experiment(wrong, model_dir=TRIALS, path=tmp_path / "experiment").run()

@@ -21,7 +21,7 @@ def ends(work: Callable[[int], None]) -> list[str]:
 
     def on_rank(context: DistributedContext) -> str:
         try:
-            with all_or_none(context, "the start"):
+            with all_or_none(context, "starting"):
                 work(context.rank)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
@@ -44,7 +44,7 @@ def test_ranks_that_all_come_through_go_on() -> None:
 
 @pytest.mark.api("8.13")
 def test_a_failure_is_that_of_its_rank_and_told_to_the_others() -> None:
-    other = "PeerFailed: rank 1 failed in the start: KeyError('gone')"
+    other = "PeerFailed: rank 1 failed while starting: KeyError('gone')"
     assert ends(failing(1, KeyError("gone"))) == [other, "KeyError: 'gone'", other]
 
 
@@ -61,9 +61,9 @@ def test_two_failures_are_each_ranks_own() -> None:
 
     told = ends(work)
     assert told[:2] == ["ValueError: of rank 0", "ValueError: of rank 1"]
-    assert told[2] == "PeerFailed: rank 0 failed in the start: ValueError('of rank 0')"
+    assert told[2] == "PeerFailed: rank 0 failed while starting: ValueError('of rank 0')"
 
 
 def test_one_process_raises_what_it_raised() -> None:
-    with pytest.raises(PeerFailed, match="mine"), all_or_none(DistributedContext(), "the start"):
+    with pytest.raises(PeerFailed, match="mine"), all_or_none(DistributedContext(), "starting"):
         raise PeerFailed("mine")

@@ -209,7 +209,7 @@ def test_evaluation_reducers_name_exactly_the_metrics() -> None:
 
 
 def test_a_metric_that_can_not_be_reduced_is_named() -> None:
-    with pytest.raises(TypeError, match="'x' of type str as 'a', which can't be reduced"):
+    with pytest.raises(TypeError, match="'x' of type str for the metric 'a', which can't be reduced"):
         metrics.reduce_batches([{"a": "x"}], {"a": Reducer.AVG})
 
 

@@ -175,7 +175,7 @@ def test_a_full_disk_is_told_and_outlasted(
             mine.finish()
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [line.partition(":")[0] for line in told] == [
-        f"the checkpoint at batch {batches} was not saved, training goes on" for batches in (2, 3)
+        f"the checkpoint at batch {batches} was not saved; training continues" for batches in (2, 3)
     ]
     assert [batches for batches, _ in host.store.listed()] == [1], "the old one stands"
     assert len(list(host.store.trial_dir.iterdir())) == 1, "what was written of the others makes room"
@@ -277,4 +277,4 @@ def test_a_copy_that_there_is_no_memory_for_is_done_without(
     host.gate.set()
     monkeypatch.setattr(snapshot, "_buffer", no_memory)
     assert save(Saver(host), {"x": torch.zeros(3)}) == host.store.id_of(1)
-    assert 'its state is not copied (RuntimeError("can\'t allocate memory"))' in caplog.text
+    assert "its state can't be copied: RuntimeError(\"can't allocate memory\")" in caplog.text

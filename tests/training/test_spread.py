@@ -51,7 +51,7 @@ def test_what_is_set_on_a_wrapped_model_is_set_on_the_model_within(world: Any) -
     spread.own = 7
     assert spread.own == 7
     assert not hasattr(net, "own")
-    with pytest.raises(RuntimeError, match=r"the wrapped model's 'layer' .* set it before context.wrap_model"):
+    with pytest.raises(RuntimeError, match=r"can't set 'layer' of a wrapped model .* set it before context.wrap_model"):
         spread.layer = nn.Linear(2, 1)
     spread.eval()
     assert not net.training
