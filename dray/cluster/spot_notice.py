@@ -33,16 +33,9 @@ GCP_S = 25
 _TOKEN = "X-aws-ec2-metadata-token"
 
 
-def aws(endpoint: str | None = None) -> int | None:
-    """The seconds that this AWS machine has left; None without a notice.
-
-    Args:
-        endpoint: of the metadata service; by default ``AWS_EC2_METADATA_SERVICE_ENDPOINT``, as for AWS's own tools.
-
-    Raises:
-        OSError: the service does not answer.
-    """
-    root = endpoint or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254")
+def aws() -> int | None:
+    """Of `CLOUDS`. The service's address may be in ``AWS_EC2_METADATA_SERVICE_ENDPOINT``, as for AWS's own tools."""
+    root = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254")
     root = root.rstrip("/") + "/latest"
     ask = urllib.request.Request(f"{root}/api/token", method="PUT")
     ask.add_header(f"{_TOKEN}-ttl-seconds", "60")
@@ -57,22 +50,16 @@ def aws(endpoint: str | None = None) -> int | None:
     return max(0, round(end.timestamp() - time.time()))
 
 
-def gcp(host: str | None = None) -> int | None:
-    """The seconds that this Google Cloud machine has left; None without a notice.
-
-    Args:
-        host: of the metadata service; by default ``GCE_METADATA_HOST``, as for Google's own tools.
-
-    Raises:
-        OSError: the service does not answer.
-    """
-    host = host or os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+def gcp() -> int | None:
+    """Of `CLOUDS`. The service's address may be in ``GCE_METADATA_HOST``, as for Google's own tools."""
+    host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     url = f"http://{host}/computeMetadata/v1/instance/preempted"
     told = _answer(urllib.request.Request(url, headers={"Metadata-Flavor": "Google"}))
     return GCP_S if told.strip() == "TRUE" else None
 
 
 CLOUDS = {"aws": aws, "gcp": gcp}
+"""Return the seconds that this machine has left, None without a notice; OSError if the metadata service is silent."""
 
 
 def drain(head: str, left_s: int) -> bool:
