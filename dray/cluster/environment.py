@@ -26,8 +26,8 @@ def set_variables(changes: Mapping[str, str | None]) -> None:
 
 
 @contextlib.contextmanager
-def variables_set(changes: Mapping[str, str]) -> Iterator[None]:
-    """Set these variables until the end of the block."""
+def variables_set(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Set these variables, and remove those that are None, until the end of the block."""
     before, path = {name: os.environ.get(name) for name in changes}, list(sys.path)
     set_variables(changes)
     try:

@@ -93,7 +93,7 @@ def _older_forms(root: dict[str, Any], definitions: dict[str, Any]) -> None:
     for form in slots.get("anyOf", slots.get("oneOf", ())):
         if form.get("type") == "integer":
             form["minimum"] = 0
-    variables: dict[str, Any] = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
+    variables: dict[str, Any] = {"type": "object", "additionalProperties": {"type": ["string", "number", "null"]}}
     of_a_device = {"anyOf": [names, variables, text, dict(_NULL)]}
     forms = [names, {**variables, "properties": dict.fromkeys(DEVICES, of_a_device)}]
     _replace(definitions["Environment"]["properties"], "environment_variables", {"anyOf": forms})

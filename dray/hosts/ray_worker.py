@@ -60,7 +60,7 @@ class Experiment:
         time_rungs: the lengths at which it then decides, in that metric's unit; a trial ends at the last one.
         validation_period, checkpoint_period: how often at least, or None.
         checkpoint_policy: best, all or none.
-        environment: environment variables of trials.
+        environment: environment variables of trials; None for those to unset.
     """
 
     experiment_id: int
@@ -76,7 +76,7 @@ class Experiment:
     time_metric: str | None = None
     time_rungs: Sequence[float] = ()
     data: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    environment: Mapping[str, str | None] = field(default_factory=dict, repr=False)
     secrets: Sequence[str] = field(default=(), repr=False)
 
     def for_code(self) -> dict[str, Any]:

@@ -96,14 +96,16 @@ def test_variables_are_there_before_the_code_and_the_hook_and_gone_after(
     noted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FLAVOUR", raising=False)
-    (noted / "startup-hook.sh").write_text('echo "$FLAVOUR" > hook.txt\n')
-    variables = {"cpu": ["FLAVOUR=vanilla"], "cuda": ["FLAVOUR=vanilla"], "rocm": ["FLAVOUR=vanilla"]}
+    monkeypatch.setenv("UNWANTED", "here")
+    (noted / "startup-hook.sh").write_text('echo "$FLAVOUR ${UNWANTED-unset}" > hook.txt\n')
+    variables = {device: ["FLAVOUR=vanilla", "UNWANTED"] for device in ("cpu", "cuda", "rocm")}
     config = changed(entrypoint="my_weight:Noting", environment={"environment_variables": variables})
     run_local(load_config(config), noted, path=noted / "run")
     found = json.loads((noted / "noted.json").read_text())
     assert found["flavour"] == "vanilla"
-    assert (noted / "hook.txt").read_text() == "vanilla\n"
+    assert (noted / "hook.txt").read_text() == "vanilla unset\n"
     assert "FLAVOUR" not in os.environ
+    assert os.environ["UNWANTED"] == "here"
     for file in (noted / "run").rglob("*"):
         stored = file.is_file() and file.parent.name != "code" and b"vanilla" in file.read_bytes()
         assert not stored, "values are stored nowhere"

@@ -394,6 +394,8 @@ def test_a_number_alone_counts_batches_as_max_length() -> None:
         ({"gpu": ["A=2"], "rocm": {"A": "3"}, "cpu": None}, {}, {"A": "2"}, {"A": "3"}),
         ({"ALL": "0", "cuda": ["A=2"]}, {"ALL": "0"}, {"ALL": "0", "A": "2"}, {"ALL": "0"}),
         ({"cpu": "a variable of this name"}, {"cpu": "a variable of this name"}, ..., ...),
+        (["A=1", "B"], {"A": "1", "B": None}, ..., ...),
+        ({"B": "1", "cpu": ["A", "B"], "cuda": ["A=2"]}, {"A": None, "B": None}, {"A": "2", "B": "1"}, {"B": "1"}),
     ],
 )
 def test_environment_variables(written: Any, on_cpu: Any, on_cuda: Any, on_rocm: Any) -> None:
@@ -407,7 +409,18 @@ def test_environment_variables(written: Any, on_cpu: Any, on_cuda: Any, on_rocm:
 
 @pytest.mark.parametrize(
     "written",
-    [["A"], ["=c4n4ry"], [["A", "c4n4ry"]], "A=c4n4ry", {"A": ["c4n4ry"]}, {"A": True}, {"A=c4n4ry": 1}, {1: "c4n4ry"}],
+    [
+        [""],
+        ["A c4n4ry"],
+        ["A: c4n4ry"],
+        ["=c4n4ry"],
+        [["A", "c4n4ry"]],
+        "A=c4n4ry",
+        {"A": ["c4n4ry"]},
+        {"A": True},
+        {"A=c4n4ry": 1},
+        {1: "c4n4ry"},
+    ],
 )
 def test_what_is_no_environment_is_told_without_its_values(written: Any) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -82,13 +82,13 @@ def test_resume_has_them_again(tmp_path: Path) -> None:
 
 
 def test_values_of_environment_variables_are_such_too(tmp_path: Path) -> None:
-    variables = {"cuda": ["NCCL_DEBUG=INFO"], "MY_API_KEY": TOKEN, "DATA": "/mnt/pictures"}
+    variables = {"cuda": ["NCCL_DEBUG=INFO", "PROXY"], "MY_API_KEY": TOKEN, "DATA": "/mnt/pictures"}
     raw = {**CONFIG, "data": {}, "environment": {"environment_variables": variables}}
     config, code = load_config(raw), model_dir(tmp_path)
     (code / "train.py").write_text(f"KEY = {TOKEN!r}\nDATA = '/mnt/pictures'\n")
     directory = ExperimentDirectory.create(tmp_path / "experiment", config, code)
     assert holding(directory.path) == {"secrets.yaml"}
-    masked = {"cuda": {"NCCL_DEBUG": MASK}, "MY_API_KEY": MASK, "DATA": MASK}
+    masked = {"cuda": {"NCCL_DEBUG": MASK, "PROXY": None}, "MY_API_KEY": MASK, "DATA": MASK}
     assert directory.config().environment.environment_variables == masked
     # What is no secret by its name is no word that code is searched for.
     assert (directory.code / "train.py").read_text() == f"KEY = '{'x' * len(TOKEN)}'\nDATA = '/mnt/pictures'\n"
