@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import struct
 import subprocess
@@ -24,7 +25,8 @@ STARTS_IN_S = 120.0
 @contextmanager
 def mlflow_server(home: Path) -> Iterator[str]:
     """The address of an MLflow server that keeps everything below `home`."""
-    port = free_port(15000)
+    # Other tests may look for one at the same time, and the server takes seconds to be there.
+    port = free_port(random.randrange(15000, 17000))
     command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", f"sqlite:///{home}/runs.db", "--artifacts-destination", str(home / "artifacts")]
     address = f"http://127.0.0.1:{port}"

@@ -31,6 +31,8 @@ from dray.cluster.wake import Signal
 
 PEERS_GRACE_S = 5.0
 """How long the other ranks of a group may take to leave a lease after one rank left it with an error."""
+CAUSE_GRACE = 3
+"""How many times as long after an error in a collective: Ray may take seconds to notice the death that caused it."""
 PICK_UP_S = 10.0
 """How long the ranks of a free group may take to begin a lease before they are considered dead."""
 OUT_OF_STEP = "its ranks are no longer in step"
@@ -246,7 +248,8 @@ class Desk:
                 self._queue.appendleft(books.trial)
             self._end(books)
         elif failed or alone:
-            asyncio.get_running_loop().call_later(PEERS_GRACE_S, self._retire_unless_left, books, group)
+            grace_s = PEERS_GRACE_S if books.told or alone else CAUSE_GRACE * PEERS_GRACE_S
+            asyncio.get_running_loop().call_later(grace_s, self._retire_unless_left, books, group)
 
     def _retire_unless_left(self, lease: Lease, group: Group) -> None:
         # If a process has died, the failure is told when its successors arrive.
