@@ -82,7 +82,7 @@ def test_checkpoints_go_where_the_option_says(config: Path) -> None:
     assert FakeExperiment.made == [("one", config.parent, "s3://bucket/results")]
     result = run("e", "create", config, "--storage-path", "s3://bucket/results", "--local")
     assert result.exit_code == 2
-    assert "--storage-path has no use with --local" in result.output
+    assert "--storage-path can't be used with --local" in result.output
 
 
 def test_program_of_a_local_run_that_exits_is_told_with_its_line(config: Path, tmp_path: Path) -> None:
@@ -256,5 +256,5 @@ def test_installed_command_answers() -> None:
     )
     assert done.returncode == 2
     assert done.stderr == (
-        "dray: none.yaml has 1 fault:\n  config: no such file: none.yaml; give the path of a YAML file\n"
+        "dray: none.yaml has 1 error:\n  config: no such file: none.yaml; give the path of a YAML file\n"
     )

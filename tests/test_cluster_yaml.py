@@ -570,7 +570,7 @@ def test_the_command_tells_all_faults_at_once(tmp_path: Path, dray: Callable[...
     said = dray("cluster", "validate", file)
     assert said.code == 2
     first, *others = said.err.splitlines()
-    assert first == f"dray: {file} has 4 faults:"
+    assert first == f"dray: {file} has 4 errors:"
     paths = {path for name in names for path in FAULTS[name][2]}
     assert {line.split(": ")[0].strip() for line in others} == paths
     said = dray("cluster", "validate", file, "--json")
@@ -583,7 +583,7 @@ def test_the_command_says_that_nothing_is_wrong(tmp_path: Path, dray: Callable[.
     file.write_text(yaml.safe_dump(filled("cluster.yaml")))
     said = dray("cluster", "validate", file)
     assert (said.code, said.err) == (0, "")
-    assert said.out == f"{file}: no fault found, for aws; `ray up {file}` starts it\n"
+    assert said.out == f"{file}: no errors found (provider aws); start the cluster with `ray up {file}`\n"
     assert dray("cluster", "validate", file, "--json").value == []
 
 

@@ -32,7 +32,7 @@ Experiment: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="EXPERIMENT",
-        help="A name, the beginning of one, latest, a path, or s3://BUCKET/...",
+        help="Name or unique prefix of an experiment, 'latest', a path, or s3://BUCKET/...",
         autocompletion=_experiments,
         show_default=False,
     ),
@@ -41,22 +41,22 @@ Trial: TypeAlias = Annotated[
     str | None,
     typer.Argument(
         metavar="TRIAL",
-        help="A trial's number, or best; not needed where there is only one.",
+        help="Trial number, or 'best'; may be omitted if there is only one trial.",
         autocompletion=_trials,
         show_default=False,
     ),
 ]
 TrialOrBest: TypeAlias = Annotated[
-    str, typer.Argument(metavar="TRIAL", help="A trial's number, or best.", autocompletion=_trials)
+    str, typer.Argument(metavar="TRIAL", help="Trial number, or 'best'.", autocompletion=_trials)
 ]
 TrialOrAll: TypeAlias = Annotated[
-    str | None, typer.Argument(metavar="TRIAL", help="Of this trial, a number or best; of all by default.")
+    str | None, typer.Argument(metavar="TRIAL", help="Trial number, or 'best'; all trials by default.")
 ]
 Checkpoint: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="EXPERIMENT|CHECKPOINT",
-        help="An experiment; or a checkpoint's own directory, or its URI.",
+        help="Experiment, or the directory or URI of a checkpoint.",
         autocompletion=_experiments,
         show_default=False,
     ),
@@ -66,29 +66,35 @@ Batches: TypeAlias = Annotated[
     typer.Option(
         "--batches",
         "-b",
-        help="The checkpoint after so many batches; that of the trial's best validation by default.",
+        help="Take the checkpoint after this many batches; by default, that of the trial's best validation.",
         show_default=False,
     ),
 ]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON value, and nothing else.")]
-Follow: TypeAlias = Annotated[bool, typer.Option("--follow", "-f", help="Go on as long as more may come.")]
-Tail: TypeAlias = Annotated[int | None, typer.Option("--tail", "-n", help="The last lines only.", min=0)]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
+Follow: TypeAlias = Annotated[
+    bool, typer.Option("--follow", "-f", help="Keep printing new lines until the experiment or trial ends.")
+]
+Tail: TypeAlias = Annotated[
+    int | None, typer.Option("--tail", "-n", help="Print only this many lines, the last ones.", min=0)
+]
 Config: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="The experiment's YAML file.", show_default=False)
+    Path, typer.Argument(metavar="CONFIG", help="Experiment config file (YAML).", show_default=False)
 ]
 Changes: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         "--config",
         metavar="FIELD=VALUE",
-        help="Set a field of CONFIG to another value, as searcher.max_trials=8; may be given again.",
+        help="Override a field of CONFIG, such as searcher.max_trials=8; can be repeated.",
         show_default=False,
     ),
 ]
 ModelDir: TypeAlias = Annotated[
     Path | None,
     typer.Argument(
-        metavar="MODEL_DIR", help="The directory of the model's code; that of CONFIG by default.", show_default=False
+        metavar="MODEL_DIR",
+        help="Directory with the model's code; by default, the directory of CONFIG.",
+        show_default=False,
     ),
 ]
 
@@ -103,11 +109,13 @@ def target(output: Path | None, name: str) -> Path:
 
     path = output if output is not None else Path(name)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise BadUse(f"{path} is there already; give another directory with --output")
+        raise BadUse(f"{path} already exists; give another directory with --output")
     return path
 
 
 Output: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="The directory to make; one in this directory by default.", show_default=False),
+    typer.Option(
+        "--output", "-o", help="Directory to create; by default, one in the current directory.", show_default=False
+    ),
 ]

@@ -16,7 +16,7 @@ from dray.cli.reading import Reading, reading
 from dray.experiment.errors import NoExperiment
 from dray.storage import CheckpointError, Location, determined_state
 
-app = typer.Typer(help="List checkpoints, verify them, bring them here, export weights.", no_args_is_help=True)
+app = typer.Typer(help="List, verify, download and export checkpoints.", no_args_is_help=True)
 
 
 @app.command(name="list")
@@ -25,7 +25,7 @@ def list_(
     trial: TrialOrAll = None,
     json: Json = False,
 ) -> None:
-    """List the checkpoints of an experiment. This does not verify them; dray checkpoint verify does.
+    """List the checkpoints of an experiment, without verifying them (see dray checkpoint verify).
 
     \b
     dray checkpoint list latest best
@@ -67,7 +67,7 @@ def list_(
             return
         headings = ["trial", "batches", read.config.searcher.metric, "", "size", "name"]
         show.table(headings, rows, left=["", "name"])
-        typer.echo(f"below {read.it.directory.storage}")
+        typer.echo(f"in {read.it.directory.storage}")
 
 
 @app.command()
@@ -76,7 +76,7 @@ def verify(
     trial: TrialOrAll = None,
     json: Json = False,
 ) -> None:
-    """Read checkpoints completely and compare them with their checksums. Exit code 1 if one is damaged.
+    """Read checkpoints in full and compare them with their checksums. Exit code 1 if any is damaged.
 
     \b
     dray checkpoint verify latest
@@ -112,7 +112,7 @@ def verify(
                 if why is not None:
                     typer.echo(why if str(place) in why else f"{place}: {why}")
             bad = sum(why is not None for _, why in found_bad)
-            typer.echo(f"{len(found_bad)} checkpoints verified, {bad} damaged")
+            typer.echo(f"{len(found_bad)} checkpoint{'s' * (len(found_bad) != 1)} verified, {bad} damaged")
         if any(why is not None for _, why in found_bad):
             raise typer.Exit(FAILED)
 
@@ -121,9 +121,9 @@ def verify(
 def download(
     experiment: Checkpoint, trial: TrialOrBest = "best", batches: Batches = None, output: Output = None
 ) -> None:
-    """Verify a checkpoint and copy it to a directory. The default is the best one of the experiment.
+    """Download a checkpoint to a directory and verify it. The default is the experiment's best checkpoint.
 
-    dray.pytorch.load_trial_from_checkpoint_path and searcher.source_checkpoint_uuid take the directory.
+    dray.pytorch.load_trial_from_checkpoint_path and searcher.source_checkpoint_uuid accept this directory.
 
     \b
     dray checkpoint download latest
@@ -152,15 +152,15 @@ def export(
     batches: Batches = None,
     output: Output = None,
     format: Annotated[
-        Format, typer.Option(help="weights: for plain PyTorch; determined: as Determined 0.38.1 writes them.")
+        Format, typer.Option(help="weights: for plain PyTorch; determined: a checkpoint for Determined 0.38.1.")
     ] = Format.weights,
 ) -> None:
-    """Write a checkpoint's weights and hyperparameters for use without dray.
+    """Export a checkpoint's weights and hyperparameters for use without dray.
 
     model.pt is the model's state_dict: model.load_state_dict(torch.load("model.pt", weights_only=True)). hparams.json
-    has the hyperparameters that the model was made with.
+    holds the hyperparameters that the model was created with.
 
-    With --format determined it is a complete checkpoint, including code/, that Determined 0.38.1 can load
+    With --format determined, the export is a complete checkpoint, including code/, that Determined 0.38.1 can load
     (pytorch.load_trial_from_checkpoint_path) and continue from (Trainer.fit(latest_checkpoint=...)).
 
     \b
@@ -208,7 +208,7 @@ def _chosen(experiment: str, trial: str, batches: int | None) -> Iterator[tuple[
             if path is None:
                 there = ", ".join(str(each) for each, _ in store.listed())
                 wanted = "no checkpoint" if batches is None else f"no checkpoint after {batches} batches"
-                more = f"; there are some after {there}" if there else ""
+                more = f"; there are checkpoints after {there} batches" if there else ""
                 raise NoExperiment(f"trial {number} of {read.it.name} has {wanted}{more}")
             place = Location.of(path).like(read.it.directory.storage)
             yield place, f"{read.it.name}-trial_{number}-{place.name}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dray.cluster.check import Checked
     from dray.storage import Location
 
-app = typer.Typer(help="The Ray cluster that experiments run on.", no_args_is_help=True)
+app = typer.Typer(help="Inspect and check the Ray cluster that experiments run on.", no_args_is_help=True)
 
 
 @app.callback()
@@ -28,11 +28,11 @@ def _group() -> None:
 def status(
     address: Annotated[
         str | None,
-        typer.Option(help="Of the cluster; RAY_ADDRESS by default, as for an experiment.", show_default=False),
+        typer.Option(help="Address of the Ray cluster; RAY_ADDRESS by default.", show_default=False),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show the nodes of the Ray cluster that an experiment would run on, and how much of them is free.
+    """Show the nodes of the Ray cluster that experiments run on, and its free CPUs and GPUs.
 
     \b
     RAY_ADDRESS=head:6379 dray cluster status
@@ -46,13 +46,13 @@ def status(
             return
         if found["address"] is None:
             typer.echo(
-                f"RAY_ADDRESS is not set: an experiment starts a Ray of its own on this machine, {found['cpus']} CPUs"
+                f"RAY_ADDRESS is not set: an experiment starts its own Ray on this machine ({found['cpus']} CPUs)"
             )
             return
         rows = [
             (
                 node["address"],
-                "alive" if node["is_alive"] else "gone",
+                "alive" if node["is_alive"] else "dead",
                 node["cpus"],
                 node["gpus"],
                 show.size(node["memory"]),
@@ -61,29 +61,31 @@ def status(
         ]
         show.table(["node", "state", "CPUs", "GPUs", "memory"], rows, left=["node", "state"])
         free = f"{found['cpus_free']} of {found['cpus']} CPUs and {found['gpus_free']} of {found['gpus']} GPUs"
-        typer.echo(f"Ray at {found['address']}: {free} are free")
+        typer.echo(f"Ray at {found['address']}: {free} free")
 
 
 @app.command()
 def check(
     address: Annotated[
         str | None,
-        typer.Option(help="Of the cluster; RAY_ADDRESS by default, else this machine alone.", show_default=False),
+        typer.Option(
+            help="Address of the Ray cluster; RAY_ADDRESS by default, else only this machine.", show_default=False
+        ),
     ] = None,
     storage: Annotated[
         str | None,
         typer.Option(
-            help="Where checkpoints will be: a directory, a URI, or an experiment's YAML file; else DRAY_STORAGE.",
+            help="Checkpoint storage: a directory, a URI, or an experiment config file; DRAY_STORAGE by default.",
             metavar="WHERE",
             show_default=False,
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Find problems of a cluster before anything trains there. Exit code 1 if there are any.
+    """Check a cluster for problems before anything trains on it. Exit code 1 if there are any.
 
-    Checks the versions and GPUs of each node, whether each can write to the storage, their clocks, the network between
-    them, and a reduction over the GPUs of several nodes. Only the last of these needs free slots.
+    Checks each node's versions, GPUs, clock and access to the storage, the network between nodes, and an all-reduce
+    over the GPUs of several nodes. Only the all-reduce needs free slots.
 
     \b
     RAY_ADDRESS=auto dray cluster check --storage s3://bucket/results
@@ -136,28 +138,28 @@ def _tell(checked: Checked) -> None:
         for node in checked.nodes
     ]
     left = ["node", "Python", "Ray", "torch", "GPUs"]
-    show.table([*left, "disk free", "clock", "sends"], rows, left=left)
+    show.table([*left, "disk free", "clock", "network"], rows, left=left)
     if checked.reduces_bytes_s is not None:
-        typer.echo(f"all-reduce by NCCL: {show.size(round(checked.reduces_bytes_s))}/s")
+        typer.echo(f"NCCL all-reduce: {show.size(round(checked.reduces_bytes_s))}/s")
     for finding in sorted(checked.findings, key=lambda finding: not finding.is_wrong):
         where = f"{finding.node}: " if finding.node else ""
-        typer.echo(f"{'wrong' if finding.is_wrong else 'note '}  {where}{finding.what}")
-    wrong = sum(finding.is_wrong for finding in checked.findings)
-    whole = f"Ray at {checked.address}" if checked.address else "RAY_ADDRESS is not set: this machine alone"
-    found = f"{wrong} wrong" if wrong else "nothing is wrong"
-    typer.echo(f"{whole}, {len(checked.nodes)} nodes, storage {checked.storage}: {found}")
+        typer.echo(f"{'error' if finding.is_wrong else 'note '}  {where}{finding.what}")
+    wrong, nodes = sum(finding.is_wrong for finding in checked.findings), len(checked.nodes)
+    whole = f"Ray at {checked.address}" if checked.address else "RAY_ADDRESS is not set: only this machine"
+    found = f"{wrong or 'no'} error{'s' * (wrong != 1)}"
+    typer.echo(f"{whole}, {nodes} node{'s' * (nodes != 1)}, storage {checked.storage}: {found}")
 
 
 @app.command()
 def validate(
-    file: Annotated[Path, typer.Argument(help="The file that `ray up` would be given.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="Cluster config file, as for `ray up`.", show_default=False)],
     json: Json = False,
 ) -> None:
-    """Check a file for Ray's cluster launcher before it costs money, and report all problems at once.
+    """Check a config file for Ray's cluster launcher before it costs money, and report all errors at once.
 
-    Ray's own check misses problems that only show when machines run, or never: misspelt fields of a machine, missing
-    mounts, unpinned versions, open ports, no token, a head on a spot machine, results on a single node's disk. This
-    needs no credentials and starts nothing. Run it where you would run `ray up`.
+    Finds what Ray's own check misses and what would show only once machines run, or never: misspelt fields of a node
+    type, missing mounts, unpinned versions, open ports, no token, a head node on a spot machine, results on a single
+    node's disk. Needs no credentials and starts nothing. Run it where you would run `ray up`.
 
     \b
     dray cluster validate cluster.yaml
@@ -176,4 +178,4 @@ def validate(
             raise typer.Exit(BAD_INPUT if found else 0)
         if found:
             raise ConfigError(found, str(file))
-        typer.echo(f"{file}: no fault found, for {provider(config)}; `ray up {file}` starts it")
+        typer.echo(f"{file}: no errors found (provider {provider(config)}); start the cluster with `ray up {file}`")

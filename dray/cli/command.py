@@ -18,13 +18,14 @@ EXAMPLES = """Train PyTorch models and search their hyperparameters on Ray.
 
 \b
 dray experiment create asha.yaml .   run a search
-dray experiment list                 what there is, and how far it is
-dray experiment describe latest      the best trials, and what failed
-dray trial logs latest 7 -f          what trial 7 prints
-dray checkpoint export latest        the best model's weights, for anywhere
+dray experiment list                 list experiments and their progress
+dray experiment describe latest      show the best trials, and failures
+dray trial logs latest 7 -f          follow the output of trial 7
+dray checkpoint export latest        export the best model's weights
 
-An EXPERIMENT is a name below ~/dray_results (or DRAY_HOME), the beginning of one, the word latest, a path, or s3://...
-Short: dray e create, dray t logs, dray c list. Shell completion: dray --install-completion.
+EXPERIMENT is a name in ~/dray_results (or DRAY_HOME), a unique prefix of one, 'latest', a path, or s3://...
+
+Short forms: dray e create, dray t logs, dray c list. Shell completion: dray --install-completion.
 """
 
 app = typer.Typer(help=EXAMPLES, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -52,7 +53,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     logging.basicConfig(level=logging.WARNING, format=dray.LOG_FORMAT)
@@ -70,4 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 @functools.cache
 def _command() -> Any:
     """The click command of all of it, made once: that takes longer than most commands, and tests run hundreds."""
-    return typer.main.get_command(app)
+    command = typer.main.get_command(app)
+    _join_lines(command)
+    return command
+
+
+def _join_lines(command: Any) -> None:
+    """Join the lines of each paragraph of the help texts: Typer wraps them for the terminal, but keeps line breaks."""
+    paragraphs = (command.help or "").split("\n\n")
+    command.help = "\n\n".join(each if each.startswith("\b") else each.replace("\n", " ") for each in paragraphs)
+    for inner in getattr(command, "commands", {}).values():
+        _join_lines(inner)

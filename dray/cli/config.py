@@ -7,7 +7,7 @@ import typer
 from dray.cli import show
 from dray.cli.errors import told
 
-app = typer.Typer(help="What an experiment's config may say.", no_args_is_help=True)
+app = typer.Typer(help="Print the schema of experiment configs.", no_args_is_help=True)
 
 
 @app.callback()
@@ -17,12 +17,12 @@ def _group() -> None:
 
 @app.command()
 def schema() -> None:
-    """Print the JSON Schema of an experiment's config file, which editors use to complete and check it.
+    """Print the JSON Schema of the experiment config file, for editors to complete and check it.
 
     \b
     dray config schema > dray.schema.json
 
-    Then put this in the file's first line: # yaml-language-server: $schema=dray.schema.json
+    Then put this in the config file's first line: # yaml-language-server: $schema=dray.schema.json
     """
     with told():
         from dray.experiment.json_schema import json_schema

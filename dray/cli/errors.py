@@ -84,7 +84,7 @@ def _of_determined(arguments: Sequence[str]) -> str:
     from dray.experiment.migrate.shell import counterpart
 
     name, instead = counterpart(["det", *arguments]) or ("", "")
-    return f"{name} is here: {instead}" if instead else ""
+    return f"instead of {name}, use {instead}" if instead else ""
 
 
 def _of_command(trace: TracebackType | None) -> TracebackType | None:

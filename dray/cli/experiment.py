@@ -20,7 +20,7 @@ from dray.cli.reading import Reading, flat, journal, reading
 if TYPE_CHECKING:
     from dray.experiment.schema import ExperimentConfig
 
-app = typer.Typer(help="Run experiments, see how they do, go on with them.", no_args_is_help=True)
+app = typer.Typer(help="Create, inspect, resume and extend experiments.", no_args_is_help=True)
 
 
 @app.command()
@@ -29,21 +29,21 @@ def create(
     model_dir: ModelDir = None,
     changes: Changes = None,
     local: Annotated[
-        bool, typer.Option("--local", help="Run one trial in this process, without Ray: for debugging.")
+        bool, typer.Option("--local", help="Run one trial in this process, without Ray, for debugging.")
     ] = False,
     path: Annotated[
         Path | None,
-        typer.Option("--path", "--storage", help="Keep the experiment in this directory.", show_default=False),
+        typer.Option("--path", "--storage", help="Store the experiment in this directory.", show_default=False),
     ] = None,
     storage_path: Annotated[
         str | None,
-        typer.Option(help="Keep checkpoints below this directory, or in s3://BUCKET/PREFIX.", show_default=False),
+        typer.Option(help="Store checkpoints in this directory, or in s3://BUCKET/PREFIX.", show_default=False),
     ] = None,
 ) -> None:
-    """Run the experiment of a config file until it ends.
+    """Create an experiment from a config file and run it until it ends.
 
     \b
-    dray experiment create asha.yaml .           the model's code is here
+    dray experiment create asha.yaml .           model code in this directory
     dray experiment create asha.yaml . --local   one trial, for a debugger
     dray experiment create asha.yaml . --config searcher.max_trials=8
     """
@@ -54,7 +54,7 @@ def create(
         checked = load_config(config, changes or ())
         code = model_dir if model_dir is not None else config.parent
         if local and storage_path is not None:
-            raise BadUse("--storage-path has no use with --local: checkpoints lie beside its metrics; give --path")
+            raise BadUse("--storage-path can't be used with --local, which has all in one directory; use --path")
         if local:
             from dray.experiment.local import run_local
 
@@ -69,15 +69,16 @@ def list_(
         str | None,
         typer.Argument(
             metavar="WHERE",
-            help="A directory, or s3://BUCKET/PREFIX; ~/dray_results (or DRAY_HOME) by default.",
+            help="Directory, or s3://BUCKET/PREFIX; by default, ~/dray_results (or DRAY_HOME).",
             show_default=False,
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the experiments, the newest last, with their state, progress and best metric.
+    """List experiments with their state, progress and best metric, the newest last.
 
-    RUNNING: a driver runs it. STOPPED: no driver runs it, and it can be resumed. COMPLETED, ERROR: it has ended.
+    RUNNING: a driver runs it. STOPPED: no driver runs it; it can be resumed. COMPLETED: it has ended. ERROR: it has
+    ended without a completed trial.
 
     \b
     dray experiment list
@@ -101,7 +102,7 @@ def list_(
             for each in there
         ]
         if rows:
-            show.table(["name", "state", "trials", "best", "began"], rows, left=["name", "state"])
+            show.table(["name", "state", "trials", "best", "started"], rows, left=["name", "state"])
         for each in there:
             if each.why:
                 typer.echo(f"{each.name} can't be read: {each.why}", err=True)
@@ -113,7 +114,7 @@ def list_(
 
 @app.command()
 def describe(experiment: Experiment, json: Json = False) -> None:
-    """Show the state of an experiment: its trials by state, the best one, and failures.
+    """Describe an experiment: its state, its trials by state, the best trials, and failures.
 
     \b
     dray experiment describe latest
@@ -139,9 +140,9 @@ def describe(experiment: Experiment, json: Json = False) -> None:
         from dray.experiment.display import best_trials
 
         searcher = read.config.searcher
-        order = "the smaller the better" if read.sign == 1 else "the larger the better"
+        order = "smaller is better" if read.sign == 1 else "larger is better"
         of_all = f"{overview.ended} of {overview.max_trials or overview.trials} ended"
-        words = {"INVALID_HP": "of invalid hyperparameters"}
+        words = {"INVALID_HP": "with invalid hyperparameters"}
         if overview.state == "STOPPED":
             words |= {"RUNNING": "interrupted"}
         states = ", ".join(f"{count} {words.get(state, state.lower())}" for state, count in counts.items())
@@ -153,12 +154,12 @@ def describe(experiment: Experiment, json: Json = False) -> None:
                 ("stored in", overview.path),
                 ("checkpoints in", "" if read.it.directory.storage.is_local else str(read.it.directory.storage)),
                 ("search", f"{searcher.name} on {searcher.metric}, {order}"),
-                ("began", f"{show.clock(overview.began, exact=True)}, ran for {show.duration(overview.ran_s)}"),
+                ("started", f"{show.clock(overview.began, exact=True)}, ran for {show.duration(overview.ran_s)}"),
                 ("trials", f"{of_all}: {states}" if counts else of_all),
                 ("best", "" if best is None else _best_line(best, searcher.metric)),
                 ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
                 ("failures", "\n".join(_failure_lines(failures))),
-                ("go on with", f"dray experiment resume {read.it.where}" if overview.state == "STOPPED" else ""),
+                ("resume with", f"dray experiment resume {read.it.where}" if overview.state == "STOPPED" else ""),
             ]
         )
         if read.ranked:
@@ -169,7 +170,7 @@ def describe(experiment: Experiment, json: Json = False) -> None:
 
 @app.command()
 def logs(experiment: Experiment, follow: Follow = False, tail: Tail = None, json: Json = False) -> None:
-    """Print what has happened in an experiment, from its journal. For a trial's own output: dray trial logs.
+    """Print the log of an experiment: the events in its journal. For a trial's output, see dray trial logs.
 
     \b
     dray experiment logs latest -f
@@ -179,7 +180,7 @@ def logs(experiment: Experiment, follow: Follow = False, tail: Tail = None, json
         from dray.experiment.logs import event_lines
 
         if json and follow:
-            raise BadUse("--json is one value, which has no end with --follow; give one of them")
+            raise BadUse("--json prints one complete value, so it can't be used with --follow; give only one of them")
         with found(experiment) as it:
             records = journal(it)
             if json:
@@ -193,7 +194,7 @@ def logs(experiment: Experiment, follow: Follow = False, tail: Tail = None, json
 
 @app.command()
 def resume(experiment: Experiment) -> None:
-    """Continue an experiment that was stopped, or whose driver died.
+    """Resume an experiment that was stopped, or whose driver died.
 
     \b
     dray experiment resume latest
@@ -209,14 +210,14 @@ def resume(experiment: Experiment) -> None:
 def extend(
     experiment: Experiment,
     max_trials: Annotated[
-        int | None, typer.Option(help="Trials in all, instead of those until now.", min=1, show_default=False)
+        int | None, typer.Option(help="New total number of trials.", min=1, show_default=False)
     ] = None,
     max_length: Annotated[
         int | None,
-        typer.Option(help="Length of a trial, instead of that until now, in the same unit.", min=1, show_default=False),
+        typer.Option(help="New length of a trial, in the unit of the config.", min=1, show_default=False),
     ] = None,
 ) -> None:
-    """Continue an experiment, finished or not, with more trials or longer ones.
+    """Extend an experiment, finished or not, with more trials or longer ones, and run it.
 
     \b
     dray experiment extend latest --max-trials 128
@@ -225,7 +226,7 @@ def extend(
         from dray.experiment.found import whereabouts
 
         if max_trials is None and max_length is None:
-            raise BadUse("give --max-trials N or --max-length N, or both")
+            raise BadUse("nothing to extend; give --max-trials N, --max-length N, or both")
         _tell_all()
         where = whereabouts(experiment)
         dray.Experiment.resume(where, max_trials=max_trials, max_length=max_length).run()
@@ -233,9 +234,9 @@ def extend(
 
 @app.command()
 def download(experiment: Experiment, output: Output = None) -> None:
-    """Copy an experiment from an object store to a directory, and verify its checkpoints.
+    """Download an experiment from an object store to a directory, and verify its checkpoints.
 
-    The copy is complete: other commands, dray.Result and resume take its path.
+    The copy is complete: dray.Result and all commands, including resume, accept its path.
 
     \b
     dray experiment download s3://bucket/results/digits-1 -o digits-1
@@ -257,9 +258,11 @@ def download(experiment: Experiment, output: Output = None) -> None:
 @app.command()
 def delete(
     experiment: Experiment,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking for confirmation.")] = False,
 ) -> None:
-    """Delete an experiment with its checkpoints, here and in its object store. Asks first; refuses a running one.
+    """Delete an experiment and its checkpoints, here and in its object store, after confirmation.
+
+    Refuses to delete an experiment that is running.
 
     \b
     dray experiment delete digits-asha-20261121-175912-ab9a
@@ -290,7 +293,7 @@ def _tell_all() -> None:
 
 def _ask(question: str) -> None:
     if not sys.stdin.isatty():
-        raise BadUse(f"{question} Give --yes: there is no terminal to ask on")
+        raise BadUse(f"{question} There is no terminal to confirm it on; give --yes")
     if not typer.confirm(question):
         raise typer.Exit(FAILED)
 

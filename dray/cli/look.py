@@ -19,12 +19,12 @@ def report(
         typer.Option(
             "--output",
             "-o",
-            help="The file to write; report.html in the experiment's directory by default.",
+            help="File to write; by default, report.html in the experiment's directory.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Write a report on an experiment as one self-contained HTML file; also while it runs.
+    """Write a report on an experiment, finished or running, as one self-contained HTML file.
 
     \b
     dray report latest -o report.html
@@ -39,11 +39,11 @@ def report(
 
 def ui(
     experiment: Experiment,
-    port: Annotated[int, typer.Option(help="Of TensorBoard; optuna-dashboard has the next one that is free.")] = 6006,
+    port: Annotated[int, typer.Option(help="Port of TensorBoard; optuna-dashboard uses the next free one.")] = 6006,
 ) -> None:
-    """Show an experiment in TensorBoard and optuna-dashboard, until Ctrl-C; also while it runs.
+    """Serve TensorBoard and optuna-dashboard for an experiment, finished or running, until Ctrl-C.
 
-    From another machine: ssh -L 6006:localhost:6006 -L 6007:localhost:6007 HOST
+    To see them from another machine: ssh -L 6006:localhost:6006 -L 6007:localhost:6007 HOST
 
     \b
     dray ui latest

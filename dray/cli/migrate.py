@@ -11,7 +11,7 @@ from dray.cli import show
 from dray.cli.arguments import Json
 from dray.cli.errors import FAILED, BadUse, told
 
-app = typer.Typer(help="From Determined to dray.", no_args_is_help=True)
+app = typer.Typer(help="Migrate from Determined.", no_args_is_help=True)
 
 
 @app.callback()
@@ -22,14 +22,14 @@ def _group() -> None:
 @app.command()
 def check(
     model_dir: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The directory of a model for Determined.", show_default=False)
+        Path, typer.Argument(metavar="DIR", help="Model directory written for Determined.", show_default=False)
     ],
     json: Json = False,
 ) -> None:
-    """Report line by line what in a model directory runs here unchanged. Exit code 1 if something must be changed.
+    """Report, line by line, what in a model directory runs unchanged. Exit code 1 if anything must be changed.
 
-    Reads its Python, notebooks, experiment files and shell scripts, without importing or running them. Each line says
-    change, look (it may need a change, only you can tell), ignored (it has no effect here) or runs.
+    Reads Python files, notebooks, experiment configs and shell scripts, without importing or running them. Each line
+    says change, look (may need a change: check it yourself), ignored (has no effect here) or runs.
 
     \b
     dray migrate check .
@@ -39,13 +39,14 @@ def check(
         from dray.experiment.migrate import check as checked_directory
 
         if not model_dir.is_dir():
-            raise BadUse(f"DIR must be the directory of a model's code, got {model_dir}, which is none")
+            raise BadUse(f"DIR must be a directory with a model's code, got {model_dir}, which is not a directory")
         checked = checked_directory(model_dir)
         if json:
             show.as_json(checked.to_dict())
         elif not checked.findings:
             raise BadUse(
-                f"nothing in {model_dir} is for Determined: no Python imports it, and no YAML is an experiment"
+                f"nothing in {model_dir} uses Determined: no Python file imports it, no YAML file is an experiment "
+                "config; give a model directory written for Determined"
             )
         else:
             typer.echo("\n".join(map(str, checked.findings)))

@@ -89,15 +89,15 @@ class Reading:
             if len(self.trials) == 1:
                 [only] = self.trials
                 return only
-            raise NoExperiment(f"{self.it.name} has {len(self.trials)} trials; say which: a number, or best")
+            raise NoExperiment(f"{self.it.name} has {len(self.trials)} trials; give a trial's number, or 'best'")
         named = named.removeprefix("trial_")
         if named == "best":
             if not self.ranked:
-                raise NoExperiment(f"no trial of {self.it.name} has validated yet, so none is the best")
+                raise NoExperiment(f"no trial of {self.it.name} has validated yet, so there is no best trial")
             return self.ranked[0]
         if not named.isdigit() or int(named) not in self.trials:
-            there = f"there are {len(self.trials)}, from 0" if len(self.trials) else "there is none yet"
-            raise NoExperiment(f"{self.it.name} has no trial {named!r}; {there}; or say best")
+            there = f"it has {len(self.trials)}, numbered from 0" if self.trials else "it has none yet"
+            raise NoExperiment(f"{self.it.name} has no trial {named!r}; {there}; give a trial's number, or 'best'")
         return int(named)
 
 
@@ -132,7 +132,7 @@ def journal(it: Found) -> list[dict[str, Any]]:
         JournalError: it is damaged.
     """
     if not it.directory.journal.exists():
-        raise BadUse(f"{it.where} has not begun: it has no journal yet")
+        raise BadUse(f"{it.where} has not started: it has no journal yet")
     return Journal.read(it.directory.journal)
 
 

@@ -17,11 +17,12 @@ def preview(
     model_dir: ModelDir = None,
     changes: Changes = None,
     trials_per_hour: Annotated[
-        float | None, typer.Option(help="Trials of full length that the cluster trains in an hour: tells the time.")
+        float | None,
+        typer.Option(help="Full-length trials that the cluster trains per hour, to estimate the time that it takes."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show what a search will do before it runs: brackets, rungs, trials at each rung, and the total.
+    """Preview a search without running it: brackets, rungs, trials at each rung, and the total.
 
     \b
     dray preview asha.yaml --trials-per-hour 12

@@ -16,22 +16,22 @@ from dray.cli.arguments import Experiment, Follow, Json, Tail, Trial
 from dray.cli.errors import BadUse, told
 from dray.cli.reading import Reading, flat, reading
 
-app = typer.Typer(help="See how trials do: their hyperparameters, metrics, and what they print.", no_args_is_help=True)
+app = typer.Typer(help="Inspect trials: their hyperparameters, metrics and logs.", no_args_is_help=True)
 
 
 @app.command(name="list")
 def list_(
     experiment: Experiment,
     best: Annotated[
-        bool, typer.Option("--best", help="The best first; without those that have not validated.")
+        bool, typer.Option("--best", help="List the best first, and only trials that have validated.")
     ] = False,
     state: Annotated[
         str | None,
-        typer.Option(help="Those in this state: RUNNING, COMPLETED, ERRORED, ...", show_default=False),
+        typer.Option(help="List only trials in this state: RUNNING, COMPLETED, ERRORED, ...", show_default=False),
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the trials of an experiment, with the hyperparameters that differ between them.
+    """List the trials of an experiment with the hyperparameters that differ between them.
 
     \b
     dray trial list latest --best
@@ -42,7 +42,8 @@ def list_(
         if state is not None:
             states = {row["state"] for row in read.trials.values()}
             if state.upper() not in states:
-                raise BadUse(f"no trial of {read.it.name} is {state}; there are {', '.join(sorted(states)) or 'none'}")
+                there = ", ".join(sorted(states)) or "none"
+                raise BadUse(f"no trial of {read.it.name} is in state {state!r}; the trials' states are: {there}")
             numbers = [each for each in numbers if read.trials[each]["state"] == state.upper()]
         if json:
             show.as_json([_trial(read, each) for each in numbers])
@@ -61,7 +62,7 @@ def list_(
 
 @app.command()
 def describe(experiment: Experiment, trial: Trial = None, json: Json = False) -> None:
-    """Show one trial: its hyperparameters, metrics, checkpoints, and failures.
+    """Describe a trial: its hyperparameters, metrics, checkpoints, and failures.
 
     \b
     dray trial describe latest best
@@ -108,8 +109,8 @@ def describe(experiment: Experiment, trial: Trial = None, json: Json = False) ->
         )
         last = None
         for record in failures:
-            again = "started again" if record["event"] == "restarted" else "given up"
-            error = "the same once more" if record.get("error") == last else f"\n{record.get('error')}"
+            again = "restarted" if record["event"] == "restarted" else "not restarted"
+            error = "the same error as before" if record.get("error") == last else f"\n{record.get('error')}"
             typer.echo(f"\nfailed at {show.clock(record.get('time'), exact=True)}, {again}: {error}")
             last = record.get("error")
 
@@ -121,11 +122,12 @@ def logs(
     follow: Follow = False,
     tail: Tail = None,
     rank: Annotated[
-        int | None, typer.Option(help="Of this worker alone; of all by default.", show_default=False, min=0)
+        int | None,
+        typer.Option(help="Print only the output of this worker; by default, of all.", show_default=False, min=0),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Print a trial's output, and its errors.
+    """Print the log of a trial: the standard output and standard error of its workers.
 
     \b
     dray trial logs latest 7 -f
@@ -138,7 +140,7 @@ def logs(
         from searchers.journal import Journal
 
         if json and follow:
-            raise BadUse("--json is one value, which has no end with --follow; give one of them")
+            raise BadUse("--json prints one complete value, so it can't be used with --follow; give only one of them")
         number = read.trial(trial)
         directory = read.it.directory
         here, afar = directory.trial(number) / "logs", Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -170,18 +172,18 @@ def metrics(
     experiment: Experiment,
     trial: Trial = None,
     kind: Annotated[
-        str | None, typer.Option(help="training or validation; both by default.", show_default=False)
+        str | None, typer.Option(help="Print only training or validation metrics.", show_default=False)
     ] = None,
     name: Annotated[
-        list[str] | None, typer.Option(help="Of this metric; can be given several times.", show_default=False)
+        list[str] | None, typer.Option(help="Print only this metric; can be repeated.", show_default=False)
     ] = None,
     json: Json = False,
 ) -> None:
-    """Print a trial's metrics, one line for each point of training at which some were reported.
+    """Print the metrics of a trial, one line for each point in its training at which any were reported.
 
     \b
     dray trial metrics latest best --kind validation
-    dray t metrics digits 7 --json | jq -r '.[] | [.batches, .name, .value] | @csv'
+    dray t metrics digits 7 --json | jq -c '.[] | [.batches, .name, .value]'
     """
     with told(), reading(experiment) as read:
         number = read.trial(trial)
@@ -191,16 +193,15 @@ def metrics(
             there = sorted(set(rows[column]))
             for each in wanted:
                 if each not in there:
-                    raise BadUse(
-                        f"trial {number} has no metric of {column} {each!r}; there is {', '.join(there) or 'none'}"
-                    )
+                    known = ", ".join(there) or "none"
+                    raise BadUse(f"trial {number} has no metric of {column} {each!r}; the {column}s are: {known}")
             rows = rows[rows[column].isin(wanted)] if wanted else rows
         if json:
             columns = ["batches", "epochs", "kind", "name", "value", "time"]
             show.as_json([dict(zip(columns, row, strict=True)) for row in rows[columns].itertuples(index=False)])
             return
         if rows.empty:
-            typer.echo(f"trial {number} has reported nothing yet", err=True)
+            typer.echo(f"trial {number} has reported no metrics yet", err=True)
             return
         both = rows["kind"].nunique() > 1
         heading = rows["kind"].str.cat(rows["name"], sep=" ") if both else rows["name"]

@@ -29,7 +29,7 @@ class ConfigError(ValueError):
         source: Where the config comes from: a file's name, or a phrase.
 
     >>> print(ConfigError([("searcher.divisor", "must be > 1, got 1")], source="asha.yaml"))
-    asha.yaml has 1 fault:
+    asha.yaml has 1 error:
       searcher.divisor: must be > 1, got 1
     """
 
@@ -40,7 +40,7 @@ class ConfigError(ValueError):
         super().__init__(self.faults, source)
 
     def __str__(self) -> str:
-        count = "1 fault" if len(self.faults) == 1 else f"{len(self.faults)} faults"
+        count = "1 error" if len(self.faults) == 1 else f"{len(self.faults)} errors"
         return "\n  ".join([f"{self.source} has {count}:", *map(str, self.faults)])
 
 

@@ -37,7 +37,7 @@ def test_preview_is_also_json(home: Path, dray: Dray) -> None:
 
 
 def test_without_a_cluster_it_says_what_an_experiment_would_do(home: Path, dray: Dray) -> None:
-    assert "RAY_ADDRESS is not set: an experiment starts a Ray of its own" in dray("cluster", "status").out
+    assert "RAY_ADDRESS is not set: an experiment starts its own Ray" in dray("cluster", "status").out
     assert dray("cluster", "status", "--json").value["address"] is None
 
 
@@ -103,4 +103,4 @@ def test_a_clusters_nodes_are_told_with_what_is_free(tmp_path: Path) -> None:
     assert (found["cpus_free"], found["gpus_free"]) == (2, 1)
     [node] = found["nodes"]
     assert (node["is_alive"], node["cpus"], node["gpus"]) == (True, 3, 1)
-    assert "2 of 3 CPUs and 1 of 1 GPUs are free" in told
+    assert "2 of 3 CPUs and 1 of 1 GPUs free" in told

@@ -67,10 +67,10 @@ def test_for_a_program_it_is_json(home: Path, dray: Dray) -> None:
 
 
 def test_bad_uses_are_one_line(home: Path, dray: Dray) -> None:
-    assert "DIR must be the directory of a model's code" in dray("migrate", "check", "nowhere").is_one_line()
-    assert "DIR must be the directory" in dray("migrate", "check", model(Path("digits")) / "const.yaml").is_one_line()
+    assert "DIR must be a directory with a model's code" in dray("migrate", "check", "nowhere").is_one_line()
+    assert "DIR must be a directory" in dray("migrate", "check", model(Path("digits")) / "const.yaml").is_one_line()
     Path("empty").mkdir()
-    assert "nothing in empty is for Determined" in dray("migrate", "check", "empty").is_one_line()
+    assert "nothing in empty uses Determined" in dray("migrate", "check", "empty").is_one_line()
 
 
 def test_it_imports_neither_torch_nor_ray(tmp_path: Path) -> None:

@@ -157,8 +157,8 @@ def test_storage_is_that_of_a_config(home: Path, dray: Dray, tmp_path: Path) -> 
     config.write_text(f"{searcher}checkpoint_storage: {tmp_path / 'file' / 'results'}\n")
     said = dray("cluster", "check", "--storage", config)
     assert said.code == 1
-    assert f"wrong  the driver can't write to {tmp_path / 'file' / 'results'}: " in said.out
-    assert said.out.endswith(": 1 wrong\n")
+    assert f"error  the driver can't write to {tmp_path / 'file' / 'results'}: " in said.out
+    assert said.out.endswith(": 1 error\n")
 
 
 @pytest.mark.parametrize("where", ["s3://", "s3://bucket?regoin=x"])
@@ -202,7 +202,7 @@ def test_a_cluster_where_all_is_well(tmp_path: Path) -> None:
         assert {name: node[name] for name in versions()} == versions()
         assert (node["has_token"], node["sends_bytes_s"] > 0) == (True, True)
         assert abs(node["clock_s"]) < 1, "one clock"
-    assert found["table"]["out"].endswith(f"3 nodes, storage {tmp_path / 'results'}: nothing is wrong\n")
+    assert found["table"]["out"].endswith(f"3 nodes, storage {tmp_path / 'results'}: no errors\n")
     assert not found["left"], "a directory that was not there is gone again"
     print(f"all-reduce by gloo between two processes: {found['reduced'] / 1e6:.0f} MB/s")
     assert (found["reduced"] > 0, found["findings"]) == (True, [])

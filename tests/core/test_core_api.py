@@ -419,7 +419,7 @@ def test_a_local_run_keeps_checkpoints_in_an_object_store(tmp_path: Path) -> Non
     ],
 )
 def test_a_storage_that_says_nowhere_is_told_as_the_configs_is(storage: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=rf"core.init\(checkpoint_storage=...\) has 1 fault:\n  .*{told}"):
+    with pytest.raises(ValueError, match=rf"core.init\(checkpoint_storage=...\) has 1 error:\n  .*{told}"):
         core.init(checkpoint_storage=storage)
 
 

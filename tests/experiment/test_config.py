@@ -582,7 +582,7 @@ def test_message_names_the_file_and_has_a_line_for_each_fault(tmp_path: Path) ->
     with pytest.raises(ConfigError) as caught:
         load_config(file)
     header, *lines = str(caught.value).splitlines()
-    assert header == f"{file} has 2 faults:"
+    assert header == f"{file} has 2 errors:"
     assert lines == [
         "  searcher.divisor: must be > 1, got 1; for example divisor: 4",
         "  searcher.max_trails: unknown field; did you mean max_trials?",

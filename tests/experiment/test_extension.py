@@ -75,7 +75,7 @@ def test_a_finished_one_says_how_it_would_go_on(tmp_path: Path, capsys: pytest.C
 )
 def test_a_smaller_budget_is_refused_and_changes_nothing(tmp_path: Path, budget: dict[str, int], field: str) -> None:
     path = finished(tmp_path / "experiment")
-    with pytest.raises(ConfigError, match="The extension has 1 fault") as caught:
+    with pytest.raises(ConfigError, match="The extension has 1 error") as caught:
         resume(path, **budget).run()
     assert [fault.path for fault in caught.value.faults] == [field]
     events = [record["event"] for record in Journal.read(path / "journal.jsonl")]

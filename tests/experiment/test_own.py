@@ -223,7 +223,7 @@ def test_search_of_a_named_class_is_rebuilt_from_its_directory_alone(tmp_path: P
     assert Result(path).trials["metric"].isna().all()  # no metrics were stored here
     # What the search says to an extension is the method's to say.
     with pytest.raises(
-        ConfigError, match=r"The extension has 1 fault:\n  searcher\.max_trials: must be an integer >= 3"
+        ConfigError, match=r"The extension has 1 error:\n  searcher\.max_trials: must be an integer >= 3"
     ):
         resume(path, max_trials=2).run()
     with pytest.raises(ConfigError, match=r"searcher\.name: must be custom where the method is given from Python"):

@@ -106,7 +106,7 @@ def test_mistake_is_told_by_its_field_before_ray_is_even_imported(
 def test_mistakes_are_all_told_at_once(told: dict[str, tuple[int, str, bool]]) -> None:
     output = told["unknown key in a section"][1]
     assert "searcher.metric: required" in output
-    assert "has 2 faults:" in output
+    assert "has 2 errors:" in output
 
 
 def test_nothing_is_stored_of_an_experiment_that_cannot_be(tmp_path: Path) -> None:
