@@ -144,7 +144,7 @@ def test_an_experiment_that_has_not_begun_is_one_line(command: str, digits: Expe
     if command == "checkpoint verify":
         assert dray(*command.split(), "digits").code == 0
     else:
-        assert "has not begun" in dray(*command.split(), "digits", *ON_ONE[command]).is_one_line()
+        assert "has not started" in dray(*command.split(), "digits", *ON_ONE[command]).is_one_line()
 
 
 @pytest.mark.parametrize("command", sorted(name for name in ON_ONE if name.startswith(("trial", "checkpoint"))))
@@ -152,29 +152,35 @@ def test_a_trial_that_is_not_there_is_one_line(command: str, home: Path, dray: D
     if command == "trial list":
         return
     told = dray(*command.split(), "digits", "99").is_one_line()
-    assert f"digits-1 has no trial '99'; there are {TRIALS}, from 0; or say best" in told
+    assert f"digits-1 has no trial '99'; it has {TRIALS}, numbered from 0; give a trial's number, or 'best'" in told
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["experiment", "lits"], "did you mean"),
-        (["e", "kill", "7"], "no such command; det experiment kill is here: Ctrl-C in its terminal, twice"),
-        (["experiment", "ls"], "no such command; det experiment list is here: dray experiment list"),
-        (["tensorboard", "start", "7"], "no such command; det tensorboard is here: dray ui"),
+        (["e", "kill", "7"], "no such command; instead of det experiment kill, use Ctrl-C in its terminal, twice"),
+        (["experiment", "ls"], "no such command; instead of det experiment list, use dray experiment list"),
+        (["tensorboard", "start", "7"], "no such command; instead of det tensorboard, use dray ui"),
         (["experiment", "archive", "7"], "no such command 'archive'; see dray experiment --help"),
         (["experiment", "describe"], "EXPERIMENT"),
         (
             ["trial", "metrics", "digits", "0", "--kind", "trainig"],
-            "no metric of kind 'trainig'; there is training, val",
+            "no metric of kind 'trainig'; the kinds are: training, val",
         ),
         (["trial", "metrics", "digits", "0", "--name", "f1"], "no metric of name 'f1'"),
-        (["trial", "list", "digits", "--state", "lost"], "no trial of digits-1 is lost; there are"),
+        (
+            ["trial", "list", "digits", "--state", "lost"],
+            "no trial of digits-1 is in state 'lost'; the trials' states are: ",
+        ),
         (
             ["checkpoint", "export", "digits", "0", "--batches", "7"],
-            "no checkpoint after 7 batches; there are some after 10",
+            "no checkpoint after 7 batches; there are checkpoints after 10 batches",
         ),
-        (["experiment", "logs", "digits", "--json", "-f"], "--json is one value"),
+        (
+            ["experiment", "logs", "digits", "--json", "-f"],
+            "--json prints one complete value, so it can't be used with --follow",
+        ),
         (["experiment", "list", "nowhere"], "no such directory: nowhere"),
         (["experiment", "describe", "s3://"], "names no bucket"),
         (["checkpoint", "verify", "s3://"], "names no bucket"),
@@ -188,7 +194,7 @@ def test_nothing_is_written_over(home: Path, dray: Dray) -> None:
     (home.parent / "copy").mkdir()
     (home.parent / "copy" / "mine").touch()
     for command in ("experiment download", "checkpoint download", "checkpoint export"):
-        assert "copy is there already" in dray(*command.split(), "digits", "-o", "copy").is_one_line()
+        assert "copy already exists" in dray(*command.split(), "digits", "-o", "copy").is_one_line()
     assert os.listdir(home.parent / "copy") == ["mine"]
 
 
@@ -289,7 +295,7 @@ def test_trials_are_listed_as_in_the_result(digits: ExperimentDirectory, dray: D
 
 
 def test_the_only_trial_needs_no_name(digits: ExperimentDirectory, dray: Dray) -> None:
-    told = f"digits-1 has {TRIALS} trials; say which: a number, or best"
+    told = f"digits-1 has {TRIALS} trials; give a trial's number, or 'best'"
     assert told in dray("t", "describe", "digits").is_one_line()
     assert dray("t", "describe", "digits", "trial_3", "--json").value["trial"] == 3
     start = json.loads(digits.journal.read_text().splitlines()[0])
@@ -354,7 +360,7 @@ def test_failures_are_told_with_the_error(digits: ExperimentDirectory, dray: Dra
     assert error in dray("t", "describe", "digits", "5").out
     twice = dray("t", "describe", "digits", "3").out
     assert twice.count(error) == 1
-    assert "started again: the same once more" in twice
+    assert "restarted: the same error as before" in twice
     assert dray("t", "describe", "digits", "3", "--json").value["errors"] == [error, error]
 
 
@@ -451,7 +457,7 @@ def test_a_copy_with_a_damaged_checkpoint_says_so(digits: ExperimentDirectory, d
 
 
 def test_delete_asks_where_there_is_someone_to_ask(digits: ExperimentDirectory, dray: Dray) -> None:
-    assert "Give --yes" in dray("e", "delete", "digits").is_one_line()
+    assert "There is no terminal to confirm it on; give --yes" in dray("e", "delete", "digits").is_one_line()
     assert digits.path.exists()
     assert dray("e", "delete", "digits", "--yes").code == 0
     assert not digits.path.exists()
