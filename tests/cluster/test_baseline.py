@@ -174,18 +174,28 @@ def test_trials_of_ever_other_shapes_are_all_compiled() -> None:
 # ------------------------------------------------------------------------------------------------------- what runs on
 def test_a_thread_in_a_trials_code_is_told_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leftovers, "END_S", 0.05)
-    over = threading.Event()
+    begun, over = threading.Event(), threading.Event()
     baseline = Baseline()
+
+    def prefetch() -> None:
+        begun.set()
+        over.wait()
+
+    def trial() -> None:
+        threading.Thread(target=prefetch, name="prefetch").start()
+        begun.wait()
+
     try:
-        _, [reason] = baseline.run(lambda: threading.Thread(target=lambda: over.wait(), name="prefetch").start())
+        _, [reason] = baseline.run(trial)
         assert reason.startswith(f"thread prefetch runs on, at {__file__}:")
     finally:
         over.set()
 
 
-def test_a_thread_that_ends_and_a_librarys_that_waits_are_no_reason() -> None:
+def test_a_thread_that_ends_and_a_librarys_that_waits_are_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
+    monkeypatch.setattr(leftovers, "END_S", 30.0)
     pool = ThreadPoolExecutor(1)
     try:
         assert Baseline().run(lambda: threading.Timer(0.05, lambda: time.sleep(0.05)).start()) == (None, [])
@@ -209,7 +219,7 @@ def test_child_processes_are_ended_and_told_also_those_that_will_not_end() -> No
         patch.setattr(children_module, "END_S", 0.2)
         _, reasons = Baseline().run(trial)
     assert reasons == [f"process {child.pid} ran on: {' '.join(child.args)}" for child in children]
-    assert [child.wait(5) for child in children] == [-signal.SIGTERM, -signal.SIGKILL]
+    assert [child.wait(30) for child in children] == [-signal.SIGTERM, -signal.SIGKILL]
 
 
 def test_child_processes_that_were_there_before_and_torchs_own_stay() -> None:

@@ -21,7 +21,7 @@ FINAL = {"rows": [], "step": 4, "value": 0.25, "final": True}
 
 def scene(play: Any) -> Any:
     """Run a coroutine function that takes a new desk, with a limit on its time."""
-    return asyncio.run(asyncio.wait_for(play(Desk()), 5))
+    return asyncio.run(asyncio.wait_for(play(Desk()), 30))
 
 
 async def settle() -> None:

@@ -25,10 +25,10 @@ def test_a_rank_that_has_ended_hears_that_another_waits_for_it_and_where(waits: 
     over = threading.Event()
 
     def train() -> None:
-        assert over.wait(10)  # as in a collective operation, which it began
+        begun[waits] += 1
+        assert over.wait(30)  # as in a collective operation, which it has begun
 
     begun = [3, 3]
-    begun[waits] += 1
     store = HashStore()
     program = ThreadPoolExecutor(1)
     other = Ends(store, 1, waits, 2, lambda: begun[waits])
@@ -40,12 +40,12 @@ def test_a_rank_that_has_ended_hears_that_another_waits_for_it_and_where(waits: 
     running = program.submit(run)
     told = Ends(store, 1, 1 - waits, 2, lambda: begun[1 - waits]).awaited()
     over.set()
-    running.result(10)
-    line = train.__code__.co_firstlineno + 1
+    running.result(30)
+    line = train.__code__.co_firstlineno + 2
     what, where, source = told.splitlines()
     assert what == f"rank {waits} waits in a collective operation for rank {1 - waits}, which has left the program"
     assert where == f"  {Path(__file__).name}:{line}, in train"
-    assert source.strip() == "assert over.wait(10)  # as in a collective operation, which it began"
+    assert source.strip() == "assert over.wait(30)  # as in a collective operation, which it has begun"
 
 
 def test_a_rank_may_go_on_alone_as_long_as_it_waits_for_nobody() -> None:
@@ -61,7 +61,7 @@ def test_a_rank_may_go_on_alone_as_long_as_it_waits_for_nobody() -> None:
         with chief.of_others_seen(None):
             while len(looks) < 5:
                 assert not ended.done()
-        assert chief.awaited() == ended.result(10) == ""
+        assert chief.awaited() == ended.result(30) == ""
 
 
 def test_where_there_is_no_other_rank_there_is_nothing_to_wait_for() -> None:
@@ -81,7 +81,7 @@ def test_program_goes_on_where_another_rank_has_died_with_the_store(recwarn: pyt
             raise DistNetworkError("Connection reset by peer")
 
     with Ends(Gone(), 1, 1, 2, lambda: 3).of_others_seen(None):
-        assert asked.wait(10)
+        assert asked.wait(30)
     assert not recwarn.list, "nothing is left to a thread that nobody sees"
 
 

@@ -26,9 +26,9 @@ def test_the_first_line_that_a_policy_is_about_is_told() -> None:
 
 def test_a_long_line_takes_no_longer_than_it_has_to() -> None:
     policy = LogPolicy(pattern=".*CUDA out of memory.*", action="cancel_retries")
-    began = time.monotonic()
+    began = time.thread_time()
     assert forbidden([policy], ["x" * 1_000_000] * 20) == ""
-    assert time.monotonic() - began < 5
+    assert time.thread_time() - began < 5
     assert forbidden([policy], ["x" * LONGEST + "CUDA out of memory"]) == "", "no more of it is looked at"
 
 

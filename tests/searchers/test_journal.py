@@ -291,7 +291,8 @@ def test_what_a_thread_appends_together_is_on_disk_at_the_end_by_one_write_and_w
         assert len(synced) == 3
 
 
-def test_who_writes_it_can_be_asked_and_asking_hinders_no_one(tmp_path: Path) -> None:
+def test_who_writes_it_can_be_asked_and_asking_hinders_no_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("searchers.journal._LOCK_PATIENCE_S", 10.0)
     path = tmp_path / "j"
     assert Journal.writer(path) is None, "there is none yet"
     with Journal(path):
