@@ -118,11 +118,7 @@ class LocalHost:
         return self._store.stage(batches)
 
     def commit(
-        self,
-        staging: Path,
-        report: Report,
-        digests: Mapping[str, str],
-        others: Mapping[str, Listed] | None = None,
+        self, staging: Path, report: Report, digests: Mapping[str, str], others: Mapping[str, Listed] | None = None
     ) -> str:
         rows = [*self._carried, _row(report)]
         if not (carried := staging / "metrics.jsonl").exists():  # a program may have a file of this name

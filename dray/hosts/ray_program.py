@@ -42,25 +42,17 @@ class RayProgramHost(RayHost):
         counted = experiment.time_rungs if by_time else [rung.value for rung in experiment.rungs]
         self._ends: list[float] = sorted({length for length in counted if isinstance(length, (int, float))})
         self.lengths: Sequence[float] = [length for length in self._ends if known is None or length > known]
-        self._opened = self._own_loop = False
+        self._own_loop = False
         self._names: set[str] = set()
         self._compared: dict[str, Any] | None = None  # the last message with a value to compare
         self._at: Report | None = None  # the last validation
         self._enough = False
         self._late = 0
-        self._saved = -1
+        self._is_alone = experiment.config.get("searcher", {}).get("name") == "single"
 
     def opened(self) -> None:
-        self._opened = True
-
-    @property
-    def trained(self) -> bool:
         # If nothing is compared, a program need not report: it may evaluate a model, say.
-        return super().trained or (self._opened and self._is_alone)
-
-    @property
-    def _is_alone(self) -> bool:
-        return bool(self._experiment.config.get("searcher", {}).get("name") == "single")
+        self._reported |= self._is_alone
 
     # ------------------------------------------------------------------ reports
     def report(self, report: Report) -> bool:
@@ -95,8 +87,8 @@ class RayProgramHost(RayHost):
             self._compared = {**message, "rows": []}
         if value is not None:
             self._desk.improves.remote(self._lease.number, self._experiment.score(value))
-            if report.batches == self._saved:  # it was saved before its metric was known
-                self._desk.saved.remote(self.trial_id, self.checkpoint_id(self._saved), self._saved, value)
+            if report.batches == self._unsaved.saved:  # it was saved before its metric was known
+                self._desk.saved.remote(self.trial_id, self.checkpoint_id(report.batches), report.batches, value)
 
     def _late_report(self, report: Report, message: dict[str, Any]) -> bool:
         self._late += report.validation is not None
@@ -181,19 +173,11 @@ class RayProgramHost(RayHost):
     def checkpoint_id(self, batches: int) -> str:
         return self._store.id_of(batches)
 
-    def commit(
-        self,
-        staging: Path,
-        report: Report,
-        digests: Mapping[str, str],
-        others: Mapping[str, Listed] | None = None,
-    ) -> str:
+    def commit(self, staging: Path, report: Report, *args: Any, **kwargs: Any) -> str:
         if self._own_loop and self._at is not None and self._at.batches == report.batches:
             # A run that goes on from this checkpoint may have nothing left to report.
             report = self._at
-        checkpoint = super().commit(staging, report, digests, others)
-        self._saved = report.batches
-        return checkpoint
+        return super().commit(staging, report, *args, **kwargs)
 
     def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
         self._fence()

@@ -109,10 +109,13 @@ class Host(Protocol):
         """An empty directory to write a checkpoint into, at so many batches."""
         ...
 
-    def commit(self, staging: Path, report: Report, digests: Mapping[str, str]) -> str:
+    def commit(
+        self, staging: Path, report: Report, digests: Mapping[str, str], others: Mapping[str, Listed] | None = None
+    ) -> str:
         """Commit the files in `staging` as the checkpoint at `report.batches`, all or nothing; returns its id.
 
-        `digests` are the SHA-256 of files by name, as far as known.
+        `digests` are the SHA-256 of files by name, as far as known. `others` is what `ProgramHost.add_to_checkpoint`
+        returned on other machines.
         """
         ...
 
@@ -176,16 +179,6 @@ class ProgramHost(Host, Protocol):
     def add_to_checkpoint(self, staging: Path, batches: int) -> dict[str, Listed]:
         """Upload a part of a checkpoint that the chief on another machine commits, to a remote store; returns its
         files, for `commit`."""
-        ...
-
-    def commit(
-        self,
-        staging: Path,
-        report: Report,
-        digests: Mapping[str, str],
-        others: Mapping[str, Listed] | None = None,
-    ) -> str:
-        """As `Host.commit`; `others` is what `add_to_checkpoint` returned on other machines."""
         ...
 
     def delete_checkpoint(self, checkpoint: str) -> None:
