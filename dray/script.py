@@ -68,17 +68,17 @@ class Script:
                 if code or _within_ours(end):
                     told = f"{self.command} exited with code {code}"
                     if not code:
-                        told += " in the midst of training; to end that early, call context.set_stop_requested(True)"
+                        told += " during training; to end training early, call context.set_stop_requested(True)"
                     raise ScriptFailed(told).with_traceback(end.__traceback__) from None
 
     def never_trained(self, rank: int = 0) -> str:
         """The message for a program that ended well, but gave the search nothing to compare."""
         if real := told_of_real():
-            return f"entrypoint: {self.command} has trained without dray: {real}"
+            return f"entrypoint: {self.command} trained without dray: {real}"
         where = f" on rank {rank}" if rank else ""
         return (
-            f"entrypoint: {self.command} has ended{where} without a call of Trainer.fit(), or with one that was left "
-            "at once, so that the search has nothing to compare; when it runs as __main__, make a trainer with "
+            f"entrypoint: {self.command} ended{where} without calling Trainer.fit(), or with a call that ended at "
+            "once, so the search has nothing to compare; when it runs as __main__, create a Trainer within "
             "pytorch.init() and call its fit(), or report validation metrics with core.init()"
         )
 

@@ -71,7 +71,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
     def _fetch(self, checkpoint: str, args: Any) -> None:
         if getattr(args, "overwrite_output_dir", False):
-            log.info("training begins anew: overwrite_output_dir is set")
+            log.info("training starts over, because overwrite_output_dir is set")
             return
         self.core_context.checkpoint.download(checkpoint, args.output_dir)
         steps = self.core_context.checkpoint.get_metadata(checkpoint)["steps_completed"]

@@ -29,7 +29,7 @@ LEFT_ALONE = [
 ]
 EXIT_3 = [f"{PROGRAM} exited with code 3", "  bugs.py:", "sys.exit(3)"]
 EXIT_TEXT = [f"{PROGRAM} exited with code 1", "  bugs.py:", 'sys.exit("no data")']
-EXIT_0 = [f"{PROGRAM} exited with code 0 in the midst of training; to end that early", "  bugs.py:", "sys.exit()"]
+EXIT_0 = [f"{PROGRAM} exited with code 0 during training; to end training early", "  bugs.py:", "sys.exit()"]
 
 # By bug: how its error begins, line by line. None: there is none.
 OF_A_CLASS: dict[str, list[str] | None] = {
@@ -56,7 +56,7 @@ OF_A_PROGRAM: dict[str, list[str] | None] = {
     "batch: exception": RAISES,
     "batch: exit 0": EXIT_0,
     "batch: exit 3": EXIT_3,
-    "fit twice": ["RuntimeError: a trial of an experiment is one fit()", "  bugs.py:", "trainer.fit("],
+    "fit twice": ["RuntimeError: a trial of an experiment can call fit() only once", "  bugs.py:", "trainer.fit("],
     "after: exception": RAISES,
     "after: exit 0": None,
     "after: exit 3": EXIT_3,

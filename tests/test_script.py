@@ -140,7 +140,7 @@ def test_other_exit_codes_are_told(
 
 def test_exit_code_0_in_the_midst_of_training_is_no_ordinary_end(directory: Path) -> None:
     (directory / "ends.py").write_text(EXITS_IN_FIT)
-    with pytest.raises(ScriptFailed, match=r"exited with code 0 in the midst of training; .*set_stop_requested"):
+    with pytest.raises(ScriptFailed, match=r"exited with code 0 during training; .*set_stop_requested"):
         Script(command="python3 ends.py", file="ends.py").run(directory)
 
 

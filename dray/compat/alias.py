@@ -66,7 +66,7 @@ def install() -> None:
     """
     if (place := real()) is not None:
         raise RuntimeError(
-            f"Determined's own package is imported already, from {place}; call dray.compat.install() before the first "
+            f"Determined's own package is already imported, from {place}; call dray.compat.install() before the first "
             "`import determined`"
         )
     _finder.whole = True
@@ -88,7 +88,7 @@ def real() -> str | None:
     module = sys.modules.get("determined")
     if module is None or _is_ours(module):
         return None
-    return getattr(module, "__file__", None) or "a place without a file"
+    return getattr(module, "__file__", None) or "an unknown place"
 
 
 def told_of_real() -> str:
@@ -97,8 +97,8 @@ def told_of_real() -> str:
     if place is None or not hasattr(sys.modules["determined"], "__path__"):
         return ""
     return (
-        f"it imports Determined's own package ({place}), which is installed beside dray: pip uninstall determined, and "
-        "`import determined` gives dray"
+        f"it imports Determined's own package ({place}), which is installed beside dray; pip uninstall determined, so "
+        "that `import determined` gives dray"
     )
 
 
@@ -116,7 +116,7 @@ def find(name: str) -> Any:
     if missing(name) is not None:
         return _stand_in(name)
     module, _, attribute = name.rpartition(".")
-    raise AttributeError(f"module {module!r} (dray, in its place) has no attribute {attribute!r}")
+    raise AttributeError(f"module {module!r} (provided by dray) has no attribute {attribute!r}")
 
 
 class Missing(ModuleType):
@@ -208,8 +208,8 @@ def _warn_of(spec: ModuleSpec | None) -> None:
     # An error is raised only where its objects meet ours, maybe after long training, or never.
     if spec is not None and spec.submodule_search_locations and spec.origin not in (None, str(_INIT)):
         log.warning(
-            "Determined's own package (%s) is imported, which knows nothing of dray: pip uninstall determined, and "
-            "`import determined` gives dray",
+            "Determined's own package (%s) is imported, which does not work with dray; pip uninstall determined, so "
+            "that `import determined` gives dray",
             spec.origin,
         )
 

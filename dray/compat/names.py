@@ -62,23 +62,23 @@ COUNTERPARTS: dict[str, str] = {
 }
 """dray's modules and objects, by Determined's name."""
 
-_IN_A_PROGRAM = "train it in a program of your own, with the core API (dray.core.init())"
-_NO_LIGHTNING = f"dray has nothing of its own for Lightning: write a PyTorchTrial, or {_IN_A_PROGRAM}"
-_NO_MASTER = "there is no master to ask: use the command dray, or dray.Experiment and its Result in Python"
+_IN_A_PROGRAM = "train it in a program of your own with the core API (dray.core.init())"
+_NO_LIGHTNING = f"dray has no support for Lightning: write a PyTorchTrial, or {_IN_A_PROGRAM}"
+_NO_MASTER = "dray has no master: use the dray command, or dray.Experiment and its Result in Python"
 _CLIP = "write context.step_optimizer(optimizer, clip_grads=lambda params: torch.nn.utils."
-_INTERNAL = "it is a part of Determined's inside, which no model needs: leave it out"
+_INTERNAL = "it is internal to Determined, and no model needs it: leave it out"
 
 MISSING: dict[str, str] = {
     "determined.EnvContext": _INTERNAL,
     "determined.ExperimentConfig": "an experiment's config is a plain dict here: context.get_experiment_config()",
-    "determined.RendezvousInfo": "ask context.distributed, or get_cluster_info().container_addrs",
-    "determined.ResourcesInfo": "ask torch.cuda for the GPUs of this process",
+    "determined.RendezvousInfo": "use context.distributed, or get_cluster_info().container_addrs",
+    "determined.ResourcesInfo": "use torch.cuda for the GPUs of this process",
     "determined.TrialController": _INTERNAL,
-    "determined.cli": "use the command dray",
+    "determined.cli": "use the dray command",
     "determined.common": _INTERNAL,
     "determined.common.api": _NO_MASTER,
     "determined.common.experimental": _NO_MASTER,
-    "determined.common.set_logger": "logging is set up in an experiment; else logging.basicConfig(format=LOG_FORMAT)",
+    "determined.common.set_logger": "experiments set up logging; elsewhere call logging.basicConfig(format=LOG_FORMAT)",
     "determined.constants": _INTERNAL,
     "determined.core.SearcherContextMissing": _INTERNAL,
     "determined.deploy": "start a Ray cluster: ray up cluster.yaml",
@@ -87,13 +87,14 @@ MISSING: dict[str, str] = {
     "determined.exec": _INTERNAL,
     "determined.experimental": _NO_MASTER,
     "determined.experimental.core_v2": (
-        "there is no master to report to: use core.init(), which is a local run where there is no experiment"
+        "dray has no master to report to: use core.init(), which outside an experiment starts a local run"
     ),
-    "determined.gpu": "ask torch.cuda",
-    "determined.horovod": "dray has no Horovod: a PyTorchTrial trains with PyTorch's own distributed training",
+    "determined.gpu": "use torch.cuda",
+    "determined.horovod": "dray has no Horovod: a PyTorchTrial uses PyTorch's own distributed training",
     "determined.ipc": _INTERNAL,
     "determined.keras": f"dray has no Keras: {_IN_A_PROGRAM}",
-    "determined.launch": "a trial's processes are there already, one a slot: name the program itself as the entrypoint",
+    "determined.launch": "dray starts a trial's processes itself, one per slot: name the "
+    "program itself as the entrypoint",
     "determined.layers": _INTERNAL,
     "determined.lightning": _NO_LIGHTNING,
     "determined.load": _INTERNAL,
@@ -103,30 +104,29 @@ MISSING: dict[str, str] = {
     "determined.pytorch.ClipGradsL2Value": f"{_CLIP}clip_grad_value_(params, max_value))",
     "determined.pytorch._metric_utils": _INTERNAL,
     "determined.pytorch.deepspeed": f"dray has no DeepSpeed: write a PyTorchTrial, or {_IN_A_PROGRAM}",
-    "determined.pytorch.dsat": "it tuned DeepSpeed, and is no more in Determined: train without its `with` block",
+    "determined.pytorch.dsat": "it tuned DeepSpeed, and Determined itself has removed it: "
+    "train without its `with` block",
     "determined.pytorch.lightning": _NO_LIGHTNING,
-    "determined.pytorch.reset_parameters": "torch does so for each module that is made: leave it out",
+    "determined.pytorch.reset_parameters": "torch already does so for each new module: leave it out",
     "determined.searcher": "write the search method with searchers.SearchMethod, and name it in searcher.name",
     "determined.tensorboard": "use context.get_tensorboard_writer(), or context.get_tensorboard_path()",
     "determined.util": _INTERNAL,
-    "determined.util.download_gcs_blob_with_backoff": "call blob.download_as_bytes(), which tries again by itself",
+    "determined.util.download_gcs_blob_with_backoff": "call blob.download_as_bytes(), which retries by itself",
     "determined.workload": _INTERNAL,
 }
 """What to do instead of what has no counterpart, by prefix of Determined's dotted name; the longest prefix counts."""
 
-_TORCH = "dray's workers have torch's process group: DistributedContext.from_torch_distributed()"
+_TORCH = "dray's workers use torch's process group: call DistributedContext.from_torch_distributed()"
 
 MEMBERS: dict[str, str] = {
-    "determined.ClusterInfo.agent_id": "there are no agents here; ray.get_runtime_context().get_node_id() names a node",
-    "determined.ClusterInfo.allocation_id": "there is no master here",
-    "determined.ClusterInfo.cluster_id": "there is no master here",
-    "determined.ClusterInfo.master_cert_file": "there is no master here",
-    "determined.ClusterInfo.master_cert_name": "there is no master here",
-    "determined.ClusterInfo.master_url": "there is no master here; dray.Result(path) reads an experiment",
-    "determined.ClusterInfo.session_token": "there is no master here, nor a login to it",
-    "determined.ClusterInfo.task_id": (
-        "there is no master here; get_cluster_info().trial has trial_id and experiment_id"
-    ),
+    "determined.ClusterInfo.agent_id": "dray has no agents; ray.get_runtime_context().get_node_id() names a node",
+    "determined.ClusterInfo.allocation_id": "dray has no master",
+    "determined.ClusterInfo.cluster_id": "dray has no master",
+    "determined.ClusterInfo.master_cert_file": "dray has no master",
+    "determined.ClusterInfo.master_cert_name": "dray has no master",
+    "determined.ClusterInfo.master_url": "dray has no master; dray.Result(path) reads an experiment",
+    "determined.ClusterInfo.session_token": "dray has no master, and no login",
+    "determined.ClusterInfo.task_id": ("dray has no master; get_cluster_info().trial has trial_id and experiment_id"),
     "determined.core.DistributedContext.from_horovod": _TORCH,
     "determined.core.DistributedContext.from_tf_config": "dray has no TensorFlow",
     "determined.pytorch.PyTorchTrialContext.autocast_forward_pass": _INTERNAL,

@@ -110,7 +110,7 @@ class CheckpointContext:
         names = [name for each in self._peers.allgather(_files(staging, None) if first else []) for name in each]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise RuntimeError(
-                f"store_path(shard=True): several machines have a file {twice[0]!r}; put the rank into the names"
+                f"store_path(shard=True): several machines wrote a file {twice[0]!r}; put the rank into the names"
             )
         part: dict[str, Listed] = {}
         with all_or_none(self._peers, "storing a part of a checkpoint"):
@@ -141,12 +141,14 @@ class CheckpointContext:
         if not shard:
             self._check_chief("upload")
         if not shard and ckpt_dir is None:
-            raise RuntimeError("upload(ckpt_dir=None) without shard=True would save nothing")
+            raise RuntimeError("upload(ckpt_dir=None) without shard=True would save nothing; give a directory")
         if ckpt_dir is None and selector is not None:
-            raise RuntimeError("upload(ckpt_dir=None, selector=...): there is nothing to select from")
+            raise RuntimeError(
+                "upload(ckpt_dir=None, selector=...): there is nothing to select from; give a directory, or no selector"
+            )
         source = None if ckpt_dir is None else Path(ckpt_dir)
         if source is not None and not source.is_dir() and not shard:
-            raise NotADirectoryError(f"upload(): there is no directory {str(source)!r}")
+            raise NotADirectoryError(f"upload(): no such directory: {str(source)!r}")
         if not shard:
             with self.store_path(metadata) as (staging, checkpoint):
                 assert source is not None
@@ -154,11 +156,13 @@ class CheckpointContext:
             return checkpoint
         with all_or_none(self._peers, "listing the files to upload"):
             if source is not None and not source.is_dir():
-                raise NotADirectoryError(f"upload(): there is no directory {str(source)!r}")
+                raise NotADirectoryError(f"upload(): no such directory: {str(source)!r}")
             mine = [] if source is None else _files(source, selector)
         ranks = self._peers.allgather(None if source is None else mine)
         if all(names is None for names in ranks):
-            raise RuntimeError("upload(ckpt_dir=None, shard=True) by all ranks would save nothing")
+            raise RuntimeError(
+                "upload(ckpt_dir=None, shard=True) on all ranks would save nothing; give a directory on at least one"
+            )
         self._refuse_conflicts(source, mine, [names or [] for names in ranks])
         before = {name for names in ranks[: self._peers.rank] for name in names or []}
         with self.store_path(metadata, shard=True) as (staging, checkpoint):
@@ -184,7 +188,9 @@ class CheckpointContext:
         self, staging: Path, metadata: Mapping[str, Any], steps: int, others: Mapping[str, Listed] | None = None
     ) -> None:
         if taken := [name for name in OURS if (staging / name).exists()]:
-            raise ValueError(f"a checkpoint can't have a file {taken[0]!r} of its own: dray needs the name; rename it")
+            raise ValueError(
+                f"a checkpoint can't have a file {taken[0]!r}, a name that dray itself uses; rename the file"
+            )
         (staging / METADATA).write_text(json.dumps(dict(metadata), indent=2))
         checkpoint = self._host.commit(staging, Report(batches=steps), {}, others)
         self._pulse()
@@ -255,7 +261,9 @@ class CheckpointContext:
         except FileNotFoundError:
             return {}
         except ValueError as error:
-            raise CheckpointError(f"{storage_id}: its {METADATA} is no JSON ({error})") from None
+            raise CheckpointError(
+                f"{storage_id} is damaged: its {METADATA} is not valid JSON ({error}); use an earlier checkpoint"
+            ) from None
 
     def delete(self, storage_id: str) -> None:
         """Delete a checkpoint of this trial, or of this local run. On the chief.
@@ -274,7 +282,7 @@ class CheckpointContext:
     def _check_chief(self, what: str) -> None:
         if self._peers.rank > 0:
             raise RuntimeError(
-                f"checkpoint.{what}() was called by rank {self._peers.rank}: without shard=True rank 0 alone may"
+                f"checkpoint.{what}() was called on rank {self._peers.rank}; without shard=True, call it on rank 0 only"
             )
 
 
@@ -286,7 +294,7 @@ def _steps(metadata: Mapping[str, Any] | None) -> int:
         steps = -1
     if steps < 0 or isinstance(given, bool):
         raise ValueError(
-            "a checkpoint's metadata needs 'steps_completed', an int >= 0, as metrics are reported with it: "
+            "a checkpoint's metadata must have 'steps_completed', an int >= 0, as in reports of metrics: "
             f'{{"steps_completed": batches_trained}}; got {dict(metadata or {})!r}'
         )
     return steps
@@ -306,7 +314,8 @@ def _merged(ranks: Sequence[Mapping[str, Any]], where: str = "") -> dict[str, An
                 merged[key] = _merged([there, value], f"{where}{key}.")
             elif there != value:
                 raise RuntimeError(
-                    f"metadata of a sharded checkpoint: ranks disagree on {where}{key}: {there!r}, {value!r}"
+                    f"the ranks' metadata of a sharded checkpoint differ: {where}{key} is {there!r} on one and "
+                    f"{value!r} on another; use different names"
                 )
             else:
                 merged[key] = value

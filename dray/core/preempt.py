@@ -57,7 +57,8 @@ class PreemptContext:
         chief = self._peers.rank == 0
         if self._mode is PreemptMode.ChiefOnly and not chief:
             raise RuntimeError(
-                f"should_preempt() was called by rank {self._peers.rank}: with PreemptMode.ChiefOnly rank 0 alone may"
+                f"should_preempt() was called on rank {self._peers.rank}; with PreemptMode.ChiefOnly, call it on rank "
+                "0 only"
             )
         if self._mode is PreemptMode.WorkersAskChief:
             told = self._peers.broadcast(self._asked() if chief else False)

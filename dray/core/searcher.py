@@ -60,7 +60,7 @@ class SearcherOperation:
         """
         self._check_chief("report_progress")
         if self._completed and length != self.length:
-            raise RuntimeError("op.report_progress() was called after op.report_completed()")
+            raise RuntimeError("op.report_progress() was called after op.report_completed(), which ends the operation")
         self._searcher.progress(length)
 
     def report_completed(self, searcher_metric: Any) -> None:
@@ -72,13 +72,13 @@ class SearcherOperation:
         """
         self._check_chief("report_completed")
         if self._completed:
-            raise RuntimeError("op.report_completed() was called twice; it ends an operation")
+            raise RuntimeError("op.report_completed() was called twice; call it once per operation")
         self._completed = True
         self._searcher.completed(self._length, searcher_metric)
 
     def _check_chief(self, what: str) -> None:
         if not self._is_chief:
-            raise RuntimeError(f"op.{what}() was called by another rank than the chief, which alone may")
+            raise RuntimeError(f"op.{what}() was called on a rank other than the chief; call it on rank 0 only")
 
 
 class SearcherContext:
@@ -111,8 +111,8 @@ class SearcherContext:
         mode, chief = SearcherMode(searcher_mode), self._peers.rank == 0
         if mode is SearcherMode.ChiefOnly and not chief:
             raise RuntimeError(
-                f"searcher.operations() was called by rank {self._peers.rank}: with SearcherMode.ChiefOnly rank 0 alone"
-                " may"
+                f"searcher.operations() was called on rank {self._peers.rank}; with SearcherMode.ChiefOnly, call it on "
+                "rank 0 only"
             )
         self._check_length()
         if not chief:
@@ -130,7 +130,7 @@ class SearcherContext:
             yield operation
             if not operation._completed:
                 raise RuntimeError(
-                    f"the operation of length {operation.length} was left without op.report_completed(); call it with "
+                    f"the operation of length {operation.length} ended without op.report_completed(); call it with "
                     "the searcher's metric, or leave the loop when preempt.should_preempt() is true"
                 )
         if shared:
@@ -155,8 +155,8 @@ class SearcherContext:
     def _check_length(self) -> None:
         if self._searcher is not None and not (self._searcher.get("max_length") or self._searcher.get("max_time")):
             raise ValueError(
-                "searcher.max_length: the search sets no length, so that there are no operations; write "
-                "searcher.max_length: {epochs: 10} (or batches), or train as long as you like and report validations"
+                "searcher.max_length: the search sets no length, so there are no operations; set searcher.max_length, "
+                "for example {epochs: 10}, or train as long as you like and report validation metrics"
             )
 
     def progress(self, length: float) -> None:
@@ -168,7 +168,7 @@ class SearcherContext:
         """An operation's."""
         value = as_number(to_numpy(metric))
         if value is None:
-            raise SearcherMetricError(f"searcher.metric: op.report_completed() takes a number, got {metric!r}")
+            raise SearcherMetricError(f"searcher.metric: op.report_completed() needs a number, got {metric!r}")
         unit = self.get_configured_units() if self._searcher is not None else None
         steps = self._train.steps_completed or 0
         metric_name = (self._searcher or {}).get("metric")

@@ -106,7 +106,7 @@ class TrainContext:
             TypeError, ValueError: as these; or the group's name is invalid.
         """
         if not group or "." in group or group == "system":
-            raise ValueError(f"a group of metrics is a name without a dot, other than 'system', got {group!r}")
+            raise ValueError(f"group must be a name without a dot, other than 'system', got {group!r}")
         self._report(group, steps_completed, metrics)
 
     def _report(
@@ -157,7 +157,11 @@ class TrainContext:
     def _is_peer(self, source: str) -> bool:
         if self._peers.rank > 0 and not self._warned:
             self._warned = True
-            log.warning("rank %d called %s: only what the chief reports counts", self._peers.rank, source)
+            log.warning(
+                "rank %d called %s, which has no effect: only the chief's metrics are recorded",
+                self._peers.rank,
+                source,
+            )
         return self._peers.rank > 0
 
     # -------------------------------------------------------------------------------------------------- TensorBoard
@@ -176,7 +180,7 @@ class TrainContext:
             RuntimeError: the mode is AUTO.
         """
         if self._mode is TensorboardMode.AUTO:
-            raise RuntimeError("upload_tensorboard_files() is for core.init(tensorboard_mode=TensorboardMode.MANUAL)")
+            raise RuntimeError("upload_tensorboard_files() needs core.init(tensorboard_mode=TensorboardMode.MANUAL)")
 
     def _write_scalars(
         self, group: str, steps: int, found: Mapping[str, Any], batches: Sequence[Mapping[str, Any]] | None
@@ -202,7 +206,7 @@ class TrainContext:
             ValueError: progress is not between 0 and 1.
         """
         if not 0 <= progress <= 1:
-            raise ValueError(f"progress is a share from 0 to 1, got {progress!r}")
+            raise ValueError(f"progress must be a number from 0 to 1, got {progress!r}")
         self.pulse()
         log.debug("progress: %.1f%%", 100 * progress)
 
@@ -218,8 +222,8 @@ class TrainContext:
             InvalidHP: with `INVALID_HP`: the trial ends, and the search tries other hyperparameters.
         """
         if EarlyExitReason(reason) is EarlyExitReason.INVALID_HP:
-            raise InvalidHP("the program has reported an early exit for invalid hyperparameters")
-        log.info("the program ends before its time")
+            raise InvalidHP("the program reported an early exit because of invalid hyperparameters")
+        log.info("the program reported an early exit")
 
     def get_experiment_best_validation(self) -> float | None:
         """The best value of the searcher's metric reported by any trial; None if there is none yet, or no search. On
@@ -249,10 +253,10 @@ def _steps(value: Any, source: str) -> int:
         steps = operator.index(value)
     except TypeError:
         if not (isinstance(value, float) and value.is_integer()):
-            raise TypeError(f"{source}: steps_completed is an int, got {value!r}") from None
+            raise TypeError(f"{source}: steps_completed must be an int, got {value!r}") from None
         steps = int(value)
     if steps < 0 or isinstance(value, bool):
-        raise ValueError(f"{source}: steps_completed is an int >= 0, got {value!r}")
+        raise ValueError(f"{source}: steps_completed must be an int >= 0, got {value!r}")
     return steps
 
 

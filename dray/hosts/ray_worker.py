@@ -223,7 +223,7 @@ class RayHost:
 
     def _fence(self) -> None:
         if not ray.get(self._desk.may_commit.remote(self._lease.number)):
-            raise LeaseLost(f"trial {self.trial_id} goes on elsewhere")
+            raise LeaseLost(f"trial {self.trial_id} now runs elsewhere")
 
     def open_checkpoint(self, checkpoint: str) -> Path:
         return self._store.open(checkpoint)
@@ -242,8 +242,8 @@ class RayHost:
     def publish(self, report: Report) -> bool:
         if self._ended or self._last is not None:
             raise RuntimeError(
-                "a trial of an experiment is one fit(): the search has had the last report of this one, and compares "
-                "nothing that comes after; train further models in experiments of their own"
+                "a trial of an experiment can call fit() only once: the search already has this trial's final report, "
+                "and ignores any later one; train further models in experiments of their own"
             )
         message = self._message(report)
         self._reported = True
@@ -342,7 +342,7 @@ class RayHost:
                     self.outcome = _ENDINGS[verdict]
                 return True
             case _:
-                raise LeaseLost(f"trial {self.trial_id} goes on elsewhere")
+                raise LeaseLost(f"trial {self.trial_id} now runs elsewhere")
 
     def _system(self, report: Report) -> Mapping[str, float] | None:
         """The system figures; the first ones also with the time before the training that they cover."""

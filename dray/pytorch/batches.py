@@ -49,7 +49,7 @@ class NumberedBatches(BatchSampler):
         rank: int = 0,
     ) -> None:
         if not 0 <= rank < num_replicas:
-            raise ValueError(f"rank must be at least 0 and below num_replicas={num_replicas}, got {rank}")
+            raise ValueError(f"rank must be >= 0 and < num_replicas={num_replicas}, got {rank}")
         self.batch_size = batch_size
         self.drop_last = drop_last
         self._records = records

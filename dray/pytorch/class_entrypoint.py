@@ -34,7 +34,10 @@ def train(
         trial = trial_class(context)
         if optimizations["mixed_precision"] != "O0":
             if context.experimental._auto_amp or context._optimisation.scaler is not None:
-                log.info("optimizations.mixed_precision is left to %s, which sees to it", trial_class.__name__)
+                log.info(
+                    "optimizations.mixed_precision has no effect: %s sets up mixed precision itself",
+                    trial_class.__name__,
+                )
             else:
                 context.experimental.use_amp()
         Trainer(trial, context).fit(

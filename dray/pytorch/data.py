@@ -78,9 +78,9 @@ class DataLoader:
                 "torch.utils.data.DataLoader after context.experimental.disable_dataset_reproducibility_checks()"
             )
         if num_workers < 0:
-            raise ValueError(f"num_workers must be at least 0, got {num_workers}; 0 loads in the main process")
+            raise ValueError(f"num_workers must be >= 0, got {num_workers}; 0 loads in the main process")
         if timeout < 0:
-            raise ValueError(f"timeout must be at least 0 seconds, got {timeout}")
+            raise ValueError(f"timeout must be >= 0 seconds, got {timeout}")
         if num_workers == 0 and prefetch_factor is not None:
             raise ValueError(f"prefetch_factor={prefetch_factor} needs num_workers > 0")
         if num_workers == 0 and persistent_workers:
@@ -92,14 +92,14 @@ class DataLoader:
             others["drop_last"] = drop_last
             if any(others.values()):
                 raise ValueError(
-                    "batch_sampler excludes batch_size, shuffle, sampler and drop_last, for it decides all of them; "
-                    f"got {', '.join(name for name, given in others.items() if given)} too"
+                    "batch_sampler can't be combined with batch_size, shuffle, sampler and drop_last, as it decides "
+                    f"all of them; got {', '.join(name for name, given in others.items() if given)} too"
                 )
             batch_size = None
         elif batch_size is None:
-            raise ValueError("batch_size=None needs a batch_sampler: training counts batches")
+            raise ValueError("batch_size=None needs a batch_sampler, because training counts batches")
         elif not is_int(batch_size) or batch_size < 1:
-            raise ValueError(f"batch_size must be an int of at least 1, got {batch_size!r}")
+            raise ValueError(f"batch_size must be an int >= 1, got {batch_size!r}")
         self.dataset = dataset
         self.batch_size = batch_size
         self.shuffle = shuffle
@@ -271,7 +271,7 @@ def batch_length(batch: Any) -> int:
                 f"{type(found).__qualname__}; override PyTorchTrial.get_batch_length()"
             )
         if not found:
-            raise ValueError(f"a batch is empty: {batch!r} holds an empty {type(found).__name__}, hence no record")
+            raise ValueError(f"a batch needs at least one record, got {batch!r} with an empty {type(found).__name__}")
         found = next(iter(found.values() if isinstance(found, dict) else found))
     return len(found)
 
@@ -317,7 +317,9 @@ class ToDevice:
             return self._pinned(torch.from_numpy(data)).to(self.device, non_blocking=True)
         if type(data) not in self._warned:
             self._warned.add(type(data))
-            log.warning("values of type %s in a batch can't be moved to %s, and stay", type(data).__name__, self.device)
+            log.warning(
+                "can't move values of type %s in a batch to %s; they stay as they are", type(data).__name__, self.device
+            )
         return data
 
     def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 M = TypeVar("M", bound=torch.nn.Module)
 
 _DECIDED = {
-    "sampler": "the batches are shared out among the slots in the data set's order",
-    "batch_sampler": "the batches are shared out among the slots in the data set's order",
-    "shuffle": "a run that goes on has to find the batches in the order in which they were",
+    "sampler": "the batches are distributed over the slots in the dataset's order",
+    "batch_sampler": "the batches are distributed over the slots in the dataset's order",
+    "shuffle": "a run that is resumed must find the batches in the same order",
 }
 
 
@@ -59,7 +59,9 @@ class TorchBatchProcessorContext:
         """
         info = get_cluster_info()
         if info is None:
-            raise RuntimeError("get_hparams(): a local run has none; start it with dray experiment create")
+            raise RuntimeError(
+                "get_hparams(): a local run has no hyperparameters; start it with `dray experiment create`"
+            )
         return dict(info.trial.hparams)
 
     def to_device(self, data: Any, warned_types: set[type] | None = None) -> Any:
@@ -199,14 +201,14 @@ def torch_batch_process(
     """
     arguments = dict(dataloader_kwargs or {})
     if not is_int(checkpoint_interval) or checkpoint_interval < 1:
-        raise ValueError(f"checkpoint_interval is an int >= 1, got {checkpoint_interval!r}")
+        raise ValueError(f"checkpoint_interval must be an int >= 1, got {checkpoint_interval!r}")
     for name, why in _DECIDED.items():
         if arguments.pop(name, None):
-            raise ValueError(f"dataloader_kwargs can't have {name}: {why}; leave it out")
+            raise ValueError(f"dataloader_kwargs can't contain {name}: {why}; leave it out")
     if batch_size is not None and "batch_size" in arguments:
-        raise ValueError("batch_size is given twice, by itself and in dataloader_kwargs: leave one of them out")
+        raise ValueError("batch_size is given both as an argument and in dataloader_kwargs; leave one of them out")
     if not isinstance(dataset, Sized):
-        raise TypeError(f"torch_batch_process() takes a data set with a length, got {type(dataset).__name__}")
+        raise TypeError(f"torch_batch_process() needs a dataset with a length, got {type(dataset).__name__}")
     arguments.setdefault("batch_size", 1 if batch_size is None else batch_size)
     if distributed_context is None and current_peers() is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         distributed_context = DistributedContext.from_torch_distributed()
@@ -225,7 +227,7 @@ def _process(
     done = 0
     if core_context.info is not None and core_context.info.latest_checkpoint is not None:
         done = core_context.checkpoint.get_metadata(core_context.info.latest_checkpoint)["steps_completed"]
-        log.info("%d batches of each slot are processed already", done)
+        log.info("continuing after %d batches per slot", done)
     with all_or_none(peers, "starting batch processing"):
         context = TorchBatchProcessorContext(core_context, core_context.checkpoint.outputs)
         processor = batch_processor_cls(context)
@@ -245,7 +247,7 @@ def _process(
             processor.on_checkpoint_start()
         if peers.rank == 0:
             with core_context.checkpoint.store_path({"steps_completed": done}):
-                log.info("%d of %d batches of each slot are processed", done, end)
+                log.info("processed %d of %d batches per slot", done, end)
             core_context.train.report_progress(done / end)
         if done < end and core_context.preempt.should_preempt():
             context._reduce(done)
@@ -254,7 +256,7 @@ def _process(
     with all_or_none(peers, "running on_finish()"):
         processor.on_finish()
     if peers.rank == 0:
-        log.info("what was written to upload_path() is in %s", core_context.checkpoint.outputs)
+        log.info("the files written to upload_path() are in %s", core_context.checkpoint.outputs)
 
 
 _NONE = object()

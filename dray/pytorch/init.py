@@ -81,7 +81,7 @@ def init(
 def _local_host(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> LocalHost:
     seed = ((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-        raise ValueError(f"exp_conf['reproducibility']['experiment_seed'] must be an int of at least 0, got {seed!r}")
+        raise ValueError(f"exp_conf['reproducibility']['experiment_seed'] must be an int >= 0, got {seed!r}")
     mine = LocalHost(trial_seed=seed)
     # The same directory and seed in all processes.
     directory, seed = peers.broadcast((mine.directory, mine.trial_seed))
@@ -95,12 +95,12 @@ def _check_backend(peers: DistributedContext) -> None:
     wanted = peers.size > 1 or os.environ.get("USE_TORCH_DISTRIBUTED", "").lower() in ("true", "1")
     if wanted and not initialised:
         raise RuntimeError(
-            f"training over {peers.size} process(es) needs torch.distributed: call "
+            f"training in {peers.size} process(es) needs torch.distributed: call "
             "torch.distributed.init_process_group('gloo' or 'nccl') before pytorch.init(), and start with torchrun"
         )
     if initialised and dist.get_world_size() > 1 and peers.size == 1:
         raise RuntimeError(
-            f"torch.distributed has {dist.get_world_size()} processes, but pytorch.init() was told of one: pass "
+            f"torch.distributed has {dist.get_world_size()} processes, but pytorch.init() knows of only one; pass "
             "distributed=core.DistributedContext.from_torch_distributed()"
         )
 

@@ -72,7 +72,8 @@ def load_trial_from_checkpoint_path(
     """
     if kwargs and torch_load_kwargs:
         raise ValueError(
-            f"give torch.load's arguments as torch_load_kwargs only, not also as keywords ({', '.join(sorted(kwargs))})"
+            "pass torch.load's arguments in torch_load_kwargs only, not also as keyword arguments "
+            f"({', '.join(sorted(kwargs))})"
         )
     if kwargs:
         log.warning("load_trial_from_checkpoint_path(**kwargs) is deprecated: use torch_load_kwargs")
@@ -95,7 +96,7 @@ def _load(
     try:
         inspect.signature(trial_class).bind(context, **arguments)
     except TypeError as error:
-        raise ValueError(f"{trial_class.__name__} can't be made: {error}; pass trial_kwargs={{...}}") from None
+        raise ValueError(f"can't construct {trial_class.__name__}: {error}; pass trial_kwargs={{...}}") from None
     trial = trial_class(context, **arguments)
     models = [bare(model) for model in context.models]
     state = checkpoint.read_state(directory, models, **torch_load_kwargs)
@@ -105,7 +106,7 @@ def _load(
 
 def _import_class(code: Path, spec: str | None) -> type[PyTorchTrial]:
     if not spec or ":" not in spec:
-        raise ValueError(f"{code.parent} does not say which class its trial was; pass trial_class=")
+        raise ValueError(f"{code.parent} does not name the class of its trial; pass trial_class=...")
     module_name, _, class_name = spec.partition(":")
     try:
         with import_from_path(code):
@@ -113,8 +114,10 @@ def _import_class(code: Path, spec: str | None) -> type[PyTorchTrial]:
             for part in class_name.split("."):
                 found = getattr(found, part)
     except (ImportError, AttributeError, FileNotFoundError) as error:
-        raise ValueError(f"can't import the trial's class {spec!r} from {code}: {error}; pass trial_class=") from error
+        raise ValueError(
+            f"can't import the trial's class {spec!r} from {code}: {error}; pass trial_class=..."
+        ) from error
     if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):
-        hint = told_of_real() or "pass trial_class="
+        hint = told_of_real() or "pass trial_class=..."
         raise ValueError(f"{spec!r} from {code} must be a subclass of PyTorchTrial, got {found!r}; {hint}")
     return found

@@ -56,7 +56,7 @@ class LRScheduler:
         if not isinstance(step_mode, LRScheduler.StepMode):
             raise TypeError(f"step_mode must be a pytorch.LRScheduler.StepMode, got {step_mode!r}")
         if not is_int(frequency) or frequency < 1:
-            raise ValueError(f"frequency must be an int of at least 1, got {frequency!r}")
+            raise ValueError(f"frequency must be an int >= 1, got {frequency!r}")
         self._scheduler = scheduler
         self._step_mode = step_mode
         self._frequency = frequency

@@ -73,9 +73,9 @@ class _Shard:
 
     def __init__(self, items: Any, num_workers: int, rank: int) -> None:
         if num_workers < 1:
-            raise ValueError(f"num_workers must be at least 1, got {num_workers}")
+            raise ValueError(f"num_workers must be >= 1, got {num_workers}")
         if not 0 <= rank < num_workers:
-            raise ValueError(f"rank must be at least 0 and below num_workers={num_workers}, got {rank}")
+            raise ValueError(f"rank must be >= 0 and < num_workers={num_workers}, got {rank}")
         self.items, self.num_workers, self.rank = items, num_workers, rank
 
     def __len__(self) -> int:

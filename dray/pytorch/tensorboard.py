@@ -27,8 +27,8 @@ class TorchWriter:
         board = latest()
         if board is None:
             raise RuntimeError(
-                "TorchWriter() knows no trial to write for: make it within pytorch.init(), such as in the trial's "
-                "constructor"
+                "TorchWriter() found no trial to write for; create it within pytorch.init(), for example in the "
+                "trial's constructor"
             )
         self.writer: Any = board.writer()
 

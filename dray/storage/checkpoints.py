@@ -51,7 +51,7 @@ def _warn(checkpoint: str, why: str) -> None:
     """Once per process: a damaged checkpoint is looked at again and again."""
     if why not in _told:
         _told.add(why)
-        log.warning("passing over a checkpoint: %s", why)
+        log.warning("skipping a checkpoint: %s", why)
 
 
 class CheckpointStore:
@@ -320,7 +320,7 @@ def _downloaded(remote: RemoteDirectory, scratch: Path) -> Path:
     name = remote.location
     sizes = remote.sizes()
     if not sizes:
-        raise FileNotFoundError(f"there is no checkpoint {str(name)!r}: nothing is there")
+        raise FileNotFoundError(f"there is no checkpoint {str(name)!r}: nothing exists there")
     key = hashlib.sha256(str(name).encode())
     if MANIFEST in sizes:
         # The key has the manifest in it, as a checkpoint can be replaced by another of the same name.

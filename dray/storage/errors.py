@@ -37,8 +37,10 @@ def writing(staging: Path) -> Iterator[None]:
         shutil.rmtree(staging, ignore_errors=True)
         if (full := is_full(error)) is None:
             raise
-        where = f"in {staging.parent}: {full.strerror}, on {platform.node()}"
-        raise StorageFull(full.errno, f"no room for a checkpoint {where}; free some, the last one stands") from error
+        where = f"in {staging.parent} on {platform.node()}: {full.strerror}"
+        raise StorageFull(
+            full.errno, f"no room for a checkpoint {where}; free some space (the last checkpoint is intact)"
+        ) from error
 
 
 def is_full(error: BaseException | None) -> OSError | None:

@@ -72,17 +72,19 @@ class Location:
         if ":" in place.partition("/")[0]:  # no bucket's name has one; a secret may have a slash
             pair, at, rest = place.partition("@")
             if scheme != "s3" or not at:
-                raise ValueError(f"{scheme}://...:... is no place; write {scheme}://BUCKET/PREFIX, for S3 also {_PAIR}")
+                raise ValueError(
+                    f"{scheme}://...:... is not a valid place; write {scheme}://BUCKET/PREFIX, for S3 also {_PAIR}"
+                )
             key, _, secret = pair.partition(":")
             secrets += [("access_key", unquote(key)), ("secret_key", unquote(secret))]
             place = rest
         if not place:
-            raise ValueError(f"{scheme}://{place} names no bucket; write {scheme}://BUCKET/PREFIX")
+            raise ValueError(f"{scheme}://{place} has no bucket; write {scheme}://BUCKET/PREFIX")
         options = [(name, value) for name, value in found if not _SECRET.fullmatch(name)]
         known = {"s3": _S3 + _S3_SECRETS, "gs": _GCS, "gcs": _GCS}.get(scheme)
         for name, _ in found:
             if known is not None and name not in known:
-                raise ValueError(f"{scheme}://{place} has no option {name!r}; there are {', '.join(known)}")
+                raise ValueError(f"{scheme}://{place} has an unknown option {name!r}; known are {', '.join(known)}")
         return cls(f"{scheme}://{place}" + (f"?{urlencode(options)}" if options else ""), tuple(secrets))
 
     @property
@@ -164,7 +166,7 @@ def _filesystem(scheme: str, bucket: str, query: str, secrets: tuple[tuple[str, 
         return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem(scheme, **options)))
     except ImportError as error:
         more = "; for Azure: pip install 'dray[azure]'" if scheme in ("az", "abfs", "abfss") else ""
-        raise ImportError(f"{scheme}:// needs a package that is not here: {error}{more}") from error
+        raise ImportError(f"{scheme}:// needs a package that is not installed: {error}{more}") from error
 
 
 def _region(bucket: str) -> str | None:

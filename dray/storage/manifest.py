@@ -78,8 +78,8 @@ def parse_manifest(content: bytes, checkpoint: object) -> dict[str, Listed]:
         ) from error
     newer = isinstance(version, int) and version > FORMAT_VERSION
     raise CheckpointError(
-        f"{checkpoint} has format version {version}, this dray reads {FORMAT_VERSION}; "
-        f"{'upgrade dray' if newer else 'use an earlier dray'}"
+        f"{checkpoint} has format version {version}, but this version of dray reads {FORMAT_VERSION}; "
+        f"{'upgrade dray' if newer else 'use an earlier version of dray'}"
     )
 
 
@@ -97,9 +97,9 @@ def check_files(sizes: dict[str, int], listed: dict[str, Listed], checkpoint: ob
         if name not in sizes:
             raise damaged(f"{name} is missing")
         if sizes[name] != expected.size:
-            raise damaged(f"{name} has {sizes[name]} bytes, its manifest says {expected.size}")
+            raise damaged(f"{name} has {sizes[name]} bytes, but its manifest says {expected.size}")
     if more := next((name for name in sorted(sizes.keys() - listed.keys()) if not _is_aside(name)), None):
-        raise damaged(f"{more} was not written with it")
+        raise damaged(f"{more} is not in its manifest")
 
 
 def verify(checkpoint: Path, name: object = None) -> Path:
@@ -156,7 +156,7 @@ def _is_aside(name: str) -> bool:
 
 def _of(kind: type, value: Any) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"expected {kind.__name__}, got {value!r}")
     return value
 
 

@@ -149,7 +149,9 @@ class RemoteDirectory:
         for name in names:
             # Names come from the store: they must stay below the directory.
             if ".." in name.split("/") or name.startswith("/"):
-                raise CheckpointError(f"{self.location} has a file {name!r}, which is no name of a checkpoint's file")
+                raise CheckpointError(
+                    f"{self.location} has a file {name!r}, a name that no file of a checkpoint may have"
+                )
         _all_at_once(lambda name: self._fetch(directory, name), names)
 
     def delete(self, *, first: str | None = None) -> None:
@@ -165,7 +167,7 @@ class RemoteDirectory:
         self.write(name, content)
         try:
             if self.read(name) != content:
-                raise StorageError(f"{self.location} gives back something else than was written there")
+                raise StorageError(f"{self.location} returns something else than was written to it")
         finally:
             self._remove(name)
 
@@ -225,9 +227,7 @@ class RemoteDirectory:
                 if _REFUSED.search(told) or time.monotonic() + wait > deadline:
                     raise StorageError(f"can't {doing} {self.location}: {told}") from error
                 if not warned:
-                    log.warning(
-                        "can't %s %s, and will try for %.0f s: %s", doing, self.location, self._patience_s, told
-                    )
+                    log.warning("can't %s %s; retrying for %.0f s: %s", doing, self.location, self._patience_s, told)
                     warned = True
                 time.sleep(wait)
                 wait = min(2 * wait, LONGEST_WAIT_S)

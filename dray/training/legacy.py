@@ -261,7 +261,7 @@ class _PlainUnpickler(pickle.Unpickler):
     """Reads numbers, strings and containers of them. For anything else a pickle must name something to call."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        raise pickle.UnpicklingError(f"it refers to {module_name}.{global_name}")
+        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
 
 
 def _unpickle(path: Path) -> Any:
@@ -275,7 +275,7 @@ def _unpickle(path: Path) -> Any:
             return _PlainUnpickler(file).load()
     except Exception as error:  # a damaged pickle can make the unpickler raise anything
         raise ValueError(
-            f"{path} can't be read as plain data: {error}; no code in it was run; {_WITHOUT_POSITION}"
+            f"{path} can't be read as plain data: {error}; nothing in it was run; {_WITHOUT_POSITION}"
         ) from error
 
 

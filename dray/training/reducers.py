@@ -183,13 +183,12 @@ class ReducerRegistry:
             value = _named(reducer, name, "cross_slot_reduce", reducer.cross_slot_reduce, slots)
             if isinstance(value, dict) != (name is None):
                 wanted = (
-                    "a dict, because it was wrapped without a name"
+                    "must return a dict, because it was wrapped without a name"
                     if name is None
-                    else f"a value other than a dict, because it was wrapped as {name!r}"
+                    else f"must not return a dict, because it was wrapped as {name!r}"
                 )
                 raise ValueError(
-                    f"the reducer {_describe(reducer)} must return {wanted}, got {value!r} of type "
-                    f"{type(value).__name__}"
+                    f"the reducer {_describe(reducer)} {wanted}, got {value!r} of type {type(value).__name__}"
                 )
             metrics.update(value if name is None else {name: value})
         return metrics

@@ -119,7 +119,7 @@ def test_bug_of_a_program_is_told_with_the_users_line(bug: str, model: Path, tmp
 def test_program_that_measures_nothing_ends_the_search(bug: str, model: Path, tmp_path: Path) -> None:
     told, desk = left(PROGRAM, bug, model, tmp_path)
     assert (told.outcome, told.fatal, desk.final) == ("errored", True, [])
-    assert told.error.startswith(f"entrypoint: {PROGRAM} has ended without a call of Trainer.fit()")
+    assert told.error.startswith(f"entrypoint: {PROGRAM} ended without calling Trainer.fit()")
     assert told.error.endswith("or report validation metrics with core.init()")
 
 

@@ -181,9 +181,9 @@ def test_the_import_brings_no_torch(run_python: Any) -> None:
     [
         ("determined.keras.TFKerasTrial", "dray has no Keras: .*dray.core.init"),
         ("determined.pytorch.deepspeed.DeepSpeedTrial", "dray has no DeepSpeed: write a PyTorchTrial"),
-        ("determined.experimental.client.login", "no master to ask: use the command dray"),
-        ("determined.experimental.Determined", "no master to ask: use the command dray"),
-        ("determined.experimental.core_v2.init", r"core\.init\(\), which is a local run"),
+        ("determined.experimental.client.login", "dray has no master: use the dray command"),
+        ("determined.experimental.Determined", "dray has no master: use the dray command"),
+        ("determined.experimental.core_v2.init", r"core\.init\(\), which outside an experiment starts a local run"),
         ("determined.lightning.experimental.DeterminedLightningLogger", "Lightning"),
         ("determined.common.set_logger", "logging"),
         ("determined.util.download_gcs_blob_with_backoff", "blob.download_as_bytes"),
@@ -546,6 +546,6 @@ def test_install_wins_over_the_real_package(real: Path, caplog: pytest.LogCaptur
 def test_install_after_the_real_package_is_an_error(real: Path) -> None:
     importlib.import_module("determined")
     with pytest.raises(
-        RuntimeError, match=r"imported already, from .*determined/__init__\.py; call .* before the first"
+        RuntimeError, match=r"already imported, from .*determined/__init__\.py; call .* before the first"
     ):
         compat.install()

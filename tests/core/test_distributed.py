@@ -124,7 +124,7 @@ def test_torchruns_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     context = DistributedContext.from_torch_distributed()
     assert (context.rank, context.size, context.chief_ip) == (0, 1, "10.0.0.1")
     monkeypatch.delenv("LOCAL_RANK")
-    with pytest.raises(ValueError, match="reads LOCAL_RANK, which is not set"):
+    with pytest.raises(ValueError, match="variable LOCAL_RANK, which is not set"):
         DistributedContext.from_torch_distributed()
 
 

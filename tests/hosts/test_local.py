@@ -140,7 +140,7 @@ def test_the_seed_is_the_configs_or_a_fresh_one_each_time(home: Path) -> None:
     assert draw(fixed) == draw(fixed)
     assert draw(fixed)[0] == 7
     assert draw(None) != draw(None)
-    with pytest.raises(ValueError, match="experiment_seed'] must be an int of at least 0, got -1"):
+    with pytest.raises(ValueError, match="experiment_seed'] must be an int >= 0, got -1"):
         draw({"reproducibility": {"experiment_seed": -1}})
 
 

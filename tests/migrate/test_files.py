@@ -237,7 +237,7 @@ def test_notebooks_are_read_cell_by_cell(checked: Callable[..., Checked]) -> Non
     )
     assert [line.partition(";")[0][:100] for line in lines(found)] == [
         "demo.ipynb: change: cell 3, line 3: det experiment create is here: dray experiment create",
-        "demo.ipynb: change: cell 3, line 4: determined.experimental.client.login: there is no master to ask:",
+        "demo.ipynb: change: cell 3, line 4: determined.experimental.client.login: dray has no master:",
         "demo.ipynb: change: cell 4, line 3: det experiment list is here: dray experiment list",
         "demo.ipynb: runs: 2 uses of Determined's API are dray's",
     ]

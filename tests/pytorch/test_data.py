@@ -142,13 +142,13 @@ class Stream(torch.utils.data.IterableDataset[int]):
         ({"dataset": Stream()}, "IterableDataset"),
         ({"batch_size": None}, "needs a batch_sampler"),
         ({"batch_size": 0}, "batch_size must be"),
-        ({"num_workers": -1}, "num_workers must be at least 0, got -1"),
+        ({"num_workers": -1}, "num_workers must be >= 0, got -1"),
         ({"timeout": -1}, "timeout must be"),
         ({"prefetch_factor": 2}, "needs num_workers > 0"),
         ({"persistent_workers": True}, "needs num_workers > 0"),
         ({"sampler": [1], "shuffle": True}, "not both"),
         *(
-            ({"batch_sampler": [[1]], **other}, "batch_sampler excludes")
+            ({"batch_sampler": [[1]], **other}, "batch_sampler can't be combined with")
             for other in ({"batch_size": 2}, {"shuffle": True}, {"sampler": [1]}, {"drop_last": True})
         ),
     ],

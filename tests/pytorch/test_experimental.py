@@ -146,7 +146,7 @@ def test_hyperparameters_are_those_of_the_experiment(paused: Any, monkeypatch: p
     paused(None, LocalHost)
     assert seen == [{"width": 3}]
     monkeypatch.setattr("dray.training.cluster_info._current", None)
-    with pytest.raises(RuntimeError, match="a local run has none"):
+    with pytest.raises(RuntimeError, match="a local run has no hyperparameters"):
         torch_batch_process(Doubling, DATA)
 
 
@@ -162,10 +162,13 @@ def test_outputs_go_to_the_object_store_of_the_checkpoints(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"checkpoint_interval": 0}, "checkpoint_interval is an int >= 1, got 0"),
-        ({"dataloader_kwargs": {"shuffle": True}}, "can't have shuffle: .* leave it out"),
-        ({"dataloader_kwargs": {"sampler": [1]}}, "can't have sampler: "),
-        ({"batch_size": 2, "dataloader_kwargs": {"batch_size": 2}}, "batch_size is given twice"),
+        ({"checkpoint_interval": 0}, "checkpoint_interval must be an int >= 1, got 0"),
+        ({"dataloader_kwargs": {"shuffle": True}}, "can't contain shuffle: .* leave it out"),
+        ({"dataloader_kwargs": {"sampler": [1]}}, "can't contain sampler: "),
+        (
+            {"batch_size": 2, "dataloader_kwargs": {"batch_size": 2}},
+            "batch_size is given both as an argument and in dataloader_kwargs",
+        ),
     ],
 )
 def test_arguments_that_can_not_be(arguments: dict[str, Any], message: str, home: Path) -> None:
@@ -179,5 +182,5 @@ def test_a_data_set_needs_a_length() -> None:
         def __getitem__(self, index: int) -> int:
             return index
 
-    with pytest.raises(TypeError, match="takes a data set with a length, got Endless"):
+    with pytest.raises(TypeError, match="needs a dataset with a length, got Endless"):
         torch_batch_process(Doubling, Endless())

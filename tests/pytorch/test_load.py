@@ -102,7 +102,7 @@ def test_a_trial_whose_constructor_takes_more_is_told_of_trial_kwargs(fit: Fit, 
 
     fit(OneWeight, max_length=Batch(4))
     with pytest.raises(
-        ValueError, match="Wide can't be made: missing a required argument: 'width'; pass trial_kwargs="
+        ValueError, match="can't construct Wide: missing a required argument: 'width'; pass trial_kwargs="
     ):
         pytorch.load_trial_from_checkpoint_path(host.checkpoints()[0], trial_class=Wide)
     trial: Any = pytorch.load_trial_from_checkpoint_path(

@@ -298,7 +298,7 @@ def test_a_position_in_the_metadata_counts_where_there_is_no_other(tmp_path: Pat
 @pytest.mark.parametrize("content", [[7], {"epochs_trained": 1}, {"batches_trained": True}, {"batches_trained": -1}])
 def test_a_position_that_is_none_is_refused(tmp_path: Path, content: Any) -> None:
     (tmp_path / "trial_state.pkl").write_bytes(pickle.dumps(content))
-    with pytest.raises(ValueError, match=r"trial_state\.pkl should .*" + re.escape(repr(content))):
+    with pytest.raises(ValueError, match=r"trial_state\.pkl must .*" + re.escape(repr(content))):
         legacy.read_progress(tmp_path)
 
 

@@ -219,7 +219,7 @@ def test_torchwriter_outside_of_a_trial_is_an_error(host: FakeHost) -> None:
         pass
     with (
         pytest.warns(FutureWarning),
-        pytest.raises(RuntimeError, match=r"no trial to write for: make it within pytorch\.init\(\)"),
+        pytest.raises(RuntimeError, match=r"no trial to write for; create it within pytorch\.init\(\)"),
     ):
         TorchWriter()
 

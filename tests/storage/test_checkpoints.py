@@ -50,7 +50,7 @@ def test_what_is_staged_is_no_checkpoint(tmp_path: Path) -> None:
         (lambda path: (path / "manifest.json").unlink(), "never completed"),
         (lambda path: (path / "manifest.json").write_text('{"format'), "is damaged"),
         (lambda path: (path / "state-dict.pth").unlink(), "state-dict.pth is missing"),
-        (lambda path: (path / "state-dict.pth").write_text("states"), "has 6 bytes, its manifest says 5"),
+        (lambda path: (path / "state-dict.pth").write_text("states"), "has 6 bytes, but its manifest says 5"),
         (lambda path: (path / "state-dict.pth").write_text("stale"), "not what was written"),
     ],
 )
@@ -64,7 +64,7 @@ def test_damage_is_told(tmp_path: Path, damage, says: str) -> None:  # type: ign
 def test_a_checkpoint_of_a_newer_dray_says_so(tmp_path: Path) -> None:
     path = save(CheckpointStore(tmp_path), 5)
     (path / "manifest.json").write_text('{"format_version": 99, "files": {}}')
-    with pytest.raises(CheckpointError, match="format version 99, this dray reads 1; upgrade dray"):
+    with pytest.raises(CheckpointError, match="format version 99, but this version of dray reads 1; upgrade dray"):
         verify(path)
 
 

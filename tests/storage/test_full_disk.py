@@ -89,7 +89,7 @@ def test_training_outlasts_it(tmp_path: Path, kind: str) -> None:
     assert found["trained"] == BATCHES, "training went on"
     told = "File too large" if kind == "limit" else "No space left on device"
     assert told in done.stderr, "the user is told"
-    assert f"no room for a checkpoint in {found['run']}: {told}, on {platform.node()}; " in done.stderr + found["ended"]
+    assert f"no room for a checkpoint in {found['run']} on {platform.node()}: {told}; " in done.stderr + found["ended"]
     run = Path(found["run"]) if kind == "limit" else tmp_path / "copy" / "run"
     saved = [batches for batches, _ in CheckpointStore(run).listed()]
     assert 0 < len(saved) < BATCHES

@@ -154,7 +154,7 @@ def test_damage_of_any_file_makes_readers_take_the_one_before(
             store.open(damaged)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1, "the event is reported once"
-    assert told[0].startswith(f"passing over a checkpoint: {damaged}")
+    assert told[0].startswith(f"skipping a checkpoint: {damaged}")
 
 
 @pytest.mark.parametrize("name", ["extra.pth", "gradients/rank_0.pth", "code/model_def.py", "state_dict.pth"])
@@ -165,7 +165,7 @@ def test_a_file_too_many_is_damage_too(store: CheckpointStore, root: Location, n
     )
     Raw(root.child("checkpoint_10")).write(name, b"more")
     assert store.latest() == before
-    with pytest.raises(ValueError, match=rf"{name} was not written with it"):
+    with pytest.raises(ValueError, match=rf"{name} is not in its manifest"):
         store.open(damaged)
 
 
@@ -305,7 +305,7 @@ def test_a_store_that_is_away_is_tried_again_until_it_is_back(
     assert [batches for batches, _ in store.listed()] == [10, 9]
     assert (store.open(before) / "state-dict.pth").read_bytes() == STATE
     [told] = [record.getMessage() for record in caplog.records]
-    assert "and will try for 600 s" in told
+    assert "; retrying for 600 s" in told
 
 
 def test_what_waits_for_a_store_is_active_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,7 +374,7 @@ def test_a_probe_leaves_nothing(root: Location) -> None:
 
 @pytest.mark.slow
 def test_a_store_can_write_nothing_outside_of_where_it_is_brought(s3: LocalS3, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no name of a checkpoint's file"):
+    with pytest.raises(ValueError, match="a name that no file of a checkpoint may have"):
         RemoteDirectory(s3.place("x")).download(tmp_path / "in", ["../out"])
     assert not (tmp_path / "out").exists()
 
@@ -406,5 +406,5 @@ def test_places_below_keep_the_query_and_the_secrets() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("adlfs") is not None, reason="it is installed")
 def test_a_filesystem_that_is_not_installed_says_what_to_do() -> None:
-    with pytest.raises(StorageError, match=r"az:// needs a package that is not here: .*pip install 'dray\[azure\]'"):
+    with pytest.raises(StorageError, match=r"az:// needs a package that is not installed: .*pip install 'dray\[azure\]'"):
         RemoteDirectory(Location.of("az://container/results")).probe()

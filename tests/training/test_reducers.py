@@ -58,7 +58,7 @@ def test_a_reducer_without_a_name_returns_several_metrics() -> None:
 
 @pytest.mark.api("6.4")
 @pytest.mark.parametrize(
-    ("name", "value", "says"), [("a", {}, "must return no dict"), (None, 1.0, "must return a dict")]
+    ("name", "value", "says"), [("a", {}, "must not return a dict"), (None, 1.0, "must return a dict")]
 )
 def test_a_name_and_a_dict_exclude_each_other(name: str | None, value: Any, says: str) -> None:
     registry = ReducerRegistry()
