@@ -186,7 +186,7 @@ def _train(trial: type[pytorch.PyTorchTrial], config: ExperimentConfig) -> None:
         train(trial, config.to_dict(), max_length=None if config.searcher.counted_length is not None else ENDLESS)
     except SystemExit as end:  # would end the whole process without a message
         told = (
-            f"{trial.__name__} called sys.exit({end.code!r}) in the midst of training; to end that early, call "
+            f"{trial.__name__} called sys.exit({end.code!r}) during training; to end training early, call "
             "context.set_stop_requested(True)"
         )
         raise ScriptFailed(told).with_traceback(end.__traceback__) from None

@@ -140,7 +140,7 @@ class LocalHost:
             if checkpoint in (path, self.checkpoint_id(batches)):
                 self._store.delete(batches)
                 return
-        raise ValueError(f"there is no checkpoint {checkpoint!r} of this run; a run deletes only its own")
+        raise ValueError(f"there is no checkpoint {checkpoint!r} of this run; a run can delete only its own")
 
     def open_checkpoint(self, checkpoint: str) -> Path:
         """A checkpoint below `home()` by its id (`<run>/checkpoint_<batches>`), or any by its path or URI."""
@@ -154,8 +154,8 @@ class LocalHost:
             if path.is_dir():
                 return verify(path)
         raise FileNotFoundError(
-            f"there is no checkpoint {checkpoint!r}: neither an id that on_checkpoint_upload_end() gave, nor a "
-            f"directory; looked for {', '.join(str(path) for path in candidates)}"
+            f"there is no checkpoint {checkpoint!r}: it is neither an id that on_checkpoint_upload_end() was given, "
+            f"nor a directory; looked for {', '.join(str(path) for path in candidates)}"
         )
 
     def asked_to_stop(self) -> bool:

@@ -97,8 +97,8 @@ class RayProgramHost(RayHost):
             self._obey(verdict)
         if self._late > LATE_REPORTS:
             raise TrialEnded(
-                f"trial {self.trial_id} was told to end, and has reported {self._late} further validations: it is "
-                "ended here. Ask core_context.preempt.should_preempt() after each validation, and return if it is true"
+                f"trial {self.trial_id} was told to stop, but reported {self._late} more validations, so it is ended "
+                "here; call core_context.preempt.should_preempt() after each validation, and return if it is true"
             )
         return True
 
@@ -119,9 +119,9 @@ class RayProgramHost(RayHost):
         needless = self._is_alone and not self._names
         if self._own_loop and self.outcome == "completed" and not (known or needless):
             raise SearcherMetricError(
-                f"searcher.metric: the search compares {self.metric!r}, but the program has reported "
+                f"searcher.metric: the search compares {self.metric!r}, but the program reported "
                 f"{sorted(self._names) or 'no validation metrics'}; report it with "
-                "core_context.train.report_validation_metrics(), or name one of these"
+                "core_context.train.report_validation_metrics(), or set searcher.metric to one of these"
             )
         self._last = self._last or self._compared
         return super().end()
@@ -154,10 +154,10 @@ class RayProgramHost(RayHost):
                     by_time = experiment.config.get("searcher", {}).get("time_metric") is not None
                     field, other = ("time_metric", "batches") if by_time else ("max_length", "{batches: N}")
                     raise SearcherMetricError(
-                        f"searcher.{field}: the search counts epochs, but the program has reported no 'epochs' with "
-                        f"steps_completed={report.batches}, only {sorted(validation)}; add 'epochs' (trained in all) "
+                        f"searcher.{field}: the search counts epochs, but the program reported no 'epochs' with "
+                        f"steps_completed={report.batches}, only {sorted(validation)}; add 'epochs' (trained so far) "
                         "to these metrics, or train by core_context.searcher.operations(), or count steps_completed: "
-                        f"write searcher.{field}: {other}"
+                        f"set searcher.{field}: {other}"
                     )
                 return report.batches  # nothing depends on it
             case _:
@@ -186,6 +186,6 @@ class RayProgramHost(RayHost):
     def delete_checkpoint(self, checkpoint: str) -> None:
         batches = next((batches for batches, found in self._store.listed() if found == checkpoint), None)
         if batches is None:
-            raise ValueError(f"there is no checkpoint {checkpoint!r} of this trial; a trial deletes only its own")
+            raise ValueError(f"there is no checkpoint {checkpoint!r} of this trial; a trial can delete only its own")
         self._store.delete(batches)
-        self._desk.damaged.remote(self.trial_id, checkpoint, "the trial's program has deleted it")
+        self._desk.damaged.remote(self.trial_id, checkpoint, "the trial's program deleted it")
