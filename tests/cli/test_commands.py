@@ -182,8 +182,8 @@ def test_a_trial_that_is_not_there_is_one_line(command: str, home: Path, dray: D
             "--json prints one complete value, so it can't be used with --follow",
         ),
         (["experiment", "list", "nowhere"], "no such directory: nowhere"),
-        (["experiment", "describe", "s3://"], "names no bucket"),
-        (["checkpoint", "verify", "s3://"], "names no bucket"),
+        (["experiment", "describe", "s3://"], "has no bucket"),
+        (["checkpoint", "verify", "s3://"], "has no bucket"),
     ],
 )
 def test_other_bad_uses_are_one_line(arguments: list[str], says: str, home: Path, dray: Dray) -> None:

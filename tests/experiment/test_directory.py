@@ -131,7 +131,7 @@ def test_an_experiment_that_says_nothing_of_storage_has_the_environments(monkeyp
     monkeypatch.setenv("DRAY_STORAGE", "")
     assert where(CONFIG) is None
     monkeypatch.setenv("DRAY_STORAGE", "s3://")
-    with pytest.raises(ConfigError, match="DRAY_STORAGE: s3:// names no bucket"):
+    with pytest.raises(ConfigError, match="DRAY_STORAGE: s3:// has no bucket"):
         where(CONFIG)
 
 

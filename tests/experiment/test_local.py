@@ -298,7 +298,7 @@ def test_exit_code_of_a_program_is_an_error_after_its_startup_hook_has_said_so(
 def test_program_that_never_trains_is_an_error_as_on_ray(program: dict[str, Any], model_dir: Path) -> None:
     (model_dir / "nothing.py").write_text("from dray import pytorch\nwith pytorch.init() as context:\n    pass\n")
     config = load_config({**program, "entrypoint": "python3 nothing.py"})
-    with pytest.raises(ScriptFailed, match=r"nothing\.py has ended without a call of Trainer\.fit\(\)"):
+    with pytest.raises(ScriptFailed, match=r"nothing\.py ended without calling Trainer\.fit\(\)"):
         run_local(config, model_dir, path=model_dir / "run")
 
 
@@ -316,7 +316,7 @@ def test_program_of_the_core_api_need_not_report_where_nothing_is_compared(
 def test_class_that_exits_is_an_error_with_its_line(model_dir: Path) -> None:
     code = TRIAL.replace("loss = self.loss(batch)", "raise SystemExit(3)")
     (model_dir / "my_weight.py").write_text(code)
-    with pytest.raises(ScriptFailed, match=r"OneWeight called sys\.exit\(3\) in the midst of training") as raised:
+    with pytest.raises(ScriptFailed, match=r"OneWeight called sys\.exit\(3\) during training") as raised:
         run_local(load_config(CONFIG), model_dir, path=model_dir / "run")
     assert raised.traceback[-1].name == "train_batch"
 

@@ -175,7 +175,7 @@ def test_a_program_that_never_asks_is_ended_and_the_next_one_has_its_place(slots
     # Three validations after the one that it was told at.
     expected = {"COMPLETED": [40 + 15], "STOPPED": [10 + 15, 20 + 15]}
     assert all(rows["batches"][trial] in expected[rows["state"][trial]] for trial in rows.index)
-    assert "was told to end, and has reported 3 further validations" in "\n".join(printed(result.path, 0))
+    assert "was told to stop, but reported 3 more validations" in "\n".join(printed(result.path, 0))
 
 
 # ---------------------------------------------------------------------------------------------------------- two ranks
@@ -233,6 +233,6 @@ def test_invalid_hyperparameters_are_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_program_that_never_reports_the_metric_is_told_what_it_reported(tmp_path: Path) -> None:
-    told = r"searcher\.metric: the search compares 'error', but the program has reported \['accuracy'\]; report it with"
+    told = r"searcher\.metric: the search compares 'error', but the program reported \['accuracy'\]; report it with"
     with pytest.raises(ConfigError, match=told):
         program("forgetful", tmp_path, {"name": "single"}).run()

@@ -107,7 +107,7 @@ def test_death_of_one_rank(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("bug", ["before: exit 0", "no fit"])
 def test_program_that_trains_on_one_rank_alone_is_told_of_the_other(bug: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"bugs.py has ended on rank 1 without a call of Trainer\.fit\(\)"):
+    with pytest.raises(ConfigError, match=r"bugs.py ended on rank 1 without calling Trainer\.fit\(\)"):
         run(PROGRAM, [bug], tmp_path, slots=2)
 
 

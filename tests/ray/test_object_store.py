@@ -91,7 +91,7 @@ def story(s3: LocalS3, drive: Callable[..., Driver], tmp_path_factory: pytest.Te
     s3.stop()
     gone = time.monotonic()
     try:
-        driver.wait_for(lambda: "and will try for" in log_of(path), "a trial misses the store")
+        driver.wait_for(lambda: "; retrying for" in log_of(path), "a trial misses the store")
         away = trained()
         driver.wait_for(lambda: trained() >= away + 3, "training goes on")
         driver.wait_for(lambda: time.monotonic() - gone > AWAY_S, "the store to come back")

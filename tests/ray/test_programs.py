@@ -178,5 +178,5 @@ def test_failing_startup_hook_ends_the_run_with_its_output(ray_is_up: None, tmp_
 
 
 def test_program_that_never_trains_is_told_so(ray_is_up: None, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"entrypoint: .*nothing has ended without a call of Trainer\.fit\(\)"):
+    with pytest.raises(ConfigError, match=r"entrypoint: .*nothing ended without calling Trainer\.fit\(\)"):
         program("nothing", tmp_path, trials=2).run()
