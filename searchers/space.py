@@ -168,12 +168,6 @@ def _nested(spec: object, path: str, faults: Faults) -> Nested:
 
 def _domain(spec: object, path: str, faults: Faults) -> Domain:
     if not isinstance(spec, Mapping):
-        inside = enumerate(spec) if isinstance(spec, list | tuple) else ()
-        faults.extend(
-            (f"{path}[{i}]", "is a space, but a list is one constant as a whole; give each space a name of its own")
-            for i, item in inside
-            if _holds_domain(item)
-        )
         return Const(val=_json(spec, path, faults))
     if "type" not in spec:
         return _nested(spec, path, faults)
@@ -227,6 +221,21 @@ def _holds_domain(val: object) -> bool:
     if not isinstance(val, Mapping):
         return False
     return ("type" in val and not _FIELDS.isdisjoint(val)) or any(map(_holds_domain, val.values()))
+
+
+def spaces_in_lists(hyperparameters: object, path: str) -> list[str]:
+    """The paths of what looks like a space, but is within a list, which is one constant as a whole.
+
+    >>> spaces_in_lists({"layers": [8, {"type": "int", "minval": 1, "maxval": 4}]}, "hyperparameters")
+    ['hyperparameters.layers[1]']
+    """
+    if isinstance(hyperparameters, Mapping) and "type" not in hyperparameters:
+        return [found for name, spec in hyperparameters.items() for found in spaces_in_lists(spec, f"{path}.{name}")]
+    found: list[str] = []
+    for number, item in enumerate(hyperparameters if isinstance(hyperparameters, list | tuple) else ()):
+        place = f"{path}[{number}]"
+        found += [place] if _holds_domain(item) else spaces_in_lists(item, place) if isinstance(item, list) else []
+    return found
 
 
 def _numeric(kind: str, fields: dict[str, object], path: str, faults: Faults) -> Domain:

@@ -7,14 +7,17 @@ versions that say how much is trained can't be ignored and are errors. So are al
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from searchers.space import spaces_in_lists
 
 _CONTAINER = "trials run in Ray's workers, without a container; "
 _HOROVOD = "an option of Horovod's; gradients are averaged by PyTorch's DistributedDataParallel"
 _BATCH_SYSTEM = "there is no batch system; ask it for nodes, and start Ray on them"
 _QUEUE = "Ray has no queue of experiments; what does not fit waits until there is room"
 _PAGE = "of Determined's web pages; experiments lie in checkpoint_storage by their names"
+_IN_LIST = "a list is one constant, spaces in it too, as in Determined; give it a name of its own to have it searched"
 _SERVICES = "there is neither Pachyderm nor are there webhooks"
 
 #: Ignored fields, with what to use instead. A field stands for everything below it.
@@ -65,8 +68,13 @@ NOT_USED: dict[str, str] = {
     "workspace": _PAGE,
 }
 
+#: Ignored in a checkpoint_storage of this type.
+IN_SHARED_FS = {"checkpoint_storage.container_path": _CONTAINER + "the directory is host_path, on every node"}
+
 _MOUNT = ("container_path", "host_path")
 _PACHYDERM = ("branch", "dataset", "pachd", "previous_commit", "project", "proxy", "repo")
+_POLICY = ("pattern", "action", "actions", "policy", "signal", "name")
+_ACTION = ("signal", "type", "webhook_name")
 
 #: The fields below these in Determined's schemas, of a mapping or of each list item; other names are mistakes.
 INSIDE: dict[str, tuple[str, ...]] = {
@@ -83,8 +91,16 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "integration": ("pachyderm",),
     "integrations": ("pachyderm", "webhooks"),
     "integrations.pachyderm": _PACHYDERM,
+    "integrations.pachyderm.dataset": ("branch", "commit", "project", "repo", "token"),
+    "integrations.pachyderm.pachd": ("host", "port", "token"),
+    "integrations.pachyderm.proxy": ("host", "port", "scheme"),
     "integrations.webhooks": ("exclude", "webhook_id", "webhook_name"),
     "internal": ("native",),
+    "internal.native": ("command",),
+    "log_policies": _POLICY,
+    "log_policies.action": _ACTION,
+    "log_policies.actions": _ACTION,
+    "log_policies.policy": _ACTION,
     "pbs": ("pbsbatch_args", "slots_per_node"),
     "profiling": ("begin_on_batch", "enabled", "end_after_batch", "sync_timings"),
     "resources.devices": (*_MOUNT, "mode"),
@@ -92,6 +108,26 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "security": ("kerberos",),
     "security.kerberos": ("config_file",),
     "slurm": ("gpu_type", "sbatch_args", "slots_per_node"),
+}
+
+#: What Determined's master fills in; `det experiment config` writes it out.
+DEFAULTS: dict[str, object] = {
+    "checkpoint_storage.propagation": "rprivate",
+    "data_layer": {"container_storage_path": None, "host_storage_path": None, "type": "shared_fs"},
+    "debug": False,
+    "environment.force_pull_image": False,
+    "optimizations.auto_tune_tensor_fusion": False,
+    "optimizations.tensor_fusion_cycle_time": 1,
+    "optimizations.tensor_fusion_threshold": 64,
+    "pbs": {"pbsbatch_args": [], "slots_per_node": None},
+    "project": "",
+    "resources.agent_label": "",
+    "resources.native_parallel": False,
+    "resources.resource_manager": "",
+    "resources.resource_pool": "",
+    "resources.weight": 1,
+    "slurm": {"gpu_type": None, "sbatch_args": [], "slots_per_node": None},
+    "workspace": "",
 }
 
 _STEPS = "steps are no more, in Determined neither; "
@@ -144,56 +180,76 @@ OURS = frozenset(
 def not_used(raw: Mapping[Any, Any]) -> list[tuple[str, str]]:
     """The ignored fields of a raw config, in its order, each with the reason.
 
-    Fields that are null or empty are not listed.
+    Fields that are null or empty, or that say what Determined's default is, are not listed.
 
-    >>> not_used({"name": "digits", "workspace": "vision", "resources": {"slots_per_trial": 2}, "bind_mounts": []})
+    >>> not_used({"name": "digits", "workspace": "vision", "resources": {"weight": 1}, "bind_mounts": []})
     [('workspace', "of Determined's web pages; experiments lie in checkpoint_storage by their names")]
     """
-    return [(path, NOT_USED[path]) for path in _paths(raw) if path in NOT_USED]
+    ignored = _ignored(raw)
+    told = [(path, ignored[path]) for path in _paths(raw) if path in ignored]
+    hyperparameters = raw.get("hyperparameters")
+    return told + [(path, _IN_LIST) for path in spaces_in_lists(hyperparameters, "hyperparameters")]
 
 
 def without_not_used(raw: Mapping[Any, Any]) -> dict[Any, Any]:
     """The config without its ignored fields."""
-    kept: dict[Any, Any] = {}
+    ignored, kept = _ignored(raw), {}
     for name, value in raw.items():
-        if name in NOT_USED:
+        if name in ignored:
             continue
         if isinstance(value, Mapping):
-            value = {inner: item for inner, item in value.items() if f"{name}.{inner}" not in NOT_USED}
+            value = {inner: item for inner, item in value.items() if f"{name}.{inner}" not in ignored}
         kept[name] = value
     return kept
 
 
+def _ignored(raw: Mapping[Any, Any]) -> dict[str, str]:
+    storage = raw.get("checkpoint_storage")
+    is_shared = isinstance(storage, Mapping) and storage.get("type") == "shared_fs"
+    return NOT_USED | IN_SHARED_FS if is_shared else NOT_USED
+
+
 def misspelt(raw: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
-    """Unknown fields within the ignored ones, each with the nearest name in Determined's schema.
+    """Unknown fields within the ignored ones and in log policies, each with the nearest name in Determined's schema.
 
     >>> list(misspelt({"environment": {"image": {"cpu": "a:1", "cdua": "b:2"}}}))
     [('environment.image.cdua', 'unknown field; did you mean cuda?')]
     """
     for place, known in INSIDE.items():
-        value: object = raw
-        for name in place.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-        several = isinstance(value, list)
-        for number, each in enumerate(value if isinstance(value, list) else [value]):
-            for name in each if isinstance(each, Mapping) else ():
-                if name not in known:
-                    near = difflib.get_close_matches(str(name), known, n=1)
-                    hint = f"did you mean {near[0]}?" if near else f"the fields here are {', '.join(known)}"
-                    yield f"{place}{f'[{number}]' if several else ''}.{name}", f"unknown field; {hint}"
+        for path, found in _mappings_at(raw, place.split(".")):
+            for name in found.keys() - set(known):
+                near = difflib.get_close_matches(str(name), known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"the fields here are {', '.join(known)}"
+                yield f"{path}.{name}", f"unknown field; {hint}"
 
 
-_NOTHING: tuple[object, ...] = (None, [], {})
+def _mappings_at(value: object, names: Sequence[str], path: str = "") -> Iterator[tuple[str, Mapping[Any, Any]]]:
+    """The mappings at a place, each with its path; where there is a list, those of all its items."""
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _mappings_at(item, names, f"{path}[{number}]")
+    elif isinstance(value, Mapping):
+        if not names:
+            yield path, value
+        else:
+            yield from _mappings_at(value.get(names[0]), names[1:], f"{path}.{names[0]}" if path else names[0])
+
+
+def _is_nothing(path: str, value: object) -> bool:
+    if path == "profiling" and isinstance(value, Mapping):
+        return not value.get("enabled")
+    return value is None or value in ([], {}) or (path in DEFAULTS and value == DEFAULTS[path])
 
 
 def _paths(raw: Mapping[Any, Any]) -> list[str]:
-    """The paths of all fields that are not empty, of those one level below, and of the actions of log policies."""
+    """The paths of all fields that say something, of those one level below, and of the actions of log policies."""
     found: list[str] = []
     for name, value in raw.items():
-        if value not in _NOTHING:
+        if not _is_nothing(str(name), value):
             found.append(str(name))
         if isinstance(value, Mapping):
-            found += [f"{name}.{inner}" for inner, item in value.items() if item not in _NOTHING]
+            below = {f"{name}.{inner}": item for inner, item in value.items()}
+            found += [path for path, item in below.items() if not _is_nothing(path, item)]
         elif name == "log_policies" and isinstance(value, list):
             found += dict.fromkeys(f"{name}.{action}" for policy in value for action in actions(policy))
     return found
@@ -219,6 +275,8 @@ def actions(policy: object) -> list[str]:
             found.append(_ACTIONS.get(kind, kind))
         elif isinstance(each, Mapping) and each.get("signal") is not None:
             found.append("signal")
+        elif each is not None and not isinstance(each, Mapping):
+            found.append(repr(each))
     if not found and policy.get("name") is not None and policy.get("pattern") is not None:
         found.append("signal")  # its name is shown like one
     return found

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from dray.experiment.determined_fields import NOT_USED
+from dray.experiment.determined_fields import IN_SHARED_FS, NOT_USED
 from dray.experiment.length import UNITS
 from dray.experiment.rules import REQUIRED
 from dray.experiment.schema import ExperimentConfig
@@ -226,7 +226,8 @@ def _methods() -> Iterator[dict[str, Any]]:
 def _kinds_of_storage() -> Iterator[dict[str, Any]]:
     every = frozenset().union(*STORAGE_FIELDS.values())
     for kind, fields in STORAGE_FIELDS.items():
-        then: dict[str, Any] = {"properties": {name: dict(_NULL) for name in sorted(every - set(fields))}}
+        passed_over = {path.partition(".")[2] for path in IN_SHARED_FS} if kind == "shared_fs" else set()
+        then: dict[str, Any] = {"properties": {name: dict(_NULL) for name in sorted(every - {*fields, *passed_over})}}
         said: dict[str, Any]
         if kind is None:
             said = {"properties": {"type": dict(_NULL)}}

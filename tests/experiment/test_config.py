@@ -358,7 +358,7 @@ def test_space_has_the_configs_hyperparameters() -> None:
             "log_policies",
             "action must be one of cancel_retries",
         ),
-        ({"log_policies": [{"pattern": "a", "acton": "signal"}]}, "log_policies", "acton; did you mean action?"),
+        ({"log_policies": [{"pattern": "a", "acton": "signal"}]}, "log_policies[0].acton", "did you mean action?"),
         ({"resources__max_slots": 0}, "resources.max_slots", "must be >= 1, got 0"),
         (
             {"resources": {"max_slots": 1, "slots_per_trial": 2}},

@@ -6,14 +6,26 @@ import importlib.util
 import logging
 import re
 from pathlib import Path
+from random import Random
 from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
-from dray.experiment.config import ConfigError, load_config
-from dray.experiment.determined_fields import INSIDE, NO_MORE, NOT_USED, OLDER, OURS, actions, not_used
+from dray.experiment.config import ConfigError, build_space, load_config
+from dray.experiment.determined_fields import (
+    DEFAULTS,
+    IN_SHARED_FS,
+    INSIDE,
+    NO_MORE,
+    NOT_USED,
+    OLDER,
+    OURS,
+    actions,
+    not_used,
+)
+from dray.experiment.log_policies import forbidden
 from dray.experiment.schema import SECTIONS, ExperimentConfig
 
 ROOT = Path(__file__).parents[2]
@@ -126,10 +138,11 @@ def test_what_is_within_them_is_known_as_determineds_schemas_have_it() -> None:
     assert {f"{place}.{name}" for place, names in INSIDE.items() for name in names} == within | {
         "integration.pachyderm"
     }
-    assert all(place in NOT_USED or place.rpartition(".")[0] in NOT_USED for place in INSIDE)
+    unused = (*NOT_USED, "log_policies")
+    assert all(any(f"{place}.".startswith(f"{path}.") for path in unused) for place in INSIDE)
 
 
-@pytest.mark.parametrize("place", INSIDE)
+@pytest.mark.parametrize("place", [place for place in INSIDE if not place.startswith("log_policies")])
 def test_a_misspelt_name_within_them_is_an_error(place: str) -> None:
     name = max(INSIDE[place], key=len)
     within = {name: 1, f"{name}z": 2}
@@ -141,6 +154,53 @@ def test_a_misspelt_name_within_them_is_an_error(place: str) -> None:
         load_config(with_field(place, {"": 1}))
     load_config(with_field(place, {name: 1}))
     load_config(with_field(place, ["/dev/infiniband:/dev/infiniband"]))
+
+
+@pytest.mark.parametrize(
+    ("policy", "path", "near"),
+    [
+        ({"patern": "a", "action": "cancel_retries"}, "log_policies[1].patern", "pattern"),
+        ({"pattern": "a", "action": {"tpye": "cancel_retries"}}, "log_policies[1].action.tpye", "type"),
+        ({"pattern": "a", "actions": ["signal", {"sgnal": "b"}]}, "log_policies[1].actions[1].sgnal", "signal"),
+    ],
+)
+def test_so_is_one_in_a_log_policy(policy: dict[str, Any], path: str, near: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(with_field("log_policies", [{"pattern": "a", "action": "cancel_retries"}, policy]))
+    assert caught.value.faults == ((path, f"unknown field; did you mean {near}?"),)
+
+
+def test_what_determined_fills_in_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    for path, value in DEFAULTS.items():
+        raw = with_field(path, value)
+        if path.startswith("checkpoint_storage."):
+            raw["checkpoint_storage"] |= {"type": "shared_fs", "host_path": "/results"}
+        load_config(raw)
+    load_config(with_field("profiling", {"enabled": False, "begin_on_batch": 0, "sync_timings": True}))
+    assert caplog.messages == []
+    assert DEFAULTS.keys() <= NOT_USED.keys()
+
+
+def test_a_shared_file_system_has_no_path_in_containers(caplog: pytest.LogCaptureFixture) -> None:
+    storage = {"type": "shared_fs", "host_path": "/mnt", "container_path": "/c", "storage_path": "cp"}
+    config = load_config(with_field("checkpoint_storage", storage))
+    assert str(config.checkpoint_storage.location) == "/mnt/cp"
+    [told] = caplog.messages
+    assert f"\n  checkpoint_storage.container_path: {IN_SHARED_FS['checkpoint_storage.container_path']}" in told
+
+
+def test_a_list_is_one_constant_and_that_spaces_in_it_are_not_searched_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    size = {"type": "int", "minval": 1, "maxval": 4}
+    layers = [8, size, {"kind": "conv", "size": size}, [[size]], {"type": "conv", "size": 3}]
+    config = load_config(
+        with_field("hyperparameters", {"net": {"layers": layers, "val": {"type": "const", "val": [size]}}})
+    )
+    assert build_space(config).sample(Random(1)) == {"net": {"layers": layers, "val": [size]}}
+    [told] = caplog.messages
+    paths = [line.partition(":")[0].strip() for line in told.splitlines()[1:]]
+    assert paths == [f"hyperparameters.net.layers[{place}]" for place in ("1", "2", "3][0][0")]
 
 
 def test_what_is_null_or_empty_is_not_told() -> None:
@@ -173,6 +233,35 @@ def test_steps_are_told_in_batches(fields: dict[str, Any], batches: int, told: d
         path: why + instead for path, instead in told.items()
     }
     assert ("batches_per_step" in found) == ("batches_per_step" in fields)
+
+
+@pytest.mark.parametrize(
+    ("written", "line", "other"),
+    [
+        (r"gone[[:space:]]*\z", "it is gone ", "gone on"),
+        (r"^[^[:alpha:]_]+$", "12!", "a1"),
+        (r"\\z[[:punct:]]", r"\z]", r"\zz"),
+    ],
+)
+def test_patterns_in_gos_syntax_mean_the_same(written: str, line: str, other: str) -> None:
+    [policy] = load_config(with_field("log_policies", [{"pattern": written, "action": "cancel_retries"}])).log_policies
+    assert forbidden([policy], [line])
+    assert not forbidden([policy], [other])
+    assert load_config(with_field("log_policies", [policy.model_dump()])).log_policies == [policy]
+
+
+def test_hdfs_is_told_what_to_use() -> None:
+    storage = {"type": "hdfs", "hdfs_url": "http://a", "hdfs_path": "/b"}
+    with pytest.raises(ConfigError) as caught:
+        load_config(with_field("checkpoint_storage", storage))
+    assert dict(caught.value.faults) == {
+        f"checkpoint_storage.{name}": NO_MORE["checkpoint_storage.hdfs_url"] for name in storage
+    }
+
+
+def test_a_number_of_determineds_trial_is_told_what_to_write() -> None:
+    with pytest.raises(ConfigError, match=r"searcher\.source_trial_id: .* got 7: .* write source_checkpoint_uuid"):
+        load_config(with_field("searcher.source_trial_id", 7))
 
 
 def test_a_period_says_what_it_counts() -> None:

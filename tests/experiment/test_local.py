@@ -142,7 +142,7 @@ def test_a_checkpoint_of_determineds_is_found_in_the_storage_by_its_uuid(model_d
 @pytest.mark.parametrize(
     ("source", "path", "what"),
     [
-        ({"source_trial_id": 7}, "searcher.source_trial_id", "as RESULTS/trial_7, got 7"),
+        ({"source_trial_id": 7}, "searcher.source_trial_id", "must be the directory of a trial, got 7"),
         ({"source_trial_id": "nowhere"}, "searcher.source_trial_id", "no checkpoint in nowhere; give the directory"),
         ({"source_checkpoint_uuid": "nowhere"}, "searcher.source_checkpoint_uuid", "give its path or URI"),
         ({"source_checkpoint_uuid": "no/where"}, "searcher.source_checkpoint_uuid", "no such directory"),

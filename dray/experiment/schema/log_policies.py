@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
 
-from dray.experiment.determined_fields import actions
+from dray.experiment.determined_fields import INSIDE, actions
 from dray.experiment.schema.section import Section
 
 _ACTIONS = ("cancel_retries", "exclude_node", "signal", "send_webhook")
-_OF_A_POLICY = ("pattern", "action", "actions", "policy", "signal", "name")
+_IN_PYTHON = {
+    r"\z": r"\Z",
+    "[:alnum:]": "0-9A-Za-z",
+    "[:alpha:]": "A-Za-z",
+    "[:blank:]": r"\t ",
+    "[:digit:]": "0-9",
+    "[:lower:]": "a-z",
+    "[:punct:]": r"!-/:-@\[-`{-~",
+    "[:space:]": r"\t\n\v\f\r ",
+    "[:upper:]": "A-Z",
+    "[:word:]": "0-9A-Za-z_",
+    "[:xdigit:]": "0-9A-Fa-f",
+}
+_GO = re.compile(r"\\.|\[:[a-z]+:\]", re.DOTALL)
 EXAMPLE_POLICY = "{pattern: CUDA out of memory, action: cancel_retries}"
 
 
@@ -23,17 +35,15 @@ def policies(raw: object) -> object:
         return raw
     kept = []
     for number, policy in enumerate(raw):
+        if isinstance(policy, Mapping) and policy.keys() - INSIDE["log_policies"]:
+            continue  # reported by determined_fields.misspelt
         pattern = policy.get("pattern") if isinstance(policy, Mapping) else None
         is_named = isinstance(policy, Mapping) and isinstance(policy.get("name"), str)
         if not isinstance(policy, Mapping) or not (isinstance(pattern, str) or (pattern is None and is_named)):
             raise ValueError(f"number {number} must have a pattern; for example {EXAMPLE_POLICY}")
-        for field in policy:
-            if field not in _OF_A_POLICY:
-                near = difflib.get_close_matches(str(field), _OF_A_POLICY, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_OF_A_POLICY)}"
-                raise ValueError(f"number {number} has an unknown field {field}; {hint}")
         if pattern is None:  # so a config disables one of the master's policies, by its name
             continue
+        pattern = _in_python(pattern)
         try:
             re.compile(pattern)
         except re.error as error:
@@ -41,12 +51,17 @@ def policies(raw: object) -> object:
         asked = actions(policy)
         for action in asked:
             if action not in _ACTIONS:
-                raise ValueError(f"number {number}: action must be one of {', '.join(_ACTIONS)}, got {action!r}")
-        if not asked and not is_named:
+                raise ValueError(f"number {number}: action must be one of {', '.join(_ACTIONS)}, got {action}")
+        if not asked and not is_named and not any(policy.get(field) for field in ("action", "actions", "policy")):
             raise ValueError(f"number {number} says nothing of what to do; for example {EXAMPLE_POLICY}")
         if "cancel_retries" in asked:
             kept.append({"pattern": pattern, "action": "cancel_retries"})
     return kept
+
+
+def _in_python(pattern: str) -> str:
+    """A pattern in Go's syntax, which is Determined's, in Python's: classes such as [:alpha:], and the end."""
+    return _GO.sub(lambda found: _IN_PYTHON.get(found[0], found[0]), pattern)
 
 
 class LogPolicy(Section):

@@ -52,7 +52,8 @@ def _length(raw: object) -> Length:
 def _no_number(raw: object) -> object:
     if isinstance(raw, int) and not isinstance(raw, bool):
         raise ValueError(
-            f"must be the directory of a trial, as RESULTS/trial_{raw}, got {raw}: experiments share no numbers here"
+            f"must be the directory of a trial, got {raw}: experiments share no numbers here; for one of Determined's "
+            "trials write source_checkpoint_uuid instead, with the UUID of its latest checkpoint"
         )
     return raw
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
+from dray.experiment.determined_fields import NO_MORE
 from dray.experiment.schema.section import Directory, Section, Url
 from dray.storage import Location, bucket_uri
 
@@ -49,6 +50,12 @@ def storage_of(raw: object) -> object:
     return {**raw, **_storage(where)} if isinstance(raw, dict) and isinstance(where, str) and "://" in where else raw
 
 
+def _kind(raw: object) -> object:
+    if raw == "hdfs":
+        raise ValueError(NO_MORE["checkpoint_storage.hdfs_url"])
+    return raw
+
+
 class CheckpointStorage(Section):
     """Where experiments and checkpoints are stored, and how many checkpoints are kept.
 
@@ -57,10 +64,12 @@ class CheckpointStorage(Section):
     those of the environment are used.
     """
 
-    type: Literal["directory", "shared_fs", "s3", "gcs", "azure", "uri"] | None = Field(
-        default=None, description="the kind of storage", examples=["directory"]
+    type: Annotated[Literal["directory", "shared_fs", "s3", "gcs", "azure", "uri"] | None, BeforeValidator(_kind)] = (
+        Field(default=None, description="the kind of storage", examples=["directory"])
     )
-    container_path: Directory | None = Field(default=None, description="the directory", examples=["/mnt/results"])
+    container_path: Directory | None = Field(
+        default=None, description="the directory; of shared_fs it is not used", examples=["/mnt/results"]
+    )
     host_path: Directory | None = Field(default=None, description="the shared directory", examples=["/mnt/results"])
     storage_path: Directory | None = Field(
         default=None, description="the directory, or the URI", examples=["/mnt/results"]
