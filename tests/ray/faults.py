@@ -120,9 +120,12 @@ class Play:
     def run(self, cases: Sequence[str] = (), rng: random.Random | None = None) -> dray.Result:
         """Play to the end; the first trials meet these cases, one each, at random batches."""
         rng = rng or random.Random(0)
+        at = [rng.randrange(1, BATCHES // 4 if case == "raylet alone" else BATCHES - 5) for case in cases]
+        for trial in range(len(cases)):
+            self._hold(trial, at[trial]).touch()
         self._start()
         for trial, case in enumerate(cases):
-            self._kill(case, trial, rng.randrange(1, BATCHES // 4 if case == "raylet alone" else BATCHES - 5))
+            self._kill(case, trial, at[trial])
         assert self._driver is not None
         code = self._driver.wait()
         assert code == 0, f"exit code {code}:\n{self.log.read_text()[-4000:]}"
@@ -133,6 +136,10 @@ class Play:
         command = ("resume", self.path) if made else ("create", self._config, self._model, "--path", self.path)
         address = {} if self._cluster is None else {"RAY_ADDRESS": self._cluster.address}
         self._driver = Driver(*command, log=self.log, **address)
+
+    def _hold(self, trial: int, at: int) -> Path:
+        """While this file is there the trial waits, a few batches on: what is to die may not outlive it."""
+        return Path(f"{self.record}.hold.{trial}.{at + 4}")
 
     def _kill(self, case: str, trial: int, at: int) -> None:
         assert self._driver is not None
@@ -150,8 +157,6 @@ class Play:
                 os.kill(self._process("ray::TrainContr"), signal.SIGKILL)
             case "desk":
                 os.kill(self._process("ray::Desk"), signal.SIGKILL)
-            case "driver":
-                self._driver.process.kill()
             case "raylet alone" | "node":
                 assert self._cluster is not None
                 self._cluster.lose_node(workers=case == "node")
@@ -162,6 +167,7 @@ class Play:
         if case == "driver":
             self.left += self._driver.kill()
             self._start()
+        self._hold(trial, at).unlink()
         if case == "head":
             assert self._cluster is not None
             # Ray would end it, after a minute.
@@ -206,7 +212,7 @@ class _Nodes:
         settings = {
             "health_check_initial_delay_ms": 0,
             "health_check_period_ms": 1000,
-            "health_check_timeout_ms": 1000,
+            "health_check_timeout_ms": 5000,  # a dead one refuses the connection at once; a busy one may be slow
             "health_check_failure_threshold": 2,
         }
         self._cluster = Cluster(

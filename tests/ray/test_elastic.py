@@ -32,7 +32,7 @@ PER_EPOCH = RECORDS // BATCH_SIZE
 HEALTH = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 1000,
-    "health_check_timeout_ms": 1000,
+    "health_check_timeout_ms": 5000,  # a dead one refuses the connection at once; on a busy machine one may be slow
     "health_check_failure_threshold": 2,
 }
 """A node's death is noticed within two seconds."""

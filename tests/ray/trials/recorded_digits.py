@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import model_def
@@ -43,12 +44,17 @@ class RecordedDigits(model_def.DigitsTrial):
 
 
 class WithDropout(RecordedDigits):
-    """Its result depends on the order of the data and on random numbers of both kinds."""
+    """Its result depends on the order of the data and on random numbers of both kinds.
+
+    Waits before a batch as long as there is a file beside ``record`` that says so.
+    """
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
         self.dropout = torch.nn.Dropout(0.25)
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
+        while Path(f"{self.record}.hold.{self.trial}.{batch_idx}").exists():
+            time.sleep(0.02)
         images, labels = batch
         return super().train_batch((self.dropout(images), labels), epoch_idx, batch_idx)
