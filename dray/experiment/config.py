@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -80,6 +81,7 @@ def load_config(
         raw, told, name = with_changes(_plain(read_mapping(path)), changes), str(source), path.stem
     passed_over, inside = not_used(raw), [Fault(path, what) for path, what in misspelt(raw)]
     raw = _without_nulls(without_not_used(raw))
+    raw |= {section: _with_text_names(raw[section]) for section in ("data", "hyperparameters") if section in raw}
     raw.setdefault("name", name or _name_of(raw.get("entrypoint")) or "experiment")
     faults = [*counted_steps(raw), *_schema_faults(raw), *broken_rules(raw), *inside]
     if faults:
@@ -148,6 +150,15 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     # A numpy scalar has an empty shape; this does not import numpy.
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+
+
+def _with_text_names(value: Any) -> Any:
+    """A copy in which all names are text, as in JSON, through which a config comes to the code of a trial."""
+    if isinstance(value, Mapping):
+        return {
+            name if isinstance(name, str) else json.dumps(name): _with_text_names(item) for name, item in value.items()
+        }
+    return [_with_text_names(item) for item in value] if isinstance(value, list) else value
 
 
 def _without_nulls(raw: Mapping[Any, Any]) -> dict[str, Any]:

@@ -117,6 +117,7 @@ DEFAULTS: dict[str, object] = {
     "debug": False,
     "environment.force_pull_image": False,
     "optimizations.auto_tune_tensor_fusion": False,
+    "optimizations.average_training_metrics": True,
     "optimizations.tensor_fusion_cycle_time": 1,
     "optimizations.tensor_fusion_threshold": 64,
     "pbs": {"pbsbatch_args": [], "slots_per_node": None},

@@ -14,8 +14,9 @@ from dray.experiment.faults import missing_field
 from dray.experiment.schema import constant
 from dray.experiment.schema.resources import Resources, SlotRange, even_sizes
 from dray.experiment.schema.searcher import OWN_TIMES, SEARCHER_FIELDS, Searcher, searcher_fields, variant_of
-from dray.experiment.schema.storage import STORAGE_FIELDS, CheckpointStorage
+from dray.experiment.schema.storage import SECRETS, STORAGE_FIELDS, CheckpointStorage
 from dray.experiment.search import check_sampler, first_points
+from dray.masking import MASK
 from dray.script import Script
 from searchers.errors import FieldError, SpaceError
 from searchers.space import parse
@@ -133,6 +134,12 @@ def _storage(raw: object) -> Iterator[Fault]:
         takers = [str(each) for each, known in STORAGE_FIELDS.items() if each and name in known]
         what = f"type {kind} has no such field; remove it, or use" if kind else "needs"
         yield Fault(f"checkpoint_storage.{name}", f"{what} type: {' or '.join(takers)}")
+    for name in SECRETS:
+        if raw.get(name) == MASK:
+            told = (
+                "is masked, as det experiment config shows it; write the true key, or none for that of the environment"
+            )
+            yield Fault(f"checkpoint_storage.{name}", told)
     for name, other in (("access_key", "secret_key"), ("secret_key", "access_key"), ("credential", "account_url")):
         if name in raw and other not in raw:
             yield missing_field(("checkpoint_storage",), other)

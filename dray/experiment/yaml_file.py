@@ -14,7 +14,7 @@ from dray.experiment.errors import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe subset with two traps removed: ``1e-3`` is a number, and a key given twice is an error."""
+    """YAML's safe subset, but ``1e-3`` is a number, ``2026-11-22`` is text, and a key given twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -32,6 +32,11 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
+# A date is text for Determined too, and JSON, in which hyperparameters are kept, has none.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
 
 
 def read_mapping(path: Path) -> dict[Any, Any]:

@@ -27,6 +27,7 @@ from dray.experiment.determined_fields import (
 )
 from dray.experiment.log_policies import forbidden
 from dray.experiment.schema import SECTIONS, ExperimentConfig
+from dray.masking import MASK
 
 ROOT = Path(__file__).parents[2]
 FIELDS = [
@@ -227,7 +228,7 @@ def test_steps_are_told_in_batches(fields: dict[str, Any], batches: int, told: d
     searcher = {"name": "single", "metric": "loss", "max_steps": 4}
     with pytest.raises(ConfigError) as caught:
         load_config({**LEAST, "searcher": searcher, **fields})
-    why = f"counts steps, of {batches} batches each; they are no more, in Determined neither; write "
+    why = f"is in steps of {batches} batches, which Determined has removed, too; write "
     found = dict(caught.value.faults)
     assert {path: what for path, what in found.items() if path != "batches_per_step"} == {
         path: why + instead for path, instead in told.items()
@@ -250,6 +251,43 @@ def test_patterns_in_gos_syntax_mean_the_same(written: str, line: str, other: st
     assert load_config(with_field("log_policies", [policy.model_dump()])).log_policies == [policy]
 
 
+def test_code_gets_names_and_dates_as_text_as_json_has_them(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        """
+entrypoint: python3 train.py
+searcher: {name: single, metric: loss}
+data: {1: a, since: 2026-11-22, deep: [{2: {true: 2026-11-22 10:00:00}}]}
+hyperparameters: {day: 2026-11-22, weights: {0: 0.5}}
+"""
+    )
+    config = load_config(file)
+    assert config.data == {"1": "a", "since": "2026-11-22", "deep": [{"2": {"true": "2026-11-22 10:00:00"}}]}
+    assert config.hyperparameters == {"day": "2026-11-22", "weights": {"0": 0.5}}
+
+
+def test_keys_that_determined_has_masked_are_not_taken_for_true_ones() -> None:
+    storage = {"type": "s3", "bucket": "b", "access_key": MASK, "secret_key": MASK}
+    with pytest.raises(ConfigError, match=r"is masked, as .* shows it; write the true") as caught:
+        load_config(with_field("checkpoint_storage", storage))
+    assert [fault.path for fault in caught.value.faults] == [
+        "checkpoint_storage.access_key",
+        "checkpoint_storage.secret_key",
+    ]
+
+
+def test_what_det_experiment_config_writes_is_taken(caplog: pytest.LogCaptureFixture) -> None:
+    file = Path(__file__).with_name("determined_config.yaml")
+    config = load_config(file)
+    assert str(config.checkpoint_storage.location) == "/mnt/nfs/determined"
+    [told] = caplog.messages
+    paths = [line.partition(":")[0].strip() for line in told.splitlines()[1:]]
+    assert paths == [
+        *("bind_mounts", "environment.image", "log_policies.signal", "preemption_timeout", "project"),
+        *("resources.resource_pool", "workspace"),
+    ]
+
+
 def test_hdfs_is_told_what_to_use() -> None:
     storage = {"type": "hdfs", "hdfs_url": "http://a", "hdfs_path": "/b"}
     with pytest.raises(ConfigError) as caught:
@@ -265,7 +303,7 @@ def test_a_number_of_determineds_trial_is_told_what_to_write() -> None:
 
 
 def test_a_period_says_what_it_counts() -> None:
-    what = r"min_checkpoint_period: must say what it counts, got 3; write {batches: 3} or {epochs: 3}"
+    what = r"min_checkpoint_period: must have a unit, got 3; write {batches: 3} or {epochs: 3}"
     with pytest.raises(ConfigError, match=re.escape(what)):
         load_config(with_field("min_checkpoint_period", 3))
     assert load_config(with_field("min_checkpoint_period", {"batches": 0})).min_checkpoint_period is None
@@ -338,14 +376,13 @@ reproducibility: {experiment_seed: 999}
     assert config.environment.variables("cpu") == {"NCCL_DEBUG": "INFO", "GREETING": "a=b c"}
     assert [policy.pattern for policy in config.log_policies] == [".*CUDA out of memory.*"]
     [told] = caplog.messages
-    assert told.startswith(f"{file} has fields of Determined's that are not used here:\n  workspace: ")
+    assert told.startswith(f"{file} has fields of Determined that are ignored here:\n  workspace: ")
     assert [line.partition(":")[0].strip() for line in told.splitlines()[1:]] == [
         "workspace",
         "project",
         "environment.image",
         "resources.shm_size",
         "resources.resource_pool",
-        "optimizations.average_training_metrics",
         "log_policies.exclude_node",
         "profiling",
     ]
