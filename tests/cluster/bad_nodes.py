@@ -55,12 +55,12 @@ def node(
             env={**os.environ, **environment},
         )
     try:
-        wait_for(lambda: is_alive(address), f"node {address}", 60)
+        wait_for(lambda: is_alive(address), f"node {address}")
         yield process
     finally:
         process.terminate()
         process.wait()
-        wait_for(lambda: not is_alive(address), f"the end of node {address}", 60)
+        wait_for(lambda: not is_alive(address), f"the end of node {address}")
 
 
 def is_alive(address: str) -> bool:

@@ -20,7 +20,7 @@ from tests.ray.harness import TRIALS, Meanwhile, journal, lines, recorded, wait_
 from tests.ray.test_elastic import HEALTH, kill
 from tests.ray.test_preemption import drain
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 BATCHES, SAVED_EVERY, MIDDLE = 120, 20, 50
 

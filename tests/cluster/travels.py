@@ -26,7 +26,7 @@ from tests.cluster.namespaces import ROOT
 from tests.ray.harness import lines
 
 PROJECT = ROOT / "tests" / "cluster" / "travelling"
-LONGEST_S = 100
+LONGEST_S = 240
 """A driver may take."""
 
 

@@ -21,7 +21,7 @@ def run_script(script: Path, *arguments: str, home: Path, processes: int = 1) ->
     # From another directory: it must find its own files, and it is not this one's code that is copied.
     home.mkdir()
     done = subprocess.run(
-        [*command, str(script), *arguments], env=environment, cwd=home, capture_output=True, text=True, timeout=55
+        [*command, str(script), *arguments], env=environment, cwd=home, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     [run] = (home / "local").iterdir()

@@ -133,7 +133,7 @@ def test_experiment_runs_the_script_with_its_hyperparameters(tmp_path: Path) -> 
         env={**os.environ, "DRAY_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     [run] = (tmp_path / "home" / "local").iterdir()
