@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-SLOW_TEST_LIMIT_S = 300.0  # two processes that train, or starting Ray, take minutes on a loaded two-core machine
+SLOW_TEST_LIMIT_S = 600.0  # two processes that train, or starting Ray, take minutes on a loaded two-core machine
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

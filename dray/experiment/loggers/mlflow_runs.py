@@ -11,6 +11,7 @@ Runs are found by tags: a resumed experiment finds its own, and adds what they l
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -61,6 +62,7 @@ class MLflowRuns:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
         # Otherwise MLflow prints the address of each run that ends.
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+        logging.getLogger("urllib3.connectionpool").addFilter(_is_not_of_mlflow)
         self._directory, self._config = directory, config
         self._sign = 1 if config.searcher.smaller_is_better else -1
         self._client = MlflowClient(tracking_uri=config.loggers.mlflow.tracking_uri)
@@ -182,6 +184,11 @@ class MLflowRuns:
         self._client.log_dict(self._parent, told, "best_trial.json")
         self._client.set_tag(self._parent, "dray.best_trial", str(best.trial_id))
         self._client.log_batch(self._parent, metrics=[self._best[best.trial_id][1]])
+
+
+def _is_not_of_mlflow(record: logging.LogRecord) -> bool:
+    """A request that is repeated is no news: a server that was idle closes connections. What fails for good is told."""
+    return "/mlflow" not in record.getMessage()
 
 
 def _metric(row: Mapping[str, Any]) -> Metric:
