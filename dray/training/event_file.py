@@ -114,7 +114,7 @@ class EventFile:
         directory.mkdir(parents=True, exist_ok=True)
         now = time.time()
         # The minus sorts before digits: a SummaryWriter made in the same second comes after this file.
-        name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.-{next(_COUNTER)}"
+        name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.-{next(_COUNTER):06d}"
         self.path = directory / name
         self._file = self.path.open("xb")
         version = b"brain.Event:2"

@@ -63,6 +63,13 @@ def test_tensorboard_reads_the_file(tmp_path: Path) -> None:
     file.close()
 
 
+def test_files_are_read_in_the_order_in_which_they_were_made(tmp_path: Path) -> None:
+    files = [EventFile(tmp_path) for _ in range(12)]
+    assert [file.path for file in files] == sorted(tmp_path.iterdir())
+    for file in files:
+        file.close()
+
+
 def test_a_restart_drops_what_came_from_its_step_on(tmp_path: Path) -> None:
     first = EventFile(tmp_path)
     first.write(event_file.scalars(1.0, step, {"a": 1.0}) for step in range(8))
