@@ -101,7 +101,9 @@ class DistributedContext:
 
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() == self.size:
             return TorchTransport()
-        return StoreTransport(self.rank, self.size, self.chief_ip, PORT + port_offset)
+        wait = timedelta(seconds=TIMEOUT_S)
+        store = dist.TCPStore(self.chief_ip, PORT + port_offset, self.size, is_master=self._is_chief, timeout=wait)  # type: ignore[attr-defined]
+        return StoreTransport(self.rank, self.size, store)
 
     @classmethod
     def from_torch_distributed(cls, chief_ip: str | None = None) -> DistributedContext:
@@ -260,19 +262,17 @@ class TorchTransport:
 
 
 class StoreTransport:
-    """Over a TCPStore served by the chief: for processes without a process group."""
+    """Over a TCPStore that the chief serves: for processes without a process group."""
 
-    def __init__(self, rank: int, size: int, host: str, port: int, timeout_s: float = TIMEOUT_S) -> None:
-        from torch._C._distributed_c10d import TCPStore
-
+    def __init__(self, rank: int, size: int, store: Any) -> None:
         self._rank = rank
         self._size = size
+        self._store = store
         self._turn = 0
-        self._store = TCPStore(host, port, size, is_master=rank == 0, timeout=timedelta(seconds=timeout_s))
 
     def allgather(self, stuff: Any) -> list[Any]:
         turn, self._turn = self._turn, self._turn + 1
-        self._store.set(f"{turn}/{self._rank}", pickle.dumps(stuff))  # type: ignore[arg-type]
+        self._store.set(f"{turn}/{self._rank}", pickle.dumps(stuff))
         result = [pickle.loads(self._store.get(f"{turn}/{rank}")) for rank in range(self._size)]
         if turn:
             # All ranks are done with the last turn: each has set its part of this one.

@@ -36,7 +36,7 @@ from dray.storage import CheckpointError
 from dray.training.checkpoint import read_state
 from dray.training.errors import PeerFailed, SearcherMetricError
 from dray.training.host import Report
-from tests.core.test_distributed import on_ranks
+from tests.core.test_distributed import HANGS_S, on_ranks
 from tests.pytorch.fakes import FakeHost
 from tests.storage.s3 import LocalS3
 
@@ -476,7 +476,7 @@ def test_sigterm_asks_a_local_run_to_end() -> None:
 
 @pytest.mark.parametrize("mode", [PreemptMode.WorkersAskChief, PreemptMode.WorkersAskMaster])
 def test_all_ranks_hear_what_the_chief_was_told(mode: PreemptMode) -> None:
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=HANGS_S)
 
     def work(context: Context) -> list[bool]:
         answers = [context.preempt.should_preempt()]

@@ -5,27 +5,27 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed import TCPStore
 
 from dray.core import ClusterInfo, DistributedContext, TrialInfo, get_cluster_info, set_cluster_info
-from dray.training.distributed import StoreTransport
+from dray.training.distributed import PORT, StoreTransport
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+HANGS_S = 50
 
 
 def on_ranks(numbers: list[dict[str, int]], work: Callable[[DistributedContext], Any]) -> list[Any]:
     """Run `work` on every rank at once."""
-    port = free_port()
+    # At a port that the system chooses when it opens: no other program can take it first.
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def one(kwargs: dict[str, int]) -> Any:
-        transport = StoreTransport(kwargs["rank"], kwargs["size"], "127.0.0.1", port, timeout_s=20)
+        store = TCPStore("127.0.0.1", server.port, is_master=False, timeout=timedelta(seconds=HANGS_S))
+        transport = StoreTransport(kwargs["rank"], kwargs["size"], store)
         context = DistributedContext(**kwargs, chief_ip="127.0.0.1", transport=transport)
         try:
             return work(context)
@@ -68,6 +68,23 @@ def test_collectives_reach_every_rank_in_order() -> None:
         assert everything == [0, 1, 2]
         assert said == "from 0"
         assert turns == [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
+
+
+def test_ranks_without_a_process_group_meet_at_the_chiefs_port() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        offset = probe.getsockname()[1] - PORT
+
+    def one(rank: int) -> list[int]:
+        place = {"rank": rank, "size": 2, "local_rank": rank, "local_size": 2, "cross_rank": 0, "cross_size": 1}
+        context = DistributedContext(**place, port_offset=offset)
+        try:
+            return context.allgather(rank)
+        finally:
+            context.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(one, range(2))) == [[0, 1]] * 2
 
 
 @pytest.mark.api("3.3", "3.4")
