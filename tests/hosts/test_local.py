@@ -88,7 +88,9 @@ def test_an_id_and_a_path_both_name_a_checkpoint(home: Path) -> None:
 
 
 @pytest.mark.api("8.16")
-def test_sigterm_asks_for_a_stop_that_saves(home: Path) -> None:
+def test_sigterm_asks_for_a_stop_that_saves(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "LISTEN_S", 1000)  # so that it is the next report that ends it
+
     class Terminated(OneWeight):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             if batch_idx == 2:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from typing import Any
 
 import numpy as np
@@ -108,15 +107,10 @@ def test_loading_leaves_the_models_random_numbers_alone() -> None:
     assert torch.rand(()) == expected
 
 
-def test_a_skip_of_a_million_batches_costs_no_more_than_one_of_ten() -> None:
-    def cost(skip: int) -> float:
-        began = time.perf_counter()
-        batches(loader(1000, batch_size=10, shuffle=True), 1, repeat=True, skip=skip)
-        return time.perf_counter() - began
-
-    batches(loader(10, batch_size=1), 1)
-    # A walk over a million batches takes a second at least.
-    assert min(cost(1_000_000) for _ in range(3)) < min(cost(10) for _ in range(3)) + 0.05
+def test_what_is_skipped_is_not_walked_over() -> None:
+    """A walk over so many batches would take days."""
+    [[*found]] = batches(loader(1000, batch_size=10, shuffle=True), 1, repeat=True, skip=10**12)
+    assert len(found) == 10
 
 
 @pytest.mark.slow

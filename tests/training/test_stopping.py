@@ -13,6 +13,7 @@ from dray.training.stopping import StopLine
 
 ENOUGH = 1_000_000
 """Batches: never reached."""
+HANGS_S = 30
 
 
 class FakeStore:
@@ -68,7 +69,7 @@ class Ranks:
                     if batch >= line.limit and line.reached(batch):
                         return
                     if batch % self._together == 0:
-                        self._meeting.wait(5)
+                        self._meeting.wait(HANGS_S)
                     if self._pauses[rank]:
                         pause.wait(self._pauses[rank])
                     self.trained[rank] = batch + 1
@@ -81,7 +82,7 @@ class Ranks:
         threading.Event().wait(after_s)
         self.asked[asks] = True
         for thread in self._threads:
-            thread.join(10)
+            thread.join(HANGS_S)
             assert not thread.is_alive(), "it waits for ever"
         assert self._errors == []
 
