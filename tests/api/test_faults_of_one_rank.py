@@ -13,17 +13,15 @@ import torch
 
 from tests.api import faulty_ranks
 from tests.api.faulty_ranks import SCENARIOS, Scenario, name
-from tests.pytorch.processes import two_processes
+from tests.pytorch.processes import HANGS_S, two_processes
 
 pytestmark = pytest.mark.slow
-
-LIMIT_S = 50
 
 
 def start(directory: Path, what: str) -> list[tuple[int, str]]:
     """Exit code and what was printed, of each rank."""
     with two_processes(faulty_ranks.__file__, directory, what) as processes:
-        errors = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
+        errors = [process.communicate(timeout=HANGS_S)[1] for process in processes]
     return [(process.returncode, error) for process, error in zip(processes, errors, strict=True)]
 
 

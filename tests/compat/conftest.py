@@ -46,7 +46,7 @@ def run_python(tmp_path: Path) -> Callable[[str], str]:
         file = tmp_path / "program.py"
         file.write_text(textwrap.dedent(program))
         environment = {**os.environ, "PYTHONPATH": str(Path(dray.__file__).parents[1])}
-        done = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True, timeout=250)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

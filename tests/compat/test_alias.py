@@ -452,7 +452,7 @@ def test_a_spawned_process_finds_it(untouched: None, run_python: Any, tmp_path: 
             queue = context.Queue()
             process = context.Process(target=spawn_data.tell, args=(queue,))
             process.start()
-            print(*queue.get(timeout=60))
+            print(*queue.get(timeout=200))
             process.join()
         """
     )

@@ -29,7 +29,7 @@ def test_the_code_loads_a_trial(tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(files("index.md")["model_def.py"])
     (tmp_path / "train.py").write_text(TRAIN)
     environment = {**os.environ, "DRAY_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=environment, check=True, timeout=100)
+    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=environment, check=True, timeout=250)
     [written] = (tmp_path / "home" / "local").glob("*/checkpoint_1")
     checkpoint = tmp_path / "digits-1" / "trial_7" / "checkpoint_352"
     shutil.copytree(written, checkpoint)

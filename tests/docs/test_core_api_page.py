@@ -35,7 +35,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "validations"), [("train.py", 16), ("operations.py", 1)])
 def test_programs_of_the_page_run_by_themselves(program: str, validations: int, model: Path) -> None:
-    subprocess.run([sys.executable, program], cwd=model, check=True, timeout=50, env={**os.environ})
+    subprocess.run([sys.executable, program], cwd=model, check=True, timeout=250, env={**os.environ})
     [run] = (model.parent / "results" / "local").iterdir()
     assert sum("validation" in row for row in rows(run)) == validations
     assert len(list(run.glob("checkpoint_*"))) == (16 if program == "train.py" else 0)

@@ -46,7 +46,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run_script(project: Path, *command: str) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *command], cwd=project, env=environment, capture_output=True, text=True, timeout=55
+        [sys.executable, *command], cwd=project, env=environment, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[2]
+HANGS_S = 250
+"""Processes that take longer hang: less than the limit of a slow test, so that their errors are told."""
 
 
 @contextmanager
@@ -46,15 +48,15 @@ def _processes(size: int, script: str, *arguments: object) -> Iterator[list[subp
             process.kill()
 
 
-def results_of_two(script: str, directory: Path, limit_s: float) -> list[dict[str, Any]]:
-    """What each rank has put into `directory`, after both have ended well within `limit_s` seconds."""
-    return results_of(2, script, directory, limit_s)
+def results_of_two(script: str, directory: Path) -> list[dict[str, Any]]:
+    """What each rank has put into `directory`, after both have ended well."""
+    return results_of(2, script, directory)
 
 
-def results_of(size: int, script: str, directory: Path, limit_s: float) -> list[dict[Any, Any]]:
+def results_of(size: int, script: str, directory: Path) -> list[dict[Any, Any]]:
     """The same of so many ranks."""
     with _processes(size, script, directory) as processes:
         for process in processes:
-            _, errors = process.communicate(timeout=limit_s)
+            _, errors = process.communicate(timeout=HANGS_S)
             assert process.returncode == 0, errors
     return [torch.load(directory / f"rank_{rank}.pt", weights_only=False) for rank in range(size)]

@@ -132,7 +132,7 @@ def test_its_trial_is_loaded_with_the_class_in_its_code(name: str) -> None:
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[float]]]:
     from tests.pytorch import determined_ranks
 
-    return results_of_two(determined_ranks.__file__, tmp_path_factory.mktemp("ranks"), limit_s=120)
+    return results_of_two(determined_ranks.__file__, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.slow

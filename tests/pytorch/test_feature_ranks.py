@@ -26,7 +26,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ranks(directory: Path) -> list[dict[str, Any]]:
-    return results_of_two(feature_ranks.__file__, directory, limit_s=150)
+    return results_of_two(feature_ranks.__file__, directory)
 
 
 def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:

@@ -31,7 +31,7 @@ def one(directory: Path) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def ranks(directory: Path, one: dict[str, Any]) -> list[dict[str, Any]]:
     """What both ranks have made of every kind."""
-    return results_of_two(resume_ranks.__file__, directory, limit_s=120)
+    return results_of_two(resume_ranks.__file__, directory)
 
 
 @pytest.mark.api("9.8")

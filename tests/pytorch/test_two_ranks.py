@@ -33,7 +33,7 @@ def one(directory: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ranks(directory: Path, one: dict[str, Any]) -> list[dict[str, Any]]:
-    return results_of_two(two_ranks.__file__, directory, limit_s=50)
+    return results_of_two(two_ranks.__file__, directory)
 
 
 def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
