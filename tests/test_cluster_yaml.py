@@ -92,7 +92,7 @@ def test_what_is_to_be_filled_in_is_all_that_is_wrong_and_has_a_comment(name: st
     text = (ROOT / name).read_text()
     found = faults(yaml.safe_load(text))
     assert found
-    assert all("FILL_IN_" in told and "is to be filled in" in told for _, told in found)
+    assert all("FILL_IN_" in told and "must be replaced; the comment above it" in told for _, told in found)
     lines = text.splitlines()
     for number, line in enumerate(lines):
         if re.search(r"FILL_IN_\w+", line):
@@ -193,7 +193,7 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
     "a word that AWS does not know": (
         "cluster.yaml",
         {f"{SPOT}.node_config.InstanceMarketOptions.MarketType": "cheap"},
-        {f"{SPOT}.node_config.InstanceMarketOptions.MarketType": "it takes spot, "},
+        {f"{SPOT}.node_config.InstanceMarketOptions.MarketType": "it has spot, "},
     ),
     "a machine that AWS does not have": (
         "cluster.yaml",
@@ -208,12 +208,12 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
     "GPUs that nothing could use": (
         "cluster.yaml",
         {f"{HEAD}.node_config.InstanceType": "g5.xlarge"},
-        {f"{HEAD}.resources.GPU": "got 0, but g5.xlarge has GPUs that nothing could use"},
+        {f"{HEAD}.resources.GPU": "got 0, but g5.xlarge has GPUs, which nothing could use"},
     ),
     "an accelerator that Ray does not know": (
         "cluster.yaml",
         {f"{SPOT}.resources": {"accelerator_type:A10GG": 1}},
-        {f"{SPOT}.resources.accelerator_type:A10GG": "Ray knows no accelerator A10GG; did you mean A10G?"},
+        {f"{SPOT}.resources.accelerator_type:A10GG": "Ray does not know the accelerator A10GG; did you mean A10G?"},
     ),
     "no image": ("cluster.yaml", {f"{HEAD}.node_config.ImageId": GONE}, {f"{HEAD}.node_config.ImageId": "18.04"}),
     "no machine": (
@@ -229,7 +229,7 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
     "how many machines, in Ray's place": (
         "cluster.yaml",
         {f"{SPOT}.node_config.MaxCount": 8},
-        {f"{SPOT}.node_config.MaxCount": "Ray sets it, by max_workers of the node type"},
+        {f"{SPOT}.node_config.MaxCount": "Ray sets it, from max_workers of the node type"},
     ),
     "a region that there is not": (
         "cluster.yaml",
@@ -239,7 +239,7 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
     "a zone of another region": (
         "cluster.yaml",
         {"provider.availability_zone": "us-west-2a,us-east-1a"},
-        {"provider.availability_zone": "us-east-1a is no zone of us-west-2"},
+        {"provider.availability_zone": "us-east-1a is not a zone of us-west-2"},
     ),
     "a mount that is not there": (
         "cluster.yaml",
@@ -255,12 +255,12 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
     "a token that nobody asks for": (
         "cluster.yaml",
         {ENVIRONMENT: without("RAY_AUTH_MODE=token")},
-        {"setup_commands": "RAY_AUTH_MODE=token is set by no command"},
+        {"setup_commands": "no command sets RAY_AUTH_MODE=token"},
     ),
     "the token off": (
         "cluster.yaml",
         {START: lambda command: command.replace("ray start", "RAY_AUTH_MODE=disabled ray start")},
-        {"setup_commands": "RAY_AUTH_MODE=token is set by no command"},
+        {"setup_commands": "no command sets RAY_AUTH_MODE=token"},
     ),
     "a key that is not there": (
         "clusters/local.yaml",
@@ -275,7 +275,7 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
     "the dashboard for all": (
         "clusters/gcp.yaml",
         {START: with_(" --dashboard-host=0.0.0.0")},
-        {START: "--dashboard-host=0.0.0.0 lets whoever reaches the port run jobs"},
+        {START: "--dashboard-host=0.0.0.0 lets whoever can reach the port run jobs"},
     ),
     "the dashboard for all, by IPv6": (
         "clusters/local.yaml",
@@ -285,7 +285,7 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
     "the dashboard for all, by Ray's default": (
         "cluster.yaml",
         {"head_start_ray_commands": GONE},
-        {"head_start_ray_commands": "Ray's default opens the dashboard"},
+        {"head_start_ray_commands": "by default Ray opens the dashboard"},
     ),
     "a port for all": (
         "cluster.yaml",
@@ -320,14 +320,14 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
     "a development version, by Ray's default": (
         "cluster.yaml",
         {"setup_commands": GONE, "initialization_commands": ["export RAY_AUTH_MODE=token DRAY_STORAGE=s3://b/results"]},
-        {"setup_commands": "Ray's default installs a development version"},
+        {"setup_commands": "by default Ray installs a development version"},
     ),
     "an image of a container that changes": (
         "cluster.yaml",
         {"docker": {"image": "rayproject/ray:latest-gpu", "container_name": "dray"}},
-        {"docker.image": "rayproject/ray:latest-gpu is another image tomorrow"},
+        {"docker.image": "rayproject/ray:latest-gpu can change at any time"},
     ),
-    "no bound": ("cluster.yaml", {"max_workers": GONE}, {"max_workers": "without it Ray starts 2 workers and no more"}),
+    "no bound": ("cluster.yaml", {"max_workers": GONE}, {"max_workers": "without it Ray starts at most 2 workers"}),
     "no end of idle machines": (
         "clusters/gcp.yaml",
         {"idle_timeout_minutes": GONE},
@@ -336,22 +336,22 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
     "a head that starts nothing": (
         "cluster.yaml",
         {START: without("--autoscaling-config=~/ray_bootstrap_config.yaml")},
-        {"head_start_ray_commands": "the head would start no worker, and end none"},
+        {"head_start_ray_commands": "the head would neither start nor stop workers"},
     ),
     "stopped machines that are kept": (
         "cluster.yaml",
         {"provider.cache_stopped_nodes": GONE},
-        {"provider.cache_stopped_nodes": "must be false, and is true if not given"},
+        {"provider.cache_stopped_nodes": "must be false (the default is true)"},
     ),
     "a head that may be taken away": (
         "cluster.yaml",
         {f"{HEAD}.node_config.InstanceMarketOptions": {"MarketType": "spot"}},
-        {f"{HEAD}.node_config.InstanceMarketOptions": "a spot machine can be taken away at any time"},
+        {f"{HEAD}.node_config.InstanceMarketOptions": "the cloud can reclaim a spot machine at any time"},
     ),
     "a head that may be taken away, on Google Cloud": (
         "clusters/gcp.yaml",
         {f"{HEAD}.node_config.scheduling": [{"preemptible": True}]},
-        {f"{HEAD}.node_config.scheduling": "a spot machine can be taken away at any time"},
+        {f"{HEAD}.node_config.scheduling": "the cloud can reclaim a spot machine at any time"},
     ),
     "workers like the head": ("cluster.yaml", {f"{HEAD}.max_workers": 2}, {f"{HEAD}.max_workers": "must be 0, got 2"}),
     "workers like the head, by default": (
@@ -359,16 +359,20 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
         {f"{HEAD}.max_workers": GONE},
         {f"{HEAD}.max_workers": "must be 0, got nothing"},
     ),
-    "results nowhere": ("cluster.yaml", {ENVIRONMENT: storage("")}, {"setup_commands": "no place for results"}),
+    "results nowhere": (
+        "cluster.yaml",
+        {ENVIRONMENT: storage("")},
+        {"setup_commands": "results need a place that all nodes see"},
+    ),
     "results on each node's own disk": (
         "cluster.yaml",
         {ENVIRONMENT: storage("DRAY_HOME=/mnt/results")},
-        {"setup_commands": "/mnt/results is a disk of each node's own"},
+        {"setup_commands": "/mnt/results is on each node's own disk"},
     ),
     "results at home": (
         "clusters/local.yaml",
         {ENVIRONMENT: lambda command: command.replace("/mnt/dray_results", "$HOME/results")},
-        {"setup_commands": "$HOME/results is a disk of each node's own"},
+        {"setup_commands": "$HOME/results is on each node's own disk"},
     ),
     "workers that may not write": (
         "cluster.yaml",
@@ -449,7 +453,7 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
     "a zone of another region of Google's": (
         "clusters/gcp.yaml",
         {"provider.availability_zone": "us-west1-a"},
-        {"provider.availability_zone": "us-west1-a is no zone of us-central1"},
+        {"provider.availability_zone": "us-west1-a is not a zone of us-central1"},
     ),
 }
 
@@ -537,7 +541,11 @@ def test_which_machines_of_aws_have_gpus() -> None:
         name: {"node_config": {"InstanceType": name, "ImageId": "ami-01234567"}, "resources": {"GPU": 1}}
         for name in INSTANCE_TYPES
     }
-    without_gpus = {path for path, told in cloud_nodes.aws(config, nodes) if told.endswith("has none; leave it to Ray")}
+    without_gpus = {
+        path
+        for path, told in cloud_nodes.aws(config, nodes)
+        if told.endswith("has none; remove it, and Ray fills it in")
+    }
     expected = {name for name, known in INSTANCE_TYPES.items() if "GpuInfo" not in known}
     assert without_gpus == {f"available_node_types.{name}.resources.GPU" for name in expected}
 

@@ -15,7 +15,7 @@ from ray.exceptions import AuthenticationError
 
 WITHIN_S = 5.0
 HOW = "export RAY_AUTH_MODE=token, and write the cluster's token to ~/.ray/auth_token, or export it as RAY_AUTH_TOKEN"
-NONE = f"it asks for a token, and there is none here: {HOW}"
+NONE = f"it requires a token, and this process has none; {HOW}"
 
 
 def refusal(address: str) -> str:
@@ -31,7 +31,7 @@ def refusal(address: str) -> str:
         return NONE
     except grpc.RpcError as error:
         if error.code() == grpc.StatusCode.UNAUTHENTICATED:
-            return f"it does not take the token that is here; {HOW}" if enabled else NONE
+            return f"it rejects this process's token; {HOW}" if enabled else NONE
     return ""
 
 

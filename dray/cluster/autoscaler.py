@@ -91,7 +91,7 @@ def _wait_for(machines: int) -> None:
     while (there := len(nodes())) < machines:
         if time.monotonic() > deadline:
             logger.warning(
-                "only %d of %d machines have joined the Ray cluster; not waiting any longer", there, machines
+                "only %d of %d machines have joined the Ray cluster; not waiting for the others", there, machines
             )
             return
         time.sleep(0.25)
@@ -132,7 +132,7 @@ def _file_of_the_autoscaler() -> str | None:
     try:
         found: str | None = ray.get(look.remote(port), timeout=LOOK_S)
     except (ray.exceptions.RayError, TimeoutError) as error:
-        logger.info("can't look for the autoscaler's file on the head: %s", error)
+        logger.info("can't read the autoscaler's file on the head node: %s", error)
         return None
     return found
 
@@ -182,7 +182,7 @@ class Doing:
     def short(self) -> str:
         """In few words. The kinds that it could not get are not shown as starting too, although it keeps trying."""
         starts, failed = self._starts(leave_out=self.failed), ", ".join(sorted(self.failed))
-        return ", ".join(filter(None, [starts and f"{starts} starting", failed and f"{failed} not to be had"]))
+        return ", ".join(filter(None, [starts and f"{starts} starting", failed and f"{failed} not available"]))
 
     def _starts(self, leave_out: Container[str] = ()) -> str:
         return ", ".join(f"{n} {kind}" for kind, n in sorted(self.starting.items()) if kind not in leave_out)

@@ -89,7 +89,7 @@ class Baseline:
                 if setting.get() != value:
                     setting.put(value)
             except Exception as error:
-                reasons.append(f"{setting.name} can't be put back: {error}")
+                reasons.append(f"can't restore {setting.name}: {error}")
         # Always set: torch.get_num_threads() would return this thread's number.
         torch.set_num_threads(self._threads)
         self._restore_modules()

@@ -67,14 +67,14 @@ def aws(config: Mapping[str, Any], nodes: Nodes) -> Faults:
         region = ""  # its zones can't be judged then
     for zone in str(config["provider"].get("availability_zone", region)).split(","):
         if not zone.strip().startswith(region):
-            yield "provider.availability_zone", f"{zone.strip()} is no zone of {region}"
+            yield "provider.availability_zone", f"{zone.strip()} is not a zone of {region}"
     group = config["provider"].get("security_group", {})
     yield from _fits(group.get("IpPermissions", []), rules, "provider.security_group.IpPermissions")
     for name, node in nodes.items():
         where = f"available_node_types.{name}.node_config"
         given = {field: value for field, value in node["node_config"].items() if field not in _RAYS_OWN}
         for field in _NOT_YOURS.keys() & given:
-            yield f"{where}.{field}", f"Ray sets it, by {_NOT_YOURS[field]} of the node type; remove it"
+            yield f"{where}.{field}", f"Ray sets it, from {_NOT_YOURS[field]} of the node type; remove it"
         yield from _fits(given, model, where)
         if "LaunchTemplate" in given:  # may have all of it
             continue
@@ -84,12 +84,15 @@ def aws(config: Mapping[str, Any], nodes: Nodes) -> Faults:
                 yield f"{where}.{field}", f"required, got nothing{old}"
         image = given.get("ImageId")
         if isinstance(image, str) and not _IMAGE.fullmatch(image) and "FILL_IN" not in image:
-            yield f"{where}.ImageId", f"must be ami-..., or resolve:ssm: and a parameter's name, got {image!r}"
+            yield f"{where}.ImageId", f"must be ami-..., or resolve:ssm: with a parameter's name, got {image!r}"
         kind, gpus = str(given.get("InstanceType", "")), node.get("resources", {}).get("GPU")
         # AWS names machines with NVIDIA's GPUs g or p and a number.
         if gpus is not None and kind and (gpus > 0) != (has_gpus := bool(re.match(r"(gr?|p)\d", kind))):
-            what = "has GPUs that nothing could use" if has_gpus else "has none"
-            yield f"available_node_types.{name}.resources.GPU", f"got {gpus}, but {kind} {what}; leave it to Ray"
+            what = "has GPUs, which nothing could use" if has_gpus else "has none"
+            yield (
+                f"available_node_types.{name}.resources.GPU",
+                f"got {gpus}, but {kind} {what}; remove it, and Ray fills it in",
+            )
 
 
 @cache
@@ -124,9 +127,7 @@ def _fits(value: Any, shape: Any, path: str) -> Faults:
         case "string" if not isinstance(value, str):
             yield path, f"must be text, got {value!r:.60}"
         case "string" if shape.enum and value not in shape.enum and "FILL_IN" not in value:
-            few = (
-                f"; it takes {', '.join(shape.enum)}" if len(shape.enum) < 12 else "; or boto3 is older than it: update"
-            )
+            few = f"; it has {', '.join(shape.enum)}" if len(shape.enum) < 12 else "; if it is new, update boto3"
             yield path, f"AWS has no {shape.name} {value!r}{nearest(value, shape.enum) or few}"
         case "integer" | "long" if isinstance(value, bool) or not isinstance(value, int):
             yield path, f"must be a whole number, got {value!r:.60}"
@@ -141,7 +142,7 @@ def gcp(config: Mapping[str, Any], nodes: Nodes) -> Faults:
     if not place.get("project_id"):
         yield "provider.project_id", "required, got nothing: the id of your project, not its name"
     if not str(place.get("availability_zone", "")).startswith(f"{place.get('region')}-"):
-        yield "provider.availability_zone", f"{place.get('availability_zone')} is no zone of {place.get('region')}"
+        yield "provider.availability_zone", f"{place.get('availability_zone')} is not a zone of {place.get('region')}"
     for name, node in nodes.items():
         where, given = f"available_node_types.{name}.node_config", node["node_config"]
         for field in given.keys() - _GCP_FIELDS:

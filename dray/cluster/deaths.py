@@ -40,7 +40,7 @@ def why_it_died(error: Exception) -> str | None:
         error: the worker's, as Ray Train's controller has it.
     """
     if LOW_MEMORY in str(error):
-        return f"Ray has killed it, as its node was {LOW_MEMORY}"
+        return f"Ray killed it, because its node was {LOW_MEMORY}"
     if not isinstance(getattr(error, "health_check_failure", None), RayActorError):
         return None
     return "Ray has lost the node" if NODE_DIED in str(error) else ""

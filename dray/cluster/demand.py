@@ -102,7 +102,7 @@ class Demand:
         self._looked_at = now
         which = f"{waiting} of {groups} worker groups wait" if groups > 1 else "the worker group waits"
         if self._limits is None:
-            doing, news, short = "there is no autoscaler to start others", "", ""
+            doing, news, short = "no autoscaler is running to start more", "", ""
         else:
             told = autoscaler.doing()
             doing, news, short = str(told), str(sorted(told.failed)), told.short()
@@ -110,7 +110,7 @@ class Demand:
         if self._told == news:
             return ""
         self._told = news
-        return f"{which} for nodes. Each takes {self._slots}. The cluster has {_has()}; {doing}"
+        return f"{which} for nodes. Each needs {self._slots}. The cluster has {_has()}; {doing}"
 
 
 def _has() -> str:

@@ -35,7 +35,7 @@ def serve_leases(work: dict[str, Any]) -> None:
         from dray.cluster.worker import serve
     except ImportError as error:
         told = f"node {name_of_this_node()} can't import what workers run: {type(error).__name__}: {error}"
-        return give_up(work, ImportError(f"{told}; install there what the driver has"))
+        return give_up(work, ImportError(f"{told}; install the driver's packages there"))
     serve(work)
 
 

@@ -46,13 +46,14 @@ def handlers_of_a_trial() -> Iterator[None]:
         number = signal.Signals(signalnum)
         if number in _TIMERS:
             raise ValueError(
-                f"a handler of {number.name} would never be called: signals reach the main thread, and a trial of an "
-                "experiment runs in another one; use threading.Timer, or time.monotonic() where the loop comes by"
+                f"a handler of {number.name} would never be called: signals reach only the main thread, and a trial "
+                "of an experiment runs in another one; use threading.Timer, or check time.monotonic() in the training "
+                "loop"
             )
         if callable(handler):
             log.warning(
-                "the handler of %s will not be called: signals to a worker are Ray's; dray itself saves trials that "
-                "are told to end",
+                "the handler of %s will not be called: Ray handles a worker's signals; dray itself saves trials that "
+                "are told to stop",
                 number.name,
             )
         previous = get_handler(number)

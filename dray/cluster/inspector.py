@@ -79,7 +79,7 @@ class Inspector:
         store = RemoteDirectory(place, patience_s=STORE_S)
         try:
             if store.read(SIGN).decode() != sign:
-                return Trouble("unseen", f"reads something else from {place} than the driver has written")
+                return Trouble("unseen", f"reads something else from {place} than the driver wrote")
             store.write(mine, mine.encode())
         except StorageError as error:
             return Trouble("refused", str(error))
@@ -171,7 +171,7 @@ class Rank:
         ones = torch.ones(REDUCED_BYTES // 4, device=device)
         dist.all_reduce(ones)
         if ones[-1].item() != size:
-            raise RuntimeError(f"a sum of {size} ones is {ones[-1].item()}")
+            raise RuntimeError(f"the all-reduce returned a wrong sum of {size} ones: {ones[-1].item()}")
         began = wait()
         for _ in range(REDUCTIONS):
             dist.all_reduce(ones)

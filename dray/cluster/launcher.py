@@ -100,28 +100,28 @@ def _semantics(config: Mapping[str, Any]) -> Faults:
 def _placeholders(config: Mapping[str, Any]) -> Faults:
     for path, text in _texts(config):
         for name in dict.fromkeys(_FILL_IN.findall(text)):
-            yield path, f"{name} is to be filled in; the comment above it says with what"
+            yield path, f"{name} must be replaced; the comment above it says by what"
 
 
 def _mounts(config: Mapping[str, Any]) -> Faults:
     for remote, local in config.get("file_mounts", {}).items():
         if not _is_token(remote) and not _FILL_IN.search(str(local)) and not Path(str(local)).expanduser().exists():
-            yield f"file_mounts.{remote}", f"no such file or directory: {local}, seen from {Path.cwd()}"
+            yield f"file_mounts.{remote}", f"no such file or directory: {local}, in {Path.cwd()}"
 
 
 def _token(config: Mapping[str, Any]) -> Faults:
     local = next((local for remote, local in config.get("file_mounts", {}).items() if _is_token(remote)), None)
-    open_to_all = "whoever reaches a port of Ray runs code on the node"
+    open_to_all = "whoever can reach one of Ray's ports can run code on the node"
     if local is None:
-        yield "file_mounts", f"no token comes to the nodes: {open_to_all}; add ~/{_TOKEN}: ~/{_TOKEN}"
+        yield "file_mounts", f"the nodes get no token: {open_to_all}; add ~/{_TOKEN}: ~/{_TOKEN}"
     else:
         path = Path(str(local)).expanduser()
         if not path.exists():
             yield f"file_mounts.~/{_TOKEN}", f"no such file: {local}; {_MAKE_TOKEN}"
         elif stat.S_IMODE(path.stat().st_mode) & 0o077:
-            yield f"file_mounts.~/{_TOKEN}", f"others on this machine may read {local}; chmod 600 {local}"
+            yield f"file_mounts.~/{_TOKEN}", f"other users of this machine can read {local}; run chmod 600 {local}"
     if _environment(config).get("RAY_AUTH_MODE") != "token":
-        told = "RAY_AUTH_MODE=token is set by no command; without it Ray asks nobody for the token"
+        told = "no command sets RAY_AUTH_MODE=token, without which Ray requires no token"
         yield "setup_commands", f"{told}; export it where ~/.bashrc sets PATH"
 
 
@@ -135,19 +135,19 @@ def _keys(config: Mapping[str, Any]) -> Faults:
         for name, node in _node_types(config):
             if not {"KeyName", "UserData"} & node["node_config"].keys():
                 where = f"available_node_types.{name}.node_config.KeyName"
-                yield where, "required with auth.ssh_private_key: the name that AWS knows this key by"
+                yield where, "required with auth.ssh_private_key: the name of this key in AWS"
 
 
 # --------------------------------------------------------------------------------------------------------------- ports
 def _ports(config: Mapping[str, Any]) -> Faults:
     if "head_start_ray_commands" not in config and provider(config) != "local":
-        told = "required: Ray's default opens the dashboard, and so jobs, to every address"
+        told = "required: by default Ray opens the dashboard, which can submit jobs, to every address"
         yield "head_start_ray_commands", f"{told}; write ray start --head ... without --dashboard-host"
     for path, command in _commands(config):
         for host in re.findall(r"--dashboard-host[= ]+['\"]?([^\s'\"]+)", command):
             if host not in ("127.0.0.1", "localhost", "::1"):
-                told = f"--dashboard-host={host} lets whoever reaches the port run jobs"
-                yield path, f"{told}; leave it out and use `ray dashboard`, which goes by ssh"
+                told = f"--dashboard-host={host} lets whoever can reach the port run jobs"
+                yield path, f"{told}; remove it and use `ray dashboard`, which connects by ssh"
     permissions = config["provider"].get("security_group", {}).get("IpPermissions", [])
     for number, rule in enumerate(permissions):
         if not isinstance(rule, Mapping):
@@ -156,7 +156,10 @@ def _ports(config: Mapping[str, Any]) -> Faults:
         if everybody and (rule.get("FromPort"), rule.get("ToPort")) != (22, 22):
             ports = f"{rule.get('FromPort', 'all')} to {rule.get('ToPort', 'all')}"
             told = f"opens ports {ports} to the world ({everybody[0]})"
-            yield f"provider.security_group.IpPermissions.{number}", f"{told}; name your own addresses, or go by ssh"
+            yield (
+                f"provider.security_group.IpPermissions.{number}",
+                f"{told}; give your own addresses, or connect by ssh",
+            )
 
 
 def _is_everybody(cidr: str) -> bool:
@@ -172,13 +175,13 @@ def _versions(config: Mapping[str, Any]) -> Faults:
     for field in ("image", "head_image", "worker_image"):
         name = image.get(field)
         if name and "@sha256:" not in name and re.search(r":(latest|nightly)[^/]*$|/[^:]*$|^[^:/]*$", name):
-            yield f"docker.{field}", f"{name} is another image tomorrow; name a release, or a digest"
+            yield f"docker.{field}", f"{name} can change at any time; give a release, or a digest"
     if "setup_commands" not in config and not image and provider(config) in CLOUDS:
-        told = "required: Ray's default installs a development version of Ray"
-        yield "setup_commands", f"{told}; pip install with pinned versions, as cluster.yaml of dray does"
+        told = "required: by default Ray installs a development version of itself"
+        yield "setup_commands", f"{told}; pip install with pinned versions, as dray's cluster.yaml does"
     for path, command in _commands(config):
         for loose in _loose(command):
-            told = f"{loose} has no version: nodes that start at different times differ, and then do not join"
+            told = f"{loose} has no version: nodes that start later may get another one, and then can't join"
             yield path, f"{told}; write NAME==VERSION, or pip install -c constraints.txt"
 
 
@@ -205,16 +208,18 @@ def _scaling(config: Mapping[str, Any]) -> Faults:
     if provider(config) == "local":
         return
     if "max_workers" not in config:
-        told = "required: without it Ray starts 2 workers and no more"
-        yield "max_workers", f"{told}; write the most that you would pay for"
+        told = "required: without it Ray starts at most 2 workers"
+        yield "max_workers", f"{told}; give the most that you would pay for"
     if "idle_timeout_minutes" not in config:
-        yield "idle_timeout_minutes", "required: how long a worker without work is paid for; for example 10"
+        yield "idle_timeout_minutes", "required: how long an idle worker is kept, and paid for; for example 10"
     starts = config.get("head_start_ray_commands", [])
     if starts and not any("--autoscaling-config" in command for command in starts):
         told = "no --autoscaling-config=~/ray_bootstrap_config.yaml"
-        yield "head_start_ray_commands", f"{told}: the head would start no worker, and end none"
+        yield "head_start_ray_commands", f"{told}: the head would neither start nor stop workers"
     if provider(config) == "aws" and config["provider"].get("cache_stopped_nodes", True):
-        told = "must be false, and is true if not given: a stopped node goes on costing its disk, and comes back"
+        told = (
+            "must be false (the default is true): the disk of a stopped node still costs money, and the node comes back"
+        )
         yield "provider.cache_stopped_nodes", f"{told} with old processes and files"
 
 
@@ -225,12 +230,12 @@ def _head(config: Mapping[str, Any]) -> Faults:
         return
     where = f"available_node_types.{name}"
     if head.get("max_workers") != 0:
-        told = f"must be 0, got {head.get('max_workers', 'nothing, which is as many as all workers together')}"
-        yield f"{where}.max_workers", f"{told}: else workers are started that are heads without GPUs"
+        told = f"must be 0, got {head.get('max_workers', 'nothing, which stands for the max_workers of all')}"
+        yield f"{where}.max_workers", f"{told}: otherwise Ray starts workers of the head's type, without GPUs"
     spot = cloud_nodes.spot(head["node_config"])
     if spot is not None:
-        told = "a spot machine can be taken away at any time, and the cluster and the driver with it"
-        yield f"{where}.node_config.{spot}", f"{told}; remove it here, workers may have it"
+        told = "the cloud can reclaim a spot machine at any time, and with it the cluster and the driver"
+        yield f"{where}.node_config.{spot}", f"{told}; remove it here (workers may be spot machines)"
 
 
 def _nodes(config: Mapping[str, Any]) -> Faults:
@@ -242,7 +247,7 @@ def _nodes(config: Mapping[str, Any]) -> Faults:
             kind = resource.removeprefix("accelerator_type:")
             if kind != resource and kind not in names:
                 where = f"available_node_types.{name}.resources.{resource}"
-                yield where, f"Ray knows no accelerator {kind}{cloud_nodes.nearest(kind, names)}"
+                yield where, f"Ray does not know the accelerator {kind}{cloud_nodes.nearest(kind, names)}"
 
 
 # ------------------------------------------------------------------------------------------------------------- storage
@@ -252,7 +257,7 @@ def _storage(config: Mapping[str, Any]) -> Faults:
     place = environment.get("DRAY_STORAGE") or environment.get("DRAY_HOME")
     ways = "export DRAY_STORAGE=s3://BUCKET/PREFIX, or mount a file system on all nodes and export DRAY_HOME=/mnt/..."
     if place is None:
-        yield "setup_commands", f"no place for results that all nodes see: {ways}"
+        yield "setup_commands", f"results need a place that all nodes see: {ways}"
         return
     scheme = place.partition("://")[0] if "://" in place else None
     if scheme in (None, "file"):
@@ -260,7 +265,7 @@ def _storage(config: Mapping[str, Any]) -> Faults:
         mounts = any("mount" in command and path.rstrip("/") in command for _, command in _commands(config))
         private = path.startswith(("~", "$HOME", "/tmp", "/home", "/root", "."))
         if private or (provider(config) in CLOUDS and not mounts):
-            yield "setup_commands", f"{place} is a disk of each node's own: {ways}"
+            yield "setup_commands", f"{place} is on each node's own disk: {ways}"
         return
     needed = {("aws", "s3"): "IamInstanceProfile", ("gcp", "gs"): "serviceAccounts"}.get((provider(config), scheme))
     if needed is None or any("ACCESS_KEY" in name or "CREDENTIALS" in name for name in environment):
@@ -273,7 +278,7 @@ def _storage(config: Mapping[str, Any]) -> Faults:
             yield where, f"required, got nothing: without it these nodes may not write to {place}"
         elif provider(config) == "aws" and len(lacking) < len(dict(_node_types(config))):
             where = f"available_node_types.{name}.node_config.{needed}"
-            yield where, "required, got nothing: Ray's own may start no workers that have one (iam:PassRole)"
+            yield where, "required, got nothing: Ray's own profile may not start workers that have one (iam:PassRole)"
 
 
 # --------------------------------------------------------------------------------------------------------------- parts

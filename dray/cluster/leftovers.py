@@ -52,11 +52,13 @@ class Leftovers:
             _give_back()
             grown = _memory() - self._memory
         if grown > LEAK * MACHINE_MEMORY:
-            found.append(f"it has grown by {_mb(grown)} since its first trial: something keeps what trials have made")
+            found.append(
+                f"its memory has grown by {_mb(grown)} since its first trial: something keeps trials' objects alive"
+            )
         if gpu_memory:
             grown = gpu_memory - self._gpu_memory
             if grown > LEAK * torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory:
-                found.append(f"{_mb(grown)} more of its GPU are in use than after its first trial")
+                found.append(f"{_mb(grown)} more of its GPU memory is in use than after its first trial")
         return found
 
     def _running_threads(self) -> list[str]:
@@ -72,14 +74,16 @@ class Leftovers:
         }:
             if time.monotonic() > deadline:
                 names = {thread.ident: thread.name for thread in threading.enumerate()}
-                return [f"thread {names.get(ident, ident)} runs on, at {place}" for ident, place in left.items()]
+                return [
+                    f"thread {names.get(ident, ident)} is still running, at {place}" for ident, place in left.items()
+                ]
             time.sleep(0.01)
         return []
 
     def _running_children(self) -> list[str]:
         """Child processes. They are ended, but their ends of pipes and queues in this process may be unusable."""
         ended = end_children(spare=self._children)
-        return [f"process {child} ran on: {command}" for child, command in ended.items()]
+        return [f"process {child} was still running: {command}" for child, command in ended.items()]
 
 
 def gpu_in_use() -> bool:

@@ -69,11 +69,11 @@ class UnfitNode(RuntimeError):
 
 
 REMEDIES = {
-    "versions": "install there what the driver has, or take the node out of the cluster",
-    "full": "free some, or take the node out of the cluster",
+    "versions": "install the driver's versions there, or remove the node from the cluster",
+    "full": "free some space, or remove the node from the cluster",
     "unseen": "put the experiment on a file system that all nodes mount (--path, or checkpoint_storage: "
     "{type: shared_fs, host_path: /mnt/shared}), or in an object store (checkpoint_storage: {type: s3, bucket: ...})",
-    "refused": "give that node what the others have, such as the mount's options, the user, or the instance profile",
+    "refused": "set that node up like the others, such as the mount's options, the user, or the instance profile",
 }
 """What to do about each kind of trouble."""
 
@@ -209,9 +209,9 @@ def directory_trouble(directory: str, sign: str | None) -> Trouble | None:
         if sign is None:
             where.mkdir(parents=True, exist_ok=True)
         elif _sign_in(where).read_text() != sign:
-            return Trouble("unseen", f"has another directory {directory} than the driver")
+            return Trouble("unseen", f"has a different directory {directory} than the driver")
     except FileNotFoundError:
-        return Trouble("unseen", f"does not see {directory}, which the driver has and checkpoints are to be written to")
+        return Trouble("unseen", f"does not see {directory}, the driver's directory for checkpoints")
     except OSError as error:
         return _trouble_of(error, directory)
     # A name that nobody else uses, or has looked for: network file systems cache that a file does not exist.
@@ -228,7 +228,7 @@ def directory_trouble(directory: str, sign: str | None) -> Trouble | None:
 
 def _trouble_of(error: OSError, directory: str) -> Trouble:
     if error.errno in _FULL:
-        return Trouble("full", f"has a full disk, which {directory} is on: {error.strerror}")
+        return Trouble("full", f"has a full disk at {directory}: {error.strerror}")
     return Trouble("refused", f"can't write to {directory}: {error.strerror}")
 
 

@@ -51,7 +51,9 @@ class Package:
                         (place / link).parent.mkdir(parents=True, exist_ok=True)
                         (place / link).symlink_to(target)
                 return place
-        raise FileNotFoundError(f"the code that was sent, {name}, is not on this worker's path: {', '.join(sys.path)}")
+        raise FileNotFoundError(
+            f"the package of the trial's code, {name}, is not on this worker's path: {', '.join(sys.path)}"
+        )
 
 
 def package(directory: Path, links: tuple[tuple[str, str], ...] = ()) -> Package:

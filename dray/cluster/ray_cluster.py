@@ -65,7 +65,7 @@ def connect(address: str | None) -> Cluster:
     if ray.is_initialized():
         os.environ.update(_missing(TRAIN_ENVIRONMENT))
         return Cluster(
-            own=False, told=f"the Ray cluster at {ray.get_runtime_context().gcs_address}, already connected to"
+            own=False, told=f"the Ray cluster at {ray.get_runtime_context().gcs_address} (already connected)"
         )
     address = address or os.environ.get("RAY_ADDRESS")
     if address and address != "local":
@@ -102,9 +102,11 @@ def join(address: str) -> None:
         refused = refusal_here() if address == "auto" else ""
         if not refused:
             told = " ".join(str(error).split())
-            raise ConnectionError(f"no Ray cluster answers at {address}: {told}; look at RAY_ADDRESS") from None
+            raise ConnectionError(
+                f"no Ray cluster answers at {address}: {told}; check the address, or RAY_ADDRESS"
+            ) from None
     if refused:
-        raise ConnectionError(f"the Ray cluster at {address} does not let this process in: {refused}")
+        raise ConnectionError(f"the Ray cluster at {address} refuses this process: {refused}")
 
 
 def slots_of(resources: Mapping[str, float], kind: str, cpus_per_slot: float) -> int:

@@ -73,7 +73,7 @@ def main() -> None:
     """Ask until there is a notice, and tell Ray."""
     parser = argparse.ArgumentParser(prog="python -m dray.cluster.spot_notice", description=__doc__.partition("\n")[0])
     parser.add_argument("cloud", choices=CLOUDS)
-    parser.add_argument("head", help="its host and port, as of `ray start --address`")
+    parser.add_argument("head", help="its host and port, as for `ray start --address`")
     given = parser.parse_args()
     with (Path(tempfile.gettempdir()) / "dray-spot-notice").open("w") as lock:
         try:
@@ -84,7 +84,7 @@ def main() -> None:
             try:
                 left_s = CLOUDS[given.cloud]()
             except (OSError, ValueError) as error:  # the metadata service may fail for a moment
-                print(f"no answer from the metadata of {given.cloud}: {error}", flush=True)
+                print(f"no answer from the metadata service of {given.cloud}: {error}", flush=True)
                 left_s = None
             if left_s is not None and drain(given.head, left_s):
                 return

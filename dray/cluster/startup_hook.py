@@ -47,9 +47,9 @@ def run_startup_hook(code: Path) -> None:
             )
         lines = output.read_text(errors="replace").splitlines()
         if done.returncode != 0:
-            shown = "\n".join(f"    | {line}" for line in lines[-_SHOWN_LINES:])
+            shown = "\n".join(f"    | {line}" for line in lines[-_SHOWN_LINES:]) or "    | (nothing)"
             raise StartupHookFailed(
-                f"exited with code {done.returncode}; mend it, its output ends with:\n{shown or '    | (nothing)'}"
+                f"exited with code {done.returncode}; fix the script, whose output ends with:\n{shown}"
             )
         if lines:
             print("\n".join(lines))
@@ -72,7 +72,9 @@ def run_startup_hook_once(code: Path, run: str) -> None:
     place = Path(tempfile.gettempdir()) / f"dray-hooks-{os.getuid()}"
     place.mkdir(mode=0o700, exist_ok=True)
     if place.stat().st_uid != os.getuid():
-        raise StartupHookFailed(f"can't be run: {place} belongs to another user")
+        raise StartupHookFailed(
+            f"can't be run: {place} belongs to another user; remove it, or set TMPDIR to another directory"
+        )
     before = dict(os.environ)
     with (place / run).open("a+") as file:
         # Held while the hook runs; the system releases it if this process dies.

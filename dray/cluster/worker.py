@@ -94,7 +94,7 @@ def _serve(work: dict[str, Any], program: Program, code: Path | None, distribute
             if lease is None:
                 return
             if lease.get("retire"):
-                raise GroupRetired(f"worker group {group} starts anew: {lease['retire']}")
+                raise GroupRetired(f"worker group {group} restarts: {lease['retire']}")
             number = lease["number"]
             if rank == 0:
                 desk.begun.remote(number)
@@ -123,7 +123,7 @@ def _log(lease: Lease, rank: int) -> Path:
 
 
 # Kinds of failures after which a process must not be reused.
-_SPOILT = {"oom": "out of memory", "device": "an error of a GPU", "collective": "an error of a collective"}
+_SPOILT = {"oom": "out of memory", "device": "a GPU error", "collective": "an error in a collective operation"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +225,12 @@ def _free_to_end(host: RayHost) -> Iterator[None]:
     except Exception:
         if not host.heard:
             raise
-        print("the program has ended so, as it was asked to:", traceback.format_exc(), sep="\n", file=sys.stderr)
+        print(
+            "the program was asked to end, and ended with this error:",
+            traceback.format_exc(),
+            sep="\n",
+            file=sys.stderr,
+        )
 
 
 def _watched(

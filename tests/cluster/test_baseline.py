@@ -109,7 +109,7 @@ def test_what_can_not_be_put_back_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     baseline = Baseline()
     assert baseline.run(lambda: None) == (None, [])
     _, [reason] = baseline.run(lambda: counts.__setitem__(0, 3))
-    assert reason.startswith("torch's inter-op threads can't be put back: cannot set number")
+    assert reason.startswith("can't restore torch's inter-op threads: cannot set number")
 
 
 def test_a_warning_is_shown_to_each_trial() -> None:
@@ -187,7 +187,7 @@ def test_a_thread_in_a_trials_code_is_told_with_its_place(monkeypatch: pytest.Mo
 
     try:
         _, [reason] = baseline.run(trial)
-        assert reason.startswith(f"thread prefetch runs on, at {__file__}:")
+        assert reason.startswith(f"thread prefetch is still running, at {__file__}:")
     finally:
         over.set()
 
@@ -218,7 +218,7 @@ def test_child_processes_are_ended_and_told_also_those_that_will_not_end() -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(children_module, "END_S", 0.2)
         _, reasons = Baseline().run(trial)
-    assert reasons == [f"process {child.pid} ran on: {' '.join(child.args)}" for child in children]
+    assert reasons == [f"process {child.pid} was still running: {' '.join(child.args)}" for child in children]
     assert [child.wait(30) for child in children] == [-signal.SIGTERM, -signal.SIGKILL]
 
 
@@ -262,7 +262,7 @@ def test_a_leak_of_memory_is_told_and_what_the_first_trial_keeps_is_none(monkeyp
     baseline = Baseline()
     assert [bool(baseline.run(keep)[1]) for _ in range(3)] == [False, False, True]
     _, [reason] = baseline.run(keep)
-    grown = re.match(r"it has grown by (\d+) MiB since its first trial", reason)
+    grown = re.match(r"its memory has grown by (\d+) MiB since its first trial", reason)
     assert grown is not None
     assert int(grown[1]) == pytest.approx(3 * 64, abs=25)
     kept.clear()
@@ -303,7 +303,7 @@ def test_memory_of_a_gpu_is_given_back_and_a_leak_of_it_is_told(monkeypatch: pyt
     assert baseline.run(cycle) == (None, [])
     assert torch.cuda.memory_reserved() == before
     told = [baseline.run(lambda: kept.append(torch.ones(64 << 18, device="cuda")))[1] for _ in range(2)]
-    assert told == [[], ["128 MiB more of its GPU are in use than after its first trial"]]
+    assert told == [[], ["128 MiB more of its GPU memory is in use than after its first trial"]]
 
 
 # ---------------------------------------------------------------------------------------------------------- handlers

@@ -54,7 +54,11 @@ def disk(path: str, free: int, size: int) -> dict[str, Any]:
     ("others", "is_wrong", "told"),
     [
         ({}, None, ""),
-        ({"torch": "2.9.0+cu128"}, True, "has torch 2.9.0+cu128, but the driver has torch 2.9.1+cpu; install there "),
+        (
+            {"torch": "2.9.0+cu128"},
+            True,
+            "has torch 2.9.0+cu128, but the driver has torch 2.9.1+cpu; install the driver's ",
+        ),
         ({"error": "No module named 'torch'"}, True, "torch can't be imported: No module named 'torch'"),
         ({"gpus": []}, True, "Ray counts 1 GPUs, torch sees 0; it is built for CUDA 12.8"),
         ({"gpus": [], "cuda": ""}, True, "Ray counts 1 GPUs, torch sees 0; it is built without CUDA"),
@@ -219,7 +223,7 @@ def test_a_cluster_with_something_wrong_on_each_node(tmp_path: Path) -> None:
         assert "torch can't be imported: ImportError: this torch is not for this machine" in findings["127.0.0.2"]
         assert "Ray counts 2 GPUs, torch sees 0; it is built without CUDA" in findings["127.0.0.3"]
         assert "Ray demands no token" in findings[""]
-    assert f"does not see {tmp_path / 'results'}, which" in told["directory"]["127.0.0.4"]
+    assert f"does not see {tmp_path / 'results'}, the driver's" in told["directory"]["127.0.0.4"]
     assert "in an object store (checkpoint_storage: {type: s3" in told["directory"]["127.0.0.4"]
     assert "can't read s3://bucket/results?" in told["store"]["127.0.0.4"]
     assert [node for node, what in told["store"].items() if "s3://" in what] == ["127.0.0.4"]

@@ -32,11 +32,11 @@ def failed(cause: Exception) -> Exception:
         ),
         (
             {1: failed(OutOfMemoryError(f"Task was killed due to the node {LOW_MEMORY}."))},
-            [("g", {1: f"Ray has killed it, as its node was {LOW_MEMORY}"})],
+            [("g", {1: f"Ray killed it, because its node was {LOW_MEMORY}"})],
         ),
         ({0: failed(ActorUnavailableError("no route", actor_id=None))}, [("g", {0: ""})]),
         # Processes that were told to end, and a word that the controller could not read: nobody died.
-        ({0: GroupRetired("worker group g starts anew"), 1: failed(TypeError("can't unpickle"))}, []),
+        ({0: GroupRetired("worker group g restarts"), 1: failed(TypeError("can't unpickle"))}, []),
     ],
     ids=["died", "with its node", "killed by Ray", "out of reach", "none"],
 )

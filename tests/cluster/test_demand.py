@@ -314,10 +314,10 @@ def test_doing_in_words() -> None:
     assert str(Doing(starting={}, failed={})) == "the autoscaler is starting none"
     both = Doing(starting={"spot": 2, "cpu": 1}, failed={"b": "no capacity"})
     assert str(both) == "the autoscaler is starting 1 cpu, 2 spot; it could not start b: no capacity"
-    assert both.short() == "1 cpu, 2 spot starting, b not to be had"
+    assert both.short() == "1 cpu, 2 spot starting, b not available"
     again = Doing(starting={"b": 1}, failed={"b": "no capacity"})
     assert str(again) == "the autoscaler is starting 1 b; it could not start b: no capacity"
-    assert again.short() == "b not to be had"
+    assert again.short() == "b not available"
 
 
 # ------------------------------------------------------------------------------------------------------- what is said
@@ -331,7 +331,7 @@ def test_waiting_is_said_once_with_what_is_asked_what_there_is_and_what_is_done(
         world.now += 1
     assert [said.index(each) for each in said if each] == [SAID_AFTER_S]
     assert said[int(SAID_AFTER_S)] == (
-        "2 of 3 worker groups wait for nodes. Each takes 2 x (1 GPU and 1 CPU). "
+        "2 of 3 worker groups wait for nodes. Each needs 2 x (1 GPU and 1 CPU). "
         "The cluster has 4 CPUs (1 free) on 1 node; the autoscaler is starting 2 spot"
     )
     assert wanted.now == "2 of 3 worker groups wait for nodes (2 spot starting)"
@@ -347,7 +347,7 @@ def test_that_nodes_are_not_to_be_had_is_news_and_said_once(world: World) -> Non
     assert wanted.wait(1, 1) == ""
     world.now += LOOK_S
     assert "it could not start spot: no capacity" in wanted.wait(1, 1)
-    assert wanted.now == "the worker group waits for nodes (spot not to be had)"
+    assert wanted.now == "the worker group waits for nodes (spot not available)"
     world.now += LOOK_S
     assert wanted.wait(1, 1) == ""
 
@@ -358,8 +358,8 @@ def test_where_nothing_starts_nodes_that_is_said(world: World) -> None:
     wanted.wait(1, 2)
     world.now += SAID_AFTER_S
     assert wanted.wait(1, 2) == (
-        "1 of 2 worker groups wait for nodes. Each takes 2 x (1 GPU and 1 CPU). "
-        "The cluster has 2 GPUs (0 free) and 12 CPUs (1 free) on 2 nodes; there is no autoscaler to start others"
+        "1 of 2 worker groups wait for nodes. Each needs 2 x (1 GPU and 1 CPU). "
+        "The cluster has 2 GPUs (0 free) and 12 CPUs (1 free) on 2 nodes; no autoscaler is running to start more"
     )
 
 

@@ -79,7 +79,7 @@ def test_a_directory_is_the_drivers_if_its_sign_is_there(tmp_path: Path) -> None
     put_up_sign(other, "run-0")
     assert directory_trouble(str(mine), "run-1") is None
     assert [path.name for path in mine.iterdir()] == [".seen-by-all"], "what it wrote is gone again"
-    assert trouble(other, "run-1") == ("unseen", f"has another directory {other} than the driver")
+    assert trouble(other, "run-1") == ("unseen", f"has a different directory {other} than the driver")
     assert trouble(tmp_path / "nowhere", "run-1")[0] == "unseen"
     (mine / ".seen-by-all").unlink()
     assert trouble(mine, "run-1")[0] == "unseen"
@@ -139,7 +139,7 @@ def test_a_node_without_dray_looks_too(tmp_path: Path) -> None:
         f"print([look({str(tmp_path)!r}, sign)[1] for sign in ('run', 'another')])\n"
     )
     told = ast.literal_eval(subprocess.check_output([sys.executable, "-c", program], text=True).splitlines()[-1])
-    assert told == [None, ("unseen", f"has another directory {tmp_path} than the driver")]
+    assert told == [None, ("unseen", f"has a different directory {tmp_path} than the driver")]
     assert len(cloudpickle.dumps(node_checks._look)) < 100, "and by its name again"
 
 
@@ -182,7 +182,7 @@ def test_a_node_that_is_unfit_is_named_also_by_another_process(tmp_path: Path) -
     told = pickle.loads(pickle.dumps(raised.value))
     assert (str(told), told.trouble) == (str(raised.value), raised.value.trouble)
     assert f"({os.uname().nodename}) has torch" in str(told)
-    assert "but the driver has torch 1.0; install there what the driver has" in str(told)
+    assert "but the driver has torch 1.0; install the driver's versions there" in str(told)
 
 
 @pytest.mark.parametrize(
@@ -198,6 +198,6 @@ def test_what_a_config_can_mend_is_its_fault(kind: Any, error: type[Exception]) 
     told = told_of_node(UnfitNode("10.0.0.7 (gpu-1)", Trouble(kind, "has something")), Path("/results/digits-1"))
     assert type(told) is error
     assert "node 10.0.0.7 (gpu-1) has something; " in str(told)
-    assert str(told).endswith("; then go on with: dray experiment resume /results/digits-1")
+    assert str(told).endswith("; then resume with: dray experiment resume /results/digits-1")
     if isinstance(told, ConfigError):
         assert told.faults[0].path == "checkpoint_storage"

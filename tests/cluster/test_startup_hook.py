@@ -64,7 +64,7 @@ def test_hook_may_end_by_exit_0(tmp_path: Path) -> None:
 def test_failure_is_told_with_the_end_of_the_output(tmp_path: Path, hook: str, code: int) -> None:
     with pytest.raises(StartupHookFailed) as caught:
         run_startup_hook(model(tmp_path, hook))
-    assert str(caught.value) == f"exited with code {code}; mend it, its output ends with:\n    | half a way"
+    assert str(caught.value) == f"exited with code {code}; fix the script, whose output ends with:\n    | half a way"
 
 
 def test_hook_runs_once_for_all_processes_of_a_run_and_all_have_its_exports(tmp_path: Path) -> None:
