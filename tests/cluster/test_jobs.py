@@ -32,17 +32,17 @@ def test_a_job_needs_the_clusters_token_and_so_does_a_driver_which_says_so_in_a_
     assert "states: COMPLETED" in right["said"]
     assert ends(tmp_path / "right") == {0: 1}
     assert found["jobs"]["said"].count("submission_id='raysubmit_") == 1, "and no other job was taken"
-    none = "it asks for a token, and there is none here: export RAY_AUTH_MODE=token"
+    none = "it requires a token, and this process has none; export RAY_AUTH_MODE=token"
     for name, why in {
         "none": none,
         "none, but asked for": none,
-        "wrong": "it does not take the token that is here; export RAY_AUTH_MODE=token",
+        "wrong": "it rejects this process's token; export RAY_AUTH_MODE=token",
     }.items():
         job, driver, command = (found[f"{kind}, {name}"] for kind in ("job", "driver", "command"))
         assert job["rc"] == 1
         assert "AuthenticationError" in job["said"]
         assert driver["rc"] == 1
-        told = f"the Ray cluster at {jobs.GCS} does not let this process in: {why}"
+        told = f"the Ray cluster at {jobs.GCS} refuses this process: {why}"
         assert f"ConnectionError: {told}" in driver["said"].splitlines()[-1]
         assert command["rc"] == 1
         assert command["said"].count("\n") == 1, command["said"]

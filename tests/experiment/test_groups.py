@@ -356,7 +356,7 @@ def test_what_waits_for_nodes_is_said(worlds: Any) -> None:
     for _ in range(13):
         world.later(groups, LOOK_S)
     [line] = world.display.lines
-    assert line.startswith("the worker group waits for nodes. Each takes 1 x (1 CPU).")
+    assert line.startswith("the worker group waits for nodes. Each needs 1 x (1 CPU).")
     assert world.display.waits_for == "the worker group waits for nodes"
 
 
