@@ -132,9 +132,7 @@ class AdaptiveASHA:
     def on(self, event: Event) -> list[Action]:
         """What the trial's bracket says."""
         if not 0 <= event.trial < len(self._at):
-            raise IllegalEvent(
-                f"trial {event.trial} was never created; so far there are {len(self._at)}, numbered from 0"
-            )
+            raise IllegalEvent(f"trial {event.trial} was never created; {len(self._at)} were so far, numbered from 0")
         number, trial = self._at[event.trial]
         bracket = self.brackets[number]
         if isinstance(event, Exited) and event.reason == "invalid_hp" and bracket.is_live(trial):

@@ -94,7 +94,9 @@ def _of_optuna(value: object) -> object:
             return _int(low, high, step=step, log=log)
         case "FloatDistribution" if isinstance(low, int | float) and isinstance(high, int | float):
             return _float(low, high, step=step, log=log)
-    raise ValueError(f"{value!r} has no counterpart; use an Int, a Float or a CategoricalDistribution")
+    raise ValueError(
+        f"{value!r} can't be converted; use an IntDistribution, a FloatDistribution or a CategoricalDistribution"
+    )
 
 
 def _of_ray_tune(value: object) -> object:
@@ -112,8 +114,8 @@ def _of_ray_tune(value: object) -> object:
     )
     if type(value).__name__ not in ("Integer", "Float") or type(sampler).__name__ == "_Normal" or not bounded:
         raise ValueError(
-            f"{type(value).__name__}{getattr(value, 'domain_str', '')} of ray.tune is a function or has no bounds, and "
-            "cannot be searched; use uniform, loguniform, randint, lograndint, their q variants, or choice"
+            f"{type(value).__name__}{getattr(value, 'domain_str', '')} of ray.tune is a function or has no bounds, so "
+            "it can't be searched; use uniform, loguniform, randint, lograndint, their q variants, or choice"
         )
     assert isinstance(low, int | float)
     assert isinstance(high, int | float)

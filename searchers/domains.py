@@ -36,7 +36,7 @@ class Const:
 
     def check(self, value: object, path: str, faults: Faults) -> object:
         if not same(value, self.val):
-            faults.append((path, f"must be {self.val!r}, which is constant, got {value!r}"))
+            faults.append((path, f"must be the constant {self.val!r}, got {value!r}"))
         return value
 
 

@@ -183,7 +183,7 @@ def _parse(data: bytes, *, where: str) -> list[Record]:
             shown = data[begin:end][:60]
             raise JournalError(
                 f"{where}: line {number} is damaged: expected a JSON object, got {shown!r}; "
-                "restore the file from a copy, or cut it before this line to go on from there"
+                "restore the file from a backup, or truncate it before this line to continue from there"
             )
         records.append(record)
         begin, number = end, number + 1
@@ -215,7 +215,7 @@ def _lock(path: Path) -> int:
             owner = os.read(descriptor, 64).decode(errors="replace").strip() or "unknown"
             os.close(descriptor)
             raise JournalError(
-                f"{path} is being written by another run, process {owner}; wait until it has ended, or end it"
+                f"{path} is being written by another run, process {owner}; wait until it ends, or stop it"
             )
         time.sleep(_LOCK_PATIENCE_S / 20)
     os.ftruncate(descriptor, 0)

@@ -132,10 +132,11 @@ def check_extension(**asked: tuple[int | None, int | str]) -> None:
     check.done()
     if not grows:
         has = [f"{name} > {old}" for name, (_, old) in asked.items() if not isinstance(old, str)]
-        raise MethodError([("searcher", f"an extension needs {' or '.join(has) or 'what this search cannot have'}")])
+        told = f"an extension needs {' or '.join(has)}" if has else "this search can't be extended"
+        raise MethodError([("searcher", told)])
 
 
 def check_state(method: str, state: dict[str, object]) -> None:
     """Refuse the dump of another method, before any of it is loaded."""
     if state.get("method") != method:
-        raise ValueError(f"the state to load is of the method {state.get('method')!r}, this is {method!r}")
+        raise ValueError(f"the state to load is of the method {state.get('method')!r}, but this is {method!r}")

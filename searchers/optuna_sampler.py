@@ -311,7 +311,7 @@ def _sampler_class(name: str, options: Mapping[str, object]) -> tuple[type[BaseS
     known = [each for each in optuna.samplers.__all__ if _takes_seed(getattr(optuna.samplers, each))]
     if wanted not in known:
         names = sorted([*_SHORT, *known])
-        told = f"must be random, or one of {', '.join(names)}; got {name!r}{closest(name, names)}"
+        told = f"must be random, or one of {', '.join(names)}, got {name!r}{closest(name, names)}"
         raise FieldError([("searcher.sampler.name", told)])
     kind: type[BaseSampler] = getattr(optuna.samplers, wanted)
     takes = [option for option in inspect.signature(kind).parameters if option != "seed"]
@@ -335,7 +335,9 @@ def _sampler_class(name: str, options: Mapping[str, object]) -> tuple[type[BaseS
             [("searcher.sampler.name", f"{name!r} needs a package that is not installed: {error}")]
         ) from error
     except (TypeError, ValueError) as error:
-        raise FieldError([("searcher.sampler.options", f"{wanted} refuses {dict(options)}: {error}")]) from error
+        raise FieldError(
+            [("searcher.sampler.options", f"{wanted} does not accept {dict(options)}: {error}")]
+        ) from error
     return kind, dict(options)
 
 

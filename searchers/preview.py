@@ -105,7 +105,7 @@ def preview(method: Method) -> Preview:
             return Preview(brackets=(BracketPreview(rungs=(rung,)),))
         case Method():
             return Preview(brackets=(_simulated(method),))
-    raise TypeError(f"preview needs a search method, and {type(method).__name__} is none; see searchers.Method")
+    raise TypeError(f"preview() needs a searchers.Method, got {method!r} of type {type(method).__name__}")
 
 
 def is_simulated(method: Method) -> bool:

@@ -212,8 +212,8 @@ class TuneDriver:
     def _died(self, told: str) -> None:
         self._deaths += 1
         if self._deaths >= HANDLE_DEATHS_IN_VAIN and not self._stopping:
-            why = told.strip().splitlines()[-1:] or ["no reason is told"]
-            self.error = RuntimeError(f"its Tune handle died {self._deaths} times without a result between: {why[0]}")
+            why = told.strip().splitlines()[-1:] or ["no reason given"]
+            self.error = RuntimeError(f"its Tune handle died {self._deaths} times in a row without a result: {why[0]}")
             self._stopping = True
 
     def _take(self, results: Sequence[Result]) -> bool:

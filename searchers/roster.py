@@ -45,7 +45,7 @@ class Roster:
             IllegalEvent: It was never created.
         """
         if not 0 <= trial < self._created:
-            raise IllegalEvent(f"trial {trial} was never created; so far there are {self._created}, numbered from 0")
+            raise IllegalEvent(f"trial {trial} was never created; {self._created} were so far, numbered from 0")
         return trial in self._live
 
     def holds_place(self, trial: int) -> bool:

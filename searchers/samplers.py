@@ -100,7 +100,7 @@ class GridSampler:
             SpaceError: There are fewer points than that.
         """
         if trial >= len(self._points):
-            given = f"the grid has {len(self._points)} points, and trial {trial}, numbered from 0, is to get one"
+            given = f"the grid has only {len(self._points)} points, so there is none for trial {trial}, numbered from 0"
             raise SpaceError([(self.space.path, f"{given}; create as many trials as points, or use random search")])
         return copy.deepcopy(self._points[-1 - trial])
 

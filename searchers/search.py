@@ -136,7 +136,7 @@ class Search:
 
     def start(self) -> list[Action]:
         """The first actions. Called once; not after a `replay` that has `started` the search."""
-        assert not self.started, "the search has started before; look at Search.started after a replay"
+        assert not self.started, "the search has already started; check Search.started after a replay"
         actions = self._begin()
         self._write({"event": "start", **self._identity}, actions)
         return actions
@@ -171,7 +171,7 @@ class Search:
         Raises:
             MethodError: The method cannot, or the budget is not larger. Nothing has changed.
         """
-        assert self.started, "a search is extended after it has started; before, configure it so"
+        assert self.started, "the search has not started; configure it with the larger budget instead of extending it"
         actions = self._enlarge(max_trials, max_length)
         self._write({"event": "extended", "max_trials": max_trials, "max_length": max_length}, actions)
         return actions
@@ -237,8 +237,8 @@ class Search:
             decided = [action_to_json(action) for action in actions]
             if decided != record.get("actions"):
                 raise JournalError(
-                    f"journal, line {line}: recorded were the actions {record.get('actions')}, but this search takes "
-                    f"{decided}; the searcher's configuration differs from the one that wrote the journal"
+                    f"journal, line {line}: the recorded actions are {record.get('actions')}, but this search decides "
+                    f"on {decided}; replay it with the searcher configuration that wrote the journal"
                 )
         return search
 
@@ -275,10 +275,12 @@ class Search:
     def _repeat(self, record: Mapping[str, object]) -> list[Action]:
         if record["event"] == "start":
             if self.started:
-                raise ValueError("the search starts a second time")
+                raise ValueError("the search is started a second time")
             for name, value in self._identity.items():
                 if record.get(name, value) != value:
-                    raise ValueError(f"it is the journal of another search: its {name} is {record[name]}, ours {value}")
+                    raise ValueError(
+                        f"the journal is another search's: its {name} is {record[name]}, this one's {value}"
+                    )
             return self._begin()
         if record["event"] == "extended":
             if not self.started:
@@ -294,24 +296,26 @@ class Search:
             raise ValueError(f"hparams must be a mapping, got {hparams!r}")
         looked_at = isinstance(self.method, _Recorded)
         if hparams is not None and not looked_at and (faults := self.space.faults(hparams, path=self.space.path)):
-            other = "it is the journal of another search, for this one cannot have drawn"
+            other = "the journal is another search's: this one can't have drawn the hyperparameters of"
             raise ValueError(f"{other} trial {event.trial}: {FieldError(faults)}")
         return self._apply(event, hparams)
 
     def _view(self, trial: int) -> TrialView:
         if trial not in self._trials:
-            raise IllegalEvent(f"trial {trial} was never created; so far there are {len(self._trials)}, from 0")
+            raise IllegalEvent(f"trial {trial} was never created; {len(self._trials)} were so far, numbered from 0")
         return self._trials[trial]
 
     def _is_late(self, event: Event) -> bool:
         view = self._view(event.trial)
         match event:
             case Reported(step=step) if not math.isfinite(step) or step < 0:
-                raise IllegalEvent(f"trial {event.trial} reported at step {step}; must be a finite number >= 0")
+                raise IllegalEvent(f"trial {event.trial} reported at step {step}, which must be a finite number >= 0")
             case Reported() if view.state == "PENDING" and view.hparams is None:
                 raise IllegalEvent(f"trial {event.trial} reported at step {event.step} before it started")
             case Exited(reason=reason) if reason not in _ENDS:
-                raise IllegalEvent(f"trial {event.trial} exited with {reason!r}; must be one of {', '.join(_ENDS)}")
+                raise IllegalEvent(
+                    f"trial {event.trial} exited with {reason!r}, which must be one of {', '.join(_ENDS)}"
+                )
         return view.ended
 
     def _apply(self, event: Event, hparams: dict[str, object] | None) -> list[Action]:
@@ -381,20 +385,20 @@ class _Recorded:
         return next(self._actions)
 
     def progress(self, trained: Mapping[int, float]) -> float:
-        raise NotImplementedError("this search is only looked at")
+        raise NotImplementedError("this search is read-only")
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
         return next(self._actions)
 
     def dump(self) -> dict[str, object]:
-        raise NotImplementedError("this search is only looked at")
+        raise NotImplementedError("this search is read-only")
 
     def load(self, state: dict[str, object]) -> None:
-        raise NotImplementedError("this search is only looked at")
+        raise NotImplementedError("this search is read-only")
 
 
 def _actions_of(record: Mapping[str, object]) -> list[Action]:
     actions = record.get("actions")
     if not isinstance(actions, list) or not all(isinstance(action, Mapping) for action in actions):
-        raise ValueError(f"actions must be a list of them, got {actions!r}")
+        raise ValueError(f"actions must be a list of mappings, got {actions!r}")
     return [action_from_json(action) for action in actions]

@@ -232,8 +232,8 @@ class _Simulator:
                 self.leave(trial)
         elif self.done is None:
             raise RuntimeError(
-                f"all {self.workers} workers are idle, {len(trials)} of {self.created} trials are paused, and the "
-                "method neither resumed nor stopped one, nor was it Done; see searchers.testing.check_method"
+                f"all {self.workers} workers are idle, {len(trials)} of {self.created} trials are paused, but the "
+                "method neither resumed nor stopped one, nor decided on Done; see searchers.testing.check_method"
             )
         return Simulation(
             time=self.time,
@@ -376,7 +376,7 @@ class _Simulator:
     def named(self, action: Stop | Pause | Resume) -> _Trial:
         trial = self.trials.get(action.trial)
         if trial is None:
-            raise RuntimeError(f"the method decided {action} of a trial that has ended or was never created")
+            raise RuntimeError(f"the method decided on {action}, but that trial has ended or was never created")
         return trial
 
     def resumed(self, action: Resume) -> _Trial:
@@ -386,7 +386,7 @@ class _Simulator:
             self.trials[name] = self.taken_over(name, self.search.trials[name])
         trial = self.named(action)
         if trial.due >= 0:
-            raise RuntimeError(f"the method decided {action} of a trial that is not paused")
+            raise RuntimeError(f"the method decided on {action}, but that trial is not paused")
         return trial
 
     def enqueue(self, name: int, trial: _Trial) -> None:

@@ -67,7 +67,7 @@ class Space:
             [
                 (
                     self.path,
-                    f"the constraint refused all of {MAX_DRAWS} points drawn; loosen it, or narrow the domains to it",
+                    f"the constraint refused all {MAX_DRAWS} points drawn; loosen it, or narrow the ranges to match it",
                 )
             ]
         )

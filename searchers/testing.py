@@ -98,10 +98,10 @@ def check_equal_events_give_equal_states(make: Make, seed: int) -> None:
 
 def _check_equal_states(make: Make, history: History, first: Method, seed: int) -> None:
     second = make()
-    assert second.start() == history.first, f"seed {seed}: another start"
+    assert second.start() == history.first, f"seed {seed}: start() returned other actions the second time"
     for event, actions in history.steps:
-        assert tell(second, event) == actions, f"seed {seed}: other actions at {event}"
-    assert second.dump() == first.dump(), f"seed {seed}: equal events, other states"
+        assert tell(second, event) == actions, f"seed {seed}: {event} led to other actions the second time"
+    assert second.dump() == first.dump(), f"seed {seed}: equal events led to different states"
 
 
 def check_dump_and_load_change_nothing(make: Make, seed: int) -> None:
@@ -117,8 +117,8 @@ def _check_dump_and_load(make: Make, history: History, seed: int) -> None:
         text = json.dumps(state, allow_nan=False)
         method = make()
         method.load(json.loads(text))
-        assert json.dumps(method.dump()) == text, f"seed {seed}: lost at load"
-        assert tell(method, event) == actions, f"seed {seed}: other actions at {event} after load(dump())"
+        assert json.dumps(method.dump()) == text, f"seed {seed}: load(dump()) changed the state"
+        assert tell(method, event) == actions, f"seed {seed}: {event} led to other actions after load(dump())"
 
 
 def check_repeated_and_late_events_change_nothing(make: Make, seed: int) -> None:
@@ -135,8 +135,8 @@ def check_repeated_and_late_events_change_nothing(make: Make, seed: int) -> None
         late = [Reported(trial=trial, step=_length(method), value=0.0) for trial in ended[-2:]]
         assert not isinstance(event, Extension)
         for again in [event, *late, *(Exited(trial=trial, reason="errored") for trial in ended[-2:])]:
-            assert method.on(again) == [], f"seed {seed}: {again} is late or repeated, and was acted upon"
-            assert method.dump() == before, f"seed {seed}: {again} is late or repeated, and changed the state"
+            assert method.on(again) == [], f"seed {seed}: {again} is late or repeated, but led to actions"
+            assert method.dump() == before, f"seed {seed}: {again} is late or repeated, but changed the state"
 
 
 def check_illegal_events_change_nothing(make: Make, seed: int) -> None:
@@ -155,7 +155,7 @@ def check_illegal_events_change_nothing(make: Make, seed: int) -> None:
             except IllegalEvent:
                 assert method.dump() == before, f"{event} raised, but changed the state"
             else:
-                raise AssertionError(f"{event} is of a trial never created, and did not raise IllegalEvent")
+                raise AssertionError(f"{event} is of a trial that was never created, but did not raise IllegalEvent")
 
 
 def check_actions_name_trials_that_can_obey(make: Make, seed: int) -> None:
@@ -188,7 +188,7 @@ def _check_actions(history: History, seed: int) -> None:
                     paused.discard(trial)
                     stopped.add(trial)
                 case Pause(trial=trial):
-                    assert trial in running, f"seed {seed}: {action} names a trial that does not run"
+                    assert trial in running, f"seed {seed}: {action} names a trial that is not running"
                     running.remove(trial)
                     paused.add(trial)
                 case Resume(trial=trial):
@@ -198,7 +198,9 @@ def _check_actions(history: History, seed: int) -> None:
                     ended.discard(trial)
                     running.add(trial)
                 case Done():
-                    assert not running | paused | stopped, f"seed {seed}: Done, but {running | paused | stopped} live"
+                    assert not running | paused | stopped, (
+                        f"seed {seed}: Done came before trials {running | paused | stopped} ended"
+                    )
 
 
 def check_creations_are_bounded(make: Make, seed: int, *, max_creations: int) -> None:
@@ -208,7 +210,7 @@ def check_creations_are_bounded(make: Make, seed: int, *, max_creations: int) ->
         created = [action.trial for action in history.actions() if isinstance(action, Create)]
         assert created == list(range(len(created))), f"seed {seed}: trials must be numbered 0, 1, 2, ..., got {created}"
         assert len(created) <= max_creations, (
-            f"seed {seed}: {len(created)} trials created, at most {max_creations} may be"
+            f"seed {seed}: {len(created)} trials were created, but at most {max_creations} may be"
         )
 
 
@@ -240,7 +242,9 @@ def _check_progress(make: Make, history: History, seed: int) -> None:
             done, before = False, 0.0
         done |= any(isinstance(action, Done) for action in actions)
         progress = method.progress(trained)
-        assert before <= progress <= 1, f"seed {seed}: progress was {before} and is {progress} after {event}"
+        assert before <= progress <= 1, (
+            f"seed {seed}: progress fell, or left 0..1: from {before} to {progress}, after {event}"
+        )
         assert (progress == 1) == done, f"seed {seed}: progress is {progress}, and done is {done}, after {event}"
         before = progress
 
@@ -274,8 +278,8 @@ def check_sign_of_the_metric_changes_nothing(make: Make, seed: int) -> None:
     for event, actions in history.steps:
         if isinstance(event, Reported) and event.value is not None:
             event = replace(event, value=-event.value)
-        assert tell(other, event) == actions, f"seed {seed}: other actions at {event} when larger is better"
-    assert small.dump() == large.dump(), f"seed {seed}: another state when larger is better"
+        assert tell(other, event) == actions, f"seed {seed}: {event} led to other actions when larger is better"
+    assert small.dump() == large.dump(), f"seed {seed}: the state differs when larger is better"
 
 
 def check_replay_restores(make: Make, seed: int) -> None:
@@ -294,9 +298,11 @@ def _check_replay(make: Make, seed: int, extensions: Iterable[Extension]) -> Non
         assert rest == [], "replayed records must not be logged again"
         for record in records[cut:]:
             _happens(again, record)
-        assert _through_json(rest) == records[cut:], f"seed {seed}: other actions after a replay of {cut} records"
-        assert again.method.dump() == search.method.dump(), f"seed {seed}: another state after replay"
-        assert str(dict(again.trials)) == str(dict(search.trials)), f"seed {seed}: other trials after replay"  # nan
+        assert _through_json(rest) == records[cut:], f"seed {seed}: the actions differ after a replay of {cut} records"
+        assert again.method.dump() == search.method.dump(), f"seed {seed}: the state differs after a replay"
+        assert str(dict(again.trials)) == str(dict(search.trials)), (
+            f"seed {seed}: the trials differ after a replay"
+        )  # nan
         assert again.done == search.done
 
 
@@ -354,7 +360,7 @@ def play(
     first = subject.start()
     player.obey(first)
     while not player.done or player.extensions:
-        assert len(player.steps) < 100_000, f"seed {seed}: no end after 100,000 events"
+        assert len(player.steps) < 100_000, f"seed {seed}: the search did not end within 100,000 events"
         player.step()
     for trial in sorted(player.ended)[-3:]:  # late reports, after the end
         player.tell(Reported(trial=trial, step=length, value=0.5))
@@ -391,7 +397,7 @@ class _Player:
             self.running[trial] = self.reached.get(trial, 0)
             self.tell(Started(trial=trial))
             return
-        assert self.running, f"no trial is pending or running, {len(self.paused)} are paused, and Done did not come"
+        assert self.running, f"no trial is pending or running, {len(self.paused)} are paused, but Done did not come"
         trial = rng.choice(list(self.running))
         chance = rng.random()
         if self.always is not None:

@@ -131,7 +131,7 @@ def test_unknown_trial_is_illegal_and_changes_nothing() -> None:
     method = two_brackets()
     method.start()
     before = method.dump()
-    with pytest.raises(IllegalEvent, match="trial 4 was never created; so far there are 4"):
+    with pytest.raises(IllegalEvent, match="trial 4 was never created; 4 were so far"):
         report(method, 4, 4, 0.1)
     assert method.dump() == before
 
@@ -277,5 +277,5 @@ def test_mode_and_variant_must_be_known(field: str, wrong: object) -> None:
 
 
 def test_state_of_another_method_is_refused() -> None:
-    with pytest.raises(ValueError, match="'asha', this is 'adaptive_asha'"):
+    with pytest.raises(ValueError, match="'asha', but this is 'adaptive_asha'"):
         two_brackets().load({"method": "asha"})

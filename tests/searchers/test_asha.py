@@ -228,7 +228,7 @@ def test_nothing_follows_done() -> None:
 def test_unknown_trial_is_illegal_and_changes_nothing() -> None:
     method = asha()
     before = method.dump()
-    with pytest.raises(IllegalEvent, match="trial 4 was never created; so far there are 4"):
+    with pytest.raises(IllegalEvent, match="trial 4 was never created; 4 were so far"):
         report(method, 4, 1, 0.1)
     assert method.dump() == before
 
@@ -326,7 +326,7 @@ def test_divisor_must_be_a_number_above_1(divisor: object) -> None:
 
 
 def test_state_of_another_method_is_refused() -> None:
-    with pytest.raises(ValueError, match="'random', this is 'asha'"):
+    with pytest.raises(ValueError, match="'random', but this is 'asha'"):
         asha().load({"method": "random"})
 
 

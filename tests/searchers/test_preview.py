@@ -90,5 +90,5 @@ def test_what_is_no_method_is_refused() -> None:
     class Mine:
         pass
 
-    with pytest.raises(TypeError, match="preview needs a search method, and Mine is none"):
+    with pytest.raises(TypeError, match=r"needs a searchers\.Method, got .* of type Mine"):
         preview(Mine())  # type: ignore[arg-type]

@@ -360,5 +360,5 @@ def test_an_extension_is_refused_where_the_budget_does_not_grow() -> None:
 
 
 def test_state_of_the_other_variant_is_refused() -> None:
-    with pytest.raises(ValueError, match="'asha', this is 'promotion_asha'"):
+    with pytest.raises(ValueError, match="'asha', but this is 'promotion_asha'"):
         asha().load({"method": "asha"})

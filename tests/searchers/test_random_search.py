@@ -77,7 +77,7 @@ def test_invalid_fields_are_named() -> None:
 
 
 def test_states_of_single_and_random_are_not_interchangeable() -> None:
-    with pytest.raises(ValueError, match="'single', this is 'random'"):
+    with pytest.raises(ValueError, match="'single', but this is 'random'"):
         RandomSearch(max_trials=1).load(Single().dump())
 
 
@@ -144,7 +144,7 @@ def test_an_invalid_space_gets_its_share_of_replacements_with_more_trials() -> N
     ("method", "wanted", "message"),
     [
         (Single(), {"max_trials": 2}, "searcher.max_trials: a single search has one trial, got 2"),
-        (Single(), {}, "searcher: an extension needs what this search cannot have"),
+        (Single(), {}, "searcher: this search can't be extended"),
         (RandomSearch(max_trials=4), {"max_trials": 3}, "searcher.max_trials: must be an integer >= 4, got 3"),
         (
             RandomSearch(max_trials=4),

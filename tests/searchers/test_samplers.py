@@ -182,7 +182,7 @@ def test_grid_points_are_nobody_elses_to_change() -> None:
 
 
 def test_beyond_the_grid_there_is_no_point() -> None:
-    with pytest.raises(SpaceError, match="the grid has 1 points, and trial 1, numbered from 0"):
+    with pytest.raises(SpaceError, match="the grid has only 1 points, so there is none for trial 1, numbered from 0"):
         GridSampler(parse_space({"a": 1})).ask(1)
 
 
@@ -245,7 +245,7 @@ def test_what_happens_to_known_points_is_told_on() -> None:
         ({"layer": 1}, ".layer", "did you mean 'layers'?"),
         ({"model": 3}, ".model", "must be a mapping of hyperparameters, got 3"),
         ({"model": {"act": "tanh"}}, ".model.act", "must be one of 'relu', 'gelu', got 'tanh'"),
-        ({"model": {"act": "relu", "bias": False}}, ".model.bias", "must be True, which is constant, got False"),
+        ({"model": {"act": "relu", "bias": False}}, ".model.bias", "must be the constant True, got False"),
         ({"model": {}}, ".model.act", "is missing"),
         ({"optimizer": "sgd"}, ".optimizer", "must be one of 2 mappings, got 'sgd'"),
         ({"optimizer": {"name": "sgd"}}, ".optimizer.momentum", "is missing"),
@@ -303,8 +303,8 @@ OURS: dict[str, object] = {"x": {"type": "double", "minval": 0, "maxval": 1}}
 @pytest.mark.parametrize(
     ("records", "says"),
     [
-        (journal_of(OURS, seed=8), "line 1: it is the journal of another search: its seed is 8, ours 7"),
-        (journal_of(OURS, smaller_is_better=False), "line 1: .* its smaller_is_better is False, ours True"),
+        (journal_of(OURS, seed=8), "line 1: the journal is another search's: its seed is 8, this one's 7"),
+        (journal_of(OURS, smaller_is_better=False), "line 1: .* its smaller_is_better is False, this one's True"),
         (journal_of({"y": OURS["x"]}), r"line 2: .* trial 0: hyperparameters.y: is not a hyperparameter"),
         (
             journal_of({"x": {"type": "int", "minval": 5, "maxval": 6}}),

@@ -304,7 +304,7 @@ def test_events_after_a_trials_end_do_and_log_nothing() -> None:
 @pytest.mark.parametrize(
     ("event", "says"),
     [
-        (Started(trial=9), "trial 9 was never created; so far there are 2"),
+        (Started(trial=9), "trial 9 was never created; 2 were so far"),
         (Reported(trial=-1, step=1, value=0.1), "trial -1 was never created"),
         (Exited(trial=2, reason="errored"), "trial 2 was never created"),
         (Reported(trial=0, step=math.nan, value=0.1), "must be a finite number >= 0"),
@@ -391,7 +391,7 @@ def test_an_empty_journal_is_a_search_that_has_not_started() -> None:
 
 
 def test_a_search_starts_once() -> None:
-    with pytest.raises(AssertionError, match="has started before"):
+    with pytest.raises(AssertionError, match="has already started"):
         begun().start()
 
 
@@ -409,14 +409,19 @@ def test_other_decisions_than_recorded_name_the_line() -> None:
     report(search, 0, 1, 0.1)
     report(search, 1, 1, 0.2)
     log[4]["actions"] = []
-    with pytest.raises(JournalError, match=r"line 5: recorded were the actions \[\], but this search takes .*'stop'"):
+    with pytest.raises(
+        JournalError, match=r"line 5: the recorded actions are \[\], but this search decides on .*'stop'"
+    ):
         replayed(log)
 
 
 def test_another_configuration_is_refused() -> None:
     log: list[Record] = []
     begun(log)
-    with pytest.raises(JournalError, match=r"line 1: .*configuration differs"):
+    with pytest.raises(
+        JournalError,
+        match=r"line 1: the recorded actions are .* with the searcher " r"configuration that wrote the journal",
+    ):
         replayed(log, method=ASHA(max_trials=8, max_length=16, num_rungs=3, max_concurrent_trials=3))
 
 
@@ -426,7 +431,7 @@ def test_another_configuration_is_refused() -> None:
         ({"event": "started", "trial": 9, "actions": []}, "line 4: trial 9 was never created"),
         ({"event": "reported", "trial": 0, "actions": []}, "line 4: not an event"),
         ({"event": "reported", "trial": 0, "step": "x", "value": 1, "actions": []}, "line 4: must be a number"),
-        ({"event": "start", "actions": []}, "line 4: the search starts a second time"),
+        ({"event": "start", "actions": []}, "line 4: the search is started a second time"),
         ({"event": "started", "trial": 0, "hparams": [1], "actions": []}, "line 4: hparams must be a mapping"),
     ],
     ids=str,
