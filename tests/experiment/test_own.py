@@ -264,7 +264,7 @@ def test_what_came_from_python_is_given_again(tmp_path: Path) -> None:
     again = resume(path, method=given_asha(), sampler=Tenths(), constraint=small)
     assert again.run().trials["state"].tolist() == states
     assert again.run().trials["state"].tolist() == states  # each run has a copy of the method, at its start
-    with pytest.raises(JournalError, match="recorded were the actions"):
+    with pytest.raises(JournalError, match="the recorded actions are"):
         resume(path, method=given_asha(max_trials=3), sampler=Tenths(), constraint=small).run()
 
 
