@@ -406,5 +406,7 @@ def test_places_below_keep_the_query_and_the_secrets() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("adlfs") is not None, reason="it is installed")
 def test_a_filesystem_that_is_not_installed_says_what_to_do() -> None:
-    with pytest.raises(StorageError, match=r"az:// needs a package that is not installed: .*pip install 'dray\[azure\]'"):
+    with pytest.raises(
+        StorageError, match=r"az:// needs a package that is not installed: .*pip " r"install 'dray\[azure\]'"
+    ):
         RemoteDirectory(Location.of("az://container/results")).probe()

@@ -171,7 +171,8 @@ def test_a_full_disk_is_told_and_outlasted(
         assert save(mine, state, 2, at_once=at_once) is None
         mine.wait()
         with pytest.raises(
-            OSError, match=r"no room for a checkpoint in .*slow on .*; free some space \(the last checkpoint is intact\)"
+            OSError,
+            match=r"no room for a checkpoint in .*slow on .*; free some space \(the last checkpoint is intact\)",
         ):
             save(mine, state, 3, at_once=at_once)
             mine.finish()
