@@ -112,13 +112,15 @@ class EventFile:
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        now = time.time()
-        # The minus sorts before digits: a SummaryWriter made in the same second comes after this file.
-        name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.-{next(_COUNTER):06d}"
-        self.path = directory / name
+        now = time.time_ns()
+        seconds, rest = divmod(now, 10**9)
+        # Another process may have made one in the same second, whatever its number. The minus sorts before names of
+        # hosts: a SummaryWriter made in the same second comes after this file.
+        here = f"{socket.gethostname()}.{os.getpid()}.{next(_COUNTER):06d}"
+        self.path = directory / f"events.out.tfevents.{seconds:010d}.-{rest:09d}.{here}"
         self._file = self.path.open("xb")
         version = b"brain.Event:2"
-        self.write([b"\x09%b\x1a%c%b" % (_DOUBLE(now), len(version), version)])
+        self.write([b"\x09%b\x1a%c%b" % (_DOUBLE(now / 1e9), len(version), version)])
 
     def write(self, events: Iterable[bytes]) -> None:
         """Append encoded events; readers of the file see them at once."""

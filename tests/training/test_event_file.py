@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,14 @@ def test_tensorboard_reads_the_file(tmp_path: Path) -> None:
     file.close()
 
 
-def test_files_are_read_in_the_order_in_which_they_were_made(tmp_path: Path) -> None:
-    files = [EventFile(tmp_path) for _ in range(12)]
+@pytest.mark.parametrize("pids", [[7] * 12, range(103, 91, -1)], ids=["one process", "one after another"])
+def test_files_are_read_in_the_order_in_which_they_were_made(
+    pids: Iterable[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = []
+    for pid in pids:
+        monkeypatch.setattr("os.getpid", lambda pid=pid: pid)
+        files.append(EventFile(tmp_path))
     assert [file.path for file in files] == sorted(tmp_path.iterdir())
     for file in files:
         file.close()
