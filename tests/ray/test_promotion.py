@@ -108,7 +108,7 @@ def test_promotion_goes_on_after_kill_9_while_it_starts_and_while_it_trains(
     record, path = tmp_path / "record", tmp_path / "experiment"
     searcher = promotion(8, BATCHES)
     config = write_config(
-        tmp_path, recorded(record, trials=8, batches=BATCHES, pause_s=0.02, searcher=searcher, name="death")
+        tmp_path, recorded(record, trials=8, batches=BATCHES, pause_s=0.05, searcher=searcher, name="death")
     )
     driver = drive("create", config, TRIALS, "--path", path)
     driver.wait_for(lambda: journal(path), "the search has started")
