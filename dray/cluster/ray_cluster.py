@@ -77,7 +77,7 @@ def connect(address: str | None) -> Cluster:
     # that it has ready. There is no dashboard: whoever wants one starts Ray first.
     with _environment({**TRAIN_ENVIRONMENT, **NO_PREEMPTION}), _processes_of_no_use_left_out():
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    return Cluster(own=True, told=f"a Ray cluster of its own on this machine, {_count(ray.cluster_resources())}")
+    return Cluster(own=True, told=f"a new Ray cluster on this machine, {_count(ray.cluster_resources())}")
 
 
 def join(address: str) -> None:

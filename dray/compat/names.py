@@ -70,7 +70,7 @@ _INTERNAL = "it is internal to Determined, and no model needs it: leave it out"
 
 MISSING: dict[str, str] = {
     "determined.EnvContext": _INTERNAL,
-    "determined.ExperimentConfig": "an experiment's config is a plain dict here: context.get_experiment_config()",
+    "determined.ExperimentConfig": "in dray an experiment's config is a plain dict: context.get_experiment_config()",
     "determined.RendezvousInfo": "use context.distributed, or get_cluster_info().container_addrs",
     "determined.ResourcesInfo": "use torch.cuda for the GPUs of this process",
     "determined.TrialController": _INTERNAL,

@@ -84,7 +84,7 @@ class CheckpointStore:
     def batches_of(self, checkpoint: str) -> int:
         """The batches that `id_of` has made this id of."""
         named = _NAME.fullmatch(Location.of(checkpoint).name)
-        assert named is not None, f"{checkpoint} is no id of a checkpoint of this trial"
+        assert named is not None, f"{checkpoint} is not the id of a checkpoint of this trial"
         return int(named[1])
 
     def stage(self, batches: int) -> Path:

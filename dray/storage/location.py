@@ -94,7 +94,7 @@ class Location:
     @property
     def path(self) -> Path:
         """The directory of a local one."""
-        assert self.is_local, f"{self.uri} is no local directory"
+        assert self.is_local, f"{self.uri} is not a local directory"
         return Path(self.uri)
 
     @property

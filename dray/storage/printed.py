@@ -112,7 +112,7 @@ class LogCopies:
             pass
         except StorageError as error:
             if not self._failed:
-                log.warning("what trials print can't be copied beside their checkpoints for now: %s", error)
+                log.warning("the trials' logs can't be copied beside their checkpoints for now: %s", error)
             self._failed = True
             return False
         return True
