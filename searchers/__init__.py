@@ -8,7 +8,7 @@
     search                               the one object that a driver holds
     journal, records                     append-only log, and its JSON; replay is restore
     simulate                             a search in virtual time
-    testing                              the contract that every method keeps, yours too
+    testing, histories                   the contract that every method keeps, yours too; random histories to check it
     optuna_sampler, _space, _storage     the adapter to Optuna; not imported here
     ray_tune                             the adapter to Ray Tune; not imported here
 

@@ -23,6 +23,7 @@ from searchers import (
     Stop,
 )
 from searchers.events import Action, Event
+from searchers.histories import play, tell
 from searchers.testing import (
     Make,
     check_actions_name_trials_that_can_obey,
@@ -31,8 +32,6 @@ from searchers.testing import (
     check_extensions,
     check_method,
     check_progress_never_falls,
-    play,
-    tell,
 )
 
 METHODS: dict[str, tuple[Make, int]] = {  # and the most trials that it may create

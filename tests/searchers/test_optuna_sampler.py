@@ -25,11 +25,11 @@ from searchers import (
     Started,
     parse_space,
 )
+from searchers.histories import Extension, play
 from searchers.optuna_sampler import OptunaSampler
 from searchers.optuna_space import to_optuna
 from searchers.records import event_from_json
 from searchers.search import Record
-from searchers.testing import Extension, play
 
 SPEC: dict[str, object] = {
     "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},

@@ -24,8 +24,8 @@ from searchers import (
     Started,
     parse_space,
 )
+from searchers.histories import play
 from searchers.search import Record
-from searchers.testing import play
 
 SPACE = parse_space(
     {

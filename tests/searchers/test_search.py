@@ -30,8 +30,8 @@ from searchers import (
     parse_space,
 )
 from searchers.events import Action, Event, Reason
+from searchers.histories import play
 from searchers.search import Record
-from searchers.testing import play
 
 REPO = Path(__file__).parents[2]
 SPACE = parse_space({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}, "clip": math.inf})
