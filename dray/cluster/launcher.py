@@ -230,7 +230,7 @@ def _head(config: Mapping[str, Any]) -> Faults:
         return
     where = f"available_node_types.{name}"
     if head.get("max_workers") != 0:
-        told = f"must be 0, got {head.get('max_workers', 'nothing, which stands for the max_workers of all')}"
+        told = f"must be 0, got {head.get('max_workers', 'nothing, which means as many as max_workers')}"
         yield f"{where}.max_workers", f"{told}: otherwise Ray starts workers of the head's type, without GPUs"
     spot = cloud_nodes.spot(head["node_config"])
     if spot is not None:
