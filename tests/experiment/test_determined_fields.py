@@ -288,6 +288,18 @@ def test_what_det_experiment_config_writes_is_taken(caplog: pytest.LogCaptureFix
     ]
 
 
+def test_a_prefix_is_normalised_as_determined_does() -> None:
+    def location(prefix: str) -> str:
+        storage = {"type": "gcs", "bucket": "b", "prefix": prefix}
+        return str(load_config(with_field("checkpoint_storage", storage)).checkpoint_storage.location)
+
+    assert location("/pre/.//fix/") == location("pre/fix") == "gs://b/pre/fix"
+    assert location("") == location("/") == "gs://b"
+    for prefix in ("..", "../a", "a/..", "a/../b"):
+        with pytest.raises(ConfigError, match=r"checkpoint_storage\.prefix: must not contain \.\., got "):
+            location(prefix)
+
+
 def test_hdfs_is_told_what_to_use() -> None:
     storage = {"type": "hdfs", "hdfs_url": "http://a", "hdfs_path": "/b"}
     with pytest.raises(ConfigError) as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -50,6 +51,13 @@ def storage_of(raw: object) -> object:
     return {**raw, **_storage(where)} if isinstance(raw, dict) and isinstance(where, str) and "://" in where else raw
 
 
+def _normal(prefix: str) -> str:
+    """A prefix as Determined uses it: a/b for /a/.//b/."""
+    if ".." in prefix.split("/"):
+        raise ValueError(f"must not contain .., got {prefix!r}; write the path itself")
+    return posixpath.normpath(f"/{prefix}").strip("/")
+
+
 def _kind(raw: object) -> object:
     if raw == "hdfs":
         raise ValueError(NO_MORE["checkpoint_storage.hdfs_url"])
@@ -75,7 +83,9 @@ class CheckpointStorage(Section):
         default=None, description="the directory, or the URI", examples=["/mnt/results"]
     )
     bucket: Bucket | None = Field(default=None, description="the bucket", examples=["my-bucket"])
-    prefix: str | None = Field(default=None, description="where in the bucket", examples=["results"])
+    prefix: Annotated[str, AfterValidator(_normal)] | None = Field(
+        default=None, description="where in the bucket", examples=["results"]
+    )
     endpoint_url: Url | None = Field(
         default=None, description="of an S3 that is not Amazon's", examples=["http://minio:9000"]
     )
