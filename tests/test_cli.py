@@ -149,7 +149,7 @@ def test_preview_shows_rungs_and_totals_of_asha_yaml() -> None:
         ["", "2", "4", "16", "12", "48"],
         ["", "3", "16", "4", "4", "64"],
     ]
-    assert "64 trials, 160 epochs in all: as much as 10.0 trials of 16 epochs, 16% of training every" in result.stdout
+    assert "64 trials, 160 epochs in total: equivalent to 10.0 trials of 16 epochs, 16% of training" in result.stdout
     assert "about 50 min, where 12 trials" in result.stdout
 
 

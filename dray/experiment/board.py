@@ -276,8 +276,8 @@ def sparkline(values: Sequence[float]) -> str:
 
 def _starting(groups: int, wanted: int) -> str:
     if not groups:
-        return "the first worker group starts"
-    return f"{wanted - groups} of {wanted} worker groups starting" if groups < wanted else ""
+        return "starting the first worker group"
+    return f"starting {wanted - groups} of {wanted} worker groups" if groups < wanted else ""
 
 
 def _shown(value: object) -> str:

@@ -136,7 +136,7 @@ def export_determined(checkpoint: Location, target: Path) -> tuple[list[Path], l
     notes = []
     with opened(checkpoint) as found, made(target) as partial:
         if legacy.is_legacy(found):
-            raise ValueError(f"{checkpoint} is one of Determined's already; dray checkpoint download copies it")
+            raise ValueError(f"{checkpoint} already is a Determined checkpoint; copy it with dray checkpoint download")
         state = contents.read_state(found, [])
         chief = contents.read_rank(found, state, 0, 1)
         metadata = contents.read_json(found / contents.METADATA) or {}
@@ -151,19 +151,19 @@ def export_determined(checkpoint: Location, target: Path) -> tuple[list[Path], l
             about=about,
         )
         if chief is not None and chief.gradients is not None:
-            notes.append("the gradients of an aggregation that was cut in two are left out: Determined keeps none")
+            notes.append("the gradients of an unfinished aggregation are left out: Determined does not store them")
         if epoch_length is None:
-            notes.append("an older dray wrote it, or its epoch is endless: Determined will count epochs from 0")
+            notes.append("an older dray wrote it, or its epochs have no end: Determined will count epochs from 0")
         if about["trial_cls_spec"] is None:
-            notes.append("it does not say which class its trial was: load it with trial_class=...")
+            notes.append("it does not name the class of its trial: load it with trial_class=...")
         code = found / "code"
         if code.is_dir():
             shutil.copytree(code, partial / "code")
         ours = sorted(path.relative_to(code).as_posix() for path in code.rglob("*.py") if _imports_dray(path))
         if ours:
             notes.append(
-                f"code/ imports dray ({', '.join(ours)}): where only determined is installed, write determined in the "
-                "place of dray there, or give trial_class=..."
+                f"code/ imports dray ({', '.join(ours)}): where only determined is installed, replace dray by "
+                "determined there, or give trial_class=..."
             )
     names = ("state_dict.pth", "trial_state.pkl", legacy.LOAD_DATA, legacy.METADATA)
     return [target / name for name in names], notes

@@ -92,7 +92,7 @@ class Sent:
             return pickle.loads(self.pickled)  # type: ignore[no-any-return]
         except Exception as error:
             told = (
-                f"{self.name} can't be made on a worker: {type(error).__name__}: {error}; what it imports must be in "
+                f"{self.name} can't be loaded on a worker: {type(error).__name__}: {error}; what it imports must be in "
                 "the directory of the script that defines it, or installed on all nodes"
             )
             raise EntrypointError([("trial", told)]) from None

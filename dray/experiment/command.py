@@ -64,14 +64,14 @@ def parse_entrypoint(entrypoint: object) -> str | Script:
             raise ValueError(_launcher(program, command))
         if _SHELLS.fullmatch(program):
             raise ValueError(
-                f"can't be a shell's script, got {command!r}: dray runs the program itself, within its workers; name "
-                f"the program that the script runs in the end, {EXAMPLES}, and put what comes before it into "
-                "startup-hook.sh, in the model's directory"
+                f"can't be a shell script, got {command!r}: dray runs the program itself, in its workers; give the "
+                f"program that the script runs, {EXAMPLES}, and put what comes before it into startup-hook.sh, in the "
+                "model's directory"
             )
         if _ASSIGNMENT.fullmatch(program):
             raise ValueError(
                 f"can't set {program.partition('=')[0]}, got {command!r}: the program runs in a worker, where Python "
-                f"runs already; write environment: {{environment_variables: [{program}]}}, and here the rest: "
+                f"is running already; write environment: {{environment_variables: [{program}]}}, and here only "
                 f"{shlex.join(words) or EXAMPLES}"
             )
         if program.endswith(".py"):  # an executable script, as in Determined's tutorials
@@ -81,17 +81,17 @@ def parse_entrypoint(entrypoint: object) -> str | Script:
         while words and words[0] in _IDLE_OPTIONS:
             words = words[1:]
         if not words:
-            raise ValueError(f"names no script, got {command!r}; {EXAMPLES}")
+            raise ValueError(f"must have a script after python, got {command!r}; {EXAMPLES}")
         first, *rest = words
         if first != "-m":
             if first.startswith("-"):
                 raise ValueError(
                     f"can't give Python the option {first}, got {command!r}: the script runs in a worker, where Python "
-                    "runs already; leave it out"
+                    "is running already; remove the option"
                 )
             return Script(command=command, file=first, arguments=tuple(rest))
         if not rest or not _MODULE.fullmatch(rest[0]):
-            raise ValueError(f"must name a module after -m, got {command!r}; for example python3 -m package.train")
+            raise ValueError(f"must have a module after -m, got {command!r}; for example python3 -m package.train")
         module, *rest = rest
         if module in _OTHER_LAUNCHER_MODULES:
             raise ValueError(_launcher(module, command))
@@ -107,8 +107,8 @@ def parse_entrypoint(entrypoint: object) -> str | Script:
         if len(words) == 1 and _CLASS.fullmatch(words[0]):  # the old launchers took just this
             return words[0]
     raise ValueError(
-        f"must be module:Class, or a program of Python, got {command!r}; dray runs it within its workers, so it can "
-        f"be no other program; {EXAMPLES}"
+        f"must be module:Class, or a Python program, got {command!r}; dray runs it inside its workers, so it can't be "
+        f"another program; {EXAMPLES}"
     )
 
 
@@ -124,10 +124,10 @@ def _words(entrypoint: object) -> list[str]:
     elif isinstance(entrypoint, list | tuple):
         for place, word in enumerate(entrypoint, 1):
             if not isinstance(word, str):
-                raise ValueError(f"must be words of text, got {word!r} as word {place}; quote it: '{word}'")
+                raise ValueError(f"must be a list of strings, got {word!r} as word {place}; quote it: '{word}'")
         words = list(entrypoint)
     else:
-        raise ValueError(f"must be text or a list of words, got {entrypoint!r}; {EXAMPLES}")
+        raise ValueError(f"must be a string or a list of strings, got {entrypoint!r}; {EXAMPLES}")
     if not words:
         raise ValueError(f"must not be empty; {EXAMPLES}")
     return words
@@ -144,7 +144,7 @@ def _without_options(words: list[str], command: str) -> list[str]:
     if words[:1] == ["--"]:
         words = words[1:]
     if not words:
-        raise ValueError(f"names nothing for the launcher to run, got {command!r}; {EXAMPLES}")
+        raise ValueError(f"must have a command for the launcher to run, got {command!r}; {EXAMPLES}")
     return words
 
 
@@ -164,13 +164,13 @@ def _check_needs_no_shell(text: str, words: list[str], command: str) -> None:
         shell = "a second line"
     if not shell and (expanded := re.search(r"\$[\w{(]+|`", outside)):
         raise ValueError(
-            f"is run without a shell, which {expanded[0]} needs, got {command!r}; read the variable in the program "
+            f"can't use {expanded[0]}, got {command!r}: it runs without a shell; read the variable in the program "
             "(os.environ), or write its value here"
         )
     if shell:
         raise ValueError(
-            f"is run without a shell, which {shell} needs, got {command!r}; put what is to be done before the "
-            "training into startup-hook.sh, in the model's directory"
+            f"can't use {shell}, got {command!r}: it runs without a shell; put what comes before the training into "
+            "startup-hook.sh, in the model's directory"
         )
 
 
@@ -178,16 +178,14 @@ def _none_of_ours(module: str, command: str) -> str:
     framework = _FRAMEWORKS.get(module.rpartition(".")[2])
     if framework is not None and module.startswith("determined.launch."):
         return (
-            f"can't start {module}, got {command!r}: dray has no {framework}; train a PyTorchTrial, or a program of "
-            "PyTorch's own distributed training: python3 -m determined.launch.torch_distributed python3 train.py"
+            f"can't start {module}, got {command!r}: dray does not support {framework}; use a PyTorchTrial, or a "
+            "program for torch.distributed: python3 -m determined.launch.torch_distributed python3 train.py"
         )
-    return (
-        f"can't run {module}, got {command!r}: it is a part of Determined that dray has no counterpart for; {EXAMPLES}"
-    )
+    return f"can't run {module}, got {command!r}: dray has no counterpart to this part of Determined; {EXAMPLES}"
 
 
 def _launcher(program: str, command: str) -> str:
     return (
-        f"can't start {program}, got {command!r}: a trial's processes are there already, one a slot "
-        "(resources.slots_per_trial); leave it out: python3 train.py"
+        f"can't start {program}, got {command!r}: dray starts a trial's processes itself, one per slot "
+        "(resources.slots_per_trial); give only the script: python3 train.py"
     )

@@ -97,7 +97,7 @@ def load_config(
             raise ConfigError(error.faults, told) from None
     if passed_over:
         lines = (f"\n  {field}: {why}" for field, why in passed_over)
-        log.warning("%s has fields of Determined's that are not used here:%s", told, "".join(lines))
+        log.warning("%s has fields of Determined that are ignored here:%s", told, "".join(lines))
     return config
 
 

@@ -69,7 +69,7 @@ class ExperimentDirectory:
         code.copy(self.code)
         if changed := hide_in(self.code, config.secrets):
             some = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
-            log.warning("the experiment's copy of the code has xxx in the place of secrets in %s", some)
+            log.warning("secrets in the experiment's copy of the code are replaced by xxx, in %s", some)
 
     @cached_property
     def storage(self) -> Location:
@@ -98,7 +98,7 @@ class ExperimentDirectory:
         """
         directory = cls(path)
         if directory.journal.exists():
-            raise ConfigError([("path", f"{path} holds an experiment already; resume it, or give another directory")])
+            raise ConfigError([("path", f"{path} already has an experiment; resume it, or give another directory")])
         found = None if code is None else code_of(code, leave_out=path)
         path.mkdir(parents=True, exist_ok=True)
         if found is not None:
@@ -172,7 +172,7 @@ def check_storage(where: Location | None) -> None:
         RemoteDirectory(where, patience_s=PROBE_S).probe()
     except StorageError as error:
         told = (
-            f"{error}; look at its name, and at the credentials: those of the config, or of the environment (for S3 "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
+            f"{error}; check its name, and the credentials in the config or the environment (for S3, AWS_ACCESS_KEY_ID "
+            "and AWS_SECRET_ACCESS_KEY)"
         )
         raise ConfigError([("checkpoint_storage", told)]) from None

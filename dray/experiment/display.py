@@ -167,7 +167,7 @@ class Display:
         known = not is_simulated(search.method)
         self._board.begin(Forecast(preview(search.method)) if known else None, records)
         if any(record.get("event") == "started" for record in records):
-            self.say(f"going on: {_so_far(search)}")
+            self.say(f"resuming: {_so_far(search)}")
 
     def rows(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """A trial has reported these rows of metrics."""
@@ -206,35 +206,35 @@ class Display:
         self._failures += 1
         if self._failures <= SHOWN_TRIALS:
             told = in_short(error)
-            what, *where = ["the same again"] if self._told.get(trial) == told else told
+            what, *where = ["the same error again"] if self._told.get(trial) == told else told
             self._told[trial] = told
             self.say("\n".join([f"trial {trial} failed{f' for good ({ended})' if ended else ''}: {what}", *where]))
         elif self._failures == SHOWN_TRIALS + 1:
-            self.say("further failures are in the journal; see: dray experiment describe")
+            self.say("further failures are not shown here; see: dray experiment describe")
 
     def retired(self, group: str, trial: int, why: str) -> None:
         """Say that a worker group's processes are replaced after a trial, and why."""
         self._retired += 1
         if self._retired <= SHOWN_TRIALS:
-            self.say(f"worker group {group} starts anew after trial {trial}: {why}")
+            self.say(f"worker group {group} is restarted after trial {trial}: {why}")
 
     def closing(self, stopped: bool) -> None:
         """The run ends, by itself or because it was stopped."""
         if stopped:
             # The picture would not change any more.
             self.__exit__(None, None, None)
-            self.say("stopping: running trials save what they have; once more to end at once")
+            self.say("stopping: running trials save a checkpoint; interrupt again to stop at once")
 
     def interrupted(self) -> None:
         """Say how far an interrupted run was, and how to resume it."""
         if self._search is not None:
             self.say(f"stopped: {_so_far(self._search)}")
-        self.say(f"go on with: dray experiment resume {self._named()}")
+        self.say(f"resume with: dray experiment resume {self._named()}")
 
     def ended(self) -> None:
         """Say that nothing is left to run, and how to extend the search."""
         self.say(
-            f"it has ended already; for more: dray experiment extend {self._named()} --max-trials N (or --max-length)"
+            f"already ended; extend with: dray experiment extend {self._named()} --max-trials N (or --max-length N)"
         )
 
     def result(self, result: Result) -> None:
@@ -246,9 +246,9 @@ class Display:
         took = duration(time.monotonic() - self._began)
         named, trials = self._named(), len(result.trials)
         looks = (
-            [f"look at them: dray report {named}", f"              dray trial list {named} --best"]
+            [f"inspect with: dray report {named}", f"              dray trial list {named} --best"]
             if lines
-            else [f"look at {'what failed' if 'ERRORED' in counts else 'it'}: dray experiment describe {named}"]
+            else [f"inspect {'failures ' if 'ERRORED' in counts else ''}with: dray experiment describe {named}"]
         )
         told = f"{trials} trial{'s' * (trials != 1)} ({states}) in {took}. Results: {self._path}"
         self.say("\n".join([*lines, told, *looks]))
@@ -264,7 +264,7 @@ def _so_far(search: Search) -> str:
     views = search.trials.values()
     begun = sum(not view.ended and view.hparams is not None for view in views)
     ended = sum(view.ended for view in views)
-    return f"{ended} trial{'s' * (ended != 1)} ended, {begun} to go on from the latest checkpoint"
+    return f"{ended} trial{'s' * (ended != 1)} ended, {begun} to continue from the latest checkpoint"
 
 
 def best_trials(result: Result, metric: str, sign: int, *, width: int) -> list[str]:

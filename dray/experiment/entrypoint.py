@@ -73,8 +73,9 @@ def _check_constructor(trial_class: type[PyTorchTrial], entrypoint: str) -> None
     except TypeError as error:
         raise _error(
             "entrypoint",
-            f"{entrypoint} is made with the context alone, and its constructor does not take that ({error}); give the "
-            "other parameters defaults, or name the program that makes it, such as python3 train.py",
+            f"{entrypoint} is created with the context as its only argument, which its constructor does not accept "
+            f"({error}); give its other parameters defaults, or give the program that creates it, such as python3 "
+            "train.py",
         ) from None
 
 
@@ -93,7 +94,7 @@ def _check_program(program: Script, directory: Path) -> None:
     if not path.is_file():
         there = sorted(str(file.relative_to(directory)) for file in directory.rglob("*.py"))
         near = difflib.get_close_matches(program.file, there, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"the scripts there are {', '.join(there[:12]) or 'none'}"
+        hint = f"did you mean {near[0]}?" if near else f"its scripts are {', '.join(there[:12]) or 'none'}"
         raise _error("entrypoint", f"no script {program.file} in {directory}; {hint}")
     _check_syntax(path, directory)
 
@@ -139,7 +140,7 @@ def load_trial_class(entrypoint: str | None, model_dir: str | os.PathLike[str]) 
 def _directory(model_dir: str | os.PathLike[str]) -> Path:
     directory = Path(model_dir)
     if not directory.is_dir():
-        raise _error("model_dir", f"no such directory: {directory}; give the one that holds the model's code")
+        raise _error("model_dir", f"no such directory: {directory}; give the directory with the model's code")
     return directory
 
 
@@ -166,11 +167,11 @@ def _find(module: ModuleType, name: str) -> type[PyTorchTrial]:
         hint = (
             f"its trials are {', '.join(trials)}"
             if trials
-            else "it has none: derive one from dray.pytorch.PyTorchTrial"
+            else "it has no trials: derive one from dray.pytorch.PyTorchTrial"
         )
     if found is None:
         raise _error("entrypoint", f"{module.__name__} has no class {name}; {hint}")
-    kind = "another class" if isinstance(found, type) else f"value of type {type(found).__name__}"
+    kind = "another class" if isinstance(found, type) else f"a value of type {type(found).__name__}"
     raise _error("entrypoint", f"{module.__name__}:{name} must be a subclass of PyTorchTrial, got {kind}; {hint}")
 
 

@@ -163,7 +163,7 @@ class Experiment:
         if self._config.entrypoint is not None:
             check_entrypoint(self._config.entrypoint, directory.code)
         elif trial is None:
-            told = "the experiment's class came from a script or a notebook; give it: resume(path, trial=MyTrial)"
+            told = "the experiment's class is from a script or a notebook; pass it again: resume(path, trial=MyTrial)"
             raise EntrypointError([("trial", told)])
         return self
 
@@ -219,18 +219,18 @@ class Experiment:
                     losses = 1 if reported else losses + 1
                     if losses == DESK_LOSSES_IN_VAIN:
                         raise
-                    display.say(f"{str(lost).partition(';')[0]}; starting over from the journal")
+                    display.say(f"{str(lost).partition(';')[0]}; restarting from the journal")
                     search, config = self._opened(journal, observers, records)
             observers.close(done=True)
         result = Result(directory.path, trial=self._trial)
         display.result(result)
         if search.done.reason == "errored":
             raise ExperimentError(
-                f"every trial failed; their errors are in {directory.journal}, the last is\n{_last_error(directory)}"
+                f"every trial failed; all errors are in {directory.journal}, the last one is\n{_last_error(directory)}"
             )
         if search.done.reason == "invalid_hp":
             raise ExperimentError(
-                "too many hyperparameters were invalid (the trials raised InvalidHP); narrow the space, see "
+                "too many trials had invalid hyperparameters (they raised InvalidHP); narrow the search space, see "
                 f"{directory.config_file}"
             )
         return result
@@ -261,8 +261,8 @@ class Experiment:
             opened = (record for record in records if record.get("event") == "opened")
             had = next((record[argument] for record in opened if record.get(argument)), None)
             if had is not None and value is None:
-                told = f"the experiment was created with {had}, which its directory can't hold; give it again, from "
-                faults.append((argument, f"{told}Python: dray.Experiment.resume(path, {argument}=...)"))
+                told = f"the experiment was created with {had}, which can't be stored in its directory; pass it again, "
+                faults.append((argument, f"{told}from Python: dray.Experiment.resume(path, {argument}=...)"))
         if faults:
             raise ConfigError(faults)
         self._own.check(self._config)
@@ -290,7 +290,7 @@ class Experiment:
         records: list[dict[str, object]],
         on_message: Callable[[Message], None] | None,
     ) -> None:
-        elsewhere = "" if directory.storage.is_local else f", its checkpoints in {directory.storage}"
+        elsewhere = "" if directory.storage.is_local else f", checkpoints in {directory.storage}"
         display.say(f"experiment {config.name}, stored in {directory.path}{elsewhere}")
         metrics = MetricsLog(directory.metrics)
         quiet = contextlib.ExitStack()

@@ -17,11 +17,11 @@ from dray.experiment.schema.resources import SLOT_FORMS
 from dray.experiment.schema.storage import SECRETS
 
 _KINDS = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
     "float_type": "a number",
     "finite_number": "a finite number",
-    "string_type": "text",
+    "string_type": "a string",
     "bool_type": "true or false",
     "list_type": "a list",
     "dict_type": "a mapping",
@@ -53,8 +53,8 @@ def unknown_field(location: tuple[str, ...], name: str) -> Fault:
     places = [".".join((*place, name)) for place, model in SECTIONS.items() if name in model.model_fields]
     places += [field for field in NOT_USED if field.rpartition(".")[2] == name]
     if places:
-        return Fault(path, f"unknown field here; it belongs at {places[0]}")
-    return Fault(path, f"unknown field; the fields here are {', '.join(sorted(known))}")
+        return Fault(path, f"unknown field here; move it to {places[0]}")
+    return Fault(path, f"unknown field; known fields are {', '.join(sorted(known))}")
 
 
 def missing_field(location: tuple[str, ...], name: str) -> Fault:
@@ -76,7 +76,7 @@ def _fault(details: ErrorDetails) -> Fault:
 def _what(details: ErrorDetails, place: tuple[str, ...], name: str) -> str:
     kind, got, context = details["type"], details["input"], details.get("ctx", {})
     if name in SECRETS:
-        return f"must be text, got a {type(got).__name__}"
+        return f"must be a string, got a {type(got).__name__}"
     if (*place, name)[0] in ("data", "environment") and kind != "value_error":  # it may contain a secret
         return f"must be a mapping of names to values, got a {type(got).__name__}"
     field = _field(place, name)
@@ -110,7 +110,7 @@ def _example(name: str, field: FieldInfo) -> str:
 
 
 def _shown(got: object) -> str:
-    kind = {str: "text", bool: "a truth value", list: "a list", dict: "a mapping"}.get(type(got), type(got).__name__)
+    kind = {str: "a string", bool: "a boolean", list: "a list", dict: "a mapping"}.get(type(got), type(got).__name__)
     return f"{got!r:.60} ({kind})" if isinstance(got, str | bool | list | Mapping) else repr(got)[:60]
 
 

@@ -127,7 +127,7 @@ def whereabouts(experiment: str) -> str:
     matches = [name for name in names if name.startswith(experiment)]
     if len(matches) > 1:
         raise NoExperiment(
-            f"{experiment!r} is {len(matches)} experiments in {root}: {_some(matches)}; write more of it"
+            f"{experiment!r} matches {len(matches)} experiments in {root}: {_some(matches)}; give more of the name"
         )
     if not matches:
         raise NoExperiment(_unknown(experiment, names, root, path))
@@ -303,7 +303,7 @@ def _no_experiment(path: Path) -> str:
     if not path.exists():
         return f"no such directory: {path}"
     parent = next((each for each in path.resolve().parents if ExperimentDirectory(each).config_file.exists()), None)
-    hint = "" if parent is None else f"; it is inside of one, {parent}"
+    hint = "" if parent is None else f"; it is inside the experiment {parent}"
     return f"no experiment in {path}: it has no experiment.yaml{hint}"
 
 
@@ -311,9 +311,9 @@ def _unknown(experiment: str, names: Sequence[str], root: Path, path: Path) -> s
     if path.is_dir():
         return _no_experiment(path)
     if not names:
-        return f"no experiment {experiment!r}: there is none in {root} yet; give a path, or s3://..., or set DRAY_HOME"
+        return f"no experiment {experiment!r}: there are none in {root}; give a path, or s3://..., or set DRAY_HOME"
     near = difflib.get_close_matches(experiment, names, n=1, cutoff=0.5)
-    told = f"did you mean {near[0]}?" if near else f"there are {_some(names)}"
+    told = f"did you mean {near[0]}?" if near else f"its experiments are {_some(names)}"
     return f"no experiment {experiment!r} in {root}; {told}"
 
 

@@ -63,15 +63,17 @@ def find_slots(cluster: Cluster, asked: Resources, least: int) -> tuple[str, Lim
     limits = None if cluster.own else autoscaler.limits()
     kind = slot_kind(asked.slot, limits)
     if kind is None:
-        told = f"{cluster.told} has an autoscaler that does not tell what it can start: say gpu, or cpu"
+        told = (
+            f"required, as {cluster.told} has an autoscaler that does not report its node types; set it to gpu or cpu"
+        )
         raise ConfigError([("resources.slot", told)])
     most = most_slots(kind, asked.cpus_per_slot, limits)
     if most is not None and not groups_in(most, least, asked.placement_strategy):
         other = "cpu" if kind == "gpu" else "gpu"
         told = (
-            f"{least} slots asked{_placed(asked.placement_strategy)}, but {cluster.told} has, or can grow to, "
-            f"{sum(most)} {kind} slots (with {asked.cpus_per_slot} CPUs each) on {sum(map(bool, most))} nodes; ask "
-            f"for fewer, or for resources.slot: {other}"
+            f"{least} slots requested{_placed(asked.placement_strategy)}, but {cluster.told} has, or can grow to, "
+            f"{sum(most)} {kind} slots (with {asked.cpus_per_slot} CPUs each) on {sum(map(bool, most))} nodes; request "
+            f"fewer, or set resources.slot: {other}"
         )
         raise ConfigError([("resources.slots_per_trial", told)])
     return kind, limits
@@ -152,8 +154,8 @@ class Groups:
                 self._silent[group].add(message.placement.id)
                 if len(self._silent[group]) > STARTS_IN_VAIN:
                     self.error = ExperimentError(
-                        f"the processes of worker group {group} have ended {STARTS_IN_VAIN} times before they could "
-                        f"ask for a trial; see Ray's logs, and resume with: dray experiment resume {self._experiment}"
+                        f"the processes of worker group {group} exited {STARTS_IN_VAIN} times before asking for a "
+                        f"trial; see Ray's logs, and resume with: dray experiment resume {self._experiment}"
                     )
                 if self._elastic is not None:
                     self._elastic.arrived()
@@ -191,7 +193,7 @@ class Groups:
             on = placement_group_table(placement).get("bundles_to_node_id", {}).values()
             if placement.id not in self._taken_away and not set(on).isdisjoint(nodes):
                 self._taken_away.add(placement.id)
-                self._display.say(f"a node of worker group {group} is to be taken away: what it runs goes on elsewhere")
+                self._display.say(f"a node of worker group {group} will be removed: its trial continues elsewhere")
                 self._desk.vacate.remote(group)
 
     # ------------------------------------------------------------------ starting
@@ -263,7 +265,7 @@ class Groups:
         self._failed += 1
         self._display.say(f"worker group {name} ended: {str(error).strip().splitlines()[-1] if error else 'no error'}")
         if self._failed > STARTS_IN_VAIN:
-            self.error = ExperimentError(f"{self._failed} worker groups ended, the last with: {error}")
+            self.error = ExperimentError(f"{self._failed} worker groups in a row ended with errors, the last: {error}")
 
     def _look_at_cluster(self) -> bool:
         """Find groups that wait for nodes, and give up those of the wrong size or without a trial.
@@ -292,11 +294,11 @@ class Groups:
         """Give up an elastic group that should have another size; one of that size replaces it."""
         for name in groups:
             if elastic.must_shrink(name in self._waiting):
-                self._display.say(f"worker group {name} has lost a part of it: what it runs goes on with fewer slots")
+                self._display.say(f"worker group {name} lost some of its slots: its trial continues with fewer")
                 self._give_up(name)
             elif name not in self._booting and (size := elastic.may_grow()):
                 self._display.say(
-                    f"there are more slots than worker group {name} has: what it runs goes on with {size}"
+                    f"there is room for more slots than worker group {name} has: its trial continues with {size}"
                 )
                 self._desk.vacate.remote(name)
 

@@ -123,7 +123,7 @@ def code_of(root: Path, *, leave_out: Path | None = None, deep: bool = True, fie
     try:
         walk.into("")
     except OSError as error:
-        told = f"can't be read: {error}; make it readable, or name it in {root / IGNORE_FILES[-1]}"
+        told = f"can't be read: {error}; make it readable, or exclude it in {root / IGNORE_FILES[-1]}"
         raise ConfigError([(field, told)]) from None
     if walk.size > MOST_CODE_BYTES:
         raise ConfigError([(field, _too_large(root, walk))])
@@ -149,7 +149,7 @@ def _patterns(root: Path, field: str) -> GitIgnoreSpec:
                 try:
                     GitIgnoreSpec.from_lines([line])
                 except ValueError as error:
-                    told = f"line {number} of {root / name} is no pattern of gitignore's: {error}"
+                    told = f"line {number} of {root / name} is not a valid .gitignore pattern: {error}"
                     raise ConfigError([(field, told)]) from None
             lines += own
     return GitIgnoreSpec.from_lines(lines)
@@ -225,9 +225,9 @@ def _too_large(root: Path, walk: _Walk) -> str:
     largest = ", ".join(f"{name} ({told_size(size)})" for name, size in _largest(walk))
     least = "" if walk.is_whole else "at least "
     return (
-        f"{root} holds {least}{told_size(walk.size)}, more than the {MOST_CODE_BYTES >> 20} MiB that an experiment "
-        f"copies and sends to its workers; the most take {largest}; name what is not code in "
-        f"{root / IGNORE_FILES[-1]}, in the syntax of .gitignore, or give the directory of the model's code alone"
+        f"{root} has {least}{told_size(walk.size)} of files, more than the {MOST_CODE_BYTES >> 20} MiB that an "
+        f"experiment copies and sends to its workers; the largest are {largest}; exclude what is not code in "
+        f"{root / IGNORE_FILES[-1]} (.gitignore syntax), or give a directory with only the model's code"
     )
 
 

@@ -30,7 +30,7 @@ def forbidden(policies: Sequence[LogPolicy], lines: Iterable[str]) -> str:
         line = _STAMP.sub("", line, count=1)[:LONGEST]
         for policy, pattern in compiled:
             if pattern.search(line):
-                return f"{policy.action} of log_policies, for {policy.pattern!r} is in its log: {line.strip():.200}"
+                return f"log_policies: {policy.action}, as its log has {policy.pattern!r}: {line.strip():.200}"
     return ""
 
 

@@ -147,30 +147,30 @@ def _told(record: Mapping[str, Any], metric: str, unit: str, space: Space) -> st
     trial = f"trial {record.get('trial')}"
     match record.get("event"):
         case "opened":
-            return f"a driver begins, dray {record.get('version')}"
+            return f"driver started, dray {record.get('version')}"
         case "started":
             news = [f"{name}={_short(value)}" for name, value in searched(space.root, record.get("hparams") or {})]
-            return f"{trial} starts: {' '.join(news)}"
+            return f"{trial} started: {' '.join(news)}"
         case "reported":
             return f"{trial} at {_short(record['step'])} {unit}: {metric} {_short(record['value'])}{_decided(record)}"
         case "exited":
             return f"{trial} {_ENDED.get(record['reason'], record['reason'])}{_decided(record)}"
         case "restarted":
-            return f"{trial} failed, and starts again: {in_short(record.get('error'))[0]}"
+            return f"{trial} failed and is restarted: {in_short(record.get('error'))[0]}"
         case "gave_up":
             return f"{trial} failed for good: {record.get('why') or in_short(record.get('error'))[0]}"
         case "damaged":
-            return f"{trial} passes over a checkpoint: {record.get('error')}"
+            return f"{trial} skipped a checkpoint: {record.get('error')}"
         case "extended":
             wanted = [f"{name} {record[name]}" for name in ("max_trials", "max_length") if record.get(name) is not None]
-            return f"the search is extended: {', '.join(wanted)}"
+            return f"search extended: {', '.join(wanted)}"
     return None
 
 
 _ENDED = {
-    "completed": "has completed",
-    "stopped": "has stopped",
-    "errored": "has ended in an error",
+    "completed": "completed",
+    "stopped": "stopped",
+    "errored": "ended with an error",
     "invalid_hp": "has invalid hyperparameters",
     "canceled": "was canceled",
 }
@@ -182,7 +182,7 @@ def _decided(record: Mapping[str, Any]) -> str:
     words = []
     for action in decided:
         if action["action"] == "done":
-            words.append(f"the search is done ({action['reason']})")
+            words.append(f"search done ({action['reason']})")
         else:
             whose = "" if action["trial"] == record.get("trial") else f" trial {action['trial']}"
             words.append(f"{action['action']}{whose}")

@@ -58,7 +58,7 @@ class Mirror:
                     self._copy()
             except StorageError as error:
                 if not self._failed:
-                    log.warning("the experiment's journal is not copied beside its checkpoints for now: %s", error)
+                    log.warning("can't copy the experiment's journal to its checkpoint storage for now: %s", error)
                 self._failed = True
 
     def _copy(self) -> None:

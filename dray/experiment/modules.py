@@ -51,7 +51,7 @@ def no_module(name: str, directory: Path) -> str:
     if near:
         there = f"; did you mean {near[0]}?"
     else:
-        there = f"; the modules there are {', '.join(modules[:12])}" if modules else ", and no other one"
+        there = f"; its modules are {', '.join(modules[:12])}" if modules else ", which has no modules"
     return f"no module {name} in {directory}{there}"
 
 
@@ -63,4 +63,4 @@ def raised(name: str, directory: Path, error: BaseException, *, doing: str = "im
         [*traceback.format_list(frames[first:]), *traceback.format_exception_only(type(error), error)]
     ).splitlines()
     shown = "\n".join(f"    | {line}" for line in lines[-_SHOWN_TRACEBACK_LINES:])
-    return f"{doing} {name} from {directory} raised {type(error).__name__}; mend it there:\n{shown}"
+    return f"{doing} {name} from {directory} raised {type(error).__name__}; fix it there:\n{shown}"

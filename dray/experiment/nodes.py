@@ -45,12 +45,12 @@ def _as_well(names: list[str]) -> str:
         return ""
     further = len(names) - NAMED_NODES
     told = ", ".join(names[:NAMED_NODES]) + (f" and {further} more" if further > 0 else "")
-    return f", and so {told}"
+    return f" (also {told})"
 
 
 def told_of_node(unfit: UnfitNode, experiment: Path) -> Exception:
     """The user's error: why no trial can run on a node, and how to resume the experiment when that is mended."""
-    go_on = f"then go on with: dray experiment resume {experiment}"
+    go_on = f"then resume with: dray experiment resume {experiment}"
     if unfit.trouble.kind in ("unseen", "refused"):
         return ConfigError([("checkpoint_storage", f"{unfit}; {go_on}")])
-    return ExperimentError(f"a trial was to run where it can't: {unfit}; {go_on}")
+    return ExperimentError(f"a trial can't run on the node that it was placed on: {unfit}; {go_on}")

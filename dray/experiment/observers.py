@@ -171,7 +171,7 @@ class Observers:
             if thread.ident is not None:
                 thread.join(max(0.0, deadline - time.monotonic()))
                 if thread.is_alive():
-                    self._say(f"{name}: not all is written yet after {CLOSE_S:.0f} s; this process ends without it")
+                    self._say(f"{name}: not everything was written within {CLOSE_S:.0f} s; exiting without the rest")
 
     # ------------------------------------------------------------------ in an observer's thread
     def _follow(self, name: str, make: Make) -> None:
@@ -184,7 +184,7 @@ class Observers:
                 observer = self._made(make, metrics)
                 if failed:
                     failed = False
-                    self._say(f"{name}: it has all that it missed")
+                    self._say(f"{name}: works again, and has everything that it missed")
                 over = False
                 while not over:
                     over = self._over.wait(EVERY_S)
@@ -196,7 +196,7 @@ class Observers:
             except Exception as error:
                 if not failed:
                     told = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-                    self._say(f"{name}: not written for now, the search goes on: {told}")
+                    self._say(f"{name}: can't write for now, the search continues: {told}")
                 failed = True
             if is_last:
                 return

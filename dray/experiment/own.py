@@ -61,9 +61,9 @@ class Own:
         name, chosen = config.searcher.name, config.searcher.sampler.name
         faults = []
         if self.method is not None and name != CUSTOM:
-            faults.append(("searcher.name", f"must be {CUSTOM} where the method is given from Python, got {name!r}"))
+            faults.append(("searcher.name", f"must be {CUSTOM} if the method is given from Python, got {name!r}"))
         if self.sampler is not None and config.searcher.sampler != SamplerChoice():
-            told = f"must be left out where the sampler is given from Python, got {chosen!r}"
+            told = f"must be left out if the sampler is given from Python, got {chosen!r}"
             faults.append(("searcher.sampler", told))
         if faults:
             raise ConfigError(faults)
@@ -84,8 +84,8 @@ def own_method(config: ExperimentConfig, own: Own) -> Method:
         made: Method = _made("searcher", searcher.name, searcher.options, own.directory)
         field = "searcher.name"
     elif own.method is None:
-        told = f"{CUSTOM} is a method that is given from Python: dray.Experiment(config, method=MyMethod(...)), and "
-        told += "resume(path, method=MyMethod(...)); or name its class, with its arguments as options: "
+        told = f"{CUSTOM} needs a method from Python: dray.Experiment(config, method=MyMethod(...)), and "
+        told += "resume(path, method=MyMethod(...)); or give its class, with its arguments as options: "
         raise ConfigError([("searcher.name", told + "name: my_module:MyMethod")])
     else:
         made, field = copy.deepcopy(own.method), "method"
@@ -118,14 +118,14 @@ def _made(
     try:
         yaml.safe_dump(dict(options))
     except yaml.YAMLError:
-        told = "must be numbers, text, lists and mappings, which the experiment's directory can hold, got "
+        told = "must be numbers, strings, lists and mappings, which can be stored in the experiment's directory, got "
         raise ConfigError([(f"{section}.options", f"{told}{dict(options)}; give the object itself instead")]) from None
     try:
         return kind(*arguments, **named, **copy.deepcopy(dict(options)))
     except FieldError as error:
         raise ConfigError([(_below_options(section, path), what) for path, what in error.faults]) from error
     except Exception as error:
-        told = f"{name} refuses {dict(options)}: {type(error).__name__}: {error}"
+        told = f"{name} does not accept {dict(options)}: {type(error).__name__}: {error}"
         raise ConfigError([(f"{section}.options", told)]) from error
 
 
@@ -138,7 +138,7 @@ def _below_options(section: str, path: str) -> str:
 def _class(field: str, name: str, directory: Path | None) -> Any:
     assert is_class(name), f"the schema lets {name!r} pass, which is no module:Class"
     if directory is None:
-        told = f"{name} is imported from the model's directory, and the trial's class is in none; give model_dir="
+        told = f"{name} is imported from the model's directory, but there is none; give model_dir="
         raise ConfigError([(field, told)])
     module_name, _, class_name = name.partition(":")
     try:
@@ -163,7 +163,7 @@ def _check_protocol(field: str, made: object, protocol: type) -> None:
     lacks = [name for name in vars(protocol) if not name.startswith("_") and not hasattr(made, name)]
     if lacks:
         kind, what = type(made).__name__, protocol.__name__
-        told = f"{kind} is no {what.lower()}: it has no {', '.join(sorted(lacks))}; see searchers.{what}"
+        told = f"{kind} is not a {what.lower()}: it has no {', '.join(sorted(lacks))}; see searchers.{what}"
         raise ConfigError([(field, told)])
 
 
@@ -180,7 +180,7 @@ def _check_rungs(field: str, method: Method, searcher: Searcher) -> None:
     if rungs and rungs[-1] != length:
         raise ConfigError([("searcher.max_length" if searcher.max_time is None else "searcher.max_time", told)])
     if searcher.counted_by is None and any(rung != int(rung) for rung in rungs):
-        raise ConfigError([(field, f"its rungs must be whole numbers where max_length is their unit, got {rungs!r}")])
+        raise ConfigError([(field, f"its rungs must be integers, in the unit of max_length, got {rungs!r}")])
 
 
 def _name(value: object) -> str:

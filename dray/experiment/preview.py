@@ -41,7 +41,7 @@ def show_preview(
     for line in _totals(config, seen, trials_per_hour):
         console.print(Text(line), soft_wrap=True)
     if is_simulated(method):
-        console.print(Text("a method of your own, simulated once with random values"), soft_wrap=True)
+        console.print(Text("custom method, simulated once with random metric values"), soft_wrap=True)
 
 
 def preview_as_dict(config: ExperimentConfig, *, model_dir: Path | None = None) -> dict[str, Any]:
@@ -76,11 +76,11 @@ def _previewed(method: Method) -> Preview:
 def _table(config: ExperimentConfig, seen: Preview) -> Table:
     table = Table(title=f"{config.name}: {_method(config)}", title_justify="left")
     unit = unit_of(config)
-    for heading in ("bracket", "rung", f"trained to, {unit}", "trials that come", "go no further", f"total, {unit}"):
+    for heading in ("bracket", "rung", f"length, {unit}", "trials", "trials ending here", f"total, {unit}"):
         table.add_column(heading, justify="right")
     for number, bracket in enumerate(seen.brackets, start=1):
         for place, rung in enumerate(bracket.rungs, start=1):
-            length = "as its fit() says" if rung.length is None else f"{rung.length:,}"
+            length = "set by fit()" if rung.length is None else f"{rung.length:,}"
             total = "" if rung.length is None else f"{rung.length * rung.last:,}"
             table.add_row(
                 str(number) if place == 1 else "", str(place), length, f"{rung.trials:,}", f"{rung.last:,}", total
@@ -94,13 +94,11 @@ def _totals(config: ExperimentConfig, seen: Preview, trials_per_hour: float | No
     lines, full = [f"{seen.trials:,} trials"], float(seen.trials)
     if seen.total is not None and length is not None:
         full = seen.total / length
-        lines[0] += f", {seen.total:,} {unit} in all: as much as {full:,.1f} trials of {length:,} {unit}"
+        lines[0] += f", {seen.total:,} {unit} in total: equivalent to {full:,.1f} trials of {length:,} {unit}"
         if seen.trials:
-            lines[0] += f", {full / seen.trials:.0%} of training every one to its end"
+            lines[0] += f", {full / seen.trials:.0%} of training all of them to the end"
     if trials_per_hour is not None:
-        lines.append(
-            f"about {_hours(full / trials_per_hour)}, where {trials_per_hour:g} trials of full length train in an hour"
-        )
+        lines.append(f"about {_hours(full / trials_per_hour)} at {trials_per_hour:g} full-length trials per hour")
     return lines
 
 

@@ -126,15 +126,15 @@ class Result:
         valid = {view.id for view in self.search.trials.values() if view.state != "INVALID_HP"}
         rows = self._best_rows[self._best_rows["trial_id"].isin(list(valid))]
         if rows.empty:
-            raise ExperimentError(f"no trial of {self.path} has validated yet, so none is the best")
+            raise ExperimentError(f"no trial of {self.path} has validated yet, so there is no best trial")
         row = rows.iloc[(self._sign * rows["value"]).argmin()]
         trial_id, batches = int(row["trial_id"]), int(row["batches"])
         store = self._directory.store(trial_id)
         checkpoint = store.find(batches) or store.latest()
         if checkpoint is None:
             raise ExperimentError(
-                f"trial {trial_id} of {self.path} is the best, but it has no checkpoint; checkpoint_policy says which "
-                "are made, and checkpoint_storage.save_trial_best how many are kept"
+                f"trial {trial_id} of {self.path} is the best, but it has no checkpoint; checkpoint_policy sets which "
+                "are saved, and checkpoint_storage.save_trial_best how many are kept"
             )
         return BestTrial(
             trial_id=trial_id,

@@ -175,7 +175,7 @@ class Retention:
             step()
         except Exception as error:
             if not self._failed:
-                log.warning("can't remove old checkpoints, and will try again when there are new ones: %s", error)
+                log.warning("can't delete old checkpoints; will retry when there are new ones: %s", error)
             self._failed = True
 
     def _recover(
@@ -221,7 +221,7 @@ class Retention:
             self._note(
                 {"event": "damaged", "trial": trial, "checkpoint": checkpoint, "error": why, "time": time.time()}
             )
-            self._say(f"trial {trial} passes over a checkpoint: {why}")
+            self._say(f"trial {trial} skipped a checkpoint: {why}")
 
     def _remove_the_rest(self) -> None:
         while not self._are_on_disk(kept := self._kept()):

@@ -57,7 +57,7 @@ def counted_steps(raw: Mapping[str, Any]) -> Iterator[Fault]:
     for path, steps in counted.items():
         if isinstance(steps, int) and isinstance(batches, int):
             instead = f"{'max_length' if '.' in path else path}: {{batches: {steps * batches}}}"
-            told = f"counts steps, of {batches} batches each; they are no more, in Determined neither; write {instead}"
+            told = f"is in steps of {batches} batches, which Determined has removed, too; write {instead}"
             yield Fault(path, told)
 
 
@@ -79,16 +79,20 @@ def _spellings(raw: Mapping[str, Any]) -> Iterator[Fault]:
     """Fields that contradict each other, or need another one."""
     stop_once, variant = raw.get("stop_once"), raw.get("variant")
     if isinstance(stop_once, bool) and variant in ("stopping", "promotion") and variant != variant_of(stop_once):
-        what = f"{str(stop_once).lower()} is variant: {variant_of(stop_once)}, but variant is {variant}; remove one"
+        what = f"{str(stop_once).lower()} means variant: {variant_of(stop_once)}, but variant is {variant}; remove one"
         yield Fault("searcher.stop_once", what)
     for field, other in (("max_time", "time_metric"), ("time_metric", "max_time")):
         if field in raw and other not in raw:
             yield missing_field(("searcher",), other)
     if "source_trial_id" in raw and "source_checkpoint_uuid" in raw:
-        yield Fault("searcher.source_trial_id", "given beside source_checkpoint_uuid; remove one of them")
+        yield Fault(
+            "searcher.source_trial_id", "can't be given together with source_checkpoint_uuid; remove one of them"
+        )
     points, most = raw.get("points"), raw.get("max_trials")
     if isinstance(points, list) and isinstance(most, int) and len(points) > most:
-        yield Fault("searcher.points", f"must be at most max_trials ({most}), got {len(points)}; raise max_trials")
+        yield Fault(
+            "searcher.points", f"must be at most max_trials ({most}) points, got {len(points)}; raise max_trials"
+        )
 
 
 def _length(raw: Mapping[str, Any]) -> Iterator[Fault]:
@@ -104,7 +108,7 @@ def _length(raw: Mapping[str, Any]) -> Iterator[Fault]:
     if "max_time" in searcher:
         by_itself = searcher.get("time_metric") in OWN_TIMES
         if not by_itself and not isinstance(program, Script) and raw.get("min_validation_period") is None:
-            what = "required with searcher.max_time, got nothing; the time is looked at whenever a trial validates, "
+            what = "required with searcher.max_time, got nothing; the time is checked whenever a trial validates, "
             yield Fault("min_validation_period", what + "for example min_validation_period: {epochs: 1}")
         return
     if searcher.get("max_length") is not None or any(field in searcher for field in _IN_STEPS):
@@ -125,8 +129,8 @@ def _storage(raw: object) -> Iterator[Fault]:
         if len(paths) != 1:
             yield Fault(
                 "checkpoint_storage",
-                "type directory needs exactly one path, as container_path (or storage_path), "
-                f"got {', '.join(paths) or 'none'}; for example {{type: directory, container_path: /mnt/results}}",
+                "type directory needs exactly one of container_path and storage_path, "
+                f"got {' and '.join(paths) or 'none'}; for example {{type: directory, container_path: /mnt/results}}",
             )
     elif kind is not None and fields[0] not in raw:
         yield missing_field(("checkpoint_storage",), fields[0])
@@ -170,13 +174,13 @@ def _batch_size(hyperparameters: Mapping[str, Any], raw: Mapping[str, Any]) -> I
         units = [raw.get("min_validation_period"), raw.get("min_checkpoint_period")]
         units += [raw["searcher"].get("max_length")] if isinstance(raw.get("searcher"), Mapping) else []
         if any(isinstance(unit, Mapping) and "records" in unit for unit in units):
-            yield Fault(path, "required, got nothing; a length in records is counted in batches of this size")
+            yield Fault(path, "required, got nothing; lengths in records are converted to batches of this size")
         return
     asked = _slots(raw)
     slots = asked if isinstance(asked, int) else 1
     for value in _extremes(hyperparameters["global_batch_size"]):
         if isinstance(value, bool) or not isinstance(value, int):
-            yield Fault(path, f"must be a whole number of records, got {value!r}; for example global_batch_size: 64")
+            yield Fault(path, f"must be an integer, got {value!r}; for example global_batch_size: 64")
             return
         if value < slots:
             yield Fault(
@@ -200,10 +204,10 @@ def _resources(raw: object) -> Iterator[Fault]:
         return
     placed = raw.get("placement_strategy", "STRICT_PACK")
     if raw.get("is_single_node") is True and placed != "STRICT_PACK":
-        told = f"true is placement_strategy: STRICT_PACK, but placement_strategy is {placed}; remove one"
+        told = f"true means placement_strategy: STRICT_PACK, but placement_strategy is {placed}; remove one"
         yield Fault("resources.is_single_node", told)
     if raw.get("slots_per_trial") == 0 and raw.get("slot", "cpu") != "cpu":
-        told = f"0 is one slot of slot: cpu, but slot is {raw['slot']}; write slots_per_trial: 1"
+        told = f"0 means one slot of slot: cpu, but slot is {raw['slot']}; write slots_per_trial: 1"
         yield Fault("resources.slots_per_trial", told)
     asked, most = _slots({"resources": raw}), raw.get("max_slots")
     fewest = asked.min if isinstance(asked, SlotRange) else asked
@@ -228,17 +232,20 @@ def _slot_range(hyperparameters: Mapping[str, Any], raw: Mapping[str, Any]) -> I
     for field in ("placement_strategy", "is_single_node"):
         placed = raw["resources"].get(field)
         if placed is True or str(placed).startswith("STRICT_"):
-            held = f"a range of slots ({path}) can't be held to nodes, got {_written(placed)}"
-            yield Fault(f"resources.{field}", f"{held}; give one number there, or leave it out")
+            told = f"can't be {_written(placed)} with a range of slots ({path})"
+            yield Fault(f"resources.{field}", f"{told}; give one number of slots, or remove this field")
     if isinstance(searcher, Mapping):
         name, at_once = searcher.get("name"), searcher.get("max_concurrent_trials")
         if name != "single" and at_once != 1:
             takes = isinstance(name, str) and "max_concurrent_trials" in SEARCHER_FIELDS.get(name, ())
             instead = "set searcher.max_concurrent_trials: 1" if takes else "use searcher.name: single"
-            yield Fault(path, f"a range is for one trial at a time; {instead}, or give one number, such as {asked.min}")
+            told = (
+                f"can be a range only if one trial runs at a time; {instead}, or give one number, such as {asked.min}"
+            )
+            yield Fault(path, told)
     spec = hyperparameters.get("global_batch_size")
     if isinstance(spec, Mapping) and spec.get("type") != "const":
-        yield Fault(batch_path, f"must be one number with a range of slots ({path}), got {spec!r:.60}; set it")
+        yield Fault(batch_path, f"must be a constant with a range of slots ({path}), got {spec!r:.60}")
     elif spec is None:
         yield Fault(batch_path, f"required with a range of slots ({path}), got nothing; for example 64")
         return
@@ -246,7 +253,7 @@ def _slot_range(hyperparameters: Mapping[str, Any], raw: Mapping[str, Any]) -> I
     last = min(asked.max, most) if isinstance(most, int) else asked.max
     size = constant(spec)
     if isinstance(size, int) and size >= 1 and asked.min <= last and not even_sizes(asked, size, last):
-        told = f"no number of slots from {asked.min} to {last} ({path}) divides it, got {size}"
+        told = f"must be divisible by a number of slots from {asked.min} to {last} ({path}), got {size}"
         yield Fault(batch_path, f"{told}; set it to a multiple of {last}")
 
 

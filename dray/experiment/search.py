@@ -186,5 +186,5 @@ def _sampler(searcher: Searcher, space: Space, *, seed: int, rungs: Sequence[flo
 
         return OptunaSampler(space, seed=seed, rungs=rungs, name=choice.name, options=choice.options)
     if choice.options:
-        raise FieldError([("searcher.sampler.options", f"random takes none, got {choice.options}; remove them")])
+        raise FieldError([("searcher.sampler.options", f"random has no options, got {choice.options}; remove them")])
     return RandomSampler(space, seed)

@@ -25,7 +25,7 @@ def check_secrets(config: ExperimentConfig) -> None:
     Raises:
         ConfigError: one is masked: the config was copied from another experiment or a checkpoint.
     """
-    told = "is masked, as an experiment's own copy of its config has it; write the true value"
+    told = "is masked, as in an experiment's own copy of its config; write the real value"
     if faults := [(path, told) for path in _masked_in(config)]:
         raise ConfigError(faults)
 
@@ -52,7 +52,7 @@ def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
     try:
         found = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        told = f"is not here, for secrets stay on the machine that they were given on; write all of them to {path}"
+        told = f"is missing: secrets stay on the machine that they were given on; write all of them to {path}"
         raise ConfigError([(name, told) for name in masked]) from None
     if not found.keys() & _secrets(config).keys():  # written by an older version
         found = {_DATA: found}

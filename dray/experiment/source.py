@@ -49,7 +49,7 @@ def with_source(config: ExperimentConfig) -> ExperimentConfig:
             with tempfile.TemporaryDirectory(prefix="dray-source-") as scratch:
                 latest = store_at(_place(trial, config), Path(scratch)).latest()
             if latest is None:
-                told = f"no checkpoint in {trial}; give the directory of a trial that has one, as RESULTS/trial_7"
+                told = f"no checkpoint in {trial}; give the directory of a trial that has one, such as RESULTS/trial_7"
                 raise ValueError(told)
             found = Location.of(latest)
         elif checkpoint is not None:
@@ -73,7 +73,8 @@ def _checkpoint(named: str, config: ExperimentConfig) -> Location:
         return place
     if own is None:
         told = (
-            f"there is no directory {named!r} here, and no checkpoint_storage to look for it in; give its path or URI"
+            f"no directory {named!r} here, and no checkpoint_storage to look it up in; give the checkpoint's path or "
+            "URI"
         )
         raise FileNotFoundError(told)
     return own.child(named)
@@ -83,5 +84,5 @@ def _place(where: str, config: ExperimentConfig) -> Location:
     """The place, with the config's credentials if it is in the store that these are for."""
     place, own = Location.of(where), config.checkpoint_storage.location
     if place.secrets:
-        raise ValueError("must hold no credentials, for it is stored; those of the environment are used")
+        raise ValueError("must not contain credentials, as it is stored; set them in the environment")
     return place if own is None else place.like(own)

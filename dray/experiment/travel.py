@@ -41,7 +41,7 @@ def send(
         code = copied(directory.code)
         sends.append(package(directory.code, tuple(code.targets())))
         what = f"{directory.code} ({code.told})"
-    say(f"to the workers go {what} and dray itself")
+    say(f"sending {what} and dray itself to the workers")
     runtime_env = environment(*sends)
     if isinstance(load, FromDirectory):
         return FromDirectory(entrypoint=load.entrypoint, directory=sends[0]), runtime_env

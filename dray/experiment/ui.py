@@ -47,7 +47,7 @@ def serve(path: Path, *, port: int = PORT, say: Callable[[str], None] = print) -
             say("optuna-dashboard is not installed here: pip install 'dray[ui]'")
         else:
             _dashboard(directory, free_port(tensorboard + 1), say)
-        say("Ctrl-C ends them")
+        say("press Ctrl-C to stop them")
         threading.Event().wait()
 
 

@@ -87,7 +87,7 @@ def test_an_ambiguous_name_is_one_line(command: str, home: Path, dray: Dray) -> 
     (home / "digits-2").mkdir()
     (home / "digits-2" / "experiment.yaml").write_text("{}")
     told = dray(*command.split(), "digits", *ON_ONE[command]).is_one_line()
-    assert f"'digits' is 2 experiments in {home}: digits-2, digits-1; write more of it" in told
+    assert f"'digits' matches 2 experiments in {home}: digits-2, digits-1; give more of the name" in told
 
 
 @on_one
@@ -96,7 +96,7 @@ def test_a_directory_that_is_no_experiment_is_one_line(command: str, home: Path,
     assert f"no experiment in {home}: it has no experiment.yaml" in told
     assert "no such directory" in dray(*command.split(), "./nowhere", *ON_ONE[command]).is_one_line()
     told = dray(*command.split(), home / "digits-1" / "trial_0", *ON_ONE[command]).is_one_line()
-    assert f"it is inside of one, {home / 'digits-1'}" in told
+    assert f"it is inside the experiment {home / 'digits-1'}" in told
 
 
 @reading
@@ -318,8 +318,8 @@ def test_metrics_are_those_of_the_result(digits: ExperimentDirectory, dray: Dray
 
 def test_logs_tell_what_the_search_decided(digits: ExperimentDirectory, dray: Dray) -> None:
     out = dray("e", "logs", "digits").out
-    assert "trial 0 starts: hidden=" in out
-    assert "-> the search is done (completed)" in out.splitlines()[-1]
+    assert "trial 0 started: hidden=" in out
+    assert "-> search done (completed)" in out.splitlines()[-1]
     assert len(dray("e", "logs", "digits", "-n", "3").out.splitlines()) == 3
     assert dray("e", "logs", "digits", "--json").value == Journal.read(digits.journal)
 

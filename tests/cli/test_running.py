@@ -81,7 +81,7 @@ def test_an_experiment_is_watched_stopped_gone_on_with_and_used(driver: Driver, 
     assert out.splitlines() == (path / "trial_0" / "logs" / "rank_0.log").read_text().splitlines()
     out, err = events.communicate(timeout=60)
     assert (events.returncode, err) == (0, "")
-    assert "trial 0 starts: lr=" in out
+    assert "trial 0 started: lr=" in out
 
     # ---- stopped
     [listed] = dray("e", "list", "--json").value

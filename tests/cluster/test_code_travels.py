@@ -28,7 +28,7 @@ def seen(directory: Path, *cases: str) -> dict[str, Any]:
 def check(directory: Path, driver: dict[str, Any], *, trials: int = 1) -> None:
     """What every trial finds on a worker, and what the user is told."""
     assert re.search(
-        r"to the workers go \S+-experiment/code \(\d+ files, \d+\.\d KiB\) and dray itself", driver["said"]
+        r"sending \S+-experiment/code \(\d+ files, \d+\.\d KiB\) and dray itself to the workers", driver["said"]
     )
     assert len(driver["found"]) == trials
     for found in driver["found"]:

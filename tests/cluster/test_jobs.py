@@ -59,7 +59,7 @@ def test_a_drivers_error_and_its_exit_code_come_back(tmp_path: Path) -> None:
     assert "ExperimentError: every trial failed" in found["fails"]["said"]
     assert "ArithmeticError: at once" in found["fails"]["said"]
     assert found["wrong"]["rc"] == 1
-    assert "resources.slots_per_trial: 8 slots asked" in found["wrong"]["said"]
+    assert "resources.slots_per_trial: 8 slots requested" in found["wrong"]["said"]
     assert "Traceback" not in found["wrong"]["said"]
     assert "failed with exit code 2" in found["status"]["said"]
 

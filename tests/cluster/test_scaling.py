@@ -76,7 +76,7 @@ def test_nodes_that_are_not_to_be_had_are_waited_for_and_told_of(tmp_path: Path,
     assert (WHY if version == 1 else "see monitor.log in Ray's logs on the head") in told[0]
     assert found["in the autoscaler's log"]
     assert found["code"] == 130
-    assert "go on with: dray experiment resume" in found["log"]
+    assert "resume with: dray experiment resume" in found["log"]
     print(f"ended {found['ended_s']:.1f} s after Ctrl-C")
 
 

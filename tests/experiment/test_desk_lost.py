@@ -30,7 +30,7 @@ class Experiment(dray.Experiment):
             search.on(Reported(trial=trial, step=10, value=0.5))
             search.on(Exited(trial=trial, reason="completed"))
         if search.done is None:
-            raise DeskLost(f"lost the desk; go on with: dray experiment resume {self.path}")
+            raise DeskLost(f"lost the desk; resume with: dray experiment resume {self.path}")
 
 
 def experiment(path: Path, per_run: int) -> Experiment:

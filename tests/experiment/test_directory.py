@@ -62,7 +62,7 @@ def test_results_inside_the_models_directory_are_not_copied_into_themselves(code
 
 def test_directory_of_another_experiment_is_refused(tmp_path: Path, code: Path) -> None:
     ExperimentDirectory.create(tmp_path / "e", CONFIG, code).journal.write_text("{}\n")
-    with pytest.raises(ConfigError, match="holds an experiment already; resume it, or give another directory"):
+    with pytest.raises(ConfigError, match="already has an experiment; resume it, or give another directory"):
         ExperimentDirectory.create(tmp_path / "e", CONFIG, code)
 
 
@@ -89,7 +89,7 @@ def test_directory_of_data_is_not_taken_for_code(tmp_path: Path, code: Path, mon
     monkeypatch.setattr(ignore, "MOST_CODE_BYTES", 1 << 20)
     with (code / "parts" / "images.bin").open("wb") as file:
         file.truncate(2 << 20)
-    with pytest.raises(ConfigError, match=r"model_dir: .* holds 2\.0 MiB, more than the 1 MiB"):
+    with pytest.raises(ConfigError, match=r"model_dir: .* has 2\.0 MiB of files, more than the 1 MiB"):
         ExperimentDirectory.create(tmp_path / "e", CONFIG, code)
     assert not (tmp_path / "e").exists()
 

@@ -131,8 +131,8 @@ def picture(
 
 
 def test_line_tells_that_groups_are_starting() -> None:
-    assert line(search(), groups=0, wanted=1) == "digits · 0 of 8 trials ended · the first worker group starts · 0:00"
-    assert " · 1 of 2 worker groups starting · " in line(search(), groups=1)
+    assert line(search(), groups=0, wanted=1) == "digits · 0 of 8 trials ended · starting the first worker group · 0:00"
+    assert " · starting 1 of 2 worker groups · " in line(search(), groups=1)
     assert "worker group" not in line(search())
 
 
@@ -146,7 +146,7 @@ def test_line_tells_what_groups_wait_for_as_long_as_they_do() -> None:
     shown.display.waits("")
     shown.display._due = 0.0
     shown.display.update(search(), FakeCounts(), 1, 3)  # type: ignore[arg-type]
-    assert "2 of 3 worker groups starting" in shown.text
+    assert "starting 2 of 3 worker groups" in shown.text
 
 
 @pytest.mark.api("8.16")
@@ -350,17 +350,17 @@ def test_in_a_notebook_one_output_is_kept_up_to_date(monkeypatch: pytest.MonkeyP
 def test_a_path_or_a_command_is_never_cut_into_lines() -> None:
     screen = Screen()
     screen.display.interrupted()
-    assert screen.text == f"go on with: dray experiment resume {LONG_PATH}\n"
+    assert screen.text == f"resume with: dray experiment resume {LONG_PATH}\n"
 
 
 def test_end_before_the_end_tells_how_far_it_was_and_the_next_run_that_it_goes_on() -> None:
     made, screen = search(*ended(0, 0.5), Started(trial=1)), Screen()
     screen.display.begin(made, [])
     screen.display.interrupted()
-    assert screen.text.startswith("stopped: 1 trial ended, 1 to go on from the latest checkpoint\n")
+    assert screen.text.startswith("stopped: 1 trial ended, 1 to continue from the latest checkpoint\n")
     again = Screen()
     again.display.begin(made, [{"event": "opened"}, {"event": "started", "trial": 0}])
-    assert again.text == "going on: 1 trial ended, 1 to go on from the latest checkpoint\n"
+    assert again.text == "resuming: 1 trial ended, 1 to continue from the latest checkpoint\n"
 
 
 TRACEBACK = "Traceback (most recent call last):\n  File ...\nKeyError: 'lr'\n"
@@ -372,7 +372,7 @@ def test_failure_is_told_by_the_users_line() -> None:
     screen.display.failure(3, error)
     assert screen.text == "trial 3 failed: KeyError: 'lr'\n  model_def.py:7, in __init__\n    hparams['lr']\n"
     screen.display.failure(3, error, "out of memory twice")
-    assert screen.text.splitlines()[3:] == ["trial 3 failed for good (out of memory twice): the same again"]
+    assert screen.text.splitlines()[3:] == ["trial 3 failed for good (out of memory twice): the same error again"]
 
 
 def test_failure_without_a_line_of_the_users_is_told_by_its_last_line_and_not_for_ever() -> None:
@@ -424,7 +424,7 @@ def test_end_tells_what_became_of_the_trials_and_where_all_of_it_is() -> None:
     screen = Screen()
     screen.display.result(FakeResult())  # type: ignore[arg-type]
     assert "4 trials (2 completed, 1 stopped, 1 errored) in 0:00. Results: " + str(LONG_PATH) in screen.text
-    assert f"look at them: dray report {LONG_PATH}\n              dray trial list {LONG_PATH} --best\n" in screen.text
+    assert f"inspect with: dray report {LONG_PATH}\n              dray trial list {LONG_PATH} --best\n" in screen.text
 
 
 def test_end_where_no_trial_validated_has_no_table_and_tells_where_to_see_what_failed() -> None:
@@ -435,7 +435,7 @@ def test_end_where_no_trial_validated_has_no_table_and_tells_where_to_see_what_f
     screen.display.result(Failed())  # type: ignore[arg-type]
     assert screen.text == (
         f"1 trial (1 errored) in 0:00. Results: {LONG_PATH}\n"
-        f"look at what failed: dray experiment describe {LONG_PATH}\n"
+        f"inspect failures with: dray experiment describe {LONG_PATH}\n"
     )
 
 
@@ -445,7 +445,7 @@ def test_end_where_nothing_was_measured_and_nothing_failed_does_not_speak_of_fai
 
     screen = Screen()
     screen.display.result(Quiet())  # type: ignore[arg-type]
-    assert screen.text.endswith(f"\nlook at it: dray experiment describe {LONG_PATH}\n")
+    assert screen.text.endswith(f"\ninspect with: dray experiment describe {LONG_PATH}\n")
 
 
 def test_an_experiment_in_the_default_storage_is_called_by_its_name(
@@ -454,6 +454,6 @@ def test_an_experiment_in_the_default_storage_is_called_by_its_name(
     monkeypatch.setenv("DRAY_HOME", str(tmp_path))
     screen = Screen(path=tmp_path / "digits-1")
     screen.display.result(FakeResult())  # type: ignore[arg-type]
-    assert screen.text.endswith("look at them: dray report digits-1\n              dray trial list digits-1 --best\n")
+    assert screen.text.endswith("inspect with: dray report digits-1\n              dray trial list digits-1 --best\n")
     screen.display.interrupted()
-    assert screen.text.endswith("go on with: dray experiment resume digits-1\n")
+    assert screen.text.endswith("resume with: dray experiment resume digits-1\n")

@@ -131,7 +131,7 @@ def test_syntax_error_is_told_before_anything_runs_whatever_way_it_is_named(
         check_entrypoint(entrypoint, tmp_path)
     [(_, what)] = caught.value.faults
     shown = [line.removeprefix("    | ").strip() for line in what.splitlines()]
-    assert "raised SyntaxError; mend it there:" in shown[0]
+    assert "raised SyntaxError; fix it there:" in shown[0]
     assert shown[1:3] == [f'File "{tmp_path}/my_model.py", line 2', "class MyTrial(:"]
     assert shown[-1] == "SyntaxError: invalid syntax"
 
@@ -147,9 +147,9 @@ def test_a_constructor_that_takes_more_than_the_context_is_told(tmp_path: Path) 
     text = TRIAL.format(name="MyTrial", here=1)
     write(tmp_path, "my_model", text.replace("(self, context)", "(self, context, hparams)"))
     assert fault("my_model:MyTrial", tmp_path) == (
-        "my_model:MyTrial is made with the context alone, and its constructor does not take that (missing a required "
-        "argument: 'hparams'); give the other parameters defaults, or name the program that makes it, such as python3 "
-        "train.py"
+        "my_model:MyTrial is created with the context as its only argument, which its constructor does not accept "
+        "(missing a required argument: 'hparams'); give its other parameters defaults, or give the program that "
+        "creates it, such as python3 train.py"
     )
     write(tmp_path, "my_other", text.replace("(self, context)", "(self, context, hparams=None)"))
     assert load_entrypoint("my_other:MyTrial", tmp_path).__name__ == "MyTrial"  # type: ignore[union-attr]
@@ -163,8 +163,10 @@ def test_missing_class_is_told_with_the_trials_that_are_there(tmp_path: Path) ->
 
 def test_what_is_not_a_trial_is_told(tmp_path: Path) -> None:
     write(tmp_path, "my_model", "class Plain: pass\nnumber = 3\n")
-    assert "must be a subclass of PyTorchTrial, got another class; it has none" in fault("my_model:Plain", tmp_path)
-    assert "got value of type int" in fault("my_model:number", tmp_path)
+    assert "must be a subclass of PyTorchTrial, got another class; it has no trials" in fault(
+        "my_model:Plain", tmp_path
+    )
+    assert "got a value of type int" in fault("my_model:number", tmp_path)
 
 
 # -------------------------------------------------------------------------------------------------------- programs
@@ -189,23 +191,21 @@ def test_missing_program_is_told_with_the_nearest(tmp_path: Path) -> None:
     write(tmp_path, "my_other", "")
     assert "no script my_program.py in " in fault("python3 my_program.py", tmp_path)
     assert fault("python3 scripts/my_progam.py", tmp_path).endswith("did you mean scripts/my_program.py?")
-    assert fault("python3 zzz", tmp_path).endswith("the scripts there are my_other.py, scripts/my_program.py")
+    assert fault("python3 zzz", tmp_path).endswith("its scripts are my_other.py, scripts/my_program.py")
     assert fault("python3 -m my_othre", tmp_path).endswith("did you mean my_other?")
     assert fault("python3 scripts", tmp_path).endswith("is a directory; for a package: python3 -m package")
 
 
 def test_syntax_error_of_a_program_is_told_with_its_line(tmp_path: Path) -> None:
     what = fault("python3 my_program.py", write(tmp_path, "my_program", "x = 1\nif x\n"))
-    assert what.startswith(f"reading my_program.py from {tmp_path} raised SyntaxError; mend it there:")
+    assert what.startswith(f"reading my_program.py from {tmp_path} raised SyntaxError; fix it there:")
     assert "line 2" in what
 
 
 def test_where_there_is_no_module_at_all_that_is_said(tmp_path: Path) -> None:
-    assert fault("my_model:MyTrial", tmp_path).endswith(f"no module my_model in {tmp_path}, and no other one")
+    assert fault("my_model:MyTrial", tmp_path).endswith(f"no module my_model in {tmp_path}, which has no modules")
     write(tmp_path, "other", "")
-    assert fault("my_model:MyTrial", tmp_path).endswith(
-        f"no module my_model in {tmp_path}; the modules there are other"
-    )
+    assert fault("my_model:MyTrial", tmp_path).endswith(f"no module my_model in {tmp_path}; its modules are other")
 
 
 def test_model_that_needs_its_startup_hook_is_left_to_the_workers(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_finished_one_says_how_it_would_go_on(tmp_path: Path, capsys: pytest.C
     path = finished(tmp_path / "experiment")
     resume(path).run()
     first, second, *_ = capsys.readouterr().err.splitlines()
-    assert first == f"it has ended already; for more: dray experiment extend {path} --max-trials N (or --max-length)"
+    assert first == f"already ended; extend with: dray experiment extend {path} --max-trials N (or --max-length N)"
     assert second.startswith("4 trials (3 stopped, 1 completed)")
 
 

@@ -109,7 +109,7 @@ def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "results" / ".one-partial").mkdir()  # a copy that is not complete
     (tmp_path / "results" / ".one-partial" / "experiment.yaml").touch()
     assert [each.name for each in listed()] == ["one"]
-    with pytest.raises(NoExperiment, match="there is none in"):
+    with pytest.raises(NoExperiment, match="there are none in"):
         monkeypatch.setenv("DRAY_HOME", str(tmp_path / "empty"))
         whereabouts("one")
 
@@ -147,7 +147,7 @@ def test_a_link_to_an_experiment_that_is_not_there_is_passed_over(
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
     make_findable(tmp_path / "not-mounted" / "one")
     assert listed() == []
-    with pytest.raises(NoExperiment, match="there is none in"):
+    with pytest.raises(NoExperiment, match="there are none in"):
         whereabouts("one")
 
 

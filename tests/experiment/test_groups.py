@@ -224,7 +224,7 @@ def test_groups_that_end_again_and_again_end_the_experiment(worlds: Any) -> None
         comes_up(groups, name)
         world.made[name].on_end(name, RuntimeError("no file descriptors"))
         world.later(groups, IN_TURN_S + 1)
-    assert "6 worker groups ended, the last with: no file descriptors" in str(groups.error)
+    assert "6 worker groups in a row ended with errors, the last: no file descriptors" in str(groups.error)
     assert len(world.made) == STARTS_IN_VAIN + 1, "and no other is started"
 
 
@@ -272,7 +272,7 @@ def test_processes_that_end_before_they_ask_for_a_trial_end_the_experiment(world
         begin(100 + number)
     assert groups.error is None, "it has asked between"
     begin(200)
-    assert f"group-0 have ended {STARTS_IN_VAIN} times before they could ask for a trial" in str(groups.error)
+    assert f"group-0 exited {STARTS_IN_VAIN} times before asking for a trial" in str(groups.error)
     assert str(world.directory) in str(groups.error), "it says how to go on"
 
 
@@ -435,7 +435,7 @@ def test_an_elastic_group_that_has_lost_a_node_is_given_up_for_a_smaller_one(wor
     world.lacking, sizes.shrinks = {"group-0"}, True
     world.later(groups, LOOK_S)
     assert world.made["group-0"].abandoned
-    assert world.display.lines == ["worker group group-0 has lost a part of it: what it runs goes on with fewer slots"]
+    assert world.display.lines == ["worker group group-0 lost some of its slots: its trial continues with fewer"]
 
 
 # --------------------------------------------------------------------------------------------------------- at the end
@@ -456,7 +456,7 @@ def test_slots_that_a_cluster_can_never_have_are_refused_with_what_it_has(worlds
     worlds(2, 2)
     cluster = Cluster(own=True, told="a Ray cluster")
     assert find_slots(cluster, Resources(slots_per_trial=4), 4) == ("cpu", None)
-    with pytest.raises(ConfigError, match="5 slots asked, but a Ray cluster has, or can grow to, 4 cpu slots"):
+    with pytest.raises(ConfigError, match="5 slots requested, but a Ray cluster has, or can grow to, 4 cpu slots"):
         find_slots(cluster, Resources(slots_per_trial=5), 5)
-    with pytest.raises(ConfigError, match="3 slots asked on one node"):
+    with pytest.raises(ConfigError, match="3 slots requested on one node"):
         find_slots(cluster, Resources(slots_per_trial=3, placement_strategy="STRICT_PACK"), 3)

@@ -78,7 +78,7 @@ def test_ignore_file_takes_back_what_is_left_out_by_default(root: Path) -> None:
 
 def test_pattern_that_is_none_is_told_with_its_line(root: Path) -> None:
     (root / ".drayignore").write_text("data/\n!\n")
-    with pytest.raises(ConfigError, match=r"model_dir: line 2 of .*/\.drayignore is no pattern"):
+    with pytest.raises(ConfigError, match=r"model_dir: line 2 of .*/\.drayignore is not a valid .gitignore pattern"):
         code_of(root)
 
 
@@ -103,8 +103,8 @@ def test_too_much_is_told_with_what_takes_the_most(root: Path, monkeypatch: pyte
         code_of(root)
     [fault] = raised.value.faults
     assert fault.path == "model_dir"
-    assert f"{root} holds 7.5 MiB, more than the 4 MiB" in fault.what
-    assert "the most take runs/ (4.0 MiB), data/imagenet/train/all.bin (3.0 MiB), small.bin (0.5 MiB)" in fault.what
+    assert f"{root} has 7.5 MiB of files, more than the 4 MiB" in fault.what
+    assert "the largest are runs/ (4.0 MiB), data/imagenet/train/all.bin (3.0 MiB), small.bin (0.5 MiB)" in fault.what
     assert f"{root}/.drayignore" in fault.what
     (root / ".drayignore").write_text("runs/\n")
     assert code_of(root).size < 4 << 20
@@ -113,7 +113,7 @@ def test_too_much_is_told_with_what_takes_the_most(root: Path, monkeypatch: pyte
 def test_directory_without_end_is_not_looked_at_to_its_end(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ignore, "MOST_CODE_BYTES", 10)
     monkeypatch.setattr(ignore, "MOST_ENTRIES", 3)
-    with pytest.raises(ConfigError, match=r"holds at least \d+ bytes"):
+    with pytest.raises(ConfigError, match=r"has at least \d+ bytes of files"):
         code_of(root)
 
 
@@ -169,7 +169,7 @@ def test_links_lead_in_the_copy_to_where_they_led(root: Path, tmp_path: Path) ->
 
 def test_what_cannot_be_read_is_told(root: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"model_dir: can't be read: .*model_def\.py.*; make it readable, or name it in"
+        ConfigError, match=r"model_dir: can't be read: .*model_def\.py.*; make it readable, or exclude it in"
     ):
         code_of(root / "model_def.py")
 

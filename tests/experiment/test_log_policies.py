@@ -17,7 +17,7 @@ STAMP = "2026-11-21T19:02:02.123Z "
 def test_the_first_line_that_a_policy_is_about_is_told() -> None:
     lines = ["all is well", f"{STAMP}fatal: the disk  full", f"{STAMP}fatal: more"]
     assert forbidden([FULL], lines) == (
-        r"cancel_retries of log_policies, for '.*disk\\s+full.*' is in its log: fatal: the disk  full"
+        r"log_policies: cancel_retries, as its log has '.*disk\\s+full.*': fatal: the disk  full"
     )
     assert "'^fatal: '" in forbidden([BEGINS], lines), "a line begins after its time"
     assert forbidden([FULL, BEGINS], ["this is not fatal: no"]) == ""

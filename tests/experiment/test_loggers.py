@@ -55,7 +55,7 @@ def test_loggers_are_named_in_a_list_or_with_fields(written: Any, means: dict[st
     ("written", "told"),
     [
         ("mlfow", "loggers.mlfow: unknown field; did you mean mlflow?"),
-        ({"mlflow": {"uri": "x"}}, "loggers.mlflow.uri: unknown field; the fields here are experiment_name, tracking_"),
+        ({"mlflow": {"uri": "x"}}, "loggers.mlflow.uri: unknown field; known fields are experiment_name, tracking_"),
         ({"wandb": {"mode": "off"}}, "loggers.wandb.mode: must be one of online, offline, got 'off'"),
         ([3], r"loggers: must be a mapping, got \[3\] \(a list\); for example loggers: \[mlflow, wandb\]"),
     ],

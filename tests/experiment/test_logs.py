@@ -17,7 +17,7 @@ def test_start_of_a_trial_tells_what_was_drawn_for_it_by_dotted_names() -> None:
     config = load_config({"entrypoint": "a:A", "searcher": searcher, "hyperparameters": space})
     hparams = {"global_batch_size": 16, "clip": 1.5, "optimizer": {"name": "Adam", "lr": 0.1234567}, "width": [6, 12]}
     records = [{"event": "started", "trial": 3, "hparams": hparams}]
-    assert list(event_lines(config, records)) == ["trial 3 starts: optimizer.lr=0.12346 width=[6, 12]"]
+    assert list(event_lines(config, records)) == ["trial 3 started: optimizer.lr=0.12346 width=[6, 12]"]
 
 
 def test_a_choice_between_mappings_is_told_whole() -> None:
@@ -25,4 +25,4 @@ def test_a_choice_between_mappings_is_told_whole() -> None:
     searcher = {"name": "single", "metric": "loss", "max_length": {"batches": 1}}
     config = load_config({"entrypoint": "a:A", "searcher": searcher, "hyperparameters": space})
     records = [{"event": "started", "trial": 0, "hparams": {"optimizer": {"name": "Adam", "eps": 0.1}}}]
-    assert list(event_lines(config, records)) == ["trial 0 starts: optimizer={'name': 'Adam', 'eps': 0.1}"]
+    assert list(event_lines(config, records)) == ["trial 0 started: optimizer={'name': 'Adam', 'eps': 0.1}"]

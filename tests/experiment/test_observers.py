@@ -145,7 +145,7 @@ def test_one_that_fails_is_told_of_once_and_others_go_on(tmp_path: Path) -> None
     story = Followed(tmp_path / "experiment", {"bad": lambda: failing, "notes": lambda: notes})
     tell(story)
     story.close(done=True)
-    assert story.said == ["bad: not written for now, the search goes on: OSError: no space left"]
+    assert story.said == ["bad: can't write for now, the search continues: OSError: no space left"]
     assert notes.told == TOLD
     assert failing.done is None
 
@@ -157,7 +157,7 @@ def test_one_that_can_not_be_made_ends_nothing(tmp_path: Path) -> None:
     story = Followed(tmp_path / "experiment", {"bad": make})
     tell(story)
     story.close()
-    assert story.said == ["bad: not written for now, the search goes on: ConnectionError: no such host"]
+    assert story.said == ["bad: can't write for now, the search continues: ConnectionError: no such host"]
 
 
 def test_one_that_waits_holds_up_no_other(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_at_the_end_one_that_failed_is_told_everything_again(tmp_path: Path) -> 
     tell(story)
     assert begun.wait(30)  # what is made at the end alone has no second chance
     story.close(done=True)
-    assert story.said[1:] == ["notes: it has all that it missed"]
+    assert story.said[1:] == ["notes: works again, and has everything that it missed"]
     assert len(made) == 2
     assert (made[1].told, made[1].done) == (TOLD, True)
 
@@ -205,7 +205,7 @@ def test_one_that_failed_is_made_anew_while_the_run_goes_on(tmp_path: Path, monk
 
     def say(text: str) -> None:
         story.said.append(text)
-        if "it has all" in text:
+        if "works again" in text:
             again.set()
 
     def make() -> Notebook:
@@ -217,8 +217,8 @@ def test_one_that_failed_is_made_anew_while_the_run_goes_on(tmp_path: Path, monk
     all_told.set()
     assert again.wait(30)
     assert story.said == [
-        "notes: not written for now, the search goes on: OSError: no space left",
-        "notes: it has all that it missed",
+        "notes: can't write for now, the search continues: OSError: no space left",
+        "notes: works again, and has everything that it missed",
     ]
     late = {"batches": 20, "epochs": 0.0, "kind": "validation", "name": "error", "value": 0.125, "time": 0.0}
     assert story.observers is not None

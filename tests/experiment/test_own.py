@@ -154,11 +154,15 @@ def test_config_comes_back_from_its_file_with_the_options_as_they_were(tmp_path:
         ({"name": "my_serch:Halves"}, "searcher.name", "no module my_serch in {code}; did you mean my_search?"),
         ({"name": "my_search:Halfs"}, "searcher.name", "my_search has no class Halfs; did you mean my_search:Halves?"),
         ({"name": "my_search:number"}, "searcher.name", "has no class number; its classes are Halves, Silent, Backw"),
-        ({"name": "my_mistake:M"}, "searcher.name", "raised ZeroDivisionError; mend it there:\n"),
-        ({"name": "my_search:Silent"}, "searcher.name", "no method: it has no dump, extend, load, on, progress; see"),
+        ({"name": "my_mistake:M"}, "searcher.name", "raised ZeroDivisionError; fix it there:\n"),
+        (
+            {"name": "my_search:Silent"},
+            "searcher.name",
+            "not a method: it has no dump, extend, load, on, progress; see",
+        ),
         ({"name": "my_search:Backwards"}, "searcher.name", "rungs must be ascending lengths > 0, got (4, 2)"),
-        ({"name": "my_search:Torn"}, "searcher.name", "rungs must be whole numbers where max_length is their unit"),
-        ({"name": "my_search:Broken"}, "searcher.options", "my_search:Broken refuses {{}}: KeyError: 'lost'"),
+        ({"name": "my_search:Torn"}, "searcher.name", "rungs must be integers, in the unit of max_length"),
+        ({"name": "my_search:Broken"}, "searcher.options", "my_search:Broken does not accept {{}}: KeyError: 'lost'"),
         ({"name": "my_search:Halves"}, "searcher.options", "missing 1 required keyword-only argument: 'max_trials'"),
         (
             {"name": "my_search:Halves", "options": {"max_trials": 0}},
@@ -170,15 +174,19 @@ def test_config_comes_back_from_its_file_with_the_options_as_they_were(tmp_path:
             "searcher.max_length",
             "must be the last of the method's rungs (8,), got 4",
         ),
-        ({**HALVES, "options": {"max_trials": Trial()}}, "searcher.options", "must be numbers, text, lists and mapp"),
+        (
+            {**HALVES, "options": {"max_trials": Trial()}},
+            "searcher.options",
+            "must be numbers, strings, lists and mapp",
+        ),
         ({**HALVES, "sampler": "my_search:Samplr"}, "searcher.sampler.name", "did you mean my_search:Sampler?"),
         ({**HALVES, "sampler": "my_search:Silent"}, "searcher.sampler.options", "Silent() takes no arguments"),
         (
             {**HALVES, "sampler": {"name": "my_search:Sampler", "options": {"scal": 1}}},
             "searcher.sampler.options",
-            "refuses {{'scal': 1}}: TypeError: ",
+            "does not accept {{'scal': 1}}: TypeError: ",
         ),
-        ({"name": "custom"}, "searcher.name", "is a method that is given from Python: dray.Experiment(config, method"),
+        ({"name": "custom"}, "searcher.name", "needs a method from Python: dray.Experiment(config, method"),
     ],
 )
 def test_fault_is_told_with_its_path(code: Path, searcher: dict[str, Any], path: str, what: str) -> None:
@@ -190,7 +198,7 @@ def test_fault_is_told_with_its_path(code: Path, searcher: dict[str, Any], path:
 
 
 def test_class_needs_a_directory_to_come_from() -> None:
-    with pytest.raises(ConfigError, match=r"searcher\.name: my_search:Halves .* the trial's class is in none; give mo"):
+    with pytest.raises(ConfigError, match=r"searcher\.name: my_search:Halves .* but there is none; give mo"):
         build_method(load_config(config(HALVES)))
 
 
@@ -226,7 +234,7 @@ def test_search_of_a_named_class_is_rebuilt_from_its_directory_alone(tmp_path: P
         ConfigError, match=r"The extension has 1 error:\n  searcher\.max_trials: must be an integer >= 3"
     ):
         resume(path, max_trials=2).run()
-    with pytest.raises(ConfigError, match=r"searcher\.name: must be custom where the method is given from Python"):
+    with pytest.raises(ConfigError, match=r"searcher\.name: must be custom if the method is given from Python"):
         resume(path, method=RandomSearch(max_trials=3, max_length=4)).run()
 
 
@@ -254,7 +262,7 @@ def test_what_came_from_python_is_given_again(tmp_path: Path) -> None:
         resume(path).run()
     assert [found for found, _ in faults(caught.value)] == ["constraint", "method", "sampler"]
     assert faults(caught.value)[1][1] == (
-        "the experiment was created with ASHA, which its directory can't hold; give it again, from Python: "
+        "the experiment was created with ASHA, which can't be stored in its directory; pass it again, from Python: "
         "dray.Experiment.resume(path, method=...)"
     )
     # What it came to can be read without any of them.
@@ -279,7 +287,7 @@ def test_preview_of_a_method_of_ones_own_is_a_simulation(code: Path) -> None:
     assert come[0] == sum(last) == 24
     assert 24 > come[1] > come[2] > 2
     assert (come[1], come[2]) == (24 - last[0], last[2])
-    assert "a method of your own, simulated once with random values" in file.getvalue()
+    assert "custom method, simulated once with random metric values" in file.getvalue()
 
 
 def test_preview_tells_that_a_method_breaks_the_rules(code: Path) -> None:

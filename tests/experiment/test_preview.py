@@ -35,8 +35,8 @@ def test_adaptive_shows_each_bracket_with_its_rungs() -> None:
         ["", "2", "16", "1", "1", "16"],
     ]
     assert below == (
-        "24 trials, 78 epochs in all: as much as 4.9 trials of 16 epochs, 20% of training every one to its end\n"
-        "about 49 min, where 6 trials of full length train in an hour"
+        "24 trials, 78 epochs in total: equivalent to 4.9 trials of 16 epochs, 20% of training all of them to the end\n"
+        "about 49 min at 6 full-length trials per hour"
     )
 
 
@@ -44,19 +44,19 @@ def test_promotion_trains_as_much_as_stopping_is_expected_to() -> None:
     # 32, 8, 2.
     rows, below = shown(load_config(EXAMPLES / "promotion.yaml"))
     assert rows == [["1", "1", "1", "32", "24", "24"], ["", "2", "4", "8", "6", "24"], ["", "3", "16", "2", "2", "32"]]
-    assert below.startswith("32 trials, 80 epochs in all: as much as 5.0 trials of 16 epochs")
+    assert below.startswith("32 trials, 80 epochs in total: equivalent to 5.0 trials of 16 epochs")
 
 
 def test_grid_has_its_points() -> None:
     rows, below = shown(load_config(EXAMPLES / "grid.yaml"), 0.1)
     assert rows == [["1", "1", "8", "8", "8", "64"]]
-    assert below.endswith("about 3 days 8 h, where 0.1 trials of full length train in an hour")
+    assert below.endswith("about 3 days 8 h at 0.1 full-length trials per hour")
 
 
 def test_search_of_a_program_without_a_length_has_trials_and_a_time() -> None:
     rows, below = shown(load_config(EXAMPLES / "script.yaml"), 2)
-    assert rows == [["1", "1", "as its fit() says", "3", "3", ""]]
-    assert below == "3 trials\nabout 1 h 30 min, where 2 trials of full length train in an hour"
+    assert rows == [["1", "1", "set by fit()", "3", "3", ""]]
+    assert below == "3 trials\nabout 1 h 30 min at 2 full-length trials per hour"
 
 
 @pytest.mark.parametrize(
@@ -72,4 +72,4 @@ def test_lengths_are_in_the_searchs_unit(length: dict[str, Any], unit: str) -> N
     made = {"min_validation_period": {"batches": 1}, "hyperparameters": {"global_batch_size": 1}, "searcher": searcher}
     rows, below = shown(load_config(made))
     assert rows == [["1", "1", "2", "4", "2", "4"], ["", "2", "4", "2", "2", "8"]]
-    assert below.startswith(f"4 trials, 12 {unit} in all: as much as 3.0 trials of 4 {unit}")
+    assert below.startswith(f"4 trials, 12 {unit} in total: equivalent to 3.0 trials of 4 {unit}")

@@ -71,7 +71,7 @@ def test_curves_have_a_trace_for_each_rung_and_one_for_the_best(looked: Seen) ->
     for trace, length in zip(data, (1, 4, 16), strict=False):
         trials = {trial for trial in trace["customdata"] if trial is not None}
         assert trials == {trial for trial, last in lengths.items() if last == length and trial != best}
-        assert trace["name"] == f"to {length} epoch{'s' if length > 1 else ''} ({len(trials)})"
+        assert trace["name"] == f"reached {length} epoch{'s' if length > 1 else ''} ({len(trials)})"
     assert set(data[3]["customdata"]) == {best, None}
     assert data[3]["name"] == f"trial {best}, the best"
 
@@ -271,7 +271,7 @@ def test_report_of_a_running_experiment_says_so_and_of_its_failures(tmp_path: Pa
     assert "1 trial had invalid hyperparameters" in text
     # "layers" is [1, 2] in all that have validated, and nothing yet in one that has not started.
     assert "trial state batches error lr 0 completed 20 0.25 0.1726" in text
-    assert "3 failures; after 1 of them a trial was given up" in text
+    assert "3 failures; after 1 of them a trial was not restarted" in text
     story.journal.close()
     assert '<p class="state stopped">' in write_report(story.directory.path).read_text()
 
@@ -324,7 +324,7 @@ def test_report_before_anything_was_measured(only_begun: Path) -> None:
     text = text_of(write_report(only_begun).read_text())
     assert "best error" in text
     assert "none yet" in text
-    assert "What was searched" in text
+    assert " Search method " in text
 
 
 def test_numbers_and_names_cannot_break_the_page() -> None:

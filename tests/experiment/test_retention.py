@@ -215,7 +215,7 @@ def test_a_damaged_checkpoint_is_told_once_and_counts_no_more(experiment: Experi
     assert experiment.end() == {0: [30, 20, 10]}, "and it is left where it is"
     assert [record["event"] for record in experiment.records].count("damaged") == 1
     assert len(experiment.said) == 1
-    assert "trial 0 passes over a checkpoint" in experiment.said[0]
+    assert "trial 0 skipped a checkpoint" in experiment.said[0]
 
 
 def test_one_that_is_written_anew_counts_again(experiment: Experiment) -> None:
@@ -251,7 +251,7 @@ def test_a_store_that_fails_ends_nothing_and_is_tried_again(
     experiment.begin(Policy(trial_best=0), trials=[0])
     assert experiment.end() == {0: [30]}
     assert [record.getMessage() for record in caplog.records].count(
-        "can't remove old checkpoints, and will try again when there are new ones: away"
+        "can't delete old checkpoints; will retry when there are new ones: away"
     ) == 1
 
 
@@ -293,10 +293,12 @@ def test_what_takes_the_place_of_one_that_is_gone_is_kept(tmp_path: Path) -> Non
     """Somebody else has deleted it."""
     experiment = Experiment(tmp_path, str(tmp_path))
     experiment.begin(Policy(trial_best=0))
-    for batches in (10, 20):
-        experiment.save(0, batches, None)
-        if batches == 20:
-            experiment.store(0).delete(20)
+    experiment.save(0, 10, None)
+    experiment.save(0, 20, None, tell=False)
+    checkpoint = experiment.store(0).id_of(20)
+    experiment.store(0).delete(20)
+    assert experiment.retention is not None
+    experiment.retention.saved(0, 20, checkpoint, None)
     assert experiment.end() == {0: [10]}
 
 

@@ -57,7 +57,7 @@ def test_only_the_owners_file_of_an_experiment_has_them(tmp_path: Path, caplog: 
     assert directory.secrets_file.stat().st_mode & 0o777 == 0o600
     assert holding(tmp_path) - {"experiment/secrets.yaml"} == given, "and the user's own are as they were"
     [told] = caplog.messages
-    assert "xxx in the place of secrets" in told
+    assert "secrets in the experiment's copy of the code are replaced by xxx" in told
     assert "config.yaml, linked.yaml, package/driver.py and 1 more" in told
     assert TOKEN not in told
     copy = yaml.safe_load((directory.code / "config.yaml").read_text())
@@ -189,7 +189,7 @@ def test_a_config_that_would_show_them_is_refused_without_showing_them(fields: d
 @pytest.mark.parametrize("field", ["source_checkpoint_uuid", "source_trial_id"])
 def test_the_source_of_trials_is_stored_and_so_has_no_credentials(field: str, tmp_path: Path) -> None:
     searcher = {**CONFIG["searcher"], field: f"s3://KEY:{TOKEN}@bucket/trial_1/checkpoint_2"}
-    with pytest.raises(ConfigError, match=rf"searcher\.{field}: must hold no credentials") as told:
+    with pytest.raises(ConfigError, match=rf"searcher\.{field}: must not contain credentials") as told:
         Experiment({**CONFIG, "searcher": searcher}, model_dir=model_dir(tmp_path))
     assert TOKEN not in str(told.value)
 

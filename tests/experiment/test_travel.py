@@ -77,7 +77,7 @@ def test_models_directory_goes_as_the_experiment_has_it(sender: Sender, tmp_path
     assert load == FromDirectory(entrypoint="model_def:X", directory=expected)
     assert runtime_env == {"py_modules": ["dray", "gcs://_ray_pkg_1.zip"]}
     assert sender.packages == [["model_def.py"]]
-    assert sender.said == [f"to the workers go {directory.code} (1 file, 6 bytes) and dray itself"]
+    assert sender.said == [f"sending {directory.code} (1 file, 6 bytes) and dray itself to the workers"]
 
 
 def test_models_directory_may_be_empty(sender: Sender, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_class_of_an_installed_module_goes_alone(sender: Sender, tmp_path: Path)
     assert isinstance(load, Sent)
     assert load.home is None
     assert runtime_env == {"py_modules": ["dray"]}
-    assert sender.said == ["to the workers go the trial's class and dray itself"]
+    assert sender.said == ["sending the trial's class and dray itself to the workers"]
     assert isinstance(pickle.loads(load.pickled), type)
 
 
@@ -124,5 +124,5 @@ def test_directory_of_data_beside_a_script_is_told_of(
 ) -> None:
     monkeypatch.setattr("dray.experiment.ignore.MOST_CODE_BYTES", 1000)
     (tmp_path / "user" / "project" / "data.bin").write_bytes(bytes(2000))
-    with pytest.raises(ConfigError, match=r"trial: .*user/project holds 2\.0 KiB.*; the most take data\.bin"):
+    with pytest.raises(ConfigError, match=r"trial: .*user/project has 2\.0 KiB of files.*; the largest are data\.bin"):
         sender.send(ByValue(trial=script), tmp_path / "e")

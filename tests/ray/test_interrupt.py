@@ -72,7 +72,7 @@ def test_running_trials_save_all_that_they_have(story: Story) -> None:
 
 
 def test_the_command_to_go_on_is_printed_on_a_line(story: Story) -> None:
-    assert f"go on with: dray experiment resume {story.result.path}\n" in story.output
+    assert f"resume with: dray experiment resume {story.result.path}\n" in story.output
     assert "Traceback" not in story.output
 
 

@@ -112,7 +112,7 @@ def history(seen: Seen) -> Figure:
             {
                 "type": "scatter",
                 "mode": "markers",
-                "name": "a trial's best",
+                "name": "best of a trial",
                 "x": ((last.loc[shown.index] - began) / unit_s).tolist(),
                 "y": shown["best_metric"].tolist(),
                 "customdata": shown.index.tolist(),
@@ -122,7 +122,7 @@ def history(seen: Seen) -> Figure:
             {
                 "type": "scatter",
                 "mode": "lines",
-                "name": "the best so far",
+                "name": "best so far",
                 "x": [*((steps["time"] - began) / unit_s).tolist(), *end],
                 "y": [*steps["value"].tolist(), *(steps["value"].tolist()[-1:] if end else [])],
                 "hovertemplate": "%{y:.5g}<extra></extra>",
@@ -130,7 +130,7 @@ def history(seen: Seen) -> Figure:
             },
         ],
         "layout": {
-            "xaxis": {"title": {"text": f"{unit} since it was created"}, "rangemode": "tozero"},
+            "xaxis": {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"},
             "yaxis": {"title": {"text": seen.metric}, **_axis(seen.ranked["best_metric"], seen.sign)},
         },
     }
@@ -297,7 +297,7 @@ def stretches(seen: Seen) -> Figure | None:
             "height": 97 + 26 * min(groups, 40),
             "showlegend": False,
             "margin": _BELOW_MODEBAR,
-            "xaxis": {"title": {"text": f"{unit} since it was created"}, "rangemode": "tozero"},
+            "xaxis": {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"},
             "yaxis": {"automargin": True, "autorange": "reversed", "fixedrange": True},
         },
     }
@@ -337,7 +337,7 @@ def shares(seen: Seen) -> Figure | None:
             "hovermode": "x unified",
             "showlegend": False,
             "margin": _BELOW_MODEBAR,
-            "xaxis": {"title": {"text": f"{unit} since it was created"}, "rangemode": "tozero"},
+            "xaxis": {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"},
             "yaxis": {"title": {"text": "slots"}, "rangemode": "tozero"},
         },
     }

@@ -28,13 +28,13 @@ FAILURES_SHOWN = 30
 _PHASE_TOLD = {
     "booting": "a worker group's processes start, and import torch",
     "starting": "from a trial's hyperparameters to its first batch",
-    "training": "training batches, the wait for data not counted",
+    "training": "training batches, without waiting for data",
     "data": "the trial waits for its data loader",
     "validating": "",
     "checkpointing": "training waits while a checkpoint is made",
     "waiting": "the trial waits for the search's decisions, and for other ranks",
     "ending": "from the decision on a trial's last report until its processes are free",
-    "idle": "up, without a trial",
+    "idle": "running, without a trial",
 }
 
 
@@ -93,7 +93,7 @@ class _Page:
     def _head(self) -> str:
         seen, now = self.seen, time.time()
         states = seen.trials["state"].value_counts()
-        words = {"INVALID_HP": "of invalid hyperparameters"}
+        words = {"INVALID_HP": "with invalid hyperparameters"}
         counted = ", ".join(f"{count:,} {words.get(str(state), str(state).lower())}" for state, count in states.items())
         best = seen.ranked.iloc[0] if not seen.ranked.empty else None
         slot_s = float(((seen.timeline["end"] - seen.timeline["start"]) * seen.timeline["slots"]).sum())
@@ -116,14 +116,14 @@ class _Page:
     def _searched(self) -> str:
         seen, searcher = self.seen, self.seen.config.searcher
         better = "smaller" if searcher.smaller_is_better else "larger"
-        length = seen.length(searcher.length) if searcher.length is not None else "as its program says"
+        length = seen.length(searcher.length) if searcher.length is not None else "set by its program"
         rungs = ", ".join(f"{rung:g}" for rung in seen.rungs[:-1])
         facts = [
             ("method", f"{searcher.name}, sampler {searcher.sampler.name}"),
             ("metric", f"{seen.metric}, {better} is better"),
             ("length of a trial", length + (f"; compared at {rungs}" if rungs else "")),
-            ("trials", f"{searcher.max_trials:,} at most" if searcher.max_trials else "as the method says"),
-            ("slots of a trial", str(seen.config.resources.slots_per_trial)),
+            ("trials", f"{searcher.max_trials:,} at most" if searcher.max_trials else "set by the method"),
+            ("slots per trial", str(seen.config.resources.slots_per_trial)),
         ]
         rows = [(name, *html.domain_told(seen.domains[name])) for name in seen.domains]
         same = [column for column in seen.trials.columns if column.startswith("hparams.")]
@@ -134,7 +134,7 @@ class _Page:
             and name not in seen.varying
             and _first(seen.trials[column]) is not None
         ]
-        return f"""<section><h2>What was searched</h2>
+        return f"""<section><h2>Search</h2>
 <dl>{"".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)}</dl>
 {html.table(["hyperparameter", "kind", "values"], [*rows, *constants])}</section>"""
 
@@ -167,7 +167,7 @@ class _Page:
 <p>Trial <b>{trial}</b> ({str(row["state"]).lower()}) had {escape(seen.metric)} <b>{html.number(row["best_metric"])}</b>
 after {at:,} batches.</p>
 {hparams}
-<p>To get it, from a shell or from Python:</p>
+<p>Get it from a shell or from Python:</p>
 <pre>{escape(shell)}</pre>
 <pre>{escape(python)}</pre>
 {f"<h3>The {len(top)} best</h3>{ten}" if len(top) > 1 else ""}</section>"""
@@ -177,9 +177,9 @@ after {at:,} batches.</p>
         coloured = "Coloured by the rung that a trial reached. " if len(seen.rungs) > 1 else ""
         return f"""<section><h2>Learning curves</h2>
 {self._place("curves", figures.curves(seen), tall=True)}
-<p class="quiet">{self._left_out(len(seen.drawn), MOST_CURVES, "curves")}{coloured}A double click shows everything, also
-values far off the scale.</p>
-<h3>How the best was found</h3>
+<p class="quiet">{self._left_out(len(seen.drawn), MOST_CURVES, "curves")}{coloured}Double-click to show everything,
+including values far off the scale.</p>
+<h3>Best value over time</h3>
 {self._place("history", figures.history(seen))}</section>"""
 
     def _hyperparameters(self) -> str:
@@ -187,7 +187,7 @@ values far off the scale.</p>
         if not seen.varying:
             return ""
         left_out = self._left_out(len(seen.shown), MOST_TRIALS, "trials")
-        parts = [f"<section><h2>Hyperparameters</h2>{self._importance()}<h3>All together</h3>"]
+        parts = [f"<section><h2>Hyperparameters</h2>{self._importance()}<h3>Parallel coordinates</h3>"]
         width = 90 * (len(seen.varying) + 1)
         parts.append(
             f'<div class="wide"><div style="min-width:{width}px">'
@@ -197,7 +197,7 @@ values far off the scale.</p>
         scale = f'<i style="background:linear-gradient(90deg,{stops})"></i>'
         parts.append(
             f'<p class="quiet"><span class="scale">best {scale} worst, by rank.</span> '
-            f"Drag along an axis to choose trials. {left_out}</p>"
+            f"Drag along an axis to select trials. {left_out}</p>"
         )
         parts.append('<h3>One by one</h3><div class="grid">')
         parts += [self._place(f"slice-{i}", figure) for i, figure in enumerate(figures.slices(seen).values())]
@@ -216,12 +216,12 @@ values far off the scale.</p>
         at = seen.length(seen.compared_at or 0, seen.along)
         figure = figures.importances(seen)
         if figure is None:
-            return f"<p>Which hyperparameters mattered does not show in the {found.trials:,} trials at {at}.</p>"
+            return f"<p>The {found.trials:,} trials at {at} do not show which hyperparameters mattered.</p>"
         place = self._place("importances", figure, height=90 + 34 * len(found.shares))
-        return f"""<h3>What mattered</h3>{place}
-<p class="quiet">For {escape(seen.metric)} at {at}, which two thirds of the trials have reached, so that they can be
-compared: by how much worse a random forest predicts a trial's rank when one hyperparameter is shuffled. The forest
-explains {found.explained:.0%} of the ranks of trials that it has not seen ({found.trials:,} trials).</p>"""
+        return f"""<h3>Importance</h3>{place}
+<p class="quiet">Permutation importance for {escape(seen.metric)} at {at}, which two thirds of the trials have reached:
+how much worse a random forest predicts a trial's rank when one hyperparameter is shuffled. The forest explains
+{found.explained:.0%} of the ranks of trials that it has not seen ({found.trials:,} trials).</p>"""
 
     def _timeline(self) -> str:
         seen = self.seen
@@ -242,7 +242,7 @@ explains {found.explained:.0%} of the ranks of trials that it has not seen ({fou
         ]
         rows.sort(key=lambda row: -float(row[1].rstrip("%")))
         before = float(table["start"].min()) - (seen.overview.began or float(table["start"].min()))
-        parts = ["<section><h2>Where the slot time went</h2>"]
+        parts = ["<section><h2>Use of slot time</h2>"]
         # Its squares are the legend of the figures below.
         parts.append(f'<div class="phases">{html.table(["phase", "share", "slot time", ""], rows, raw=True)}</div>')
         if before > 0:
@@ -253,7 +253,7 @@ explains {found.explained:.0%} of the ranks of trials that it has not seen ({fou
         if stretches is not None:
             parts.append("<h3>Each worker group</h3>")
             parts.append(self._place("stretches", stretches, height=stretches["layout"]["height"]))
-            parts.append('<p class="quiet">Every five seconds a trial tells how long each phase took: a bar each.</p>')
+            parts.append('<p class="quiet">Trials report the time of each phase every five seconds: a bar each.</p>')
         else:
             parts.append(f'<p class="quiet">{len(table):,} intervals are too many to show one by one.</p>')
         parts.append(_system(seen))
@@ -270,7 +270,8 @@ explains {found.explained:.0%} of the ranks of trials that it has not seen ({fou
         parts = [f"<section><h2>Failures</h2>{told}"]
         ended = sum(record["event"] == "gave_up" for record in failed)
         parts.append(
-            f"<p>{len(failed):,} failure{'s' * (len(failed) != 1)}; after {ended:,} of them a trial was given up.</p>"
+            f"<p>{len(failed):,} failure{'s' * (len(failed) != 1)}; "
+            f"after {ended:,} of them a trial was not restarted.</p>"
         )
         for mine in kinds[:FAILURES_SHOWN]:
             line, place = last_line(mine[-1].get("error")), where(mine[-1])
@@ -286,7 +287,7 @@ explains {found.explained:.0%} of the ranks of trials that it has not seen ({fou
         return "\n".join(parts) + "</section>"
 
     def _config(self) -> str:
-        return f"""<section><h2>Config</h2><details><summary>experiment.yaml, all defaults filled in</summary>
+        return f"""<section><h2>Config</h2><details><summary>experiment.yaml, with all defaults</summary>
 <pre>{escape(self.seen.directory.config_file.read_text())}</pre></details>
 <p class="quiet">Written by dray {dray.__version__}.</p></section>"""
 
@@ -307,11 +308,11 @@ def _system(seen: Seen) -> str:
     """What trials used of their machines."""
     rows = seen.result.system_metrics
     names = {
-        "batches_per_second": "batches a second",
-        "cpu_cores": "CPU cores of a trial",
-        "memory_gb": "memory of a trial, GB",
-        "gpu_percent": "GPU, % of time",
-        "gpu_memory_gb": "GPU memory of a rank, GB",
+        "batches_per_second": "batches per second",
+        "cpu_cores": "CPU cores per trial",
+        "memory_gb": "memory per trial, GB",
+        "gpu_percent": "GPU utilization, % of time",
+        "gpu_memory_gb": "GPU memory per rank, GB",
     }
     table = []
     for name, told in names.items():
@@ -321,7 +322,7 @@ def _system(seen: Seen) -> str:
             table.append((told, html.rough(middle), f"{html.rough(low)} to {html.rough(high)}"))
     if not table:
         return ""
-    return "<h3>What trials used</h3>" + html.table(["", "median", "5th to 95th percentile"], table)
+    return "<h3>Resource usage of trials</h3>" + html.table(["", "median", "5th to 95th percentile"], table)
 
 
 def _first(values: pd.Series[Any]) -> Any:

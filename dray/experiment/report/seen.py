@@ -106,7 +106,7 @@ class Seen:
         """How far a trial got that has reached this many rungs."""
         if not self.rungs:
             return "all trials"
-        return f"to {self.length(self.rungs[rung - 1])}" if rung else f"not to {self.length(self.rungs[0])}"
+        return f"reached {self.length(self.rungs[rung - 1])}" if rung else f"below {self.length(self.rungs[0])}"
 
     def length(self, length: float, unit: str | None = None) -> str:
         """With its unit, by default the search's: "1 epoch"."""

@@ -34,7 +34,7 @@ def _entrypoint(raw: object) -> object:
 def _period(raw: object) -> Length | None:
     if isinstance(raw, int) and not isinstance(raw, bool):
         # Determined has no such form any more: in its oldest files it counted steps of 100 batches.
-        raise ValueError(f"must say what it counts, got {raw}; write {{batches: {raw}}} or {{epochs: {raw}}}")
+        raise ValueError(f"must have a unit, got {raw}; write {{batches: {raw}}} or {{epochs: {raw}}}")
     # Determined writes "no period" as {batches: 0}.
     length = None if raw is None else parse_length(raw, minimum=0)
     return length if length is not None and length.value > 0 else None
@@ -52,7 +52,7 @@ def _records(raw: object) -> object:
 
 def _precision(raw: object) -> object:
     if raw == "O3":
-        raise ValueError("O3, which computes all in float16, has no counterpart; write O1, which takes care of losses")
+        raise ValueError("must be one of O0, O1, O2, got O3, which is all float16; write O1, which scales the loss")
     return raw
 
 
@@ -61,32 +61,33 @@ Seconds: TypeAlias = Annotated[float, Field(gt=0), AfterValidator(whole_if_whole
 
 
 class Optimizations(Section):
-    """How gradients become steps. ``aggregation_frequency`` and ``mixed_precision`` are for a trial that is a class; a
-    program sets the first in ``pytorch.init()`` and the second with ``context.experimental.use_amp()``.
+    """How gradients are aggregated and exchanged, and in which precision. ``aggregation_frequency`` and
+    ``mixed_precision`` are for a trial that is a class; a program sets the first in ``pytorch.init()`` and the second
+    with ``context.experimental.use_amp()``.
     """
 
     aggregation_frequency: int = Field(
-        default=1, ge=1, description="batches whose gradients are added up before the optimizer steps", examples=[4]
+        default=1, ge=1, description="number of batches whose gradients make one optimizer step", examples=[4]
     )
     average_aggregated_gradients: bool = Field(
-        default=True, description="divide the sum of gradients by aggregation_frequency", examples=["true"]
+        default=True, description="divide aggregated gradients by aggregation_frequency", examples=["true"]
     )
     gradient_compression: bool = Field(
         default=False, description="exchange gradients between slots in float16", examples=["true"]
     )
     mixed_precision: Annotated[Literal["O0", "O1", "O2"], BeforeValidator(_precision)] = Field(
-        default="O0", description="O1 or O2: train in mixed precision, as use_amp() does; O0: don't", examples=["O1"]
+        default="O0", description="O1 or O2: mixed precision, as with use_amp(); O0: full precision", examples=["O1"]
     )
 
 
 class Reproducibility(Section):
-    """What makes two experiments equal."""
+    """The seed; experiments with equal configs and equal seeds run equal searches."""
 
     experiment_seed: int = Field(
         default_factory=lambda: secrets.randbits(31),
         ge=0,
         le=MAX_SEED,
-        description="the seed of hyperparameters, initial weights and data order",
+        description="the seed for hyperparameters, initial weights and data order",
         examples=[7],
     )
 
@@ -111,73 +112,80 @@ class ExperimentConfig(Section):
     """
 
     name: str = Field(min_length=1, description="the experiment's name", examples=["digits-asha"])
-    description: str = Field(default="", description="for people", examples=["a first sweep"])
+    description: str = Field(default="", description="a description, for people", examples=["a first sweep"])
     labels: Annotated[list[str], BeforeValidator(_labels)] = Field(
-        default_factory=list, description="for people", examples=["[digits, sweep]"]
+        default_factory=list, description="labels, for people", examples=["[digits, sweep]"]
     )
     data: dict[str, Any] = Field(
         default_factory=dict,
-        description="free for the trial; values below secrets are stored and shown nowhere",
+        description="any data for the trial's code; values below secrets are never stored or shown",
         examples=["{path: /data}"],
         repr=False,
     )
     entrypoint: Annotated[str | list[str] | None, BeforeValidator(_entrypoint)] = Field(
-        default=None, description="the trial's class, or a program", examples=["model_def:DigitsTrial"]
+        default=None, description="the trial's class, or the program that trains it", examples=["model_def:DigitsTrial"]
     )
     hyperparameters: dict[str, Any] = Field(
-        default_factory=dict, description="constants and spaces", examples=["{global_batch_size: 64}"]
+        default_factory=dict,
+        description="the hyperparameters: constants, and spaces to search",
+        examples=["{global_batch_size: 64}"],
     )
     searcher: Searcher = Field(
-        description="the search", examples=["{name: single, metric: validation_loss, max_length: {epochs: 16}}"]
+        description="the search method and its settings",
+        examples=["{name: single, metric: validation_loss, max_length: {epochs: 16}}"],
     )
     resources: Resources = Field(
-        default_factory=Resources, description="what a trial runs on", examples=["{slots_per_trial: 1}"]
+        default_factory=Resources, description="the slots that a trial runs on", examples=["{slots_per_trial: 1}"]
     )
     optimizations: Optimizations = Field(
         default_factory=Optimizations,
-        description="how gradients become steps",
+        description="gradient aggregation and mixed precision",
         examples=["{aggregation_frequency: 4}"],
     )
     environment: Environment = Field(
         default_factory=Environment,
-        description="what trials find around them",
+        description="the environment of trials",
         examples=["{environment_variables: [OMP_NUM_THREADS=4]}"],
     )
     scheduling_unit: int = Field(
         default=100,
         ge=1,
-        description="how often the training metrics of a trial that is a class are reported, in batches",
+        description="number of batches between reports of training metrics, for a trial that is a class",
         examples=[100],
     )
     records_per_epoch: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_records)] = Field(
         default=None,
-        description="how many records an epoch has where the training data does not say it itself",
+        description="number of records in an epoch, for training data without a length",
         examples=[50000],
     )
     perform_initial_validation: bool = Field(
-        default=False, description="a trial that is a class validates before its first batch", examples=["true"]
+        default=False, description="validate before the first batch, for a trial that is a class", examples=["true"]
     )
-    min_validation_period: Period = Field(default=None, description="how often to validate", examples=["{epochs: 1}"])
-    min_checkpoint_period: Period = Field(default=None, description="how often to save", examples=["{epochs: 1}"])
+    min_validation_period: Period = Field(
+        default=None, description="validate at least this often", examples=["{epochs: 1}"]
+    )
+    min_checkpoint_period: Period = Field(
+        default=None, description="save at least this often", examples=["{epochs: 1}"]
+    )
     checkpoint_policy: Literal["best", "all", "none"] = Field(
-        default="best", description="which validations are followed by a checkpoint", examples=["best"]
+        default="best", description="the validations after which a checkpoint is saved", examples=["best"]
     )
     checkpoint_storage: Annotated[CheckpointStorage, BeforeValidator(storage_of)] = Field(
         default_factory=CheckpointStorage,
-        description="where results are kept",
+        description="where experiments and checkpoints are stored",
         examples=["{type: directory, container_path: /mnt/results}"],
     )
-    max_restarts: int = Field(default=5, ge=0, description="restarts of one trial after failures", examples=[5])
+    max_restarts: int = Field(default=5, ge=0, description="maximum number of restarts of a trial", examples=[5])
     log_policies: Annotated[list[LogPolicy], BeforeValidator(policies)] = Field(
         default_factory=list,
-        description="what is done when a trial has failed after it printed such a line",
+        description="what to do when a trial that failed has printed a line with a given pattern",
         examples=[f"[{EXAMPLE_POLICY}]"],
     )
     hang_timeout_s: Seconds | None = Field(
-        default=None, description="how long a trial may make no progress before it is ended", examples=[600]
+        default=None, description="seconds without progress after which a trial is ended and restarted", examples=[600]
     )
     loggers: Annotated[Loggers, BeforeValidator(named_loggers)] = Field(
-        default_factory=Loggers, description="where it is written down as well", examples=["[mlflow, wandb]"]
+        default_factory=Loggers, description="experiment trackers to log to as well", examples=["[mlflow, wandb]"]
     )
     reproducibility: Reproducibility = Field(
         default_factory=Reproducibility, description="the seed", examples=["{experiment_seed: 7}"]

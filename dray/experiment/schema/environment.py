@@ -37,17 +37,17 @@ def _named(raw: object, where: str) -> _ByName:
         are_right = [bool(name) if sign else _ALONE.fullmatch(name) is not None for name, sign, _ in pairs]
         wrong = [str(place) for place, is_right in enumerate(are_right, start=1) if not is_right]
         if wrong:
-            raise ValueError(f"{where}must be a list of NAME=VALUE, which number {', '.join(wrong)} of it is not")
+            raise ValueError(f"{where}must be a list of NAME=VALUE; these entries are not: {', '.join(wrong)} (from 1)")
         # A name alone is removed from the container's environment in Determined, as in Docker's API.
         return {name: value if sign else None for name, sign, value in pairs}
     if not isinstance(raw, Mapping):
-        raise ValueError(f"{where}must be a list of NAME=VALUE, or a mapping, got a {type(raw).__name__}")
+        raise ValueError(f"{where}must be a list of NAME=VALUE or a mapping, got a {type(raw).__name__}")
     found: _ByName = {}
     for name, value in raw.items():
         if not isinstance(name, str) or not name or "=" in name:
-            raise ValueError(f"{where}must have names of variables, got {name!r}")
+            raise ValueError(f"{where}must map names of variables to values, got the name {name!r}")
         if isinstance(value, bool) or not isinstance(value, str | int | float | None):
-            told = f"{where}{name} must be text, got a {type(value).__name__}; write it in quotes"
+            told = f"{where}{name} must be a string, got a {type(value).__name__}; write it in quotes"
             raise ValueError(told)
         found[name] = None if value is None else str(value)
     return found
@@ -58,8 +58,8 @@ class Environment(Section):
 
     environment_variables: Annotated[dict[str, str | _ByName | None], BeforeValidator(_variables)] = Field(
         default_factory=dict,
-        description="set before any code of the trial is imported: a list of NAME=VALUE (a NAME alone is unset), or a "
-        "mapping; or one of these for each of cpu, cuda, rocm. Values are stored and shown nowhere",
+        description="variables to set before any code of the trial is imported: a list of NAME=VALUE (a NAME alone is "
+        "unset), or a mapping; or one of these for each of cpu, cuda, rocm. Values are never stored or shown",
         examples=["[OMP_NUM_THREADS=4]"],
         repr=False,
     )

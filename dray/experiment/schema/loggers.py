@@ -15,13 +15,13 @@ class MLflow(Section):
 
     tracking_uri: Url | None = Field(
         default=None,
-        description="of the tracking server; that of MLFLOW_TRACKING_URI by default",
+        description="URI of the tracking server; MLFLOW_TRACKING_URI by default",
         examples=["http://mlflow:5000"],
     )
     experiment_name: str | None = Field(
         default=None,
         min_length=1,
-        description="MLflow's experiment; by default of this one's name",
+        description="MLflow experiment; by default, the name of this experiment",
         examples=["digits"],
     )
 
@@ -30,18 +30,18 @@ class WandB(Section):
     """Where Weights & Biases stores its runs: one for each trial, in a group for the experiment."""
 
     project: str | None = Field(
-        default=None, min_length=1, description="the project; by default of the experiment's name", examples=["digits"]
+        default=None, min_length=1, description="the project; by default, the experiment's name", examples=["digits"]
     )
     entity: str | None = Field(default=None, min_length=1, description="a user or a team", examples=["my-team"])
     mode: Literal["online", "offline"] | None = Field(
         default=None,
-        description="offline: kept in the experiment's directory, for wandb sync; that of WANDB_MODE by default",
+        description="offline: write to the experiment's directory, for wandb sync; WANDB_MODE by default",
         examples=["offline"],
     )
 
 
 class Loggers(Section):
-    """Where else the experiment is recorded. A list works too: ``[mlflow, wandb]``."""
+    """Experiment trackers to log to as well. A list works too: ``[mlflow, wandb]``."""
 
     mlflow: MLflow | None = Field(default=None, description="MLflow", examples=["{tracking_uri: http://mlflow:5000}"])
     wandb: WandB | None = Field(default=None, description="Weights & Biases", examples=["{project: digits}"])

@@ -13,8 +13,8 @@ from dray.experiment.schema.section import Section
 class SlotRange(Section):
     """As many slots as are available, within bounds; only if one trial runs at a time."""
 
-    min: int = Field(ge=1, description="the fewest workers that a trial waits for", examples=[1])
-    max: int = Field(ge=1, description="the most workers that train a trial", examples=[4])
+    min: int = Field(ge=1, description="minimum number of workers, which a trial waits for", examples=[1])
+    max: int = Field(ge=1, description="maximum number of workers", examples=[4])
 
 
 def _slots_form(raw: object) -> str:
@@ -30,35 +30,36 @@ SlotsPerTrial: TypeAlias = Annotated[
 
 
 class Resources(Section):
-    """What one trial runs on. ``slots_per_trial: 0`` means one slot of ``slot: cpu``."""
+    """The slots that one trial runs on. ``slots_per_trial: 0`` means one slot of ``slot: cpu``."""
 
     slots_per_trial: SlotsPerTrial = Field(
         default=1,
-        description="how many workers train one trial; {min: 1, max: 4} for as many of these as the cluster has room "
-        "for, where one trial runs at a time",
+        description="number of workers that train one trial; {min: 1, max: 4}: as many of these as the cluster has "
+        "room for, if one trial runs at a time",
         examples=[1],
     )
     max_slots: int | None = Field(
         default=None,
         ge=1,
-        description="how many slots all trials of the experiment together have at most; by default all there are",
+        description="maximum number of slots that all trials use together; by default, all of the cluster's",
         examples=[8],
     )
     slot: Literal["gpu", "cpu"] | None = Field(
-        default=None, description="what a slot is; found out from the cluster where it is not said", examples=["gpu"]
+        default=None, description="what a slot is; by default, found from what the cluster has", examples=["gpu"]
     )
-    cpus_per_slot: int = Field(default=1, ge=1, description="CPUs that each worker gets", examples=[1])
+    cpus_per_slot: int = Field(default=1, ge=1, description="number of CPUs of each worker", examples=[1])
     placement_strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = Field(
         default="PACK",
-        description="a trial's workers on few nodes if that is possible, on one, on many if possible, each on its own",
+        description="where a trial's workers run: PACK: on few nodes if possible; STRICT_PACK: on one node; SPREAD: on "
+        "many nodes if possible; STRICT_SPREAD: each on its own node",
         examples=["STRICT_PACK"],
     )
     is_single_node: bool | None = Field(
-        default=None, description="Determined's placement_strategy: true is STRICT_PACK", examples=["true"]
+        default=None, description="as in Determined: true means placement_strategy: STRICT_PACK", examples=["true"]
     )
     reuse_workers: bool = Field(
         default=True,
-        description="whether trials follow one another in the same processes; a new start takes seconds",
+        description="run successive trials in the same processes, as new ones take seconds to start",
         examples=["false"],
     )
 

@@ -29,7 +29,7 @@ def as_text(raw: object) -> object:
 def _without_credentials(url: str) -> str:
     """Check that a URL has no credentials: URLs are stored and shown."""
     if "@" in url or "?" in url:
-        raise ValueError("must hold no user, password or token, for it is stored; leave these to the environment")
+        raise ValueError("must not contain a user, password or token, as it is stored; set these in the environment")
     return url
 
 
