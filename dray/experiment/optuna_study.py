@@ -21,7 +21,7 @@ import sqlite3
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -229,8 +229,13 @@ def _state(view: TrialView) -> str:
 
 
 def _date(seconds: float | None) -> str | None:
-    """Local time, in SQLAlchemy's format."""
-    return None if seconds is None else datetime.fromtimestamp(seconds).isoformat(" ", "microseconds")
+    """In SQLAlchemy's format: UTC since Optuna 5, local time before."""
+    from optuna.storages._rdb.models import TrialModel
+
+    if seconds is None:
+        return None
+    zone = timezone.utc if hasattr(TrialModel, "_datetime_start_utc") else None
+    return datetime.fromtimestamp(seconds, zone).replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
 def _number(value: float) -> tuple[float | None, str]:

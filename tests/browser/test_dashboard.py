@@ -35,6 +35,8 @@ def page(browser: Any, result: dray.Result) -> Any:
     browser.set_window_size(1200, 2400)
     browser.get(f"http://localhost:{port}/dashboard/studies/1")
     WebDriverWait(browser, 120).until(lambda _: len(drawn(browser, "graph-intermediate-values")) == 64)
+    for name in ("plot-history", "graph-timeline"):  # each is drawn by itself
+        WebDriverWait(browser, 120).until(lambda _, name=name: drawn(browser, name))  # type: ignore[misc]
     yield browser
     browser.set_window_size(1200, 900)
 

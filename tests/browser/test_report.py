@@ -141,7 +141,7 @@ return [getComputedStyle(document.body).backgroundColor, getComputedStyle(plot.q
 def test_page_is_dark_where_that_is_preferred_and_light_on_paper(page: Any) -> None:
     media = "Emulation.setEmulatedMedia"
     dark = [{"name": "prefers-color-scheme", "value": "dark"}]
-    light, wait = page.execute_script(COLOURS), WebDriverWait(page, 20)
+    light, wait = page.execute_script(COLOURS), WebDriverWait(page, 60)
     try:
         page.execute_cdp_cmd(media, {"features": dark})
         wait.until(lambda page: [_brightness(colour) < 90 for colour in page.execute_script(COLOURS)] == [True, False])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,16 @@ EXPECTED = [
 """Of `told`."""
 
 
+@pytest.fixture(params=["UTC", "Elsewhere-5:30"])
+def time_zone(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", request.param)
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("time_zone")
 def test_the_study_says_of_each_trial_what_the_experiment_does(tmp_path: Path) -> None:
     story = told(tmp_path, config())
     study = written(story.directory)
