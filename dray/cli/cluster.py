@@ -13,7 +13,7 @@ from dray.cli.arguments import Json
 from dray.cli.errors import BAD_INPUT, FAILED, BadUse, told
 
 if TYPE_CHECKING:
-    from dray.cluster.check import Checked
+    from dray.cluster.findings import Checked
     from dray.storage import Location
 
 app = typer.Typer(help="Inspect and check the Ray cluster that experiments run on.", no_args_is_help=True)

@@ -13,103 +13,19 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from dray.cluster.inspector import ANSWER_S, SIGN, Disk, Inspector, Rank
-from dray.cluster.node_checks import REMEDIES, STORE_S, Trouble, on_node, other_versions, put_up_sign, versions
+from dray.cluster.findings import Checked, Node
+from dray.cluster.inspector import ANSWER_S, SIGN, Inspector, Rank
+from dray.cluster.node_checks import REMEDIES, STORE_S, Trouble, on_node, put_up_sign, versions
 from dray.storage import Location, RemoteDirectory, StorageError
 
 FREE_GPUS_S = 30.0
 """How long the check waits for GPUs that others use."""
-MOST_SKEW_S = 5.0
-LITTLE_ROOM_BYTES = 1 << 30
-RAYS_LIMIT = 0.95
-"""Ray stores no more objects on a disk that is fuller than this share (``RAY_local_fs_capacity_threshold``)."""
 SLOW_BYTES_S = 100e6
 """Between two nodes: about a gigabit network."""
 MOST_RANKS = 8
-
-
-@dataclass(slots=True, kw_only=True)
-class Node:
-    """What a node is like.
-
-    Attributes:
-        address, host: its network address and host name.
-        gpus_of_ray: the number of GPUs that Ray counts.
-        python, ray, torch, dray, cuda, nccl: versions; "" if there is none, or it is unknown.
-        gpus: names of the GPUs that torch sees.
-        disks: those that Ray, trials and data loaders write to.
-        has_token: whether Ray demands a token there; None without Ray.
-        clock_s: how far its clock is ahead of the driver's.
-        sends_bytes_s: to the next node in the list.
-    """
-
-    address: str
-    host: str = ""
-    gpus_of_ray: int = 0
-    python: str = ""
-    ray: str = ""
-    torch: str = ""
-    dray: str = ""
-    cuda: str = ""
-    nccl: str = ""
-    gpus: list[str] = field(default_factory=list)
-    disks: list[Disk] = field(default_factory=list)
-    has_token: bool | None = None
-    clock_s: float | None = None
-    sends_bytes_s: float | None = None
-
-    @property
-    def name(self) -> str:
-        """The address, with the host name if known."""
-        return f"{self.address} ({self.host})" if self.host else self.address
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Something that somebody should know.
-
-    Attributes:
-        node: a node's name, or "" for the cluster as a whole.
-        is_wrong: it would make trials fail, or let strangers run code; otherwise it is only good to know.
-    """
-
-    node: str
-    what: str
-    is_wrong: bool
-
-
-@dataclass(slots=True, kw_only=True)
-class Checked:
-    """What the check found.
-
-    Attributes:
-        address: of the cluster; None for this machine alone.
-        storage: the place that was tried.
-        reduces_bytes_s: the "bus bandwidth" of an NCCL all-reduce between GPUs of several nodes; None if not measured.
-    """
-
-    address: str | None
-    storage: str
-    nodes: list[Node]
-    findings: list[Finding] = field(default_factory=list)
-    reduces_bytes_s: float | None = None
-
-    @property
-    def is_fit(self) -> bool:
-        return not any(finding.is_wrong for finding in self.findings)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "is_fit": self.is_fit}
-
-    def wrong(self, node: str, what: str) -> None:
-        self.findings.append(Finding(node=node, what=what, is_wrong=True))
-
-    def note(self, node: str, what: str) -> None:
-        self.findings.append(Finding(node=node, what=what, is_wrong=False))
 
 
 def check(address: str | None, storage: Location | None, fallback: Location) -> Checked:
@@ -142,7 +58,7 @@ def _this_machine(place: Location) -> Checked:
     checked = Checked(address=None, storage=str(place), nodes=[Node(address=platform.node())])
     inspector = Inspector()
     facts = inspector.facts()
-    _take_over(checked, checked.nodes[0], {**facts, "host": "", "has_token": None}, versions())
+    checked.take_facts(checked.nodes[0], {**facts, "host": "", "has_token": None}, versions())
     with _Shared(place, checked) as shared:
         if shared.place is not None:
             trouble = inspector.storage(shared.place, shared.sign, "this")
@@ -175,7 +91,7 @@ class _Check:
         self._send()
         self._reduce()
         if len(self._ids) == 1:
-            self.checked.note("", "this is the only node now; one that comes later is looked at by its first worker")
+            self.checked.note("", "this is the only node now; a node that joins later is checked by its first worker")
         return self.checked
 
     def _start(self) -> None:
@@ -221,23 +137,13 @@ class _Check:
 
     def _lost(self, number: int, error: str) -> None:
         self._inspectors.pop(number, None)
-        self.checked.wrong(self.checked.nodes[number].name, f"can't be looked at: {error}")
+        self.checked.wrong(self.checked.nodes[number].name, f"can't be checked: {error}")
 
     def _look(self) -> None:
         drivers = versions()
         for number, facts in self._all("facts").items():
-            _take_over(self.checked, self.checked.nodes[number], facts, drivers)
-        nodes = self.checked.nodes
-        nccl = {node.nccl for node in nodes if node.gpus and node.nccl}
-        if len(nccl) > 1:
-            where = ", ".join(f"{node.nccl} on {node.name}" for node in nodes if node.gpus)
-            self.checked.wrong("", f"NCCL is not the same everywhere: {where}; install the same build of torch")
-        if any(node.has_token is False for node in nodes):
-            self.checked.wrong(
-                "",
-                "Ray demands no token: whoever reaches its ports runs code there; `ray get-auth-token --generate`, the "
-                "file on all nodes, and RAY_AUTH_MODE=token, before Ray starts",
-            )
+            self.checked.take_facts(self.checked.nodes[number], facts, drivers)
+        self.checked.compare_nodes()
 
     def _compare_clocks(self) -> None:
         import ray
@@ -245,11 +151,11 @@ class _Check:
         for number, inspector in list(self._inspectors.items()):
             node = self.checked.nodes[number]
             try:
-                node.clock_s = ahead_s(lambda there=inspector: ray.get(there.clock.remote(), timeout=ANSWER_S))  # type: ignore[misc]
+                ahead = ahead_s(lambda there=inspector: ray.get(there.clock.remote(), timeout=ANSWER_S))  # type: ignore[misc]
             except Exception as error:
                 self._lost(number, " ".join(str(error).split())[-300:])
             else:
-                _judge_clock(self.checked, node, node.clock_s)
+                self.checked.take_clock(node, ahead)
 
     def _try_storage(self) -> None:
         with _Shared(self._place, self.checked) as shared:
@@ -276,7 +182,7 @@ class _Check:
         if self._is_asked:
             self.checked.wrong(node, told)
         else:
-            self.checked.note(node, f"{told}; this is where experiments are that don't say where: give --storage")
+            self.checked.note(node, f"{told}; experiments without checkpoint_storage go there: give --storage")
 
     def _send(self) -> None:
         """Each node sends to the next one, all at the same time: this shows what the network as a whole can carry."""
@@ -299,8 +205,8 @@ class _Check:
             if speed is None:
                 self.checked.wrong(
                     node.name,
-                    f"can't send to {to.name}: {error}; workers of one trial open ports of the system's choice: allow "
-                    "all of them between the nodes, and to nobody else",
+                    f"can't send to {to.name}: {error}; the workers of a trial listen on ports that the system "
+                    "chooses: allow all ports between the nodes, and none from outside",
                 )
             elif speed < SLOW_BYTES_S:
                 self.checked.note(node.name, f"sends only {speed / 1e6:.0f} MB/s to {to.name}")
@@ -328,43 +234,18 @@ def reduced(checked: Checked, nodes: Sequence[str], backend: Literal["nccl", "gl
         try:
             ray.get([rank.__ray_ready__.remote() for rank in ranks], timeout=FREE_GPUS_S)
         except GetTimeoutError:
-            checked.note("", f"all-reduce was not tried: the GPUs are busy, or did not come up in {FREE_GPUS_S:.0f} s")
+            checked.note("", f"all-reduce was not tried: GPUs were busy, or not up within {FREE_GPUS_S:.0f} s")
             return None
         at = ray.get(ranks[0].open.remote(), timeout=ANSWER_S)
         asked = [rank.reduce.remote(at, number, len(ranks), backend) for number, rank in enumerate(ranks)]
         return min(cast("list[float]", ray.get(asked, timeout=ANSWER_S)))
     except Exception as error:
         told = " ".join(str(error).split())[-500:]
-        checked.wrong("", f"all-reduce by {backend} over {len(ranks)} processes fails: {told}")
+        checked.wrong("", f"all-reduce by {backend} over {len(ranks)} processes failed: {told}")
         return None
     finally:
         for rank in ranks:
             ray.kill(rank)
-
-
-def _take_over(checked: Checked, node: Node, facts: dict[str, Any], drivers: Mapping[str, str]) -> None:
-    """Record a node's facts, and what is wrong with it."""
-    error, full = facts.pop("error"), facts.pop("full")
-    for name, value in facts.items():
-        setattr(node, name, value)
-    theirs = {name: getattr(node, name) for name in drivers}
-    if (other := other_versions(drivers, theirs)) is not None:
-        checked.wrong(node.name, f"{other.told}; {REMEDIES['versions']}")
-    if error:
-        checked.wrong(node.name, f"torch can't be imported: {error}")
-    elif len(node.gpus) < node.gpus_of_ray:
-        why = f"it is built for CUDA {node.cuda}" if node.cuda else "it is built without CUDA"
-        checked.wrong(node.name, f"Ray counts {node.gpus_of_ray} GPUs, torch sees {len(node.gpus)}; {why}")
-    elif node.gpus and not node.nccl:
-        checked.wrong(node.name, "torch is built without NCCL: trials can't have several GPUs")
-    if full:
-        checked.wrong(node.name, f"{full}; {REMEDIES['full']}")
-    for disk in node.disks:
-        if disk.free < LITTLE_ROOM_BYTES and not full:
-            checked.note(node.name, f"only {disk.free >> 20} MiB are free on {disk.path}")
-        elif disk.path != "/dev/shm" and disk.free < (1 - RAYS_LIMIT) * disk.size:
-            used = f"{100 - 100 * disk.free / disk.size:.0f} %"
-            checked.note(node.name, f"{disk.path} is {used} full: Ray stops storing objects there at 95 %")
 
 
 def ahead_s(ask: Callable[[], float], now: Callable[[], float] = time.time) -> float:
@@ -372,15 +253,6 @@ def ahead_s(ask: Callable[[], float], now: Callable[[], float] = time.time) -> f
     asked = [(now(), ask(), now()) for _ in range(5)]
     before, there, after = min(asked, key=lambda times: times[2] - times[0])
     return there - (before + after) / 2
-
-
-def _judge_clock(checked: Checked, node: Node, ahead: float) -> None:
-    if abs(ahead) > MOST_SKEW_S:
-        checked.wrong(
-            node.name,
-            f"its clock is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}: times of metrics won't fit "
-            "together, and object stores refuse it after minutes; let chrony or systemd-timesyncd set it",
-        )
 
 
 class _Shared:

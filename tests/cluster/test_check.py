@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from dray.cluster.check import Checked, Node, _judge_clock, _take_over, ahead_s
+from dray.cluster.check import ahead_s
+from dray.cluster.findings import Checked, Node
 from dray.cluster.inspector import Disk, Inspector
 from dray.cluster.node_checks import put_up_sign, versions
 from dray.storage import Location
@@ -66,7 +67,7 @@ def disk(path: str, free: int, size: int) -> dict[str, Any]:
         ({"nccl": ""}, True, "torch is built without NCCL"),
         ({"full": "has a full disk: 3 MiB are free on /tmp"}, True, "has a full disk: 3 MiB are free on /tmp; free"),
         (disk("/tmp", GIB - 1, 10 * GIB), False, "only 1023 MiB are free on /tmp"),
-        (disk("/tmp", 4 * GIB, 100 * GIB), False, "/tmp is 96 % full: Ray stops storing objects there at 95 %"),
+        (disk("/tmp", 4 * GIB, 100 * GIB), False, "/tmp is 96 % full: Ray stores no objects there from 95 % on"),
         (disk("/dev/shm", 4 * GIB, 100 * GIB), None, ""),
         (disk("/dev/shm", 64 << 20, 64 << 20), False, "only 64 MiB are free on /dev/shm"),
     ],
@@ -75,7 +76,7 @@ def test_findings_on_a_node(others: dict[str, Any], is_wrong: bool | None, told:
     node = Node(address="10.0.0.7", gpus_of_ray=1)
     found = Checked(address="10.0.0.1:6379", storage="s3://bucket", nodes=[node])
     drivers = {name: facts()[name] for name in ("python", "ray", "dray")} | {"torch": "2.9.1+cpu"}
-    _take_over(found, node, facts(**others), drivers)
+    found.take_facts(node, facts(**others), drivers)
     assert [finding.is_wrong for finding in found.findings] == ([] if is_wrong is None else [is_wrong])
     assert all(finding.what.startswith(told) for finding in found.findings)
     assert all(finding.node == "10.0.0.7 (gpu-1)" for finding in found.findings)
@@ -111,7 +112,7 @@ def test_clocks_are_compared_by_the_quickest_answer() -> None:
 def test_a_clock_that_goes_wrong(ahead: float, told: str | None) -> None:
     node = Node(address="10.0.0.7")
     found = Checked(address=None, storage="", nodes=[node])
-    _judge_clock(found, node, ahead)
+    found.take_clock(node, ahead)
     assert [finding.what[: len(told or "")] for finding in found.findings] == ([] if told is None else [told])
 
 
@@ -222,7 +223,7 @@ def test_a_cluster_with_something_wrong_on_each_node(tmp_path: Path) -> None:
         assert "has torch 1.13.1, but the driver has torch" in findings["127.0.0.2"]
         assert "torch can't be imported: ImportError: this torch is not for this machine" in findings["127.0.0.2"]
         assert "Ray counts 2 GPUs, torch sees 0; it is built without CUDA" in findings["127.0.0.3"]
-        assert "Ray demands no token" in findings[""]
+        assert "Ray requires no token" in findings[""]
     assert f"does not see {tmp_path / 'results'}, the driver's" in told["directory"]["127.0.0.4"]
     assert "in an object store (checkpoint_storage: {type: s3" in told["directory"]["127.0.0.4"]
     assert "can't read s3://bucket/results?" in told["store"]["127.0.0.4"]
