@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -26,7 +27,7 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
 TRIALS = Path(__file__).parent / "trials"
-STARTS_IN_S = 120.0
+STARTS_IN_S = 180.0
 """A Ray cluster and a first worker group, on a machine that has other work too."""
 
 
@@ -113,6 +114,22 @@ def in_the_middle(path: Path, record: Path, *, least: int = 1) -> list[Attempt]:
     return found
 
 
+def killed_in_the_middle(path: Path, record: Path) -> Attempt | None:
+    """Kill a process that is `in_the_middle`; its attempt, or None if there is none now.
+
+    It is halted before the second look, as it may train on between a look and its end.
+    """
+    for attempt in in_the_middle(path, record):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(attempt.pid, signal.SIGSTOP)
+            for halted in in_the_middle(path, record):
+                if halted.pid == attempt.pid:
+                    os.kill(halted.pid, signal.SIGKILL)
+                    return halted
+            os.kill(attempt.pid, signal.SIGCONT)
+    return None
+
+
 def promotion(trials: int, batches: int, **fields: Any) -> dict[str, Any]:
     """A searcher for `recorded`: ASHA that promotes every second trial, at 3 rungs, the last one at so many batches."""
     return {
@@ -197,10 +214,11 @@ class Meanwhile:
     def __enter__(self) -> None:
         self._thread.start()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._thread.join(10)
         if self._error is not None:
             raise self._error
+        assert kind is not None or not self._thread.is_alive(), "the body has ended before what was to happen meanwhile"
 
 
 class Driver:
@@ -243,7 +261,7 @@ class Driver:
         self.process.send_signal(signal.SIGINT)
 
     def kill(self) -> list[str]:
-        """kill -9 the driver; the processes that it has left behind after 30 s. These are then ended.
+        """kill -9 the driver; the processes that it has left behind after 45 s. These are then ended.
 
         But for Ray's two agents, which take a minute to find out that their cluster is gone: they are ended at once.
         """
@@ -252,7 +270,7 @@ class Driver:
         self.process.wait()
         agents = {pid: name for pid, name in family.items() if name in RAYS_AGENTS}
         others = family.items() - agents.items()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 45
         while (left := {pid: name for pid, name in others if alive(pid, name)}) and time.monotonic() < deadline:
             time.sleep(0.1)
         for pid, name in (agents | left).items():

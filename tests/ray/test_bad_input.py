@@ -84,7 +84,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, 
         [sys.executable, "-c", CHECK, str(TRIALS), *map(str, configs)],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=240,
         check=True,
         cwd=ROOT,
     )

@@ -67,7 +67,7 @@ def search(directory: Path, *, trials: int, clean: bool, reuse: bool, slots: int
     return Ran(record=directory / "record", result=result, messages=messages)
 
 
-HANG_S = 20
+HANG_S = 30
 """Longer than a trial that starts again takes to its first batch, where several tests share two cores."""
 
 

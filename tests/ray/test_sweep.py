@@ -156,7 +156,7 @@ def test_trials_tell_what_they_took(result: dray.Result) -> None:
     assert {"training_s", "data_s", "validating_s", "checkpointing_s", "waiting_s"} < set(figures.columns)
     trained = figures["batches_per_second"] * (figures["training_s"] + figures["data_s"])
     assert trained.groupby("trial_id").sum().round().astype(int).tolist() == result.trials["batches"].tolist()
-    assert figures["cpu_cores"].dropna().between(0.01, 8).all()
+    assert figures["cpu_cores"].dropna().between(0, 8, inclusive="neither").all()
     assert figures["memory_gb"].dropna().between(0.1, 10).all()
     spent = figures.filter(like="_s").drop(columns="batches_per_second", errors="ignore").groupby("trial_id").sum()
     lasted = (result.trials["ended"] - result.trials["started"]) / pd.Timedelta(seconds=1)
@@ -175,7 +175,7 @@ def test_every_batch_of_every_trial_is_in_its_tensorboard(result: dray.Result) -
 def test_command_ends_with_a_table_of_the_best_and_the_path(result: dray.Result, drive: Any) -> None:
     # A finished experiment has nothing left to do: it tells its outcome again, without starting Ray.
     driver = drive("resume", result.path)
-    assert driver.wait(60) == 0
+    assert driver.wait() == 0
     output = driver.log.read_text()
     ours, again = output.rsplit("best trials by validation_loss", 2)[-2:]
     assert again.splitlines()[2].split()[0] == str(result.best_trial.trial_id)
