@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -497,7 +498,7 @@ def test_logs_are_followed_until_the_trial_has_ended(
         ]
     )
     # What happens while it waits for the next look.
-    monkeypatch.setattr("dray.experiment.logs.time.sleep", lambda s: next(turns)())
+    monkeypatch.setattr("dray.experiment.logs.time", SimpleNamespace(sleep=lambda s: next(turns)()))
     assert dray("t", "logs", "digits", "3", "-f").out == "one\ntwo\nthree\nfo\n"
     assert next(turns, None) is None, "the end of another trial is not its own"
 

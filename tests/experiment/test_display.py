@@ -26,6 +26,18 @@ from searchers.space import parse
 LONG_PATH = Path("/results/" + "a-long-name/" * 12)
 
 
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands still, unless a test sets it going: what is shown has the time since the beginning."""
+    monkeypatch.setattr(display_module.time, "monotonic", lambda: 1000.0)
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the tests run in: on a dumb one there is no picture."""
+    monkeypatch.setenv("TERM", "xterm")
+
+
 class FakeCounts:
     restarts: ClassVar[Counter[int]] = Counter()
 
