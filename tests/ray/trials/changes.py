@@ -123,7 +123,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Path], Any]]] = {
         lambda tmp: os.environ.update(MY="1", PATH="/"),
     ),
     "working directory": (os.getcwd, os.chdir),
-    "umask": (umask, lambda tmp: os.umask(0o077)),
+    "umask": (umask, lambda tmp: os.umask(umask() ^ 0o055)),
     "sys.path": (lambda: list(sys.path), lambda tmp: sys.path.insert(0, "src")),
     "sys.path replaced": (lambda: "src" in sys.path, lambda tmp: setattr(sys, "path", [*sys.path, "src"])),
     "sys.argv": (lambda: sys.argv[1:], lambda tmp: sys.argv.append("--mine")),
