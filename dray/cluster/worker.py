@@ -280,9 +280,9 @@ def _cluster_info(
             steps_completed=0 if latest is None else lease.store.batches_of(latest),
         ),
         latest_checkpoint=latest,
-        slot_ids=tuple(range(distributed.local_size)),
-        container_addrs=tuple(slots),
-        container_slot_counts=tuple(slots.values()),
+        slot_ids=list(range(distributed.local_size)),
+        container_addrs=list(slots),
+        container_slot_counts=list(slots.values()),
         container_rank=distributed.cross_rank,
         user_data=config["data"],
     )

@@ -58,18 +58,18 @@ class ClusterInfo:
     task_type: str = "TRIAL"
     trial: TrialInfo
     latest_checkpoint: str | None = None
-    slot_ids: tuple[int, ...] = (0,)
-    container_addrs: tuple[str, ...] = ("127.0.0.1",)
-    container_slot_counts: tuple[int, ...] = (1,)
+    slot_ids: list[int] = field(default_factory=lambda: [0])
+    container_addrs: list[str] = field(default_factory=lambda: ["127.0.0.1"])
+    container_slot_counts: list[int] = field(default_factory=lambda: [1])
     container_rank: int = 0
     user_data: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
-    def gpu_uuids(self) -> tuple[str, ...]:
+    def gpu_uuids(self) -> list[str]:
         """UUIDs of the GPUs that this process sees (the trial's on this node), as in `nvidia-smi -L`."""
         import torch
 
-        return tuple(f"GPU-{torch.cuda.get_device_properties(n).uuid}" for n in range(torch.cuda.device_count()))
+        return [f"GPU-{torch.cuda.get_device_properties(n).uuid}" for n in range(torch.cuda.device_count())]
 
 
 _current: ClusterInfo | None = None

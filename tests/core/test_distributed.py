@@ -189,6 +189,7 @@ def test_the_gpus_of_a_node_are_known_by_their_uuids(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: SimpleNamespace(uuid=uuids[n]))
     info = ClusterInfo(trial=TrialInfo(trial_id=1, experiment_id=1, trial_seed=0))
-    assert info.gpu_uuids == ("GPU-3f2c", "GPU-88aa")
+    assert info.gpu_uuids == ["GPU-3f2c", "GPU-88aa"]
     uuids.clear()
-    assert info.gpu_uuids == ()
+    assert info.gpu_uuids == []
+    assert (info.slot_ids, info.container_addrs, info.container_slot_counts) == ([0], ["127.0.0.1"], [1])
