@@ -33,9 +33,9 @@ class ProfilerContext:
             ValueError: the interval is below 0.1 s, or there are no samples.
         """
         if sampling_interval < 0.1:
-            raise ValueError(f"sampling_interval is at least 0.1 s, got {sampling_interval!r}")
+            raise ValueError(f"sampling_interval must be at least 0.1 s, got {sampling_interval!r}")
         if samples_per_report < 1:
-            raise ValueError(f"samples_per_report is an int >= 1, got {samples_per_report!r}")
+            raise ValueError(f"samples_per_report must be an int >= 1, got {samples_per_report!r}")
 
     def off(self) -> None:
         """Has no effect."""
@@ -153,13 +153,11 @@ def init(
             found = stack.enter_context(_local_host(peers, checkpoint_storage))
             log.info("local run %s", found.directory)
         elif checkpoint_storage is not None:
-            log.warning(
-                "core.init(checkpoint_storage=...) is not used: the experiment's config says where checkpoints go"
-            )
+            log.warning("core.init(checkpoint_storage=...) has no effect in an experiment, whose config sets it")
         if not isinstance(found, ProgramHost):
             raise RuntimeError(
-                "core.init() is for programs with a loop of their own (entrypoint: python3 train.py), but this trial "
-                "is a class, whose trainer reports and saves: use its context"
+                "core.init() is for programs with their own training loop (entrypoint: python3 train.py), but this "
+                "trial is a class, whose trainer reports and saves; use the trial's context instead"
             )
         found.opened()
         return Context(
@@ -177,7 +175,7 @@ def _check_peers(peers: DistributedContext) -> None:
 
     if peers.size == 1 and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise RuntimeError(
-            f"torch.distributed has {dist.get_world_size()} processes, but core.init() was told of one: pass "
+            f"torch.distributed has {dist.get_world_size()} processes, but core.init() knows of 1; pass "
             "distributed=core.DistributedContext.from_torch_distributed()"
         )
 
