@@ -12,59 +12,62 @@ from typing import Any
 
 from searchers.space import spaces_in_lists
 
-_CONTAINER = "trials run in Ray's workers, without a container; "
-_HOROVOD = "an option of Horovod's; gradients are averaged by PyTorch's DistributedDataParallel"
-_BATCH_SYSTEM = "there is no batch system; ask it for nodes, and start Ray on them"
-_QUEUE = "Ray has no queue of experiments; what does not fit waits until there is room"
-_PAGE = "of Determined's web pages; experiments lie in checkpoint_storage by their names"
-_IN_LIST = "a list is one constant, spaces in it too, as in Determined; give it a name of its own to have it searched"
-_SERVICES = "there is neither Pachyderm nor are there webhooks"
+_CONTAINER = "trials run in Ray workers, without a container; "
+_HOROVOD = "an option of Horovod; gradients are averaged by PyTorch's DistributedDataParallel"
+_BATCH_SYSTEM = "batch systems are not used; allocate nodes there, and start Ray on them"
+_QUEUE = "Ray has no queue of experiments; trials wait until the cluster has room for them"
+_PAGE = "for Determined's web UI; experiments are in checkpoint_storage, by their names"
+_IN_LIST = (
+    "a list is a constant, with any spaces in it, as in Determined; give the space a name of its own to search it"
+)
+_SERVICES = "Pachyderm and webhooks are not supported"
 
 #: Ignored fields, with what to use instead. A field stands for everything below it.
 NOT_USED: dict[str, str] = {
-    "bind_mounts": _CONTAINER + "code sees the nodes' own paths: put the data, or a link, where it looks for it",
-    "checkpoint_storage.propagation": _CONTAINER + "the directory is that of the node",
-    "checkpoint_storage.tensorboard_path": "events of TensorBoard lie beside the trial's metrics",
-    "data_layer": "of its estimator and Keras data sets, which cached there",
-    "debug": "dray logs what is worth knowing; set the levels of other loggers in code",
-    "environment.add_capabilities": _CONTAINER + "code has the rights of the user who started Ray",
-    "environment.drop_capabilities": _CONTAINER + "code has the rights of the user who started Ray",
+    "bind_mounts": _CONTAINER
+    + "code sees the node's own paths: put the data, or a link to it, where the code looks for it",
+    "checkpoint_storage.propagation": _CONTAINER + "the directory is the node's own",
+    "checkpoint_storage.tensorboard_path": "TensorBoard event files are stored with the trial's metrics",
+    "data_layer": "a cache of Determined's Estimator and Keras trials",
+    "debug": "not needed; set the levels of loggers in code",
+    "environment.add_capabilities": _CONTAINER + "code runs as the user who started Ray",
+    "environment.drop_capabilities": _CONTAINER + "code runs as the user who started Ray",
     "environment.force_pull_image": _CONTAINER + "install what the code needs on every node",
     "environment.image": _CONTAINER + "install what the code needs on every node",
-    "environment.pod_spec": _CONTAINER + "what a pod needs stands in the cluster's own files",
+    "environment.pod_spec": _CONTAINER + "pods are specified in the cluster's own files",
     "environment.ports": _CONTAINER + "a port that code opens is open on its node",
     "environment.proxy_ports": _CONTAINER + "a port that code opens is open on its node",
-    "environment.registry_auth": _CONTAINER + "no image is fetched",
+    "environment.registry_auth": _CONTAINER + "no image is pulled",
     "environment.slurm": _BATCH_SYSTEM,
     "integration": _SERVICES,
     "integrations": _SERVICES,
-    "internal": "what old versions of Determined's noted for themselves",
-    "log_policies.exclude_node": "Ray places workers; take a bad node out of the cluster: dray cluster check finds it",
+    "internal": "internal data of old versions of Determined",
+    "log_policies.exclude_node": "Ray places workers; remove a bad node from the cluster: dray cluster check finds it",
     "log_policies.send_webhook": _SERVICES,
     "log_policies.signal": _PAGE.partition(";")[0],
     "optimizations.auto_tune_tensor_fusion": _HOROVOD,
-    "optimizations.average_training_metrics": "training metrics are averaged over all slots, always",
+    "optimizations.average_training_metrics": "training metrics are always averaged over all slots",
     "optimizations.grad_updates_size_file": _HOROVOD,
     "optimizations.tensor_fusion_cycle_time": _HOROVOD,
     "optimizations.tensor_fusion_threshold": _HOROVOD,
     "pbs": _BATCH_SYSTEM,
-    "preemption_timeout": "Ray says itself how long a node remains that it takes away",
-    "profiling": "the use of CPU, memory and GPUs is recorded always; context.set_profiler() profiles code",
+    "preemption_timeout": "Ray sets the deadline of a node that is preempted",
+    "profiling": "the use of CPU, memory and GPUs is always recorded; context.set_profiler() profiles code",
     "project": _PAGE,
     "resources.agent_label": _QUEUE,
-    "resources.devices": _CONTAINER + "code sees the devices of its node, and of GPUs its own",
-    "resources.native_parallel": "PyTorch's DistributedDataParallel trains on several slots",
+    "resources.devices": _CONTAINER + "code sees all devices of its node, but only its own GPUs",
+    "resources.native_parallel": "PyTorch's DistributedDataParallel is used to train on several slots",
     "resources.priority": _QUEUE,
     "resources.resource_manager": "there is one cluster, the one that dray is started on",
     "resources.resource_pool": "there is one cluster, the one that dray is started on",
-    "resources.shm_size": _CONTAINER + "all shared memory of the node is there",
-    "resources.slots": "of commands and notebooks; slots_per_trial says how many slots train a trial",
+    "resources.shm_size": _CONTAINER + "all shared memory of the node can be used",
+    "resources.slots": "for commands and notebooks; slots_per_trial is the number of slots of a trial",
     "resources.weight": _QUEUE,
-    "retention_policy": "logs remain until the experiment's directory is deleted",
-    "searcher.unit": "a method of your own counts in the unit of max_length",
-    "security": "nothing reads it, in Determined neither",
+    "retention_policy": "logs are kept until the experiment's directory is deleted",
+    "searcher.unit": "a custom method uses the unit of max_length",
+    "security": "not used by Determined, either",
     "slurm": _BATCH_SYSTEM,
-    "tensorboard_storage": "events of TensorBoard lie beside the trial's metrics",
+    "tensorboard_storage": "TensorBoard event files are stored with the trial's metrics",
     "workspace": _PAGE,
 }
 
@@ -131,10 +134,10 @@ DEFAULTS: dict[str, object] = {
     "workspace": "",
 }
 
-_STEPS = "steps are no more, in Determined neither; "
-_HDFS = "HDFS is no more, in Determined neither; mount it and write type: directory, or use s3, gcs or azure"
-_SYNC = "of search methods that are no more, in Determined neither; adaptive_asha and asha take max_trials"
-_PBT = "of population-based training, which is no more, in Determined neither; use name: adaptive_asha"
+_STEPS = "Determined has removed steps, too; "
+_HDFS = "Determined has removed HDFS, too; mount it and write type: directory, or use s3, gcs or azure"
+_SYNC = "belongs to search methods that Determined has removed, too; use max_trials of adaptive_asha or asha"
+_PBT = "belongs to population-based training, which Determined has removed, too; use name: adaptive_asha"
 
 #: Refused fields of old versions, with what to write instead.
 NO_MORE: dict[str, str] = {
@@ -156,7 +159,7 @@ NO_MORE: dict[str, str] = {
 }
 
 #: Old names that are read as the current ones.
-OLDER = {"checkpoint_storage.checkpoint_path": "as storage_path, which it is called now"}
+OLDER = {"checkpoint_storage.checkpoint_path": "older name of storage_path"}
 
 #: Fields of the schema that Determined does not have.
 OURS = frozenset(
@@ -184,7 +187,7 @@ def not_used(raw: Mapping[Any, Any]) -> list[tuple[str, str]]:
     Fields that are null or empty, or that say what Determined's default is, are not listed.
 
     >>> not_used({"name": "digits", "workspace": "vision", "resources": {"weight": 1}, "bind_mounts": []})
-    [('workspace', "of Determined's web pages; experiments lie in checkpoint_storage by their names")]
+    [('workspace', "for Determined's web UI; experiments are in checkpoint_storage, by their names")]
     """
     ignored = _ignored(raw)
     told = [(path, ignored[path]) for path in _paths(raw) if path in ignored]
@@ -193,15 +196,21 @@ def not_used(raw: Mapping[Any, Any]) -> list[tuple[str, str]]:
 
 
 def without_not_used(raw: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The config without its ignored fields."""
+    """The config without its ignored fields; lists with spaces in them are explicit constants."""
     ignored, kept = _ignored(raw), {}
     for name, value in raw.items():
         if name in ignored:
             continue
         if isinstance(value, Mapping):
             value = {inner: item for inner, item in value.items() if f"{name}.{inner}" not in ignored}
-        kept[name] = value
+        kept[name] = _explicit(value) if name == "hyperparameters" and isinstance(value, Mapping) else value
     return kept
+
+
+def _explicit(spec: Any) -> Any:
+    if isinstance(spec, Mapping) and "type" not in spec:
+        return {name: _explicit(item) for name, item in spec.items()}
+    return {"type": "const", "val": spec} if isinstance(spec, list) and spaces_in_lists(spec, "") else spec
 
 
 def _ignored(raw: Mapping[Any, Any]) -> dict[str, str]:
@@ -220,7 +229,7 @@ def misspelt(raw: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
         for path, found in _mappings_at(raw, place.split(".")):
             for name in found.keys() - set(known):
                 near = difflib.get_close_matches(str(name), known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"the fields here are {', '.join(known)}"
+                hint = f"did you mean {near[0]}?" if near else f"known fields are {', '.join(known)}"
                 yield f"{path}.{name}", f"unknown field; {hint}"
 
 

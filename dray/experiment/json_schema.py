@@ -67,13 +67,13 @@ def json_schema() -> dict[str, Any]:
     definitions["Searcher"]["allOf"] = list(_methods())
     definitions["CheckpointStorage"]["allOf"] = list(_kinds_of_storage())
     found["required"] = ["searcher"]  # the name is taken from the file if it is missing
-    found["description"] = "What is trained, how it is searched, and on what."
+    found["description"] = "What to train, how to search its hyperparameters, and where to run it."
     for section in (found, *(definitions[name] for name in _SECTIONS)):
         for name, field in section["properties"].items():
             if name not in section.get("required", ()):
                 _allow_null(field)
     _pass_over(found, definitions)
-    return {"$schema": DIALECT, "title": "An experiment of dray's", **found}
+    return {"$schema": DIALECT, "title": "dray experiment config", **found}
 
 
 def _older_forms(root: dict[str, Any], definitions: dict[str, Any]) -> None:
@@ -105,9 +105,9 @@ def _pass_over(root: dict[str, Any], definitions: dict[str, Any]) -> None:
         section, _, name = path.rpartition(".")
         inner = _section_of(root, definitions, section) if section else root
         if section != "log_policies":  # this one is a list with several forms
-            inner["properties"][name] = {"description": f"not used: {why}", "deprecated": True}
+            inner["properties"][name] = {"description": f"ignored: {why}", "deprecated": True}
     known = definitions["CheckpointStorage"]["properties"]
-    known["checkpoint_path"] = {"description": "an older name of storage_path, of shared_fs", "deprecated": True}
+    known["checkpoint_path"] = {"description": "older name of storage_path, of shared_fs", "deprecated": True}
 
 
 def _section_of(root: dict[str, Any], definitions: dict[str, Any], name: str) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def _units(minimum: int) -> dict[str, Any]:
 def _hyperparameters() -> tuple[dict[str, Any], dict[str, Any]]:
     """A mapping of names to constants, spaces, and nested mappings of the same form."""
     number, whole = {"type": "number"}, {"type": "integer"}
-    count = {"type": ["integer", "null"], "minimum": 1, "description": "how many points a grid has of it"}
+    count = {"type": ["integer", "null"], "minimum": 1, "description": "number of values in a grid"}
 
     def step(form: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": [form["type"], "null"], "exclusiveMinimum": 0}
@@ -198,7 +198,7 @@ def _hyperparameters() -> tuple[dict[str, Any], dict[str, Any]]:
         for kind, fields in kinds.items()
     ]
     one = {
-        "description": "A constant; a space, which has a type; or names of further ones.",
+        "description": "A constant; a space, which has a type; or a mapping of nested hyperparameters.",
         "examples": [64, {"type": "log", "base": 10, "minval": -4, "maxval": -1}],
         "if": {"type": "object"},
         "then": {

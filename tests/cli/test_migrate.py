@@ -36,8 +36,8 @@ def test_what_runs_as_it_is_ends_with_0(home: Path, dray: Dray) -> None:
     assert said.code == 0
     assert said.out.splitlines() == [
         "const.yaml: runs: dray experiment create const.yaml .",
-        "model_def.py: runs: 2 uses of Determined's API are dray's",
-        "0 to change, 0 to look at, 0 ignored: runs as it is",
+        "model_def.py: runs: 2 supported uses of Determined's API",
+        "0 to change, 0 to look at, 0 ignored: runs unchanged",
     ]
 
 
@@ -45,7 +45,7 @@ def test_what_must_be_changed_ends_with_1(home: Path, dray: Dray) -> None:
     said = dray("migrate", "check", model(Path("digits"), MODEL + "from determined import keras\nkeras.init()\n"))
     assert said.code == 1
     assert said.out.splitlines()[1].startswith("model_def.py:5: change: determined.keras.init: dray has no Keras")
-    assert said.out.splitlines()[-1] == "1 to change, 0 to look at, 0 ignored; the rest runs as it is"
+    assert said.out.splitlines()[-1] == "1 to change, 0 to look at, 0 ignored; the rest runs unchanged"
 
 
 def test_for_a_program_it_is_json(home: Path, dray: Dray) -> None:
@@ -60,7 +60,7 @@ def test_for_a_program_it_is_json(home: Path, dray: Dray) -> None:
                 "file": "model_def.py",
                 "line": 0,
                 "verdict": "runs",
-                "what": "2 uses of Determined's API are dray's",
+                "what": "2 supported uses of Determined's API",
             },
         ],
     }

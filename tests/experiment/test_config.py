@@ -295,10 +295,10 @@ def test_space_has_the_configs_hyperparameters() -> None:
         (
             {"batches_per_step": 5},
             "batches_per_step",
-            "steps are no more, in Determined neither; write scheduling_unit",
+            "Determined has removed steps, too; write scheduling_unit",
         ),
-        ({"searcher__budget": {"epochs": 9}}, "searcher.budget", "adaptive_asha and asha take max_trials"),
-        ({"searcher__name": "pbt"}, "searcher.name", "pbt is no more, in Determined neither; use adaptive_asha"),
+        ({"searcher__budget": {"epochs": 9}}, "searcher.budget", "use max_trials of adaptive_asha or asha"),
+        ({"searcher__name": "pbt"}, "searcher.name", "pbt was removed, also from Determined; use adaptive_asha"),
         ({"zzz": 1}, "zzz", "unknown field; known fields are checkpoint_policy"),
         ({"searcher": ...}, "searcher", "required, got nothing"),
         ({"searcher": 5}, "searcher", "must be a mapping, got 5"),
@@ -355,8 +355,8 @@ def test_space_has_the_configs_hyperparameters() -> None:
         ({"records_per_epoch": -5}, "records_per_epoch", "must be >= 1, got -5"),
         ({"log_policies": {}}, "log_policies", "must be a list, got {} (a mapping)"),
         ({"log_policies": [{"action": "cancel_retries"}]}, "log_policies", "number 0 must have a pattern; for example"),
-        ({"log_policies": [{"pattern": "a"}]}, "log_policies", "number 0 says nothing of what to do"),
-        ({"log_policies": [{"pattern": "(", "action": "signal"}]}, "log_policies", "'(' is no regular expression"),
+        ({"log_policies": [{"pattern": "a"}]}, "log_policies", "number 0 must have an action"),
+        ({"log_policies": [{"pattern": "(", "action": "signal"}]}, "log_policies", "pattern must be a regular expression, got '('"),
         (
             {"log_policies": [{"pattern": "a", "action": "stop"}]},
             "log_policies",
@@ -404,7 +404,7 @@ def test_space_has_the_configs_hyperparameters() -> None:
         ({"entrypoint": "bash train.sh"}, "entrypoint", "can't be a shell script"),
         ({"entrypoint": ["python3", "train.py", 1]}, "entrypoint", "must be a list of strings, got 1 as word 3"),
         ({"entrypoint": {"a": 1}}, "entrypoint", "must be a string or a list of strings"),
-        ({"searcher__max_length": ...}, "searcher.max_length", "required, got nothing; how long a trial trains"),
+        ({"searcher__max_length": ...}, "searcher.max_length", "required, got nothing; maximum length of a trial"),
         (
             {"searcher__max_length": ..., "entrypoint": "python3 train.py"},
             "searcher.max_length",

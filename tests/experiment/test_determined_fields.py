@@ -151,7 +151,7 @@ def test_a_misspelt_name_within_them_is_an_error(place: str) -> None:
         with pytest.raises(ConfigError) as caught:
             load_config(with_field(place, value))
         assert caught.value.faults == ((f"{path}.{name}z", f"unknown field; did you mean {name}?"),)
-    with pytest.raises(ConfigError, match=r"unknown field; the fields here are "):
+    with pytest.raises(ConfigError, match=r"unknown field; known fields are "):
         load_config(with_field(place, {"": 1}))
     load_config(with_field(place, {name: 1}))
     load_config(with_field(place, ["/dev/infiniband:/dev/infiniband"]))
@@ -202,6 +202,8 @@ def test_a_list_is_one_constant_and_that_spaces_in_it_are_not_searched_is_told(
     [told] = caplog.messages
     paths = [line.partition(":")[0].strip() for line in told.splitlines()[1:]]
     assert paths == [f"hyperparameters.net.layers[{place}]" for place in ("1", "2", "3][0][0")]
+    assert load_config(config.to_dict()) == config
+    assert caplog.messages == [told], "and not of an experiment's own copy"
 
 
 def test_what_is_null_or_empty_is_not_told() -> None:
@@ -310,7 +312,7 @@ def test_hdfs_is_told_what_to_use() -> None:
 
 
 def test_a_number_of_determineds_trial_is_told_what_to_write() -> None:
-    with pytest.raises(ConfigError, match=r"searcher\.source_trial_id: .* got 7: .* write source_checkpoint_uuid"):
+    with pytest.raises(ConfigError, match=r"searcher\.source_trial_id: .* got 7: .* set source_checkpoint_uuid"):
         load_config(with_field("searcher.source_trial_id", 7))
 
 

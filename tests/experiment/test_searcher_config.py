@@ -212,7 +212,7 @@ def test_extended_config_has_the_last_budget_of_the_journal() -> None:
 @pytest.mark.parametrize(
     ("searcher", "path", "what"),
     [
-        ({"name": "sync_halving"}, "searcher.name", "sync_halving is no more, in Determined neither; use asha"),
+        ({"name": "sync_halving"}, "searcher.name", "sync_halving was removed, also from Determined; use asha"),
         ({"name": "adaptive"}, "searcher.name", "use adaptive_asha"),
         ({"name": "adaptive_simple"}, "searcher.name", "use adaptive_asha"),
         ({"name": "custom", "options": {}}, "searcher.options", "custom has no such field, got {}; remove it, or use"),
@@ -232,8 +232,12 @@ def test_extended_config_has_the_last_budget_of_the_journal() -> None:
             "searcher.stop_once",
             "true means variant: stopping, but variant is promotion; remove one",
         ),
-        ({**ASHA_3, "max_time": 60}, "searcher.time_metric", "required, got nothing; what max_time"),
-        ({**ASHA_3, "time_metric": "seconds"}, "searcher.max_time", "required, got nothing; how long a trial trains"),
+        ({**ASHA_3, "max_time": 60}, "searcher.time_metric", "required, got nothing; the unit of max_time"),
+        (
+            {**ASHA_3, "time_metric": "seconds"},
+            "searcher.max_time",
+            "required, got nothing; maximum length of a trial, measured by time_metric",
+        ),
         ({**ASHA_3, "max_time": 0, "time_metric": "s"}, "searcher.max_time", "must be >= 1, got 0"),
         ({**ASHA_3, "max_time": 1.5, "time_metric": "s"}, "searcher.max_time", "must be an integer, got 1.5"),
         ({**ASHA_3, "max_time": 9, "time_metric": 3}, "searcher.time_metric", "must be a string, got 3"),

@@ -51,14 +51,14 @@ def test_an_experiment_file_without_faults_runs(checked: Callable[..., Checked])
     assert lines(found) == ["const.yaml: runs: dray experiment create const.yaml ."]
     assert found.runs
     assert found.experiments == ("const.yaml",)
-    assert found.summary == "0 to change, 0 to look at, 0 ignored: runs as it is"
+    assert found.summary == "0 to change, 0 to look at, 0 ignored: runs unchanged"
 
 
 def test_what_is_to_be_looked_at_is_not_said_to_run(checked: Callable[..., Checked]) -> None:
     code = "import no_such_package\nfrom determined import pytorch\nclass Digits(pytorch.PyTorchTrial): ...\n"
     found = checked({"const.yaml": WHOLE, "model_def.py": code})
     assert found.runs
-    assert found.summary == "0 to change, 1 to look at, 0 ignored; the rest runs as it is"
+    assert found.summary == "0 to change, 1 to look at, 0 ignored; the rest runs unchanged"
 
 
 def test_all_faults_are_told_with_their_lines(checked: Callable[..., Checked]) -> None:
@@ -129,9 +129,12 @@ def test_experiment_files_are_found_below_and_where_code_is_ignored(checked: Cal
         ("[python3, train.py]", None),
         ("starred:Anything", None),
         ("model_def:Digit", "model_def.py has no class Digit; its classes are Digits, Letters"),
-        ("model_dev:Digits", "no module model_dev in the directory, nor in this environment; give one"),
+        ("model_dev:Digits", "no module model_dev in the directory or this environment; give an existing one"),
         ("torch.nn:Module", None),
-        ("python3 trian.py", "no script trian.py in the directory; give the path of one from there on"),
+        (
+            "python3 trian.py",
+            "no script trian.py in the directory; give the path of a script, relative to the directory",
+        ),
         ("torchrun train.py", "can't start torchrun"),
         ("null", "required, got nothing"),
     ],
@@ -195,23 +198,23 @@ def test_lines_of_a_startup_hook(checked: Callable[..., Checked]) -> None:
     found = checked({"startup-hook.sh": hook})
     assert [line.split("; ")[0].split(", ")[0] for line in lines(found)] == [
         "startup-hook.sh:1: look: apt-get needs root",
-        "startup-hook.sh:2: change: determined==0.38.1: where the real package is installed",
-        "startup-hook.sh:3: change: /run/determined/workdir is in Determined's containers alone",
-        "startup-hook.sh:4: change: det experiment list is here: dray experiment list",
-        "startup-hook.sh:4: change: det trial logs is here: dray trial logs",
+        "startup-hook.sh:2: change: determined==0.38.1: if the real package is installed",
+        "startup-hook.sh:3: change: /run/determined/workdir exists only in Determined's containers",
+        "startup-hook.sh:4: change: det experiment list: use dray experiment list",
+        "startup-hook.sh:4: change: det trial logs: use dray trial logs",
     ]
 
 
 def test_other_shell_scripts_are_read_for_commands(checked: Callable[..., Checked]) -> None:
     found = checked({"scripts/submit.sh": "apt-get update\ndet experiment create const.yaml .\n"})
-    assert lines(found) == ["scripts/submit.sh:2: change: det experiment create is here: dray experiment create"]
+    assert lines(found) == ["scripts/submit.sh:2: change: det experiment create: use dray experiment create"]
 
 
 def test_every_command_has_an_answer() -> None:
     for command, instead in COMMANDS.items():
-        assert of_command(["det", "-u", "me", *command.split(), "7"]) == f"det {command} is here: {instead}"
-    assert of_command(["det", "user", "login", "me"]) == "det user login: dray has no such command; leave it out"
-    assert of_command(["det", "e", "lt", "7"]) == "det experiment list-trials is here: dray trial list"
+        assert of_command(["det", "-u", "me", *command.split(), "7"]) == f"det {command}: use {instead}"
+    assert of_command(["det", "user", "login", "me"]) == "det user login: dray has no such command; remove it"
+    assert of_command(["det", "e", "lt", "7"]) == "det experiment list-trials: use dray trial list"
     assert of_command(["det"]) is None
     assert of_command(["ls", "e"]) is None
 
@@ -235,11 +238,11 @@ def test_notebooks_are_read_cell_by_cell(checked: Callable[..., Checked]) -> Non
             )
         }
     )
-    assert [line.partition(";")[0][:100] for line in lines(found)] == [
-        "demo.ipynb: change: cell 3, line 3: det experiment create is here: dray experiment create",
+    assert [line.partition(";")[0][:93] for line in lines(found)] == [
+        "demo.ipynb: change: cell 3, line 3: det experiment create: use dray experiment create",
         "demo.ipynb: change: cell 3, line 4: determined.experimental.client.login: dray has no master:",
-        "demo.ipynb: change: cell 4, line 3: det experiment list is here: dray experiment list",
-        "demo.ipynb: runs: 2 uses of Determined's API are dray's",
+        "demo.ipynb: change: cell 4, line 3: det experiment list: use dray experiment list",
+        "demo.ipynb: runs: 2 supported uses of Determined's API",
     ]
 
 
@@ -259,7 +262,7 @@ def test_other_versions_of_what_dray_needs_are_to_be_looked_at(checked: Callable
     found = checked(
         {"startup-hook.sh": hook, "requirements.txt": "Torch >= 1.9; python_version > '3'\nnumpy\ntimm==1\n"}
     )
-    assert [line.partition(" runs on ")[0] for line in lines(found)] == [
+    assert [line.partition(" uses ")[0] for line in lines(found)] == [
         "requirements.txt:1: look: Torch >= 1.9: dray itself",
         "startup-hook.sh:1: look: ray[air]==2.9.3: dray itself",
         "startup-hook.sh:1: look: pydantic<2.0.0: dray itself",
@@ -276,5 +279,5 @@ def test_the_real_package_beside_dray_must_go(checked: Callable[..., Checked], m
 def test_a_directory_that_is_too_large_to_be_code_is_told(tmp_path: Path) -> None:
     with (tmp_path / "data.bin").open("wb") as file:
         file.truncate(100 * 2**20)
-    with pytest.raises(ConfigError, match=r"name what is not code in .*\.drayignore"):
+    with pytest.raises(ConfigError, match=r"exclude what is not code in .*\.drayignore"):
         check(tmp_path)

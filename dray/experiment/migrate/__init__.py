@@ -55,7 +55,7 @@ class Checked:
         """All findings in one line."""
         change, look, ignored = (len(self.of(verdict)) for verdict in ("change", "look", "ignored"))
         counts = f"{change} to change, {look} to look at, {ignored} ignored"
-        return f"{counts}; the rest runs as it is" if change or look else f"{counts}: runs as it is"
+        return f"{counts}; the rest runs unchanged" if change or look else f"{counts}: runs unchanged"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for JSON."""

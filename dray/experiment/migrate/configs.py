@@ -148,14 +148,16 @@ def _entrypoint(entrypoint: object, beside: PurePosixPath, root: Path, sources: 
     if not isinstance(program, str) and program.file is not None:
         if any((root / folder / program.file).is_file() for folder in folders):
             return None
-        return f"no script {program.file} in the directory; give the path of one from there on"
+        return f"no script {program.file} in the directory; give the path of a script, relative to the directory"
     module, _, name = program.partition(":") if isinstance(program, str) else (str(program.module), "", "")
     place = PurePosixPath(*module.split("."))
     files = [f"{folder / place}{end}" for folder in folders for end in (".py", "/__main__.py", "/__init__.py")]
     there = next((file for file in files if sources.has(file)), None)
     if there is None:
         is_elsewhere = any((root / file).is_file() for file in files) or not name or is_installed(module)
-        return None if is_elsewhere else f"no module {module} in the directory, nor in this environment; give one"
+        return (
+            None if is_elsewhere else f"no module {module} in the directory or this environment; give an existing one"
+        )
     if name and not sources.defines(there, name.partition(".")[0]):
         classes = ", ".join(sources.classes(there))
         return f"{there} has no class {name}; its classes are {classes or 'none'}"

@@ -40,7 +40,7 @@ def why_not(path: str) -> str | None:
             member = path.removeprefix(prefix).removeprefix(".").partition(".")[0]
             is_private = member.startswith("_") and not member.startswith("__") and f"{prefix}.{member}" not in _KEPT
             # The tables do not list other attributes of a class.
-            return f"{member} is private to Determined, and dray has none" if is_private else None
+            return f"{member} is private to Determined, and dray does not have it" if is_private else None
         if prefix in MISSING:
             return None if path.endswith(_EXCEPTIONS) or prefix == "determined.errors" else MISSING[prefix]
     raise AssertionError(f"{path} is none of Determined's names")
@@ -56,7 +56,7 @@ def _not_in(module: str, name: str) -> str | None:
     if f"{home}.{name}" in COUNTERPARTS or name.startswith("__"):
         return None
     if name.startswith("_"):
-        return f"{name} is private to Determined, and dray has none; use what is public in {module}"
+        return f"{name} is private to Determined, and dray does not have it; use public names of {module}"
     near = difflib.get_close_matches(name, public(home), n=1)
     return f"neither Determined nor dray has it; did you mean {home}.{near[0]}?" if near else "dray has no such name"
 

@@ -31,20 +31,20 @@ def of_container(text: str, mounts: Mounts) -> tuple[Verdict, str] | None:
     """The finding for a text that is a path in a container; None for any other text."""
     if _below(text, _WORKDIR):
         return "change", (
-            f"{_WORKDIR} is in Determined's containers alone; the working directory is the model's directory here "
-            f"too, write {_rest(text, _WORKDIR) or '.'}"
+            f"{_WORKDIR} exists only in Determined's containers; the working directory is the model's directory here, "
+            f"too: write {_rest(text, _WORKDIR) or '.'}"
         )
     if _below(text, "/run/determined"):
         return (
             "change",
-            f"{text} is in Determined's containers alone; dray.get_cluster_info() says what there is to know",
+            f"{text} exists only in Determined's containers; use dray.get_cluster_info()",
         )
     if _below(text, _CHECKPOINTS):
-        return "change", f"{_CHECKPOINTS} is in Determined's containers alone; give the path on Ray's nodes"
+        return "change", f"{_CHECKPOINTS} exists only in Determined's containers; give the path on Ray's nodes"
     for there, here in mounts.items():
         if _below(text, there):
             return "look", (
-                f"{there} is what bind_mounts make of {here} in Determined's containers; dray mounts nothing, so write "
+                f"{there} is where bind_mounts put {here} in Determined's containers; dray mounts nothing, so write "
                 f"{here}{text[len(there) :]}, or make {there} a link to it on Ray's nodes"
             )
     return None

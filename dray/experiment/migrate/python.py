@@ -38,8 +38,8 @@ _VARIABLE = re.compile(r"DET_[A-Z_]+")
 # A program that starts its own workers has one of these in a command.
 _LAUNCHER = re.compile(r"determined\.(launch|exec)\.\w+")
 _LAUNCHED = (
-    "the program runs in each of the trial's processes, one a slot, and what it starts itself is no part of the trial: "
-    "call here what such a process was to do; core.init() knows the ranks"
+    "dray runs the program in each of the trial's processes, one per slot; processes that it starts itself are not "
+    "part of the trial: call here what such a process would do; core.init() knows the ranks"
 )
 _IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
 _RUNNERS = ("run", "call", "check_call", "check_output", "Popen", "system", "popen")
@@ -68,7 +68,7 @@ class Sources:
                     self._trees[name] = ast.parse(text, filename=name)
             except (SyntaxError, ValueError, RecursionError) as error:
                 line = getattr(error, "lineno", None) or 0
-                what = f"Python {sys.version_info[0]}.{sys.version_info[1]} can't read it: {_told(error)}; mend it"
+                what = f"Python {sys.version_info[0]}.{sys.version_info[1]} can't parse it: {_told(error)}; fix it"
                 self._broken.append(Finding(name, line, "change", what))
 
     def findings(self) -> Iterator[Finding]:
@@ -80,15 +80,13 @@ class Sources:
                 reader.visit(tree)
             except RecursionError:
                 yield Finding(
-                    name, 0, "look", "is too deeply nested to be read; only you know what it uses of Determined's"
+                    name, 0, "look", "is too deeply nested to be checked; check yourself what it uses of Determined"
                 )
                 continue
             yield from sorted(set(reader.findings))
             if reader.uses:
-                uses = f"{reader.uses} uses" if reader.uses > 1 else "1 use"
-                yield Finding(
-                    name, 0, "runs", f"{uses} of Determined's API {'are' if reader.uses > 1 else 'is'} dray's"
-                )
+                uses = f"{reader.uses} supported uses" if reader.uses > 1 else "1 supported use"
+                yield Finding(name, 0, "runs", f"{uses} of Determined's API")
 
     def has(self, name: str) -> bool:
         """Whether there is such a file that could be parsed."""
@@ -172,8 +170,8 @@ def _is_determineds_variable(text: str) -> bool:
 
 
 def _variable(name: str) -> str:
-    instead = f"{VARIABLES[name]} says it" if name in VARIABLES else "there is nothing of the kind here"
-    return f"{name}: dray sets no such variable; {instead}"
+    instead = f"use {VARIABLES[name]}" if name in VARIABLES else "there is no counterpart"
+    return f"{name}: dray does not set this variable; {instead}"
 
 
 def _told(error: Exception) -> str:
@@ -222,14 +220,14 @@ class _Reader(ast.NodeVisitor):
             self._find(
                 node,
                 "change",
-                "horovod: dray starts no processes of Horovod's; use torch.distributed, whose process group is there "
-                "already, or a PyTorchTrial",
+                "horovod: dray does not support Horovod; use torch.distributed, whose process group exists already, or "
+                "a PyTorchTrial",
             )
         elif (missing := self._sources.missing_package(path)) is not None:
             self._find(
                 node,
                 "look",
-                f"no package {missing} in this environment; if it came with the container's image, install it on "
+                f"no package {missing} in this environment; if it was part of the container image, install it on "
                 "Ray's nodes",
             )
 
@@ -298,7 +296,7 @@ class _Reader(ast.NodeVisitor):
                     self._find(
                         each,
                         "change",
-                        "train_batch(batch, model, ...): of Determined before 0.13; make the model and the optimizer "
+                        "train_batch(batch, model, ...): from Determined before 0.13; create the model and optimizer "
                         "in __init__ with context.wrap_model() and wrap_optimizer(), keep them in self, and call "
                         "context.backward(loss) and context.step_optimizer(optimizer) here",
                     )
@@ -308,7 +306,7 @@ class _Reader(ast.NodeVisitor):
             if isinstance(each, ast.FunctionDef) and each.name.startswith("on_") and each.name not in HOOKS:
                 near = difflib.get_close_matches(each.name, HOOKS, n=1, cutoff=0.75)
                 meant = f"; did you mean {near[0]}?" if near else ""
-                self._find(each, "look", f"{each.name}: no hook of PyTorchCallback, so that only you call it{meant}")
+                self._find(each, "look", f"{each.name}: not a hook of PyTorchCallback, so dray does not call it{meant}")
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:

@@ -59,7 +59,7 @@ def of_command(words: Sequence[str]) -> str | None:
     name, instead = counterpart(words) or ("", "")
     if not name:
         return None
-    return f"{name} is here: {instead}" if instead else f"{name}: dray has no such command; leave it out"
+    return f"{name}: use {instead}" if instead else f"{name}: dray has no such command; remove it"
 
 
 def counterpart(words: Sequence[str]) -> tuple[str, str] | None:
@@ -108,7 +108,7 @@ def read_shell(file: str, text: str, mounts: Mounts, *, is_hook: bool) -> Iterat
             if of_path is not None:
                 found.append(Finding(file, number, *of_path))
         if is_hook and (needs_root := ROOT_ALONE.search(code)) is not None:
-            what = f"{needs_root[1]} needs root, which workers of Ray may not have; they run this once on each node"
+            what = f"{needs_root[1]} needs root, which the Ray workers that run this, once per node, may not have"
             found.append(Finding(file, number, "look", what))
     yield from found
     if is_hook and not any(each.verdict == "change" for each in found):
@@ -116,8 +116,7 @@ def read_shell(file: str, text: str, mounts: Mounts, *, is_hook: bool) -> Iterat
 
 
 REAL_ONE = (
-    "where the real package is installed, `import determined` is no longer dray; leave it out "
-    "(pip uninstall determined)"
+    "if the real package is installed, `import determined` does not import dray; remove it (pip uninstall determined)"
 )
 """Why Determined's package must not be installed."""
 
@@ -132,8 +131,8 @@ def replaces_ours(requirement: str) -> str | None:
     if asked[2].replace(" ", "") == f"=={version}":
         return None
     return (
-        f"{asked[0].strip()}: dray itself runs on {name} {version}, in the same environment; leave it out, "
-        "if the code can do with that"
+        f"{asked[0].strip()}: dray itself uses {name} {version}, in the same environment; remove it, if the code works "
+        "with that version"
     )
 
 

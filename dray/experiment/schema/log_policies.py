@@ -47,13 +47,15 @@ def policies(raw: object) -> object:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"number {number}: {pattern!r} is no regular expression of Python's: {error}") from None
+            raise ValueError(
+                f"number {number}: pattern must be a regular expression, got {pattern!r}: {error}"
+            ) from None
         asked = actions(policy)
         for action in asked:
             if action not in _ACTIONS:
                 raise ValueError(f"number {number}: action must be one of {', '.join(_ACTIONS)}, got {action}")
         if not asked and not is_named and not any(policy.get(field) for field in ("action", "actions", "policy")):
-            raise ValueError(f"number {number} says nothing of what to do; for example {EXAMPLE_POLICY}")
+            raise ValueError(f"number {number} must have an action; for example {EXAMPLE_POLICY}")
         if "cancel_retries" in asked:
             kept.append({"pattern": pattern, "action": "cancel_retries"})
     return kept
@@ -68,7 +70,7 @@ class LogPolicy(Section):
     """What to do about a line in a trial's log."""
 
     pattern: str = Field(
-        description="a regular expression, found in a line of what a trial that failed has printed",
+        description="a regular expression to find in the log of a trial that failed",
         examples=["CUDA out of memory"],
     )
     action: Literal["cancel_retries"] = Field(

@@ -20,8 +20,8 @@ _SUCCESSORS = {
     "sync_halving": "asha (its max_length, num_rungs and divisor mean the same)",
     "adaptive": "adaptive_asha",
     "adaptive_simple": "adaptive_asha",
-    "manual": "custom, with a method of your own",
-    "pbt": "adaptive_asha, or a method of your own",
+    "manual": "custom, with your own method",
+    "pbt": "adaptive_asha, or your own method",
 }
 
 
@@ -31,7 +31,7 @@ CUSTOM = "custom"
 
 def _method(raw: object) -> object:
     if isinstance(raw, str) and raw in _SUCCESSORS:
-        raise ValueError(f"{raw} is no more, in Determined neither; use {_SUCCESSORS[raw]}")
+        raise ValueError(f"{raw} was removed, also from Determined; use {_SUCCESSORS[raw]}")
     if isinstance(raw, str) and not is_class(raw) and raw not in SEARCHER_FIELDS:
         near = difflib.get_close_matches(raw, SEARCHER_FIELDS, n=1)
         hint = f"did you mean {near[0]}?" if near else "for example name: asha"
@@ -52,8 +52,8 @@ def _length(raw: object) -> Length:
 def _no_number(raw: object) -> object:
     if isinstance(raw, int) and not isinstance(raw, bool):
         raise ValueError(
-            f"must be the directory of a trial, got {raw}: experiments share no numbers here; for one of Determined's "
-            "trials write source_checkpoint_uuid instead, with the UUID of its latest checkpoint"
+            f"must be the directory of a trial, got {raw}: trial numbers are not unique here; for a Determined trial, "
+            "set source_checkpoint_uuid instead, to the UUID of its latest checkpoint"
         )
     return raw
 
@@ -67,12 +67,12 @@ def variant_of(stop_once: bool) -> Variant:
 
 
 class SamplerChoice(Section):
-    """Where hyperparameters come from."""
+    """How hyperparameters are sampled."""
 
     name: str = Field(
         default="random",
         min_length=1,
-        description="random, tpe, gp, cmaes, a sampler of Optuna, or module:Class",
+        description="random, tpe, gp, cmaes, another Optuna sampler, or module:Class",
         examples=["tpe"],
     )
     options: dict[str, Any] = Field(
@@ -92,49 +92,50 @@ class Searcher(Section):
 
     name: Annotated[str, BeforeValidator(_method)] = Field(description="the search method", examples=["asha"])
     metric: str = Field(
-        min_length=1, description="the validation metric that the search compares", examples=["validation_loss"]
+        min_length=1, description="the validation metric that the search optimizes", examples=["validation_loss"]
     )
-    smaller_is_better: bool = Field(default=True, description="whether the metric is to fall", examples=[True])
+    smaller_is_better: bool = Field(default=True, description="minimize the metric, else maximize it", examples=[True])
     max_length: MaxLength | None = Field(
-        default=None, description="how long a trial trains at most", examples=["{epochs: 16}"]
+        default=None, description="maximum length of a trial", examples=["{epochs: 16}"]
     )
-    max_trials: int | None = Field(default=None, ge=1, description="how many trials there are", examples=[64])
+    max_trials: int | None = Field(default=None, ge=1, description="number of trials", examples=[64])
     max_concurrent_trials: int = Field(
-        default=16, ge=0, description="how many trials run at once at most, 0 for no limit", examples=[16]
+        default=16, ge=0, description="maximum number of trials that run at a time, 0 for no limit", examples=[16]
     )
     divisor: Annotated[float, AfterValidator(whole_if_whole)] = Field(
-        default=4, gt=1, description="one trial in so many goes on at each rung", examples=[4]
+        default=4, gt=1, description="one in this many trials continues at each rung", examples=[4]
     )
     num_rungs: int | None = Field(
-        default=None, ge=1, description="how many lengths trials are compared at", examples=[3]
+        default=None, ge=1, description="number of rungs, the lengths that trials are compared at", examples=[3]
     )
     variant: Variant = Field(
         default="stopping",
-        description="what happens at a rung: a trial is stopped, or paused and perhaps promoted later",
+        description="what happens at a rung to a trial that does not continue: it is stopped for good, or paused, and "
+        "perhaps promoted later",
         examples=["promotion"],
     )
     stop_once: bool | None = Field(
-        default=None, description="Determined's variant: true is stopping, false is promotion", examples=[True]
+        default=None, description="as in Determined: true means stopping, false means promotion", examples=[True]
     )
     max_time: int | None = Field(
-        default=None, ge=1, description="how long a trial trains at most, counted by time_metric", examples=[600]
+        default=None, ge=1, description="maximum length of a trial, measured by time_metric", examples=[600]
     )
     time_metric: str | None = Field(
         default=None,
         min_length=1,
-        description="what max_time and the rungs count by: batches, epochs, or a validation metric",
+        description="the unit of max_time and the rungs: batches, epochs, or a validation metric",
         examples=["seconds"],
     )
-    mode: Mode = Field(default="standard", description="how many brackets there are", examples=["standard"])
-    max_rungs: int = Field(default=5, ge=1, description="how many rungs a bracket has at most", examples=[5])
+    mode: Mode = Field(default="standard", description="determines the number of brackets", examples=["standard"])
+    max_rungs: int = Field(default=5, ge=1, description="maximum number of rungs of a bracket", examples=[5])
     bracket_rungs: list[Annotated[int, Field(ge=1)]] = Field(
-        default_factory=list, description="how many rungs each bracket has, instead of mode", examples=["[3, 2]"]
+        default_factory=list, description="number of rungs of each bracket, instead of mode", examples=["[3, 2]"]
     )
     sampler: Annotated[SamplerChoice, BeforeValidator(_named_sampler)] = Field(
-        default_factory=SamplerChoice, description="where hyperparameters come from", examples=["tpe"]
+        default_factory=SamplerChoice, description="how hyperparameters are sampled", examples=["tpe"]
     )
     options: dict[str, Any] = Field(
-        default_factory=dict, description="arguments of the class that name names", examples=["{max_trials: 64}"]
+        default_factory=dict, description="arguments of the class in name", examples=["{max_trials: 64}"]
     )
     points: list[dict[str, Any]] = Field(
         default_factory=list, description="hyperparameters of the first trials", examples=["[{lr: 0.01}]"]
@@ -143,13 +144,13 @@ class Searcher(Section):
     source_trial_id: Annotated[str | None, BeforeValidator(as_text), BeforeValidator(_no_number)] = Field(
         default=None,
         min_length=1,
-        description="the directory of a trial, with whose latest checkpoint every trial begins",
+        description="a trial's directory; every trial starts from its latest checkpoint",
         examples=["/mnt/results/digits/trial_7"],
     )
     source_checkpoint_uuid: Annotated[str | None, BeforeValidator(as_text)] = Field(
         default=None,
         min_length=1,
-        description="a checkpoint, dray's or Determined's, with which every trial begins: its directory, or UUID in "
+        description="a checkpoint of dray or Determined that every trial starts from: its directory, or its UUID in "
         "checkpoint_storage",
         examples=["/mnt/results/digits/trial_7/checkpoint_352"],
     )

@@ -17,7 +17,7 @@ from dray.storage import Location, bucket_uri
 
 def _bucket(name: str) -> str:
     if ":" in name or "@" in name:
-        raise ValueError("must be the name alone; credentials are access_key and secret_key, or the environment's")
+        raise ValueError("must be only a name; give credentials as access_key and secret_key, or in the environment")
     return name
 
 
@@ -34,7 +34,7 @@ def _storage(raw: str | os.PathLike[str]) -> dict[str, Any]:
         return {"type": "directory", "container_path": where.uri}
     for name, _ in where.secrets:
         if name not in SECRETS:
-            raise ValueError(f"{name} can't be given in the URI of a storage; leave it to the environment")
+            raise ValueError(f"{name} can't be given in a storage URI; set it in the environment")
     return {"type": "uri", "storage_path": where.uri, **dict(where.secrets)}
 
 
@@ -76,7 +76,7 @@ class CheckpointStorage(Section):
         Field(default=None, description="the kind of storage", examples=["directory"])
     )
     container_path: Directory | None = Field(
-        default=None, description="the directory; of shared_fs it is not used", examples=["/mnt/results"]
+        default=None, description="the directory; ignored for shared_fs", examples=["/mnt/results"]
     )
     host_path: Directory | None = Field(default=None, description="the shared directory", examples=["/mnt/results"])
     storage_path: Directory | None = Field(
@@ -84,32 +84,32 @@ class CheckpointStorage(Section):
     )
     bucket: Bucket | None = Field(default=None, description="the bucket", examples=["my-bucket"])
     prefix: Annotated[str, AfterValidator(_normal)] | None = Field(
-        default=None, description="where in the bucket", examples=["results"]
+        default=None, description="prefix in the bucket", examples=["results"]
     )
     endpoint_url: Url | None = Field(
-        default=None, description="of an S3 that is not Amazon's", examples=["http://minio:9000"]
+        default=None, description="URL of an S3-compatible store, if not Amazon's", examples=["http://minio:9000"]
     )
-    access_key: Secret = Field(default=None, description="of S3", examples=["AKIA..."])
-    secret_key: Secret = Field(default=None, description="of S3", examples=["..."])
-    session_token: Secret = Field(default=None, description="of S3, with keys that are lent", examples=["..."])
-    container: str | None = Field(default=None, min_length=1, description="Azure's container", examples=["results"])
+    access_key: Secret = Field(default=None, description="S3 access key", examples=["AKIA..."])
+    secret_key: Secret = Field(default=None, description="S3 secret key", examples=["..."])
+    session_token: Secret = Field(default=None, description="S3 session token, with temporary keys", examples=["..."])
+    container: str | None = Field(default=None, min_length=1, description="Azure container", examples=["results"])
     account_url: Url | None = Field(
         default=None,
-        description="Azure's account",
+        description="URL of the Azure account",
         examples=["https://me.blob.core.windows.net"],
     )
-    connection_string: Secret = Field(default=None, description="of Azure", examples=["..."])
-    credential: Secret = Field(default=None, description="of Azure, with account_url", examples=["..."])
-    account_key: Secret = Field(default=None, description="of Azure, in a URI", examples=["..."])
-    sas_token: Secret = Field(default=None, description="of Azure, in a URI", examples=["..."])
+    connection_string: Secret = Field(default=None, description="Azure connection string", examples=["..."])
+    credential: Secret = Field(default=None, description="Azure credential, with account_url", examples=["..."])
+    account_key: Secret = Field(default=None, description="Azure account key, with a URI", examples=["..."])
+    sas_token: Secret = Field(default=None, description="Azure SAS token, with a URI", examples=["..."])
     save_experiment_best: int = Field(
-        default=0, ge=0, description="how many of the experiment's best checkpoints are kept", examples=[1]
+        default=0, ge=0, description="number of the experiment's best checkpoints to keep", examples=[1]
     )
     save_trial_best: int = Field(
-        default=1, ge=0, description="how many of each trial's best checkpoints are kept", examples=[1]
+        default=1, ge=0, description="number of each trial's best checkpoints to keep", examples=[1]
     )
     save_trial_latest: int = Field(
-        default=1, ge=0, description="how many of each trial's latest checkpoints are kept", examples=[1]
+        default=1, ge=0, description="number of each trial's latest checkpoints to keep", examples=[1]
     )
 
     def at(self, where: str | os.PathLike[str]) -> CheckpointStorage:
