@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
+import logging
 import uuid
 from typing import Any
 
 from dray.core.train import TrainContext
 from dray.training.distributed import DistributedContext
 from dray.training.host import ProgramHost
+
+log = logging.getLogger(__name__)
 
 
 class PreemptMode(enum.Enum):
@@ -65,10 +68,15 @@ class PreemptContext:
         else:
             told = self._asked()
             if self._store is not None:
-                if told:
-                    self._store.set(self._key, b"1")
-                # Also after the set, which does not wait for the store: the answer comes when it is there for all.
-                told = bool(self._store.check([self._key]))
+                try:
+                    if told:
+                        self._store.set(self._key, b"1")
+                    # Also after the set, which does not wait for the store: the answer comes when it is there for all.
+                    told = bool(self._store.check([self._key]))
+                except RuntimeError as error:
+                    # The chief, which serves the store, has left the program: it was told before this rank asked.
+                    log.info("rank %d returns, since the chief has: %s", self._peers.rank, error)
+                    told = True
         if told and auto_ack:
             self.acknowledge_preemption_signal()
         return told

@@ -60,7 +60,8 @@ class StopLine:
             yield
         except BaseException:
             if store is not None:  # so that no rank waits for this one
-                store.set(f"{prefix}/{self._peers.rank}", b"0")
+                with contextlib.suppress(Exception):  # the chief has ended, and its store with it
+                    store.set(f"{prefix}/{self._peers.rank}", b"0")
             raise
         finally:
             self._over.set()

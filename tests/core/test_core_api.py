@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.distributed import TCPStore
 
 from dray import core
 from dray.core import (
@@ -489,6 +490,16 @@ def test_all_ranks_hear_what_the_chief_was_told(mode: PreemptMode) -> None:
         return [*answers, context.preempt.should_preempt()]
 
     assert ranks(work, preempt_mode=mode) == [[False, True]] * 2
+
+
+def test_a_rank_that_asks_when_the_chief_has_left_is_told_to_leave_too() -> None:
+    """The chief serves the store that ranks ask; it was told, and its process has ended."""
+    with core.init(preempt_mode=PreemptMode.WorkersAskMaster) as context:
+        server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        context.preempt._store = TCPStore("127.0.0.1", server.port, is_master=False)
+        assert not context.preempt.should_preempt()
+        del server
+        assert context.preempt.should_preempt()
 
 
 def test_only_the_chief_asks_where_that_was_agreed() -> None:

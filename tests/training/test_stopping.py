@@ -118,6 +118,11 @@ def test_without_the_others_training_goes_on() -> None:
         def check(self, keys: list[str]) -> bool:
             raise ConnectionError("the chief has died")
 
+        def set(self, key: str, value: bytes) -> None:
+            raise ConnectionError("the chief has died")
+
     line = StopLine(FakePeers(1, 2, Gone()), lambda: True, lambda: 5)  # type: ignore[arg-type]
     with line.watched():
         assert not line.reached(5)
+    with pytest.raises(ArithmeticError), line.watched():
+        raise ArithmeticError
