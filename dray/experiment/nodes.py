@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dray.cluster.node_checks import REMEDIES, Needs, Trouble, UnfitNode, nodes_without, put_up_sign, versions
+from dray.cluster.startup_hook import HOOK, StartupHookFailed
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.errors import ConfigError, ExperimentError
 
@@ -48,9 +49,18 @@ def _as_well(names: list[str]) -> str:
     return f" (also {told})"
 
 
-def told_of_node(unfit: UnfitNode, experiment: Path) -> Exception:
-    """The user's error: why no trial can run on a node, and how to resume the experiment when that is mended."""
-    go_on = f"then resume with: dray experiment resume {experiment}"
-    if unfit.trouble.kind in ("unseen", "refused"):
-        return ConfigError([("checkpoint_storage", f"{unfit}; {go_on}")])
-    return ExperimentError(f"a trial can't run on the node that it was placed on: {unfit}; {go_on}")
+def told_by_worker(cause: Exception | None, experiment: Path) -> Exception:
+    """The user's error: why a worker can't run any trial, and how to resume the experiment when that is fixed."""
+    resume = f"then resume with: dray experiment resume {experiment}"
+    match cause:
+        case ConfigError():
+            return cause
+        case UnfitNode() if cause.trouble.kind in ("unseen", "refused"):
+            return ConfigError([("checkpoint_storage", f"{cause}; {resume}")])
+        case UnfitNode():
+            return ExperimentError(f"a trial can't run on the node that it was placed on: {cause}; {resume}")
+        case StartupHookFailed():
+            return ConfigError([(HOOK, str(cause))], "The model's directory")
+        case ImportError():
+            return ExperimentError(f"{cause}, {resume}")
+    return ExperimentError(f"a worker can't run any trial: {cause!r}")

@@ -1,11 +1,76 @@
-"""Decides when a failed trial is given up: pure functions of its failures, in order."""
+"""Decides whether a trial that has failed is started again, and records that."""
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dray.cluster.failure import Failure
+from dray.cluster.last_words import with_last_words
+from dray.experiment.config import ExperimentConfig
+from dray.experiment.directory import ExperimentDirectory
+from dray.experiment.display import Display
+from dray.experiment.log_policies import forbidden, printed
+from searchers.journal import Journal
+
+
+class Restarts:
+    """The failures of an experiment's trials.
+
+    Args:
+        records: the journal so far.
+        config, directory, journal, display: of the experiment.
+        has_logs: whether ``directory`` has the newest logs of trials, wherever they ran.
+
+    Attributes:
+        counted: how often each trial was started again, also in earlier runs of the experiment.
+    """
+
+    def __init__(
+        self,
+        records: Iterable[Mapping[str, Any]],
+        *,
+        config: ExperimentConfig,
+        directory: ExperimentDirectory,
+        journal: Journal,
+        display: Display,
+        has_logs: bool,
+    ) -> None:
+        self._config, self._directory, self._journal, self._display = config, directory, journal, display
+        self._has_logs = has_logs
+        self._failures = recorded(records)
+        self.counted = Counter({trial: len(failures) for trial, failures in self._failures.items()})
+
+    def failed(self, trial: int, error: str, failure: Failure, dead: Sequence[int]) -> bool:
+        """Record a failure of a trial, whose ranks ``dead`` have died. Returns whether it is to be started again."""
+        failures = self._failures.setdefault(trial, [])
+        failures.append(failure)
+        why = why_given_up(failures, self._config.max_restarts) or self._forbidden(trial, error)
+        if failure.kind == "died" or dead:  # it could not report why itself
+            error = self._with_last_words(error, trial, dead)
+        self._display.failure(trial, error, why)
+        told = {"trial": trial, "error": error, **record(failure), "time": time.time()}
+        self._journal.append({"event": "gave_up", "why": why, **told} if why else {"event": "restarted", **told})
+        if not why:
+            self.counted[trial] += 1
+        return not why
+
+    def _forbidden(self, trial: int, error: str) -> str:
+        """Why the log policies forbid to start the trial again; "" if they don't."""
+        policies, directory = self._config.log_policies, self._directory
+        if not policies:
+            return ""
+        store = directory.storage.child(f"trial_{trial}")
+        return forbidden(policies, printed(error, directory.trial(trial) / "logs", store))
+
+    def _with_last_words(self, error: str, trial: int, dead: Sequence[int]) -> str:
+        """An error about dead processes, with the last lines that the first of them printed."""
+        logs = self._directory.trial(trial) / "logs"
+        if self._has_logs and dead and (log := logs / f"rank_{dead[0]}.log").exists():
+            return with_last_words(error, log)
+        return f"{error}; what it printed is in {logs}"
 
 
 def why_given_up(failures: Sequence[Failure], max_restarts: int) -> str:

@@ -14,8 +14,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -25,12 +24,9 @@ import dray
 from dray.cluster.demand import Demand
 from dray.cluster.elastic import Elastic
 from dray.cluster.environment import Device, device
-from dray.cluster.last_words import with_last_words
 from dray.cluster.lending import Slots, WorkerGroup, start_desk
 from dray.cluster.messages import Message
-from dray.cluster.node_checks import UnfitNode
 from dray.cluster.ray_cluster import Cluster, slots_now
-from dray.cluster.startup_hook import HOOK, StartupHookFailed
 from dray.cluster.watch import Watch
 from dray.experiment.code import ByValue, FromDirectory, Sent
 from dray.experiment.config import ExperimentConfig
@@ -39,11 +35,10 @@ from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.display import Display
 from dray.experiment.errors import ConfigError, DeskLost, ExperimentError
 from dray.experiment.groups import IN_TURN_S, Groups, OnEnd, find_slots
-from dray.experiment.log_policies import forbidden, printed
 from dray.experiment.metrics_log import MetricsLog
-from dray.experiment.nodes import checked_nodes, told_of_node
+from dray.experiment.nodes import checked_nodes, told_by_worker
 from dray.experiment.observers import Observers
-from dray.experiment.restarts import record, recorded, why_given_up
+from dray.experiment.restarts import Restarts
 from dray.experiment.retention import Policy, Retention
 from dray.experiment.timeline import Timeline
 from dray.experiment.travel import send
@@ -95,8 +90,16 @@ class Run:
         on_message: Callable[[Message], None] | None = None,
     ) -> None:
         self.config, self.search, self.display, self.cluster = config, search, display, cluster
-        self._failures = recorded(records)
-        self.counts = Counts(restarts=Counter({trial: len(mine) for trial, mine in self._failures.items()}))
+        self._restarts = Restarts(
+            records,
+            config=config,
+            directory=directory,
+            journal=journal,
+            display=display,
+            # If machines share no disk, a log here may be that of an earlier process of the rank.
+            has_logs=cluster.own or directory.storage.is_local,
+        )
+        self.counts = Counts(restarts=self._restarts.counted)
         self._directory, self._journal, self._metrics = directory, journal, metrics
         self._load_trial: FromDirectory | ByValue | Sent = load_trial
         self._on_message, self._revived, self._observers = on_message, revived, observers
@@ -215,8 +218,8 @@ class Run:
                 self._serve(tune)
             except ray.exceptions.RayError as e:
                 self._error = DeskLost(
-                    f"lost the experiment's desk, or Ray itself: {str(e).splitlines()[0]}; what trials had reported "
-                    f"and saved is safe, go on with: dray experiment resume {self._directory.path}"
+                    f"lost the experiment's desk, or Ray itself: {str(e).splitlines()[0]}; what trials have reported "
+                    f"and saved is safe; resume with: dray experiment resume {self._directory.path}"
                 )
             finally:
                 watch.close()
@@ -294,7 +297,7 @@ class Run:
                 case "arrived":
                     self._tune_may_start = True
                 case "broken":
-                    self._error = _told_by_worker(message.cause, self._directory.path)
+                    self._error = told_by_worker(message.cause, self._directory.path)
                 case "retired" if self.config.resources.reuse_workers:
                     self.display.retired(message.group, message.trial, message.error)
                 case "handle":
@@ -351,43 +354,15 @@ class Run:
             self.display.failure(trial, message.error)
             self._error = _config_error(message.error)
             return
-        failures = self._failures.setdefault(trial, [])
         assert message.failure is not None, "an error is of some kind, unless it ends the search"
-        failures.append(message.failure)
-        why = why_given_up(failures, self.config.max_restarts) or self._forbidden(trial, message.error)
-        error = message.error
-        if message.failure.kind == "died" or message.dead:  # it could not report why itself
-            error = self._with_last_words(error, trial, message.dead)
-        self.display.failure(trial, error, why)
-        told = {"trial": trial, "error": error, **record(message.failure), "time": time.time()}
-        if why:
-            self._journal.append({"event": "gave_up", "why": why, **told})
+        if not self._restarts.failed(trial, message.error, message.failure, message.dead):
             self.desk.finish.remote(trial, "errored")
             return
-        self._journal.append({"event": "restarted", **told})
-        self.counts.restarts[trial] += 1
         with self._lock:
             # If it was paused meanwhile, or paused and queued again, it goes on when its turn comes.
             runs = self.search.trials[trial].state == "RUNNING"
             if runs:
                 self.desk.enqueue.remote([trial], first=True)
-
-    def _with_last_words(self, error: str, trial: int, dead: Sequence[int]) -> str:
-        """An error about dead processes, with the last lines that the first of them printed."""
-        logs = self._directory.trial(trial) / "logs"
-        # If machines share no disk, a log here may be that of an earlier process of the rank.
-        here = self.cluster.own or self._directory.storage.is_local
-        if here and dead and (log := logs / f"rank_{dead[0]}.log").exists():
-            return with_last_words(error, log)
-        return f"{error}; what it printed is in {logs}"
-
-    def _forbidden(self, trial: int, error: str) -> str:
-        """Why the log policies forbid to start the trial again; "" if they don't."""
-        policies, directory = self.config.log_policies, self._directory
-        if not policies:
-            return ""
-        store = directory.storage.child(f"trial_{trial}")
-        return forbidden(policies, printed(error, directory.trial(trial) / "logs", store))
 
     def _act(self, answer: Answer) -> None:
         """Carry out a decision that is already in the journal. Called in Tune's thread."""
@@ -431,33 +406,24 @@ class Run:
 
     def _head_is_silent(self) -> None:
         self.display.say(
-            f"the head of the Ray cluster does not answer; if it is gone, go on with: dray experiment resume "
+            "the head of the Ray cluster does not answer; if it is gone, resume with: dray experiment resume "
             f"{self._directory.path}"
         )
 
-    # ------------------------------------------------------------------ signals
-    def _signals(self) -> _Signals:
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """In the block SIGINT and SIGTERM ask the run to stop; without effect outside of the main thread."""
+
         def told(number: int, frame: FrameType | None) -> None:
             self._stop_signals += 1
 
-        return _Signals(told)
-
-
-class _Signals:
-    """Within the block our handler gets SIGINT and SIGTERM; without effect outside of the main thread."""
-
-    def __init__(self, handler: Callable[[int, FrameType | None], None]) -> None:
-        self._handler = handler
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handler)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        ours = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.signal(number, told) for number in ours}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _is_runnable(trial: TrialView) -> bool:
@@ -476,20 +442,6 @@ def _metric_at(store: CheckpointStore, batches: int) -> float | None:
     except (FileNotFoundError, ValueError):  # from another tool, or damaged
         return None
     return value if isinstance(value, int | float) else None
-
-
-def _told_by_worker(cause: Exception | None, experiment: Path) -> Exception:
-    """The user's error: why no trial can run."""
-    match cause:
-        case ConfigError():
-            return cause
-        case UnfitNode():
-            return told_of_node(cause, experiment)
-        case StartupHookFailed():
-            return ConfigError([(HOOK, str(cause))], "The model's directory")
-        case ImportError():
-            return ExperimentError(f"{cause}, then go on with: dray experiment resume {experiment}")
-    return ExperimentError(f"a worker can't run any trial: {cause!r}")
 
 
 def _config_error(error: str) -> ConfigError:
