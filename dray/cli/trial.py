@@ -136,7 +136,7 @@ def logs(
     with told(), reading(experiment) as read, contextlib.ExitStack() as stack:
         from dray.experiment.logs import Tail as Lines
         from dray.experiment.logs import followed, trial_lines
-        from dray.storage.printed import bring_logs
+        from dray.storage.logs import bring_logs
         from searchers.journal import Journal
 
         if json and follow:

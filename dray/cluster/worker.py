@@ -48,7 +48,7 @@ from dray.masking import hidden_text
 from dray.pytorch.class_entrypoint import train
 from dray.script import Script, ScriptFailed, users_traceback
 from dray.storage.checkpoints import RemoteStore
-from dray.storage.printed import LogCopies
+from dray.storage.logs import LogCopies
 from dray.storage.remote import PATIENCE_S
 from dray.training import rng
 from dray.training.errors import SearcherMetricError, TrialEnded

@@ -8,14 +8,13 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from dray.experiment.logs import trial_lines
+from dray.experiment.logs import STAMP, trial_lines
 from dray.experiment.schema.log_policies import LogPolicy
 from dray.storage import Location, StorageError
-from dray.storage.printed import bring_logs
+from dray.storage.logs import bring_logs
 
 LONGEST = 10_000
 """Only this many characters of a line are searched: an expression can take quadratic time."""
-_STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
 
 
 def forbidden(policies: Sequence[LogPolicy], lines: Iterable[str]) -> str:
@@ -27,7 +26,7 @@ def forbidden(policies: Sequence[LogPolicy], lines: Iterable[str]) -> str:
     # `search` matches anywhere in a line, so a leading ".*" would only cost time.
     compiled = [(policy, re.compile(policy.pattern.removeprefix(".*"))) for policy in policies]
     for line in lines:
-        line = _STAMP.sub("", line, count=1)[:LONGEST]
+        line = STAMP.sub("", line, count=1)[:LONGEST]
         for policy, pattern in compiled:
             if pattern.search(line):
                 return f"log_policies: {policy.action}, as its log has {policy.pattern!r}: {line.strip():.200}"

@@ -12,16 +12,17 @@ from typing import Any
 from dray.cluster.failure import PRINTED
 from dray.experiment.preview import unit_of
 from dray.experiment.schema import ExperimentConfig
-from dray.storage.printed import NAME
+from dray.storage.logs import NAME
 from searchers.domains import searched
 from searchers.errors import JournalError
 from searchers.space import Space, parse
 
 POLL_S = 0.3
 """How often a growing file is read."""
+STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
+"""How each line of a trial's output begins: the time in UTC."""
 _WHERE = re.compile(r"[^\s:]+ at (.+:\d+ in \S+)")
 _HEAD_ENDS = re.compile(rf"\n\n(?:Traceback \(most recent call last\):\n|{PRINTED})")
-_STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
 
 
 class Tail:
@@ -73,7 +74,7 @@ def trial_lines(*logs: Path, rank: int | None = None) -> Callable[[bool], list[s
         lines, at = [], ""
         for number, tail in tails.values():
             for line in tail.lines(all_of_it=all_of_it):
-                stamp = _STAMP.match(line)
+                stamp = STAMP.match(line)
                 at = stamp.group() if stamp else at
                 lines.append((at, f"rank {number} | {line}" if many else line))
         return [line for _, line in sorted(lines, key=lambda one: one[0])]

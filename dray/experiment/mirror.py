@@ -16,7 +16,7 @@ from pathlib import Path
 from dray.experiment.directory import ExperimentDirectory, results
 from dray.experiment.errors import ConfigError
 from dray.storage import Location, RemoteDirectory, StorageError
-from dray.storage.printed import NAME, stored_as
+from dray.storage.logs import NAME, stored_as
 from searchers.journal import Journal
 
 log = logging.getLogger(__name__)

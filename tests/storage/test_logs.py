@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dray.storage import Location, RemoteDirectory, StorageError, printed
-from dray.storage.printed import LogCopies, bring_logs, stored_as
+from dray.storage import Location, RemoteDirectory, StorageError, logs
+from dray.storage.logs import LogCopies, bring_logs, stored_as
 
 MORNING, EVENING = "2026-11-21T09:02:02.123Z", "2026-11-21T19:02:02.456Z"
 
@@ -65,7 +65,7 @@ def test_logs_of_several_machines_are_side_by_side_and_each_there_once(tmp_path:
 
 
 def test_a_log_is_copied_while_its_trial_runs(tmp_path: Path, trial: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(printed, "EVERY_S", 0.01)
+    monkeypatch.setattr(logs, "EVERY_S", 0.01)
     copies = LogCopies()
     path = tmp_path / "rank_0.log"
     remote = RemoteDirectory(trial.child("logs"))
@@ -82,7 +82,7 @@ def test_a_log_is_copied_while_its_trial_runs(tmp_path: Path, trial: Location, m
 def test_a_store_that_is_away_is_told_of_once_and_written_to_when_it_is_back(
     tmp_path: Path, trial: Location, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(printed, "EVERY_S", 0.01)
+    monkeypatch.setattr(logs, "EVERY_S", 0.01)
     write, tries = RemoteDirectory.write, []
 
     def refused(self: RemoteDirectory, name: str, content: bytes) -> None:
