@@ -35,7 +35,7 @@ ALLOWED = {
     # Read as data; what is no number, text, list or mapping is refused.
     ("dray/experiment/yaml_file.py", "yaml.load"): "a subclass of SafeLoader, tested below",
     ("dray/experiment/found.py", "yaml.load"): "CSafeLoader, tested below",
-    ("dray/training/checkpoint.py", "torch.load"): "weights_only, unless the caller of the API says otherwise",
+    ("dray/training/plain_state.py", "torch.load"): "weights_only, unless the caller of the API says otherwise",
     ("dray/training/legacy.py", "pickle.Unpickler"): "of Determined's checkpoints, refuses whatever names a function",
     # Never in a file.
     ("dray/training/snapshot.py", "pickle.Unpickler"): "copies a state in memory",

@@ -16,30 +16,24 @@ run code. State that would not load so is refused when it is saved. Determined's
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
-import pickle
-import re
 import zipfile
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-from typing_extensions import Buffer
 
 from dray.storage import determined_state
-from dray.storage.disk import begin_writing
 from dray.training import legacy
 from dray.training.division import Division
+from dray.training.hashed_file import HashedFile
+from dray.training.plain_state import check_savable, load_as
 from dray.training.progress import Progress
-
-T = TypeVar("T")
 
 STATE = "state-dict.pth"
 PROGRESS = "progress.json"
@@ -47,15 +41,6 @@ METADATA = "metadata.json"
 HPARAMS = "hparams.json"
 EXPERIMENT = "experiment.yaml"
 DRAWN = "epochs"
-
-PIECE_BYTES = 1 << 20
-"""Files are written and hashed in pieces of this size, which fit the processor's cache."""
-PASSED_ON_BYTES = 8 << 20
-"""How much of a file that is not read soon may be in the page cache before it is flushed to the disk."""
-
-
-class UnsavableState(TypeError):
-    """State that a checkpoint can't hold, as it could not be loaded as data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,59 +146,10 @@ def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dic
             file.write(content)
         digests[name] = hashlib.sha256(content).hexdigest()
     for name, value in contents.objects.items():
-        with _Output(f"{directory}/{name}", read_soon) as output:
+        with HashedFile(f"{directory}/{name}", read_soon) as output:
             torch.save(value, output)
         digests[name] = output.digest.hexdigest()
     return digests
-
-
-class _Output(io.FileIO):
-    """A file for `torch.save` that is hashed while it is written, and raises the error that a write failed with.
-
-    torch would hide that error behind one of its own. So writes seem to succeed until the file is closed. torch writes
-    a small tensor in seven pieces, which are collected here. Python's buffered files are not used for this: a process
-    forked meanwhile (a DataLoader's worker) could write its copy of the buffer too.
-    """
-
-    def __init__(self, path: str, read_soon: bool) -> None:
-        super().__init__(path, "wb")
-        self._read_soon = read_soon
-        self._left = 0
-        self.digest = hashlib.sha256()
-        self._small = bytearray()
-        self._error: OSError | None = None
-
-    def __exit__(self, *_: object) -> None:
-        self._pass_on(memoryview(self._small))
-        self.close()
-        if self._error is not None:
-            raise self._error
-
-    def write(self, data: Buffer) -> int:
-        view = memoryview(data).cast("B")
-        if len(self._small) + len(view) <= PIECE_BYTES:
-            self._small += view
-        else:
-            small, self._small = self._small, bytearray()
-            self._pass_on(memoryview(small))
-            self._pass_on(view)
-        return len(view)
-
-    def _pass_on(self, view: memoryview) -> None:
-        done = 0
-        while self._error is None and done < len(view):
-            piece = view[done : done + PIECE_BYTES]
-            try:
-                written = super().write(piece)
-            except OSError as error:
-                self._error = error
-            else:
-                self.digest.update(piece[:written])
-                done += written
-                self._left += written
-                if self._left >= PASSED_ON_BYTES and not self._read_soon:
-                    begin_writing(self.fileno())
-                    self._left = 0
 
 
 def read_progress(directory: Path) -> Progress:
@@ -240,7 +176,7 @@ def read_drawn(directory: Path) -> dict[int, int] | None:
     if legacy.is_legacy(directory):
         return {}
     path = directory / "rng" / "rank_0.pth"
-    return _load_as(dict, path).get(DRAWN) if path.exists() else None
+    return load_as(dict, path).get(DRAWN) if path.exists() else None
 
 
 def read_order_seeds(directory: Path, begun: Mapping[int, int]) -> dict[int, int]:
@@ -253,7 +189,7 @@ def read_order_seeds(directory: Path, begun: Mapping[int, int]) -> dict[int, int
     if path is None:
         return {}
     # Memory-mapped, so as not to read all of it again for a few numbers. torch's old format can't be mapped.
-    return legacy.order_seeds(directory, _load_as(dict, path, mmap=zipfile.is_zipfile(path)), begun)
+    return legacy.order_seeds(directory, load_as(dict, path, mmap=zipfile.is_zipfile(path)), begun)
 
 
 def read_trial_seed(directory: Path) -> int | None:
@@ -286,18 +222,11 @@ def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_
             f"{directory} has no {STATE}: a program saved it by the core API, and knows what is in it; dray checkpoint "
             "download copies its files"
         )
-    found: dict[str, Any] = _load_as(dict, path, **torch_load_kwargs)
+    found: dict[str, Any] = load_as(dict, path, **torch_load_kwargs)
     if old is not None:
         found = legacy.modern(found)
         legacy.without_ddp_prefix(found, models)
     return found
-
-
-def _reason(message: str) -> str:
-    """The cause, from `torch.load`'s long message."""
-    if named := re.search(r"GLOBAL (\S+) was not", message):
-        return f"it names {named.group(1)}"
-    return " ".join(message.partition("WeightsUnpickler error:")[2].partition("Check the documentation")[0].split())
 
 
 def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int) -> RankState | None:
@@ -317,108 +246,17 @@ def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int) -
     files = sorted((directory / "gradients").glob("rank_*.pth"), key=lambda file: int(file.stem.removeprefix("rank_")))
     gradients = None
     if files and len(files) == size:
-        gradients = _load_as(list, files[rank])
+        gradients = load_as(list, files[rank])
     elif files:
-        gradients = _mean_gradients([_load_as(list, file) for file in files])
+        gradients = _mean_gradients([load_as(list, file) for file in files])
     if not path.exists() and gradients is None:
         return None
-    return RankState(rng=_load_as(dict, path) if path.exists() else {}, gradients=gradients)
+    return RankState(rng=load_as(dict, path) if path.exists() else {}, gradients=gradients)
 
 
 def read_json(path: Path) -> Any:
     """A JSON file's content, None if there is no such file."""
     return json.loads(path.read_text()) if path.exists() else None
-
-
-def check_savable(state: Mapping[str, Any]) -> int:
-    """Refuse state that could be saved, but not loaded as data; returns the size of its tensors in bytes.
-
-    Raises:
-        UnsavableState: names the callback (or the part), the key, the type and the cure.
-    """
-    nbytes = 0
-    for part, value in state.items():
-        if part == "callbacks" and isinstance(value, dict):
-            nbytes += sum(_check(own, f"the state of callback {name!r}", ()) for name, own in value.items())
-        else:
-            nbytes += _check(value, f"{part!r}", ())
-    return nbytes
-
-
-_PLAIN = (type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.device, torch.Size)
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
-
-
-def _check(value: Any, what: str, keys: tuple[Any, ...]) -> int:
-    kind = type(value)
-    if kind in _TENSORS:
-        return int(value.nbytes) if value.layout is torch.strided else 0
-    if kind in _PLAIN:
-        return 0
-    if kind is dict or kind is OrderedDict:
-        for key in value:
-            if type(key) not in _PLAIN:
-                _check(key, what, (*keys, key))
-        return sum(_check(item, what, (*keys, key)) for key, item in value.items())
-    if kind in (list, tuple, set):
-        return sum(_check(item, what, (*keys, index)) for index, item in enumerate(value))
-    if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "fiubcUSmM":
-        return int(value.nbytes)
-    _check_by_trying(value, what, keys)
-    return 0
-
-
-def _check_by_trying(value: Any, what: str, keys: tuple[Any, ...]) -> None:
-    # For tensor subclasses, and types that the user has allowed with torch.serialization.add_safe_globals.
-    buffer = io.BytesIO()
-    try:
-        torch.save(value, buffer)
-        buffer.seek(0)
-        _load(buffer)
-    except Exception as error:
-        where = "".join(f"[{key!r}]" for key in keys)
-        raise UnsavableState(
-            f"{what}{where and ' at ' + where} is of type {type(value).__module__}.{type(value).__qualname__}, which a "
-            "checkpoint can't hold: it would have to run code when loaded. Return tensors, numpy arrays, numbers, "
-            "strings, "
-            "and dicts, lists, tuples and sets of them (a deque as a list, an Enum as its value, an object as its "
-            "attributes), and turn them back in load_state_dict()"
-        ) from error
-
-
-_NUMPY_GLOBALS: list[Any] = [
-    np.ndarray,
-    np.dtype,
-    *{type(np.dtype(code)) for code in "?bBhHiIlLqQefdgFDGUSmM"},
-    (np.ones(1).__reduce__()[0], "numpy.core.multiarray._reconstruct"),
-    np.ones(1).__reduce__()[0],
-    (np.float64(1).__reduce__()[0], "numpy.core.multiarray.scalar"),
-    np.float64(1).__reduce__()[0],
-]
-
-
-def _load(file: Path | io.BytesIO, **kwargs: Any) -> Any:
-    with torch.serialization.safe_globals(_NUMPY_GLOBALS):
-        return torch.load(file, **{"map_location": "cpu", "weights_only": True, **kwargs})
-
-
-def _load_as(kind: type[T], path: Path, **kwargs: Any) -> T:
-    """Load a file of a checkpoint without running code.
-
-    Raises:
-        ValueError: it can't be loaded as data, or is of another type.
-    """
-    try:
-        found: Any = _load(path, **kwargs)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{path} can't be loaded as data: {_reason(str(error))}; nothing in it was run. If you trust the file, "
-            "allow the type with torch.serialization.add_safe_globals([...]) first; or load it with torch.load("
-            "weights_only=False), make plain values of what is not, and save it in its place"
-        ) from error
-    if not isinstance(found, kind):
-        raise ValueError(f"{path} holds {type(found).__name__}, not the {kind.__name__} that a trainer writes")
-    return found
 
 
 def _mean_gradients(ranks: list[list[list[torch.Tensor | None]]]) -> list[list[torch.Tensor | None]]:

@@ -19,9 +19,9 @@ from dray import pytorch
 from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch, Epoch, samplers
-from dray.training.checkpoint import UnsavableState
 from dray.training.distributed import NotUnderTorchrun
 from dray.training.errors import SearcherMetricError
+from dray.training.plain_state import UnsavableState
 from dray.training.reducers import ReducerRegistry
 from tests.pytorch.fakes import FakeHost, OneWeight
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from dray.training import checkpoint, rng
-from dray.training.checkpoint import Description, RankState, UnsavableState
+from dray.training.checkpoint import Description, RankState
+from dray.training.plain_state import UnsavableState
 from dray.training.progress import Progress
 
 

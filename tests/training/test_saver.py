@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dray.storage import CheckpointStore, disk, verify
-from dray.training import checkpoint, saver, snapshot
+from dray.training import checkpoint, hashed_file, saver, snapshot
 from dray.training.checkpoint import Contents, Description
 from dray.training.host import Report
 from dray.training.progress import Progress
@@ -250,8 +250,8 @@ def test_only_what_nobody_is_about_to_read_leaves_the_memory(
         told.append(os.fstat(file).st_size)
         disk.begin_writing(file)
 
-    monkeypatch.setattr(checkpoint, "begin_writing", begin_writing)
-    monkeypatch.setattr(checkpoint, "PASSED_ON_BYTES", 2 * checkpoint.PIECE_BYTES)
+    monkeypatch.setattr(hashed_file, "begin_writing", begin_writing)
+    monkeypatch.setattr(hashed_file, "PASSED_ON_BYTES", 2 * hashed_file.PIECE_BYTES)
     host.gate.set()
     host.is_remote = remote
     state = {"models_state_dict": [{name: torch.rand(5 << 18) for name in "abc"}]}  # of 5 MiB each

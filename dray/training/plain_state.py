@@ -1,0 +1,120 @@
+"""State that is plain data: it loads with `torch.load(weights_only=True)`, and so can't run code.
+
+NumPy arrays and scalars are allowed by name. State that would not load so is refused when it is saved.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+T = TypeVar("T")
+
+
+class UnsavableState(TypeError):
+    """State that a checkpoint can't hold, as it could not be loaded as data."""
+
+
+def check_savable(state: Mapping[str, Any]) -> int:
+    """Refuse state that could be saved, but not loaded as data; returns the size of its tensors in bytes.
+
+    Raises:
+        UnsavableState: names the callback (or the part), the key, the type and the cure.
+    """
+    nbytes = 0
+    for part, value in state.items():
+        if part == "callbacks" and isinstance(value, dict):
+            nbytes += sum(_check(own, f"the state of callback {name!r}", ()) for name, own in value.items())
+        else:
+            nbytes += _check(value, f"{part!r}", ())
+    return nbytes
+
+
+_PLAIN = (type(None), bool, int, float, str, bytes, complex, torch.dtype, torch.device, torch.Size)
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+def _check(value: Any, what: str, keys: tuple[Any, ...]) -> int:
+    kind = type(value)
+    if kind in _TENSORS:
+        return int(value.nbytes) if value.layout is torch.strided else 0
+    if kind in _PLAIN:
+        return 0
+    if kind is dict or kind is OrderedDict:
+        for key in value:
+            if type(key) not in _PLAIN:
+                _check(key, what, (*keys, key))
+        return sum(_check(item, what, (*keys, key)) for key, item in value.items())
+    if kind in (list, tuple, set):
+        return sum(_check(item, what, (*keys, index)) for index, item in enumerate(value))
+    if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "fiubcUSmM":
+        return int(value.nbytes)
+    _check_by_trying(value, what, keys)
+    return 0
+
+
+def _check_by_trying(value: Any, what: str, keys: tuple[Any, ...]) -> None:
+    # For tensor subclasses, and types that the user has allowed with torch.serialization.add_safe_globals.
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        buffer.seek(0)
+        _load(buffer)
+    except Exception as error:
+        where = "".join(f"[{key!r}]" for key in keys)
+        raise UnsavableState(
+            f"{what}{where and ' at ' + where} is of type {type(value).__module__}.{type(value).__qualname__}, which a "
+            "checkpoint can't hold: it would have to run code when loaded. Return tensors, numpy arrays, numbers, "
+            "strings, and dicts, lists, tuples and sets of them (a deque as a list, an Enum as its value, an object as "
+            "its attributes), and turn them back in load_state_dict()"
+        ) from error
+
+
+_NUMPY_GLOBALS: list[Any] = [
+    np.ndarray,
+    np.dtype,
+    *{type(np.dtype(code)) for code in "?bBhHiIlLqQefdgFDGUSmM"},
+    (np.ones(1).__reduce__()[0], "numpy.core.multiarray._reconstruct"),
+    np.ones(1).__reduce__()[0],
+    (np.float64(1).__reduce__()[0], "numpy.core.multiarray.scalar"),
+    np.float64(1).__reduce__()[0],
+]
+
+
+def _load(file: Path | io.BytesIO, **kwargs: Any) -> Any:
+    with torch.serialization.safe_globals(_NUMPY_GLOBALS):
+        return torch.load(file, **{"map_location": "cpu", "weights_only": True, **kwargs})
+
+
+def load_as(kind: type[T], path: Path, **kwargs: Any) -> T:
+    """Load a file of a checkpoint without running code.
+
+    Raises:
+        ValueError: it can't be loaded as data, or is of another type.
+    """
+    try:
+        found: Any = _load(path, **kwargs)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path} can't be loaded as data: {_reason(str(error))}; nothing in it was run. If you trust the file, "
+            "allow the type with torch.serialization.add_safe_globals([...]) first; or load it with torch.load("
+            "weights_only=False), make plain values of what is not, and save it in its place"
+        ) from error
+    if not isinstance(found, kind):
+        raise ValueError(f"{path} holds {type(found).__name__}, not the {kind.__name__} that a trainer writes")
+    return found
+
+
+def _reason(message: str) -> str:
+    """The cause, from `torch.load`'s long message."""
+    if named := re.search(r"GLOBAL (\S+) was not", message):
+        return f"it names {named.group(1)}"
+    return " ".join(message.partition("WeightsUnpickler error:")[2].partition("Check the documentation")[0].split())
