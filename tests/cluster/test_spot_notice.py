@@ -73,6 +73,8 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
     metadata = Metadata()
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://{metadata.host}/")
     monkeypatch.setenv("GCE_METADATA_HOST", metadata.host)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # it is not asked
+    monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.setattr(spot_notice, "time", SimpleNamespace(time=lambda: NOW))
     monkeypatch.setattr(spot_notice, "ANSWER_S", 30.0)
     yield metadata

@@ -34,8 +34,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the tests run in: on a dumb one there is no picture."""
+    """Whatever the tests run in: on a dumb one there is no picture, and some want colours everywhere."""
     monkeypatch.setenv("TERM", "xterm")
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 class FakeCounts:
