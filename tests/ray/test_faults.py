@@ -11,7 +11,17 @@ import pytest
 
 import dray
 from dray.cluster.messages import Message
-from tests.ray.harness import TRIALS, Attempt, Meanwhile, attempts, ends, in_the_middle, journal, recorded, wait_for
+from tests.ray.harness import (
+    TRIALS,
+    Attempt,
+    Meanwhile,
+    attempts,
+    ends,
+    journal,
+    killed_in_the_middle,
+    recorded,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -48,9 +58,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
         os.kill(handle, signal.SIGKILL)
         done.update(killed_handle=handle, ended_before=len(ends(path)))
         wait_for(lambda: ends(path), "the first trial's end")
-        killed = wait_for(lambda: in_the_middle(path, record), "a trial past its first checkpoint")[0]
-        os.kill(killed.pid, signal.SIGKILL)
-        done.update(killed=attempts(record)[killed.trial][-1])
+        done.update(killed=wait_for(lambda: killed_in_the_middle(path, record), "a trial past its first checkpoint"))
 
     with Meanwhile(faults):
         result = experiment.run(on_message=messages.append)

@@ -56,11 +56,16 @@ def story(drive: Callable[..., Driver], tmp_path_factory: pytest.TempPathFactory
             pause_s=0.05,
             searcher=promotion(TRIAL_COUNT, BATCHES),
             loggers={"mlflow": {"tracking_uri": server}, "wandb": {"mode": "offline"}},
+            entrypoint="recorded:FirstAhead",
         )
+        until = directory / "until"
+        # Past the last rung but one, until the driver is dead.
+        settings["hyperparameters"] |= {"held_at": BATCHES - 5, "until": str(until)}
         driver = drive("create", write_config(directory, settings), TRIALS, "--path", path)
         driver.wait_for(lambda: any(trial.state.is_finished() for trial in trials(path)), "a trial's end in the study")
         live = trials(path)
         driver.kill()
+        until.touch()
         assert len(ends(path)) < TRIAL_COUNT, "the driver was to die in the middle"
         assert drive("resume", path).wait() == 0, driver.log.read_text()
         runs, output = MLflow(server, "recorded"), driver.log.read_text()

@@ -24,6 +24,8 @@ def test_training_metrics_of_every_report_arrive_in_order(tmp_path: Path) -> Non
         checkpoint_policy="none",
         max_restarts=0,
     )
+    # When the second one gets its workers, the driver has read what the first one reported.
+    config["searcher"]["max_concurrent_trials"] = 1
     path, rows = tmp_path / "experiment", []
 
     def heard(message: Message) -> None:

@@ -25,6 +25,15 @@ def note(path: str, **what: object) -> None:
     os.close(file)
 
 
+def first(file: str) -> bool:
+    """Whether nobody has called this with the file before."""
+    try:
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
 def trial_id() -> int:
     info = dray.get_cluster_info()
     assert info is not None, "a trial of an experiment can ask about itself"
@@ -89,6 +98,17 @@ class Held(Recorded):
             for file in (Path(self.context.get_hparam(name)) for name in names):
                 while not file.exists():
                     time.sleep(0.05)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+class FirstAhead(Recorded):
+    """The first trial to come to batch ``held_at`` goes on; all others wait there for the file ``until``."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
+        until = Path(self.context.get_hparam("until"))
+        if batch_idx == self.context.get_hparam("held_at") and not first(f"{until}.first"):
+            while not until.exists():
+                time.sleep(0.02)
         return super().train_batch(batch, epoch_idx, batch_idx)
 
 
