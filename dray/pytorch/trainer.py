@@ -24,6 +24,7 @@ from dray.training import checkpoint, legacy, rng, source
 from dray.training.agreement import all_or_none
 from dray.training.division import Division
 from dray.training.errors import ShouldExit
+from dray.training.evaluation import Evaluation
 from dray.training.executor import Executor, run
 from dray.training.optimisation import bare
 from dray.training.plan import POLICIES, Plan, Policy, batches_of, schedule_of
@@ -155,6 +156,17 @@ class Trainer:
                         step_zero_validation=step_zero_validation,
                         test_mode=test_mode,
                     )
+                    to_device = context._mover()
+                    evaluation = Evaluation(
+                        trial=trial,
+                        callbacks=callbacks,
+                        optimisation=context._optimisation,
+                        reducers=context._reducers,
+                        to_device=to_device,
+                        data=validation_loader,
+                        full_dataset=full_dataset,
+                        is_chief=peers.rank == 0,
+                    )
                     executor = Executor(
                         trial=trial,
                         callbacks=callbacks,
@@ -162,12 +174,11 @@ class Trainer:
                         reducers=context._reducers,
                         cursor=cursor,
                         device=context.device,
-                        to_device=context._mover(),
+                        to_device=to_device,
                         peers=peers,
                         host=host,
                         training_data=training_data,
-                        validation_data=validation_loader,
-                        full_dataset=full_dataset,
+                        evaluation=evaluation,
                         description=_Description(self._trial, context, division),
                         listens_to_batches=listens_to_batches,
                         hears_of_checkpoints=any(

@@ -11,55 +11,33 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any
 
 import torch
 from typing_extensions import assert_never
 
 from dray.training import checkpoint, metrics, rng
-from dray.training.agreement import heard, told
+from dray.training.agreement import on_chief
 from dray.training.cursor import Cursor
 from dray.training.distributed import DistributedContext
-from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, SearcherMetricError, ShouldExit
+from dray.training.errors import DataExhausted, SearcherMetricError, ShouldExit
+from dray.training.evaluation import Evaluation
 from dray.training.host import Host, Reached, Report
+from dray.training.leaving import Leaving
 from dray.training.loop import Command, Publish, Seen, Train, Validate, drive
 from dray.training.optimisation import Optimisation
 from dray.training.plan import Plan
 from dray.training.progress import Progress
-from dray.training.reducers import Reducer, ReducerRegistry
+from dray.training.reducers import ReducerRegistry
 from dray.training.saver import Saver
-from dray.training.spread import SpreadModel, hang_up, is_hung_up
+from dray.training.spread import SpreadModel, hang_up
 from dray.training.stopping import StopLine
 from dray.training.trial import Callback, Scalars, Trial
 from dray.training.usage import Usage
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leave:
-    """Why a rank leaves the loop, and whether to save what it has trained."""
-
-    #: The weakest reason first. "hung_up": another rank has cut the connection, for one of the other reasons.
-    KINDS: ClassVar = ("hung_up", "exit", "exhausted", "invalid_hp", "failed")
-
-    kind: Literal["hung_up", "exit", "exhausted", "invalid_hp", "failed"]
-    save: bool = True
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationPart:
-    """One rank's share of a validation: metrics over its own batches, and what it contributes to the reducers."""
-
-    metrics: Mapping[str, Any]
-    slot: list[Any]
-    reducers: Mapping[str, Reducer] = field(default_factory=dict)
-    batches: int = 0
 
 
 def run(plan: Plan, at: Progress, executor: Executor) -> Progress:
@@ -97,6 +75,7 @@ def _watched(executor: Executor) -> Iterator[None]:
         executor.host.watch(lambda: last)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Executor:
     """Performs the commands of one rank.
 
@@ -108,8 +87,7 @@ class Executor:
         peers: the trial's ranks.
         host: called on the chief only, with the exceptions that `Host` lists.
         training_data: an endless iterator, already at the right position.
-        validation_data: None on the ranks that don't validate.
-        full_dataset: validate by `evaluate_full_dataset`, on the chief.
+        evaluation: validates.
         description: returns what every checkpoint says about the trial; called at the first one.
         listens_to_batches: whether any rank has a callback with `on_training_workload_end`, which gets each batch's
             metrics.
@@ -120,68 +98,44 @@ class Executor:
         best: whether to ask the host which validations are worth saving.
     """
 
-    def __init__(
-        self,
-        *,
-        trial: Trial,
-        callbacks: Mapping[str, Callback],
-        optimisation: Optimisation,
-        reducers: ReducerRegistry,
-        cursor: Cursor,
-        device: torch.device,
-        to_device: Callable[[Any], Any] | None,
-        peers: DistributedContext,
-        host: Host,
-        training_data: Iterator[Any],
-        validation_data: Any,
-        full_dataset: bool,
-        description: Callable[[], checkpoint.Description],
-        listens_to_batches: bool,
-        hears_of_checkpoints: bool,
-        scalars: Scalars,
-        profiler: Any = None,
-        best: bool = False,
-    ) -> None:
-        self.trial = trial
-        self.callbacks = callbacks
-        self.optimisation = optimisation
-        self.reducers = reducers
-        self.cursor = cursor
-        self.device = device
-        self.to_device = to_device
-        self.peers = peers
-        self.host = host
-        self.training_data = training_data
-        self.validation_data = validation_data
-        self.full_dataset = full_dataset
-        self.description = description
-        self.profiler = profiler
-        self.best = best
-        self.hears_of_checkpoints = hears_of_checkpoints
-        self.is_chief = peers.rank == 0
-        self._scalars = scalars
-        self._metrics = metrics.TrainingMetrics(keep_batches=listens_to_batches)
-        forward: Callable[[Any], Any] = optimisation.amp.forward if optimisation.amp else lambda method: method
-        self._train_batch = forward(trial.train_batch)
-        self._evaluate_batch = forward(_evaluate_batch(trial))
-        self._evaluate_all = forward(trial.evaluate_full_dataset)
-        self._epoch_starts = [_epoch_start(callback) for callback in callbacks.values()]
-        self._saver = Saver(host)
-        self._trained = cursor.initial_batch
-        self._evaluated = 0
-        self.stop_line = StopLine(peers, host.asked_to_stop, lambda: self._trained)
-        if self.is_chief and scalars.enabled and self._trained > 0:
-            # A trial that was killed resumes from its last checkpoint, and writes some batches again. The validation at
-            # that checkpoint stays.
-            scalars.restart(self._trained + 1)
-        self._usage = Usage(device)
+    trial: Trial
+    callbacks: Mapping[str, Callback]
+    optimisation: Optimisation
+    reducers: ReducerRegistry
+    cursor: Cursor
+    device: torch.device
+    to_device: Callable[[Any], Any] | None
+    peers: DistributedContext
+    host: Host
+    training_data: Iterator[Any]
+    evaluation: Evaluation
+    description: Callable[[], checkpoint.Description]
+    listens_to_batches: bool
+    hears_of_checkpoints: bool
+    scalars: Scalars
+    profiler: Any = None
+    best: bool = False
+
+    def __post_init__(self) -> None:
+        self.is_chief = self.peers.rank == 0
+        self.stop_line = StopLine(self.peers, self.host.asked_to_stop, lambda: self._trained)
+        self._leaving = Leaving(self.peers)
+        self._metrics = metrics.TrainingMetrics(keep_batches=self.listens_to_batches)
+        self._train_batch = self.optimisation.forward(self.trial.train_batch)
+        self._epoch_starts = [_epoch_start(callback) for callback in self.callbacks.values()]
+        self._saver = Saver(self.host)
+        self._usage = Usage(self.device)
+        self._trained = self.cursor.initial_batch
         self._training: dict[str, Any] | None = None
         self._validation: dict[str, Any] | None = None
-        self._pending: BaseException | None = None
+        if self.is_chief and self.scalars.enabled and self._trained > 0:
+            # A trial that was killed resumes from its last checkpoint, and writes some batches again. The validation at
+            # that checkpoint stays.
+            self.scalars.restart(self._trained + 1)
 
     def progress(self) -> tuple[int, int]:
         """As `Host.watch` needs it: (batches trained, batches of the latest validation)."""
-        return self._trained, self._evaluated
+        return self._trained, self.evaluation.batches
 
     def perform(self, command: Command) -> Seen:
         """Perform a command of the loop."""
@@ -200,56 +154,49 @@ class Executor:
 
     def finish(self) -> None:
         """Wait until the last checkpoint is saved, and raise the exception that ended training, if any."""
-        self._on_chief("saving the last checkpoint", self._saver.finish)
-        self._raise_pending()
+        on_chief(self.peers, "saving the last checkpoint", self._saver.finish)
+        self._leaving.raise_error()
 
     def abandon(self) -> None:
         """After an error: wait for the checkpoint that is being saved."""
         self._saver.abandon()
 
-    def _raise_pending(self) -> None:
-        if self._pending is not None:
-            raise self._pending
-
     # ------------------------------------------------------------------------------------------------------- train
 
     def train(self, command: Train) -> Seen:
         self.reducers.reset(training=True)
-        self._metrics.keep_times = self.is_chief and self._scalars.enabled
+        self._metrics.keep_times = self.is_chief and self.scalars.enabled
         self._metrics.reset()
         first = self._trained
         for model in self.optimisation.models:
             if not model.training or self._trained == self.cursor.initial_batch:
                 model.train()
-        slot, leave = self._attempt(lambda: self._train_until(command.until))
+        slot, leave = self._leaving.attempt(lambda: self._train_until(command.until))
         if leave is not None:
             # The others may be in backward, waiting for this rank's gradients.
             hang_up(self.optimisation.models)
         values = self._metrics.take_values()
-        scalars = values if self._scalars.enabled else None
-        own = (self._trained, leave, metrics.sums_of(values), slot, scalars, self._usage.machine())
-        ranks = self.peers.allgather(own)
-        self._usage.hear([row[5] for row in ranks])
+        scalars = values if self.scalars.enabled else None
+        mine = (self._trained, leave, metrics.sums_of(values), slot, scalars, self._usage.machine())
+        trained, leaves, sums, slots, rows, machines = zip(*self.peers.allgather(mine), strict=True)
+        self._usage.hear(machines)
         if self._metrics.keep_times:
-            self._write_batches(first, [row[4] for row in ranks if row[4] is not None])
-        if any(row[1] for row in ranks):
+            self._write_batches(first, [row for row in rows if row is not None])
+        if any(leaves):
             hang_up(self.optimisation.models)
-        leave = self._agree([row[1] for row in ranks])
-        self._trained = min(row[0] for row in ranks)
-        averages: dict[str, Any] = dict(metrics.average_sums([row[2] for row in ranks]))
-        if leave is not None:
+        leave = self._leaving.agree(leaves)
+        self._trained = min(trained)
+        averages: dict[str, Any] = dict(metrics.average_sums(sums))
+        if leave is not None or self._trained < command.until:
             self._training = averages or None
-            return Seen(batches=self._trained, leave=True, save_on_leave=leave.save)
-        if self._trained < command.until:
-            self._training = averages or None
-            return Seen(batches=self._trained, leave=True, interrupted=True)
-        reduced = self.reducers.cross_slot([row[3] or [] for row in ranks], training=True)
+            save = leave is None or leave.save
+            return Seen(batches=self._trained, leave=True, save_on_leave=save, interrupted=leave is None)
+        reduced = self.reducers.cross_slot(slots, training=True)
         averages.update({name: metrics.to_numpy(value) for name, value in reduced.items()})
         self._training = averages
         self._write_scalars(reduced)
         if self._metrics.keep_batches:
-            _, leave = self._attempt(lambda: self._workload_end(averages))
-            leave = self._agree(self.peers.allgather(leave))
+            _, leave = self._leaving.attempt_together(lambda: self._workload_end(averages))
             if leave is not None:
                 return Seen(batches=self._trained, leave=True, save_on_leave=leave.save)
         return Seen(batches=self._trained)
@@ -302,7 +249,7 @@ class Executor:
         """One row of scalars for each batch, at its number as step."""
         if ranks:
             batches = zip(self._metrics.times, metrics.rows_of(ranks), strict=False)
-            self._scalars.write(
+            self.scalars.write(
                 (at, batch_idx, {f"Determined/{name}": value for name, value in row.items()})
                 for batch_idx, (at, row) in enumerate(batches, start=first)
                 if row
@@ -310,11 +257,11 @@ class Executor:
 
     def _write_scalars(self, found: Mapping[str, Any]) -> None:
         """One row of scalars, at the number of batches trained; other values than numbers are left out."""
-        if self.is_chief and self._scalars.enabled:
+        if self.is_chief and self.scalars.enabled:
             values = {name: metrics.as_number(metrics.to_numpy(value)) for name, value in found.items()}
             row = {f"Determined/{name}": value for name, value in values.items() if value is not None}
             if row:
-                self._scalars.write([(time.time(), self._trained, row)])
+                self.scalars.write([(time.time(), self._trained, row)])
 
     def _workload_end(self, averages: dict[str, Any]) -> None:
         batches = metrics.average_batches(self.peers.allgather(self._metrics.take_batches()))
@@ -326,79 +273,19 @@ class Executor:
 
     def validate(self, command: Validate) -> Seen:
         with torch.no_grad():
-            if not self.full_dataset:
+            if not self.evaluation.full_dataset:
                 for model in self.optimisation.models:
                     if isinstance(model, SpreadModel):
                         model.share_buffers()
-            part, leave = self._attempt(lambda: self._evaluate(command.test_mode))
-            ranks = self.peers.allgather((leave, part))
-            leave = self._agree([row[0] for row in ranks])
+            shares, leave = self._leaving.attempt_together(lambda: self.evaluation.share(test_mode=command.test_mode))
             if leave is None:
-                # Each rank combines for itself: the same result, without another exchange.
-                found = self._combine([row[1] for row in ranks if row[1] is not None])
-                worth, leave = self._attempt(lambda: self._validated(found))
-                outcomes = self.peers.allgather((leave, worth))
-                leave = self._agree([row[0] for row in outcomes])
+                found = self.evaluation.combine(shares)
+                answers, leave = self._leaving.attempt_together(lambda: self._validated(found))
         if leave is not None:
             return Seen(batches=self._trained, leave=True, save_on_leave=leave.save)
-        worth_saving, reached = outcomes[0][1] or (False, "nothing")
+        worth_saving, reached = answers[0]
         decides, enough = reached == "rung", reached == "end"
         return Seen(batches=self._trained, worth_saving=worth_saving, decides=decides, enough=enough)
-
-    def _evaluate(self, test_mode: bool) -> ValidationPart:
-        """This rank's share of a validation."""
-        self.reducers.reset(training=False)
-        for model in self.optimisation.models:
-            model.eval()
-        for callback in self.callbacks.values():
-            callback.on_validation_start()
-        if self.full_dataset:
-            found = self._evaluate_full_dataset() if self.is_chief else {}
-            return ValidationPart(metrics=found, slot=self.reducers.per_slot(training=False))
-        for callback in self.callbacks.values():
-            callback.on_validation_epoch_start()
-        seen = metrics.ValidationMetrics()
-        to_device, add = self.to_device, seen.add
-        evaluate_batch, get_batch_length = self._evaluate_batch, self.trial.get_batch_length
-        for batch_idx, batch in enumerate(self.validation_data):
-            get_batch_length(batch)
-            if to_device is not None:
-                batch = to_device(batch)
-            add(evaluate_batch(batch=batch, batch_idx=batch_idx))
-            self._evaluated = batch_idx + 1
-            if test_mode:
-                break
-        rows = seen.take()
-        for callback in self.callbacks.values():
-            callback.on_validation_epoch_end(rows)
-        reducers = metrics.reducers_of(self.trial.evaluation_reducer(), list(rows[0])) if rows else {}
-        return ValidationPart(
-            metrics=metrics.reduce_batches(rows, reducers),
-            slot=self.reducers.per_slot(training=False),
-            reducers=reducers,
-            batches=len(rows),
-        )
-
-    def _combine(self, parts: list[ValidationPart]) -> dict[str, Any]:
-        """The metrics of all ranks' shares."""
-        reduced = metrics.jsonable(
-            self.reducers.cross_slot([part.slot for part in parts], training=False), source="a reducer"
-        )
-        if self.full_dataset:
-            return {**parts[0].metrics, **reduced}
-        shares = [part for part in parts if part.batches]
-        if not shares:
-            raise RuntimeError(
-                "the validation data is empty: build_validation_data_loader() returned a loader without a batch; "
-                "check its dataset, and drop_last with a dataset smaller than a batch"
-            )
-        if any(share.metrics.keys() != shares[0].metrics.keys() for share in shares):
-            raise ValueError(
-                "evaluate_batch() must return the same metrics on every rank: "
-                + ", ".join(str(sorted(share.metrics)) for share in shares)
-            )
-        own = metrics.combine_ranks([(share.metrics, share.batches) for share in shares], shares[0].reducers)
-        return {**own, **reduced}
 
     def _validated(self, found: dict[str, Any]) -> tuple[bool, Reached]:
         """Call the callbacks; then ask the host whether the validation is worth saving, and what it has reached."""
@@ -419,14 +306,6 @@ class Executor:
         reached = self.host.reached(self._validation)
         return self.best and self.host.worth_saving(self._validation), reached
 
-    def _evaluate_full_dataset(self) -> dict[str, Any]:
-        found = self._evaluate_all(data_loader=self.validation_data)
-        if not isinstance(found, dict):
-            raise TypeError(
-                f"evaluate_full_dataset() must return a dict of metrics, got {found!r} of type {type(found).__name__}"
-            )
-        return metrics.jsonable(found, source="evaluate_full_dataset()")
-
     # ----------------------------------------------------------------------------------------------------- publish
 
     def publish(self, command: Publish) -> Seen:
@@ -440,7 +319,7 @@ class Executor:
             interrupted=command.interrupted,
         )
         self._training = self._validation = None
-        leave: Leave | None = None
+        leave = None
         if command.save:
             began = time.perf_counter()
             state = checkpoint.RankState(
@@ -449,20 +328,20 @@ class Executor:
                 drawn=self.cursor.drawn_from(command.at.batches),
             )
             parts = self.peers.gather((state, self.hears_of_checkpoints)) or []
-            uuid, _ = self._on_chief("saving a checkpoint", lambda: self._save(command, report, parts))
+            uuid, _ = on_chief(self.peers, "saving a checkpoint", lambda: self._save(command, report, parts))
             if uuid is not None:
                 report = replace(report, checkpoint=uuid)
-                _, leave = self._attempt(lambda: self._uploaded(uuid))
+                _, leave = self._leaving.attempt(lambda: self._uploaded(uuid))
             self._usage.saved(time.perf_counter() - began)
         if self.is_chief:
             # Not in the report of the checkpoint, so that two identical runs have identical checkpoints.
             report = replace(report, system=self._usage.take(at_once=command.decides or command.final))
         # Published before any rank leaves: what the host does on a stop may end this process.
         mine = (self.cursor.stop_requested, leave)
-        stop, ranks = self._on_chief("publishing metrics", lambda: self._publish(command, report), mine)
-        if self._agree([row[1] for row in ranks]) is not None:
+        stop, ranks = on_chief(self.peers, "publishing metrics", lambda: self._publish(command, report), mine)
+        if self._leaving.agree([row[1] for row in ranks]) is not None:
             # Nothing is lost: the checkpoint has just been saved.
-            self._raise_pending()
+            self._leaving.raise_error()
             raise ShouldExit
         return Seen(batches=self._trained, stop=stop or any(row[0] for row in ranks))
 
@@ -500,69 +379,6 @@ class Executor:
             callback.on_checkpoint_end(str(directory))
             callback.on_checkpoint_write_end(str(directory))
 
-    # ---------------------------------------------------------------------------------------------------- agreement
-
-    def _on_chief(self, doing: str, function: Callable[[], T], mine: Any = None) -> tuple[T, list[Any]]:
-        """Call a function on the chief; returns, on all ranks, its result and the list of all ranks' `mine`.
-
-        If it fails, all ranks raise. There is a single exchange, since each takes a millisecond.
-        """
-        if self.peers.size == 1:
-            return function(), [mine]
-        outcome: tuple[Any, Exception | str | None] = (None, None)
-        error: BaseException | None = None
-        if self.is_chief:
-            try:
-                outcome = (function(), None)
-            except (Exception, SystemExit) as caught:
-                error, outcome = caught, (None, told(caught))
-        ranks = self.peers.allgather((outcome, mine))
-        value, failure = ranks[0][0]
-        if error is not None:
-            raise error
-        if failure is not None:
-            raise heard(failure, f"rank 0 failed while {doing}")
-        return value, [row[1] for row in ranks]
-
-    def _attempt(self, work: Callable[[], T]) -> tuple[T | None, Leave | None]:
-        """Call the user's code, and turn what it raises into a value that the other ranks can be told."""
-        try:
-            return work(), None
-        except ShouldExit as request:
-            return None, Leave(kind="exit", save=not request.skip_exit_checkpoint)
-        except InvalidHP as invalid:
-            self._pending = invalid
-            return None, Leave(kind="invalid_hp", message=invalid.msg)
-        except DataExhausted as exhausted:
-            self._pending = exhausted
-            return None, Leave(kind="exhausted", message=str(exhausted))
-        except (Exception, SystemExit) as error:
-            # SystemExit too: a program that exits in one process must not leave the others waiting.
-            self._pending = error
-            kind: Literal["hung_up", "failed"] = "hung_up" if is_hung_up(error) else "failed"
-            return None, Leave(kind=kind, message=f"rank {self.peers.rank}: {error!r}")
-
-    def _agree(self, leaves: list[Leave | None]) -> Leave | None:
-        """The reason to leave for all ranks, the strongest of theirs; a failure is raised at once."""
-        found = [leave for leave in leaves if leave is not None]
-        if not found:
-            return None
-        leave = max(found, key=lambda leave: Leave.KINDS.index(leave.kind))
-        mine = leaves[self.peers.rank]
-        if mine is not None and mine.kind == "hung_up" != leave.kind:
-            # This rank's error is only a consequence of another's leaving.
-            self._pending = None
-        match leave.kind:
-            case "failed" | "hung_up":
-                raise self._pending or PeerFailed(f"training failed on {leave.message}")
-            case "invalid_hp":
-                self._pending = self._pending or InvalidHP(leave.message)
-            case "exhausted":
-                self._pending = self._pending or DataExhausted(leave.message)
-        return leave
-
-    # --------------------------------------------------------------------------------------------------------------
-
     def _epochs(self) -> float | None:
         length = self.cursor.epoch_length
         return None if length is None else self._trained / length
@@ -579,19 +395,6 @@ def _check_metric(metric: str, found: Mapping[str, Any]) -> None:
         )
     if metrics.as_number(found[metric]) is None:
         raise SearcherMetricError(f"searcher.metric: {metric!r} is {found[metric]!r}, not a number")
-
-
-def _evaluate_batch(trial: Trial) -> Callable[..., Any]:
-    """`evaluate_batch` with or without `batch_idx`, which Determined's user guide leaves out."""
-    evaluate_batch: Callable[..., Any] = trial.evaluate_batch
-    try:
-        parameters = inspect.signature(evaluate_batch).parameters
-    except (TypeError, ValueError):
-        return evaluate_batch
-    kinds = {parameter.kind for parameter in parameters.values()}
-    if parameters and "batch_idx" not in parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
-        return lambda batch, batch_idx: evaluate_batch(batch=batch)
-    return evaluate_batch
 
 
 def _epoch_start(callback: Callback) -> Callable[[int], None]:

@@ -48,6 +48,10 @@ class Optimisation:
         batch_idx = self.cursor.batch_idx
         return batch_idx is None or (batch_idx + 1) % self.aggregation_frequency == 0
 
+    def forward(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method of the trial that runs models; with `amp` under autocast."""
+        return method if self.amp is None else self.amp.forward(method)
+
     def before_batch(self) -> None:
         """Let DDP exchange gradients only in the batches that step."""
         if self.aggregation_frequency > 1 and self.steps_now is not self._synchronising:

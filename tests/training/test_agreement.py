@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from dray.core import DistributedContext
-from dray.training.agreement import all_or_none
+from dray.training.agreement import all_or_none, on_chief
 from dray.training.errors import InvalidHP, PeerFailed, ShouldExit
 from tests.core.test_distributed import nodes, on_ranks
 
@@ -67,3 +67,20 @@ def test_two_failures_are_each_ranks_own() -> None:
 def test_one_process_raises_what_it_raised() -> None:
     with pytest.raises(PeerFailed, match="mine"), all_or_none(DistributedContext(), "starting"):
         raise PeerFailed("mine")
+
+
+def test_what_the_chief_does_counts_for_all() -> None:
+    def told(work: Callable[[], str]) -> list[object]:
+        def on_rank(context: DistributedContext) -> object:
+            try:
+                return on_chief(context, "saving", work, mine=context.rank)
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
+
+        return on_ranks(nodes(2), on_rank)
+
+    def fails() -> str:
+        raise KeyError("gone")
+
+    assert told(lambda: "an id") == [("an id", [0, 1])] * 2
+    assert told(fails) == ["KeyError: 'gone'", "PeerFailed: rank 0 failed while saving: KeyError('gone')"]

@@ -1,0 +1,133 @@
+"""Validation: what each rank computes over its share of the data, and the metrics of all shares."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dray.training import metrics
+from dray.training.optimisation import Optimisation
+from dray.training.reducers import Reducer, ReducerRegistry
+from dray.training.trial import Callback, Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One rank's share of a validation: metrics over its own batches, and what it contributes to the reducers."""
+
+    metrics: Mapping[str, Any]
+    slot: list[Any]
+    reducers: Mapping[str, Reducer] = field(default_factory=dict)
+    batches: int = 0
+
+
+@dataclass(kw_only=True, eq=False)
+class Evaluation:
+    """Evaluates a trial's models on one rank.
+
+    Args:
+        trial, callbacks: the user's.
+        optimisation, reducers: shared with the trial's context.
+        to_device: moves a batch to the device; None leaves batches where they are.
+        data: None on the ranks that don't evaluate.
+        full_dataset: evaluate by `evaluate_full_dataset`, on the chief.
+        is_chief: whether this rank is the chief.
+
+    Attributes:
+        batches: how many batches of the latest validation are done.
+    """
+
+    trial: Trial
+    callbacks: Mapping[str, Callback]
+    optimisation: Optimisation
+    reducers: ReducerRegistry
+    to_device: Callable[[Any], Any] | None
+    data: Any
+    full_dataset: bool
+    is_chief: bool
+    batches: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._evaluate_batch = self.optimisation.forward(_evaluate_batch(self.trial))
+        self._evaluate_all = self.optimisation.forward(self.trial.evaluate_full_dataset)
+
+    def share(self, *, test_mode: bool) -> Share:
+        """Evaluate this rank's data; with `test_mode` one batch of it."""
+        self.reducers.reset(training=False)
+        for model in self.optimisation.models:
+            model.eval()
+        for callback in self.callbacks.values():
+            callback.on_validation_start()
+        if self.full_dataset:
+            found = self._of_full_dataset() if self.is_chief else {}
+            return Share(metrics=found, slot=self.reducers.per_slot(training=False))
+        for callback in self.callbacks.values():
+            callback.on_validation_epoch_start()
+        rows = self._of_batches(test_mode)
+        for callback in self.callbacks.values():
+            callback.on_validation_epoch_end(rows)
+        reducers = metrics.reducers_of(self.trial.evaluation_reducer(), list(rows[0])) if rows else {}
+        return Share(
+            metrics=metrics.reduce_batches(rows, reducers),
+            slot=self.reducers.per_slot(training=False),
+            reducers=reducers,
+            batches=len(rows),
+        )
+
+    def _of_batches(self, test_mode: bool) -> list[dict[str, Any]]:
+        seen = metrics.ValidationMetrics()
+        to_device, add = self.to_device, seen.add
+        evaluate_batch, get_batch_length = self._evaluate_batch, self.trial.get_batch_length
+        for batch_idx, batch in enumerate(self.data):
+            get_batch_length(batch)
+            if to_device is not None:
+                batch = to_device(batch)
+            add(evaluate_batch(batch=batch, batch_idx=batch_idx))
+            self.batches = batch_idx + 1
+            if test_mode:
+                break
+        return seen.take()
+
+    def _of_full_dataset(self) -> dict[str, Any]:
+        found = self._evaluate_all(data_loader=self.data)
+        if not isinstance(found, dict):
+            raise TypeError(
+                f"evaluate_full_dataset() must return a dict of metrics, got {found!r} of type {type(found).__name__}"
+            )
+        return metrics.jsonable(found, source="evaluate_full_dataset()")
+
+    def combine(self, shares: Sequence[Share]) -> dict[str, Any]:
+        """The metrics of all ranks' shares, in rank order. Each rank combines for itself, without another exchange."""
+        reduced = metrics.jsonable(
+            self.reducers.cross_slot([share.slot for share in shares], training=False), source="a reducer"
+        )
+        if self.full_dataset:
+            return {**shares[0].metrics, **reduced}
+        shares = [share for share in shares if share.batches]
+        if not shares:
+            raise RuntimeError(
+                "the validation data is empty: build_validation_data_loader() returned a loader without a batch; "
+                "check its dataset, and drop_last with a dataset smaller than a batch"
+            )
+        if any(share.metrics.keys() != shares[0].metrics.keys() for share in shares):
+            raise ValueError(
+                "evaluate_batch() must return the same metrics on every rank, got "
+                + ", ".join(str(sorted(share.metrics)) for share in shares)
+            )
+        own = metrics.combine_ranks([(share.metrics, share.batches) for share in shares], shares[0].reducers)
+        return {**own, **reduced}
+
+
+def _evaluate_batch(trial: Trial) -> Callable[..., Any]:
+    """`evaluate_batch` with or without `batch_idx`, which Determined's user guide leaves out."""
+    evaluate_batch: Callable[..., Any] = trial.evaluate_batch
+    try:
+        parameters = inspect.signature(evaluate_batch).parameters
+    except (TypeError, ValueError):
+        return evaluate_batch
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if parameters and "batch_idx" not in parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
+        return lambda batch, batch_idx: evaluate_batch(batch=batch)
+    return evaluate_batch
