@@ -36,8 +36,8 @@ CAUSE_GRACE = 3
 PICK_UP_S = 10.0
 """How long the ranks of a free group may take to begin a lease before they are considered dead."""
 OUT_OF_STEP = "its ranks are no longer in step"
-OTHERS = "others are in their place"
-VACATED = "what it ran goes on elsewhere"
+OTHERS = "other processes have taken their place"
+VACATED = "its trial goes on elsewhere"
 SPARE = "there are more groups than trials"
 
 
@@ -267,7 +267,7 @@ class Desk:
         # Processes that died while idle: nobody tells us, and the trial need not wait for their successors.
         if not lease.begun and self._leases.get(lease.number) is lease:
             if lease.group in self._groups:
-                self._groups[lease.group].retire = "they were idle, and did not answer"
+                self._groups[lease.group].retire = f"they did not begin a trial within {PICK_UP_S:.0f} s"
             self._queue.appendleft(lease.trial)
             self._end(lease)
 
