@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import pathlib
 import warnings
@@ -11,7 +10,6 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.nn.parallel import DistributedDataParallel
 
 from dray.compat import lacks
 from dray.core import DistributedContext
@@ -23,7 +21,7 @@ from dray.training.cursor import Cursor
 from dray.training.host import Host
 from dray.training.optimisation import Optimisation
 from dray.training.reducers import ReducerRegistry
-from dray.training.spread import SpreadModel
+from dray.training.spread import SpreadModel, checked_ddp_kwargs
 from dray.training.tensorboard import TensorBoard
 from dray.training.torchmetrics import TorchMetricReducer, is_torchmetric
 from dray.training.units import is_int
@@ -117,7 +115,11 @@ class PyTorchTrialContext:
         Raises:
             ValueError: the hyperparameter is not set.
         """
-        return self.get_per_slot_batch_size() * self.distributed.size
+        if self._global_batch_size is None:
+            raise ValueError(
+                "batch sizes need the hyperparameter 'global_batch_size': give it to pytorch.init(hparams=...)"
+            )
+        return self._global_batch_size
 
     def get_per_slot_batch_size(self) -> int:
         """Records per batch on this slot: the `batch_size` for a data loader.
@@ -125,11 +127,7 @@ class PyTorchTrialContext:
         Raises:
             ValueError: the hyperparameter global_batch_size is not set.
         """
-        if self._global_batch_size is None:
-            raise ValueError(
-                "batch sizes need the hyperparameter 'global_batch_size': give it to pytorch.init(hparams=...)"
-            )
-        return self._global_batch_size // self.distributed.size
+        return self.get_global_batch_size() // self.distributed.size
 
     def get_experiment_config(self) -> dict[str, Any]:
         """The experiment's config.
@@ -140,12 +138,6 @@ class PyTorchTrialContext:
         if self._exp_conf is None:
             raise ValueError("there is no experiment config: give it to pytorch.init(exp_conf=...)")
         return self._exp_conf
-
-    @property
-    def _elastic(self) -> bool:
-        """Whether the number of slots may change while the trial runs."""
-        resources = (self._exp_conf or {}).get("resources") or {}
-        return isinstance(resources.get("slots_per_trial"), dict)
 
     def get_data_config(self) -> dict[str, Any]:
         """The section `data` of the experiment's config, {} if it has none."""
@@ -291,7 +283,7 @@ class PyTorchTrialContext:
             raise TypeError(f"wrap_model takes a torch.nn.Module, got {model!r}")
         if any(model is known for known in self.models):
             raise ValueError("wrap_model was called twice with the same model")
-        ddp_kwargs = _checked_ddp_kwargs(ddp_kwargs)
+        ddp_kwargs = checked_ddp_kwargs(ddp_kwargs)
         model = model.to(self.device)
         if self.distributed.size > 1 and any(parameter.requires_grad for parameter in model.parameters()):
             device_ids = [self.device] if self.device.type == "cuda" else None
@@ -554,23 +546,8 @@ class PyTorchExperimentalContext:
         return self._parent.wrap_reducer(reducer, name, for_training, for_validation)
 
 
-def _checked_ddp_kwargs(ddp_kwargs: dict[str, Any] | None) -> dict[str, Any]:
-    """Checked with a single process too, so that a mistake does not show only in the first distributed run."""
-    if ddp_kwargs is None:
-        return {}
-    if not isinstance(ddp_kwargs, dict):
-        raise TypeError(f"wrap_model: ddp_kwargs must be a dict, got {ddp_kwargs!r}")
-    known = inspect.signature(DistributedDataParallel).parameters.keys() - {"module"}
-    if unknown := ddp_kwargs.keys() - known:
-        raise TypeError(
-            f"wrap_model: DistributedDataParallel takes no {', '.join(sorted(map(repr, unknown)))}; "
-            f"ddp_kwargs may hold {', '.join(sorted(known))}"
-        )
-    return ddp_kwargs
-
-
 def _global_batch_size(hparams: dict[str, Any] | None, size: int) -> int | None:
-    """hparams["global_batch_size"], checked; None if there is none."""
+    """hparams["global_batch_size"], checked, and rounded down to a multiple of `size`; None if there is none."""
     if hparams is None or "global_batch_size" not in hparams:
         return None
     value = hparams["global_batch_size"]
@@ -581,4 +558,4 @@ def _global_batch_size(hparams: dict[str, Any] | None, size: int) -> int | None:
             f"hparams['global_batch_size'] is {value}, less than the trial's {size} slot(s): each needs a record at "
             "least"
         )
-    return int(value)
+    return int(value) // size * size

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Mapping
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
-import torch.utils.data
-
-from dray.hosts import LocalHost
-from dray.masking import masked, texts
-from dray.pytorch.batches import drawn_seed
+from dray.pytorch import loaders
 from dray.pytorch.callback import PyTorchCallback
 from dray.pytorch.context import PyTorchTrialContext
-from dray.pytorch.data import DataLoader
+from dray.pytorch.description import describe
 from dray.pytorch.trial import PyTorchTrial
-from dray.training import checkpoint, legacy, rng, source
+from dray.training import checkpoint, rng
 from dray.training.agreement import all_or_none
-from dray.training.division import Division
 from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
 from dray.training.executor import Executor, run
 from dray.training.optimisation import bare
-from dray.training.plan import POLICIES, Plan, Policy, batches_of, schedule_of
+from dray.training.plan import POLICIES, Plan, Policy, Schedule, batches_of, check_unit, schedule_of
 from dray.training.progress import Progress
-from dray.training.units import Batch, Epoch, TrainUnit
+from dray.training.units import Batch, TrainUnit
 
 log = logging.getLogger(__name__)
 
@@ -104,18 +99,16 @@ class Trainer:
         if profiling_enabled:
             log.error("fit(profiling_enabled=True) has no effect: use context.set_profiler() or torch.profiler")
         context, trial, host = self._context, self._trial, self._context._host
-        checkpoint_period = checkpoint_period if checkpoint_period is not None else host.checkpoint_period
-        validation_period = validation_period if validation_period is not None else host.validation_period
         length = self._length(max_length)
         policy = self._policy(checkpoint_policy)
-        for name, unit in (
-            ("checkpoint_period", checkpoint_period),
-            ("validation_period", validation_period),
-            ("reporting_period", reporting_period),
-        ):
-            # _plan() checks again, with the epoch's length; but a wrong type should not wait for the data to be built.
-            if unit is not None and not isinstance(unit, (Batch, Epoch)):
-                schedule_of(unit, name=name, epoch_length=None)
+        periods = {
+            "reporting_period": reporting_period,
+            "validation_period": validation_period if validation_period is not None else host.validation_period,
+            "checkpoint_period": checkpoint_period if checkpoint_period is not None else host.checkpoint_period,
+        }
+        for name, period in periods.items():
+            # Also checked with the epoch's length; but a wrong type should not wait for the data to be built.
+            check_unit(period, name)
         peers, cursor = context.distributed, context._cursor
         try:
             with contextlib.ExitStack() as stack:
@@ -125,37 +118,24 @@ class Trainer:
                     source_state = None
                     if directory is None and host.source_checkpoint is not None:
                         source_state = host.open_checkpoint(host.source_checkpoint)
-                    at = self._position(directory)
-                    cursor.batch_idx, cursor.initial_batch, cursor.stop_requested = None, at.batches, False
-                    cursor.drawn = None if directory is None else checkpoint.read_drawn(directory)
+                    at = self._set_position(directory)
                     callbacks = self._callbacks()
                     for callback in callbacks.values():
                         callback.on_trial_startup(at.batches, latest_checkpoint)
                         stack.callback(callback.on_trial_shutdown)
-                    training_loader, division = self._training_loader(at.batches, directory)
-                # All ranks use the chief's epoch length: shards may differ by a batch.
-                cursor.epoch_length, listens_to_batches = self._agree_on_data(training_loader, callbacks)
+                    training_loader, division = loaders.training_loader(trial, context, at.batches, directory)
+                cursor.epoch_length, listens_to_batches, hears_of_checkpoints = self._agree(training_loader, callbacks)
                 with all_or_none(peers, "starting training"):
-                    validation_loader = self._validation_loader(full_dataset)
+                    validation_loader = loaders.validation_loader(trial, context, full_dataset=full_dataset)
                     if directory is not None:
-                        self._know_order(directory, training_loader)
-                    training_data = stack.enter_context(_iterating(training_loader))
+                        loaders.recover_order(directory, training_loader, cursor)
+                    training_data = stack.enter_context(loaders.iterating(training_loader))
                     if directory is not None:
                         self._load(directory, callbacks)
-                        self._draw_order(directory, training_loader)
+                        loaders.draw_order(directory, training_loader, cursor, peers.size)
                     elif source_state is not None:
                         self._load_state(source_state, callbacks)
-                    plan = self._plan(
-                        length=length,
-                        at=at,
-                        epoch_length=cursor.epoch_length,
-                        validate=validation_period,
-                        save=checkpoint_period,
-                        report=reporting_period,
-                        policy=policy,
-                        step_zero_validation=step_zero_validation,
-                        test_mode=test_mode,
-                    )
+                    plan = self._plan(at, length, periods, policy, step_zero_validation, test_mode)
                     to_device = context._mover()
                     evaluation = Evaluation(
                         trial=trial,
@@ -179,11 +159,9 @@ class Trainer:
                         host=host,
                         training_data=training_data,
                         evaluation=evaluation,
-                        description=_Description(self._trial, context, division),
+                        description=cache(partial(describe, trial, context, division)),
                         listens_to_batches=listens_to_batches,
-                        hears_of_checkpoints=any(
-                            _overrides(callback, hook) for callback in callbacks.values() for hook in CHECKPOINT_HOOKS
-                        ),
+                        hears_of_checkpoints=hears_of_checkpoints,
                         scalars=context._tensorboard,
                         profiler=context.profiler,
                         best=policy == "best",
@@ -198,11 +176,7 @@ class Trainer:
     # ------------------------------------------------------------------------------------------------- arguments
 
     def _length(self, max_length: TrainUnit | None) -> TrainUnit:
-        if max_length is not None and not isinstance(max_length, (Batch, Epoch)):
-            raise TypeError(
-                f"max_length must be a pytorch.Batch or a pytorch.Epoch, got {max_length!r} of type "
-                f"{type(max_length).__name__}"
-            )
+        check_unit(max_length, "max_length")
         if max_length is not None and not isinstance(max_length.value, int):
             raise TypeError(f"max_length must hold an int, such as pytorch.Epoch(1), got {max_length!r}")
         wanted = self._context._host.max_length
@@ -246,40 +220,42 @@ class Trainer:
             )
         return overridden == ["evaluate_full_dataset"]
 
-    def _position(self, directory: Path | None) -> Progress:
-        """Where training begins."""
-        if directory is None:
-            return Progress()
-        if (seed := checkpoint.read_trial_seed(directory)) is not None:
+    def _set_position(self, directory: Path | None) -> Progress:
+        """Set the context to where training begins."""
+        context, cursor = self._context, self._context._cursor
+        if directory is not None and (seed := checkpoint.read_trial_seed(directory)) is not None:
             # So that the data keep their order even if this run drew a new seed.
-            self._context._trial_seed = seed
-        return checkpoint.read_progress(directory)
+            context._trial_seed = seed
+        at = Progress() if directory is None else checkpoint.read_progress(directory)
+        cursor.batch_idx, cursor.initial_batch, cursor.stop_requested = None, at.batches, False
+        cursor.drawn = None if directory is None else checkpoint.read_drawn(directory)
+        return at
 
     def _plan(
         self,
-        *,
-        length: TrainUnit,
         at: Progress,
-        epoch_length: int | None,
-        validate: TrainUnit | None,
-        save: TrainUnit | None,
-        report: TrainUnit,
+        length: TrainUnit,
+        periods: Mapping[str, TrainUnit | None],
         policy: Policy,
         step_zero_validation: bool,
         test_mode: bool,
     ) -> Plan:
-        global_batch_size = None if self._context._global_batch_size is None else self._context.get_global_batch_size()
+        epoch_length = self._context._cursor.epoch_length
+        global_batch_size = self._context._global_batch_size
 
         def batches(unit: TrainUnit, name: str) -> int:
             return batches_of(unit, name=name, epoch_length=epoch_length, global_batch_size=global_batch_size)
+
+        def schedule(name: str) -> Schedule | None:
+            return schedule_of(periods[name], name=name, epoch_length=epoch_length)
 
         total = batches(length, "max_length")
         return Plan(
             length=min(total, at.batches + 1) if test_mode else total,
             epoch_length=epoch_length,
-            report=schedule_of(report, name="reporting_period", epoch_length=epoch_length),
-            validate=schedule_of(validate, name="validation_period", epoch_length=epoch_length),
-            checkpoint=schedule_of(save, name="checkpoint_period", epoch_length=epoch_length),
+            report=schedule("reporting_period"),
+            validate=schedule("validation_period"),
+            checkpoint=schedule("checkpoint_period"),
             rungs=tuple(sorted({batches(rung, "rung") for rung in self._context._host.rungs})),
             policy=policy,
             step_zero_validation=step_zero_validation,
@@ -297,8 +273,6 @@ class Trainer:
             )
         for name, callback in callbacks.items():
             if _overrides(callback, "on_checkpoint_end"):
-                import warnings
-
                 warnings.warn(
                     f"callback {name!r}: on_checkpoint_end is deprecated, use on_checkpoint_write_end",
                     FutureWarning,
@@ -306,74 +280,22 @@ class Trainer:
                 )
         return dict(callbacks)
 
-    def _training_loader(self, skip: int, directory: Path | None) -> tuple[Any, Division | None]:
-        """The training data from batch `skip` on, and how the trial divided it among processes when it began."""
-        loader: Any = self._trial.build_training_data_loader()
-        if not isinstance(loader, DataLoader):
-            self._check_loader(loader, "build_training_data_loader")
-            return loader, None
-        loader.seed = self._context.get_trial_seed()
-        loader.drawn = self._context._cursor.drawn
-        peers = self._context.distributed
-        now = Division(replicas=peers.size, batch_size=loader.batch_size)
-        before = None if directory is None else checkpoint.read_division(directory)
-        is_determineds = directory is not None and legacy.is_legacy(directory)
-        if is_determineds and before is not None and before.replicas == now.replicas:
-            before = now  # Determined's checkpoint has the number of slots only: take the batch size as unchanged
-        if before is None and self._context._elastic and loader.batch_size is not None:
-            # However many processes it starts with, its batches are those of a single process.
-            before = Division(replicas=1, batch_size=peers.size * loader.batch_size)
-        if before is not None and before != now:
-            if before.like(now):
-                anew = loader._divided_anew(before, skip=skip, num_replicas=peers.size, rank=peers.rank)
-                return anew, before
-            log.warning(
-                "the checkpoint was written with %s, this run has %s: steps no longer train on the same records",
-                before,
-                now,
-            )
-        return loader.get_data_loader(repeat=True, skip=skip, num_replicas=peers.size, rank=peers.rank), now
+    def _agree(self, loader: Any, callbacks: dict[str, PyTorchCallback]) -> tuple[int | None, bool, bool]:
+        """(batches per epoch, whether callbacks of any rank hear of each batch's metrics, and of checkpoints)."""
 
-    def _validation_loader(self, full_dataset: bool) -> Any:
-        peers = self._context.distributed
-        loader: Any = self._trial.build_validation_data_loader()
-        if isinstance(loader, DataLoader):
-            loader.seed = self._context.get_trial_seed()
-            loader.drawn = None if self._context._cursor.drawn is None else {}
-            if full_dataset:
-                return loader.get_data_loader() if peers.rank == 0 else None
-            return loader.get_data_loader(num_replicas=peers.size, rank=peers.rank)
-        self._check_loader(loader, "build_validation_data_loader")
-        return loader
+        def hear(*hooks: str) -> bool:
+            return any(_overrides(callback, hook) for callback in callbacks.values() for hook in hooks)
 
-    def _check_loader(self, loader: Any, method: str) -> None:
-        if self._context.experimental._reproducibility_checks:
-            raise RuntimeError(
-                f"{method}() must return a pytorch.DataLoader, which can shard the data and resume within it; got "
-                f"{type(loader).__module__}.{type(loader).__qualname__}. If that is meant, call "
-                "context.experimental.disable_dataset_reproducibility_checks() in the trial's constructor, and repeat, "
-                "shard and skip by yourself (see pytorch.samplers)"
-            )
-
-    def _agree_on_data(self, loader: Any, callbacks: dict[str, PyTorchCallback]) -> tuple[int | None, bool]:
-        """(the chief's batches per epoch, whether any rank's callbacks want each batch's metrics)."""
-        wanted = any(_overrides(callback, "on_training_workload_end") for callback in callbacks.values())
-        ranks = self._context.distributed.allgather((_length_of(loader), wanted))
-        length = self._records_per_epoch() if ranks[0][0] is None else ranks[0][0]
-        if length == 0:
+        length = loaders.batches_per_epoch(loader, self._context)
+        mine = (length, hear("on_training_workload_end"), hear(*CHECKPOINT_HOOKS))
+        lengths, of_batches, of_checkpoints = zip(*self._context.distributed.allgather(mine), strict=True)
+        if lengths[0] == 0:
             raise RuntimeError(
                 "the training data is empty: build_training_data_loader() returned a loader without a batch; check its "
                 "dataset, and drop_last with a dataset smaller than a batch"
             )
-        return length, any(row[1] for row in ranks)
-
-    def _records_per_epoch(self) -> int | None:
-        """Batches per epoch by the config's records_per_epoch, for a loader without a length."""
-        records, context = (self._context._exp_conf or {}).get("records_per_epoch"), self._context
-        if not records or context._global_batch_size is None:
-            return None
-        # As in Determined, the remainder makes no batch.
-        return max(1, int(records) // context.get_global_batch_size())
+        # All ranks use the chief's epoch length: shards may differ by a batch.
+        return lengths[0], any(of_batches), any(of_checkpoints)
 
     def _load_state(self, directory: Path, callbacks: dict[str, PyTorchCallback]) -> dict[str, Any]:
         """Load models, optimizers, schedulers and callbacks from a checkpoint; returns its state dict."""
@@ -407,100 +329,6 @@ class Trainer:
                 Random(f"{context.get_trial_seed()}:{peers.rank}:{context.get_initial_batch()}").getrandbits(31)
             )
 
-    def _know_order(self, directory: Path, loader: Any) -> None:
-        """Read the seeds of the epochs that a Determined run had begun, before the loader begins one of them."""
-        cursor = self._context._cursor
-        if cursor.drawn is None or cursor.epoch_length is None:
-            return
-        now, ahead = cursor.epoch_of(cursor.initial_batch), _ahead(loader)
-        begun = {epoch: epoch * cursor.epoch_length - ahead for epoch in (now, now + 1)}
-        cursor.drawn.update(checkpoint.read_order_seeds(directory, begun))
-
-    def _draw_order(self, directory: Path, loader: Any) -> None:
-        """Draw the seed of an epoch that several processes are about to begin, while all would draw the same one."""
-        cursor = self._context._cursor
-        epoch = cursor.epoch_of(cursor.initial_batch)
-        if cursor.drawn is None or epoch in cursor.drawn or not legacy.is_legacy(directory):
-            return
-        if self._context.distributed.size > 1 and cursor.starts_epoch(cursor.initial_batch) and _ahead(loader) == 0:
-            cursor.drawn[epoch] = drawn_seed()
-
-
-@contextlib.contextmanager
-def _iterating(loader: Any) -> Iterator[Iterator[Any]]:
-    """An iterator over a loader, whose worker processes end with the block, also after an error."""
-    iterator = iter(loader)
-    try:
-        yield iterator
-    finally:
-        shutdown = getattr(iterator, "_shutdown_workers", None)
-        if shutdown is not None:
-            shutdown()
-
-
-def _ahead(loader: Any) -> int:
-    """How many batches a loader requests from its worker processes ahead of the current one."""
-    workers = getattr(loader, "num_workers", 0)
-    return workers * (getattr(loader, "prefetch_factor", None) or 2) if workers else 0
-
 
 def _overrides(callback: PyTorchCallback, hook: str) -> bool:
     return getattr(getattr(callback, hook), "__func__", None) is not getattr(PyTorchCallback, hook)
-
-
-def _length_of(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None
-
-
-class _Description:
-    """What checkpoints say about the trial; gathered at the first one, and then reused."""
-
-    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, division: Division | None) -> None:
-        self._trial = trial
-        self._context = context
-        self._division = division
-        self._made: checkpoint.Description | None = None
-
-    def __call__(self) -> checkpoint.Description:
-        if self._made is None:
-            host, context = self._context._host, self._context
-            leave_out = host.directory.parent if isinstance(host, LocalHost) else None
-            config = None if context._exp_conf is None else masked(context._exp_conf)
-            secrets = [*host.secrets, *texts(context._exp_conf or {})]
-            self._made = checkpoint.Description(
-                metadata={
-                    "framework": f"torch-{torch.__version__}",
-                    "format": "dray",
-                    "trial_type": "PyTorchTrial",
-                    "trial_cls_spec": _class_spec(type(self._trial), host.code_dir),
-                    "experiment_id": host.experiment_id,
-                    "trial_id": host.trial_id,
-                    "trial_seed": context.get_trial_seed(),
-                    "hparams": context._hparams,
-                    "experiment_config": config,
-                },
-                hparams=context._hparams,
-                experiment=config,
-                code={}
-                if host.code_dir is None
-                else source.collect(host.code_dir, leave_out=leave_out, secrets=secrets),
-                division=self._division,
-                epoch_length=context._cursor.epoch_length,
-            )
-        return self._made
-
-
-def _class_spec(cls: type, code_dir: Path | None) -> str:
-    """module:Class, importable from the checkpoint's code/."""
-    module = cls.__module__
-    if module == "__main__" and (file := getattr(sys.modules["__main__"], "__file__", None)):
-        path = Path(file).resolve()
-        if code_dir is not None and path.is_relative_to(code_dir.resolve()):
-            path = path.relative_to(code_dir.resolve())
-            module = ".".join(path.with_suffix("").parts)
-        else:
-            module = path.stem
-    return f"{module}:{cls.__qualname__}"

@@ -28,9 +28,7 @@ class Evaluation:
     """Evaluates a trial's models on one rank.
 
     Args:
-        trial, callbacks: the user's.
-        optimisation, reducers: shared with the trial's context.
-        to_device: moves a batch to the device; None leaves batches where they are.
+        trial, callbacks, optimisation, reducers, to_device: as the executor's.
         data: None on the ranks that don't evaluate.
         full_dataset: evaluate by `evaluate_full_dataset`, on the chief.
         is_chief: whether this rank is the chief.

@@ -34,7 +34,8 @@ from dray.training.reducers import ReducerRegistry
 from dray.training.saver import Saver
 from dray.training.spread import SpreadModel, hang_up
 from dray.training.stopping import StopLine
-from dray.training.trial import Callback, Scalars, Trial
+from dray.training.tensorboard import TensorBoard
+from dray.training.trial import Callback, Trial
 from dray.training.usage import Usage
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ class Executor:
         description: returns what every checkpoint says about the trial; called at the first one.
         listens_to_batches: whether any rank has a callback with `on_training_workload_end`, which gets each batch's
             metrics.
-        hears_of_checkpoints: whether a callback of this rank has a hook for written checkpoints: then training waits
+        hears_of_checkpoints: whether any rank has a callback with a hook for written checkpoints: then training waits
             for the write, on all ranks.
         scalars: where the chief writes metrics for TensorBoard.
         profiler: a `torch.profiler.profile`, stepped after each batch.
@@ -112,7 +113,7 @@ class Executor:
     description: Callable[[], checkpoint.Description]
     listens_to_batches: bool
     hears_of_checkpoints: bool
-    scalars: Scalars
+    scalars: TensorBoard
     profiler: Any = None
     best: bool = False
 
@@ -327,8 +328,8 @@ class Executor:
                 gradients=self.optimisation.pending_gradients(),
                 drawn=self.cursor.drawn_from(command.at.batches),
             )
-            parts = self.peers.gather((state, self.hears_of_checkpoints)) or []
-            uuid, _ = on_chief(self.peers, "saving a checkpoint", lambda: self._save(command, report, parts))
+            states = self.peers.gather(state) or []
+            uuid, _ = on_chief(self.peers, "saving a checkpoint", lambda: self._save(command, report, states))
             if uuid is not None:
                 report = replace(report, checkpoint=uuid)
                 _, leave = self._leaving.attempt(lambda: self._uploaded(uuid))
@@ -356,22 +357,20 @@ class Executor:
         for callback in self.callbacks.values():
             callback.on_checkpoint_upload_end(uuid=uuid)
 
-    def _save(self, command: Publish, report: Report, parts: list[tuple[checkpoint.RankState, bool]]) -> str | None:
+    def _save(self, command: Publish, report: Report, states: list[checkpoint.RankState]) -> str | None:
         # First, so that memory never holds two copies of the state.
         self._saver.wait()
         state = self.optimisation.state_dict()
         state["callbacks"] = {name: callback.state_dict() for name, callback in self.callbacks.items()}
         for callback in self.callbacks.values():
             callback.on_checkpoint_save_start(state)
-        contents = checkpoint.contents(
-            state=state, progress=command.at, ranks=[own for own, _ in parts], description=self.description()
-        )
+        contents = checkpoint.contents(state=state, progress=command.at, ranks=states, description=self.description())
         return self._saver.save(
             contents,
             report,
             # Where the search decides, or the trial ends, its checkpoint must be there.
             at_once=command.decides or command.final,
-            written=self._written if any(hears for _, hears in parts) else None,
+            written=self._written if self.hears_of_checkpoints else None,
         )
 
     def _written(self, directory: Path) -> None:

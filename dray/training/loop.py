@@ -97,7 +97,7 @@ def drive(plan: Plan, at: Progress) -> Generator[Command, Seen, Progress]:
         last = plan.ends(at) or seen.enough
         decides = plan.decides(at) or seen.decides or last
         # Saved before the search decides, so that a trial that is stopped or paused here loses nothing.
-        save = decides or plan.saves(at) or (at.validated == at.batches and plan.worth_saving(seen))
+        save = decides or plan.saves(at) or (at.validated == at.batches and plan.worth_saving(seen.worth_saving))
         at = at.just_saved() if save else at
         seen = yield Publish(at=at, save=save, decides=decides, final=last)
         if last:

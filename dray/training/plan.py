@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from types import NoneType
+from typing import Literal
 
 from dray.training.progress import Progress
 from dray.training.units import Batch, Epoch, Records, TrainUnit
 
 Policy = Literal["best", "all", "none"]
 POLICIES: tuple[Policy, ...] = ("best", "all", "none")
-
-
-class Validated(Protocol):
-    """What the plan has to know about a validation."""
-
-    @property
-    def worth_saving(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +85,9 @@ class Plan:
     def saves(self, at: Progress) -> bool:
         return self.checkpoint is not None and self.checkpoint.due(at.batches)
 
-    def worth_saving(self, seen: Validated) -> bool:
-        return self.policy == "all" or (self.policy == "best" and seen.worth_saving)
+    def worth_saving(self, is_best: bool) -> bool:
+        """Whether to save after a validation."""
+        return self.policy == "all" or (self.policy == "best" and is_best)
 
 
 def batches_of(length: TrainUnit, *, name: str, epoch_length: int | None, global_batch_size: int | None = None) -> int:
@@ -115,6 +110,14 @@ def batches_of(length: TrainUnit, *, name: str, epoch_length: int | None, global
     return length.value
 
 
+def check_unit(unit: TrainUnit | None, name: str) -> None:
+    """Raise TypeError unless it is a Batch, an Epoch or None."""
+    if not isinstance(unit, (Batch, Epoch, NoneType)):
+        raise TypeError(
+            f"{name} must be a pytorch.Batch or a pytorch.Epoch, got {unit!r} of type {type(unit).__name__}"
+        )
+
+
 def schedule_of(unit: TrainUnit | None, *, name: str, epoch_length: int | None) -> Schedule | None:
     """A period or a schedule, in batches. An int of zero or less means every batch (or epoch).
 
@@ -122,12 +125,9 @@ def schedule_of(unit: TrainUnit | None, *, name: str, epoch_length: int | None) 
         TypeError: it is neither a Batch nor an Epoch.
         ValueError: it is in epochs, without a sized training loader.
     """
+    check_unit(unit, name)
     if unit is None:
         return None
-    if not isinstance(unit, (Batch, Epoch)):
-        raise TypeError(
-            f"{name} must be a pytorch.Batch or a pytorch.Epoch, got {unit!r} of type {type(unit).__name__}"
-        )
     stride = _sized(unit, name, epoch_length) if isinstance(unit, Epoch) else 1
     if isinstance(unit.value, int):
         return Schedule(period=max(1, unit.value) * stride)

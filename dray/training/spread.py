@@ -9,6 +9,7 @@ ranks can agree on what to do, over the group that remains.
 from __future__ import annotations
 
 import atexit
+import inspect
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -70,6 +71,21 @@ class SpreadModel(DistributedDataParallel):
         # The reducer and its logger hold the group too; its sockets close with the last reference.
         for name in ("reducer", "logger", "process_group"):
             setattr(self, name, None)
+
+
+def checked_ddp_kwargs(ddp_kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """Checked with a single process too, so that a mistake does not show only in the first distributed run."""
+    if ddp_kwargs is None:
+        return {}
+    if not isinstance(ddp_kwargs, dict):
+        raise TypeError(f"wrap_model: ddp_kwargs must be a dict, got {ddp_kwargs!r}")
+    known = inspect.signature(DistributedDataParallel).parameters.keys() - {"module"}
+    if unknown := ddp_kwargs.keys() - known:
+        raise TypeError(
+            f"wrap_model: DistributedDataParallel takes no {', '.join(sorted(map(repr, unknown)))}; "
+            f"ddp_kwargs may hold {', '.join(sorted(known))}"
+        )
+    return ddp_kwargs
 
 
 class _Line:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -58,16 +57,6 @@ class Callback(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
-
-
-class Scalars(Protocol):
-    """See `dray.training.tensorboard.TensorBoard`."""
-
-    enabled: bool
-
-    def restart(self, step: int) -> None: ...
-
-    def write(self, rows: Iterable[tuple[float, int, Mapping[str, float]]]) -> None: ...
 
 
 class Scheduler(Protocol):

@@ -1,0 +1,58 @@
+"""What a trial's checkpoints say about it, so that it can be built again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from dray.hosts import LocalHost
+from dray.masking import masked, texts
+from dray.pytorch.context import PyTorchTrialContext
+from dray.pytorch.trial import PyTorchTrial
+from dray.training import source
+from dray.training.checkpoint import Description
+from dray.training.division import Division
+
+
+def describe(trial: PyTorchTrial, context: PyTorchTrialContext, division: Division | None) -> Description:
+    """The trial's class, code, config and hyperparameters, and `division`, which its data had when it began."""
+    host = context._host
+    code = {}
+    if host.code_dir is not None:
+        leave_out = host.directory.parent if isinstance(host, LocalHost) else None
+        secrets = [*host.secrets, *texts(context._exp_conf or {})]
+        code = source.collect(host.code_dir, leave_out=leave_out, secrets=secrets)
+    config = None if context._exp_conf is None else masked(context._exp_conf)
+    return Description(
+        metadata={
+            "framework": f"torch-{torch.__version__}",
+            "format": "dray",
+            "trial_type": "PyTorchTrial",
+            "trial_cls_spec": _class_spec(type(trial), host.code_dir),
+            "experiment_id": host.experiment_id,
+            "trial_id": host.trial_id,
+            "trial_seed": context.get_trial_seed(),
+            "hparams": context._hparams,
+            "experiment_config": config,
+        },
+        hparams=context._hparams,
+        experiment=config,
+        code=code,
+        division=division,
+        epoch_length=context._cursor.epoch_length,
+    )
+
+
+def _class_spec(cls: type, code_dir: Path | None) -> str:
+    """module:Class, importable from the checkpoint's code/."""
+    module = cls.__module__
+    if module == "__main__" and (file := getattr(sys.modules["__main__"], "__file__", None)):
+        path = Path(file).resolve()
+        if code_dir is not None and path.is_relative_to(code_dir.resolve()):
+            path = path.relative_to(code_dir.resolve())
+            module = ".".join(path.with_suffix("").parts)
+        else:
+            module = path.stem
+    return f"{module}:{cls.__qualname__}"

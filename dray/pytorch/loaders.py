@@ -1,0 +1,127 @@
+"""A trial's data loaders: this process's share of the data, from where training begins, in the trial's order."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dray.pytorch.batches import drawn_seed
+from dray.pytorch.context import PyTorchTrialContext
+from dray.pytorch.data import DataLoader
+from dray.pytorch.trial import PyTorchTrial
+from dray.training import checkpoint, legacy
+from dray.training.cursor import Cursor
+from dray.training.division import Division
+
+log = logging.getLogger(__name__)
+
+
+def training_loader(
+    trial: PyTorchTrial, context: PyTorchTrialContext, skip: int, directory: Path | None
+) -> tuple[Any, Division | None]:
+    """The training data from batch `skip` on, and how the trial divided it among processes when it began."""
+    loader: Any = trial.build_training_data_loader()
+    if not isinstance(loader, DataLoader):
+        _check_allowed(loader, context, "build_training_data_loader")
+        return loader, None
+    loader.seed = context.get_trial_seed()
+    loader.drawn = context._cursor.drawn
+    peers = context.distributed
+    now = Division(replicas=peers.size, batch_size=loader.batch_size)
+    before = _first_division(now, context, directory)
+    if before != now and before.like(now):
+        return loader._divided_anew(before, skip=skip, num_replicas=peers.size, rank=peers.rank), before
+    if before != now:
+        log.warning(
+            "the checkpoint was written with %s, this run has %s: steps no longer train on the same records",
+            before,
+            now,
+        )
+    return loader.get_data_loader(repeat=True, skip=skip, num_replicas=peers.size, rank=peers.rank), now
+
+
+def _first_division(now: Division, context: PyTorchTrialContext, directory: Path | None) -> Division:
+    """How the trial divided its data when it began, so far as is known."""
+    if directory is not None and (before := checkpoint.read_division(directory)) is not None:
+        # Determined's checkpoint has the number of slots only: the batch size is taken as unchanged.
+        return now if legacy.is_legacy(directory) and before.replicas == now.replicas else before
+    resources = (context._exp_conf or {}).get("resources") or {}
+    if isinstance(resources.get("slots_per_trial"), dict) and now.batch_size is not None:
+        # However many processes it starts with, its batches are those of a single process.
+        return Division(replicas=1, batch_size=now.replicas * now.batch_size)
+    return now
+
+
+def validation_loader(trial: PyTorchTrial, context: PyTorchTrialContext, *, full_dataset: bool) -> Any:
+    """This process's share of the validation data; with `full_dataset` all of it on the chief, None on the others."""
+    peers = context.distributed
+    loader: Any = trial.build_validation_data_loader()
+    if not isinstance(loader, DataLoader):
+        _check_allowed(loader, context, "build_validation_data_loader")
+        return loader
+    loader.seed = context.get_trial_seed()
+    loader.drawn = None if context._cursor.drawn is None else {}
+    if full_dataset:
+        return loader.get_data_loader() if peers.rank == 0 else None
+    return loader.get_data_loader(num_replicas=peers.size, rank=peers.rank)
+
+
+def _check_allowed(loader: Any, context: PyTorchTrialContext, method: str) -> None:
+    if context.experimental._reproducibility_checks:
+        raise RuntimeError(
+            f"{method}() must return a pytorch.DataLoader, which can shard the data and resume within it; got "
+            f"{type(loader).__module__}.{type(loader).__qualname__}. To use another loader, call "
+            "context.experimental.disable_dataset_reproducibility_checks() in the trial's constructor, and repeat, "
+            "shard and skip the data yourself (see pytorch.samplers)"
+        )
+
+
+def batches_per_epoch(loader: Any, context: PyTorchTrialContext) -> int | None:
+    """The loader's length; else that of the config's records_per_epoch; None if there is neither."""
+    try:
+        return len(loader)
+    except TypeError:
+        records = (context._exp_conf or {}).get("records_per_epoch")
+        if not records or context._global_batch_size is None:
+            return None
+        # As in Determined, the remainder makes no batch.
+        return max(1, int(records) // context._global_batch_size)
+
+
+@contextlib.contextmanager
+def iterating(loader: Any) -> Iterator[Iterator[Any]]:
+    """An iterator over a loader, whose worker processes end with the block, also after an error."""
+    iterator = iter(loader)
+    try:
+        yield iterator
+    finally:
+        shutdown = getattr(iterator, "_shutdown_workers", None)
+        if shutdown is not None:
+            shutdown()
+
+
+def recover_order(directory: Path, loader: Any, cursor: Cursor) -> None:
+    """Read the seeds of the epochs that a Determined run had begun, before the loader begins one of them."""
+    if cursor.drawn is None or cursor.epoch_length is None:
+        return
+    now, ahead = cursor.epoch_of(cursor.initial_batch), _ahead(loader)
+    begun = {epoch: epoch * cursor.epoch_length - ahead for epoch in (now, now + 1)}
+    cursor.drawn.update(checkpoint.read_order_seeds(directory, begun))
+
+
+def draw_order(directory: Path, loader: Any, cursor: Cursor, size: int) -> None:
+    """Draw the seed of an epoch that `size` processes are about to begin, while all would draw the same one."""
+    epoch = cursor.epoch_of(cursor.initial_batch)
+    if cursor.drawn is None or epoch in cursor.drawn or not legacy.is_legacy(directory):
+        return
+    if size > 1 and cursor.starts_epoch(cursor.initial_batch) and _ahead(loader) == 0:
+        cursor.drawn[epoch] = drawn_seed()
+
+
+def _ahead(loader: Any) -> int:
+    """How many batches a loader requests from its worker processes ahead of the current one."""
+    workers = getattr(loader, "num_workers", 0)
+    return workers * (getattr(loader, "prefetch_factor", None) or 2) if workers else 0
