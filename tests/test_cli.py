@@ -150,7 +150,7 @@ def test_preview_shows_rungs_and_totals_of_asha_yaml() -> None:
         ["", "3", "16", "4", "4", "64"],
     ]
     assert "64 trials, 160 epochs in total: equivalent to 10.0 trials of 16 epochs, 16% of training" in result.stdout
-    assert "about 50 min, where 12 trials" in result.stdout
+    assert "about 50 min at 12 full-length trials per hour" in result.stdout
 
 
 def test_fields_are_changed_from_the_command_line() -> None:
