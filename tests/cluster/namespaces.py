@@ -22,14 +22,14 @@ def _possible() -> bool:
 
 isolated = [
     pytest.mark.cluster,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1000),
     pytest.mark.skipif(not _possible(), reason="needs root, and namespaces of its own"),
 ]
 """The marks of a test that uses `run_isolated`."""
 
 
 def run_isolated(
-    script: str | Path, *arguments: str | Path, home: Path, timeout: float = 500, **environment: str
+    script: str | Path, *arguments: str | Path, home: Path, timeout: float = 900, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python script in namespaces of its own: no process, network, or shared memory of the machine is in sight.
 
