@@ -69,7 +69,7 @@ def captured(out: Path, columns: int) -> None:
 
     try:
         terminal.types(f"clear; {dray} experiment create {DIGITS / 'asha.yaml'} {DIGITS} --path {path}; echo code $?")
-        keep("1-starts", "worker group starts")
+        keep("1-starts", "first worker group")
         keep("2-first", r"batch(es)?/s\s")
         keep("3-middle", r"[1-9]\d of 64 trials ended")
         terminal.interrupts()

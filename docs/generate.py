@@ -235,7 +235,7 @@ A **length** is `{batches: 100}`, `{epochs: 16}` or `{records: 64000}`; a plain 
 
 ## Hyperparameters
 
-Each is a constant (a number, text, a list, ...), a space, or names of further ones:
+Each is a constant (a number, string, list, ...), a space to search, or a mapping of nested hyperparameters:
 
 ```yaml
 hyperparameters:
@@ -332,16 +332,19 @@ def _form(field: dict[str, Any], anchors: dict[str, str]) -> str:
         case "integer" | "number" as kind:
             if field.get("description") == "in batches":
                 return ""
-            word = "whole number" if kind == "integer" else "number"
             signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<="}
             limits = [
                 f"{sign} {field[limit]:g}" for limit, sign in signs.items() if limit in field and field[limit] < 1e6
             ]
-            return " ".join([word, *limits])
+            return " ".join([kind, *limits])
         case "array":
-            return f"list of {_form(field['items'], anchors)}" if field.get("items") else "list"
+            return f"list of {_plural(_form(field['items'], anchors))}" if field.get("items") else "list"
         case kind:
-            return {"string": "text", "boolean": "true or false", "object": "mapping", None: "anything"}[kind]
+            return {"string": "string", "boolean": "true or false", "object": "mapping", None: "anything"}[kind]
+
+
+def _plural(form: str) -> str:
+    return re.sub(r"^(string|integer|number|mapping)\b", r"\1s", form)
 
 
 def _references(node: Any, schema: dict[str, Any], path: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -35,7 +35,7 @@ def test_a_checkpoint_is_written_as_determined_does(digits: ExperimentDirectory,
 def test_one_of_determineds_is_not_written_again(home: Path, dray: Dray) -> None:
     said = dray("c", "export", GOLDEN / "plain" / "at-8", "--format", "determined", "-o", "out")
     assert said.code == 2
-    assert "one of Determined's already; dray checkpoint download copies it" in said.is_one_line()
+    assert "already is a Determined checkpoint; copy it with dray checkpoint download" in said.is_one_line()
     assert not Path("out").exists()
 
 

@@ -124,7 +124,7 @@ def test_class_of_a_script_comes_with_what_lies_beside_the_script_and_runs_there
 def test_what_a_class_of_a_script_needs_and_no_worker_has_is_told(directory: Path) -> None:
     load = Sent(name="Scripts", pickled=script_class(directory, "Scripts"), home=None)
     with pytest.raises(
-        EntrypointError, match=r"trial: Scripts can't be made on a worker: .*No module named 'my_model'"
+        EntrypointError, match=r"trial: Scripts can't be loaded on a worker: .*No module named 'my_model'"
     ):
         load()
 

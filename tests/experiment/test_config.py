@@ -356,7 +356,11 @@ def test_space_has_the_configs_hyperparameters() -> None:
         ({"log_policies": {}}, "log_policies", "must be a list, got {} (a mapping)"),
         ({"log_policies": [{"action": "cancel_retries"}]}, "log_policies", "number 0 must have a pattern; for example"),
         ({"log_policies": [{"pattern": "a"}]}, "log_policies", "number 0 must have an action"),
-        ({"log_policies": [{"pattern": "(", "action": "signal"}]}, "log_policies", "pattern must be a regular expression, got '('"),
+        (
+            {"log_policies": [{"pattern": "(", "action": "signal"}]},
+            "log_policies",
+            "pattern must be a regular expression, got '('",
+        ),
         (
             {"log_policies": [{"pattern": "a", "action": "stop"}]},
             "log_policies",

@@ -144,7 +144,7 @@ def test_a_checkpoint_of_determineds_is_found_in_the_storage_by_its_uuid(model_d
     [
         ({"source_trial_id": 7}, "searcher.source_trial_id", "must be the directory of a trial, got 7"),
         ({"source_trial_id": "nowhere"}, "searcher.source_trial_id", "no checkpoint in nowhere; give the directory"),
-        ({"source_checkpoint_uuid": "nowhere"}, "searcher.source_checkpoint_uuid", "give its path or URI"),
+        ({"source_checkpoint_uuid": "nowhere"}, "searcher.source_checkpoint_uuid", "give the checkpoint's path or URI"),
         ({"source_checkpoint_uuid": "no/where"}, "searcher.source_checkpoint_uuid", "no such directory"),
         ({"source_checkpoint_uuid": "a", "source_trial_id": "b"}, "searcher.source_trial_id", "remove one of them"),
     ],
@@ -188,8 +188,11 @@ def test_length_may_be_counted_by_a_validation_metric(
     ("code", "what"),
     [
         (TRIAL, "searcher.time_metric: the search measures length by 'seconds', but validation returned ['error']"),
-        (TIMED.replace("10.0 *", "float('nan') *"), "searcher.time_metric: 'seconds' is nan, must be a finite number"),
-        (TIMED.replace("10.0 *", "-10.0 *"), "searcher.time_metric: 'seconds' is -10.0, must be a finite number >= 0"),
+        (
+            TIMED.replace("10.0 *", "float('nan') *"),
+            "searcher.time_metric: 'seconds' must be a finite number >= 0, got nan",
+        ),
+        (TIMED.replace("10.0 *", "-10.0 *"), "searcher.time_metric: 'seconds' must be a finite number >= 0, got -10.0"),
     ],
 )
 def test_validation_without_the_time_is_one_clear_error(model_dir: Path, code: str, what: str) -> None:
