@@ -52,11 +52,9 @@ def story(drive: Callable[..., Driver], tmp_path_factory: pytest.TempPathFactory
     )
     family = descendants(driver.process.pid)
     driver.interrupt()
-    driver.wait_for(lambda: "running trials save a checkpoint" in driver.log.read_text(), "a word on it")
-    (directory / "until").touch()
-    code, output = driver.wait(), driver.log.read_text()
-    wait_for(lambda: not set(family) & set(descendants(1)), "Ray's end")
-    stopped = running()
+    code, output = driver.wait(60), driver.log.read_text()
+    wait_for(lambda: not set(family) & set(descendants(1)), "Ray's end", 30)
+    stopped = {trial: mine[-1] for trial, mine in attempts(record).items() if trial not in ends(path)}
     saved = {trial: saved_batches(path, trial) for trial in stopped}
     assert drive("resume", path).wait() == 0, driver.log.read_text()
     return Story(record=record, code=code, output=output, stopped=stopped, saved=saved, result=dray.Result(path))
