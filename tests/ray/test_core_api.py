@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,13 +18,11 @@ from dray.experiment.errors import ConfigError
 from tests.ray.harness import (
     TRIALS,
     Driver,
-    Meanwhile,
     check_promotions,
     decided,
     journal,
     lines,
     printed,
-    wait_for,
     write_config,
 )
 from tests.storage.s3 import LocalS3
@@ -94,20 +90,8 @@ def epochs(result: dray.Result, trial: int) -> list[int]:
 def searched(tmp_path_factory: pytest.TempPathFactory) -> dray.Result:
     """Paused at rungs, and one killed in the middle."""
     directory = tmp_path_factory.mktemp("searched")
-    experiment = program(
-        "epochs",
-        directory,
-        {**BY_EPOCHS, "variant": "promotion"},
-        hparams={"pause_s": 0.2},
-    )
-
-    def kill() -> None:
-        # Past the first rung, where it was saved, and not yet at the second.
-        victims = wait_for(lambda: [each for each in lines(directory / "record") if each.get("epoch") == 3], "epochs")
-        os.kill(victims[0]["pid"], signal.SIGKILL)
-
-    with Meanwhile(kill):
-        return experiment.run()
+    # The first one to be there dies past the first rung, where it was saved, and before the second.
+    return program("epochs", directory, {**BY_EPOCHS, "variant": "promotion"}, hparams={"killed_at": 3}).run()
 
 
 def test_it_promotes_the_best_and_they_go_on_from_where_they_were_paused(searched: dray.Result) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -52,6 +53,15 @@ def note(record: str, **what: object) -> None:
         file.write(json.dumps({"trial": det.get_cluster_info().trial.trial_id, "pid": os.getpid(), **what}) + "\n")
 
 
+def first(file: str) -> bool:
+    """Whether nobody has called this with the file before."""
+    try:
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
 def restored(core_context, info, model: Model) -> None:
     if info.latest_checkpoint is not None:
         with core_context.checkpoint.restore_path(info.latest_checkpoint) as path:
@@ -71,6 +81,8 @@ def one_epoch(core_context, info, model: Model) -> None:
     note(hparams["record"], epoch=model.epoch)
     core_context.train.report_training_metrics(steps_completed=model.steps, metrics={"loss": loss})
     time.sleep(hparams["pause_s"])
+    if model.epoch == hparams.get("killed_at") and first(f"{hparams['record']}.killed"):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def epochs(info) -> None:
@@ -126,7 +138,7 @@ def shards(info) -> None:
                 model.save(path / f"rank_{rank}.json")
             note(info.trial.hparams["record"], epoch=model.epoch, rank=rank)
             if info.trial.trial_id == 0 and model.epoch == 3 and rank == 1 and info.latest_checkpoint is None:
-                os.kill(os.getpid(), 9)
+                os.kill(os.getpid(), signal.SIGKILL)
             if core_context.preempt.should_preempt():
                 return
     dist.destroy_process_group()
