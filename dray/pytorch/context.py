@@ -89,7 +89,7 @@ class PyTorchTrialContext:
             ValueError: none were passed to `pytorch.init()`.
         """
         if self._hparams is None:
-            raise ValueError("there are no hyperparameters: give them to pytorch.init(hparams=...)")
+            raise ValueError("there are no hyperparameters; pass them to pytorch.init(hparams=...)")
         return self._hparams
 
     def get_hparam(self, name: str) -> Any:
@@ -104,8 +104,8 @@ class PyTorchTrialContext:
         if name == "global_batch_size" and not self._warned_of_batch_size:
             self._warned_of_batch_size = True
             log.warning(
-                "get_hparam('global_batch_size') is the batch over all slots: use get_per_slot_batch_size() for a "
-                "loader, get_global_batch_size() if you mean the whole"
+                "get_hparam('global_batch_size') is the batch size over all slots; use get_per_slot_batch_size() for a "
+                "data loader, or get_global_batch_size() for the total"
             )
         return hparams[name]
 
@@ -116,9 +116,7 @@ class PyTorchTrialContext:
             ValueError: the hyperparameter is not set.
         """
         if self._global_batch_size is None:
-            raise ValueError(
-                "batch sizes need the hyperparameter 'global_batch_size': give it to pytorch.init(hparams=...)"
-            )
+            raise ValueError("the hyperparameter 'global_batch_size' is not set; pass it to pytorch.init(hparams=...)")
         return self._global_batch_size
 
     def get_per_slot_batch_size(self) -> int:
@@ -136,7 +134,7 @@ class PyTorchTrialContext:
             ValueError: none was passed to `pytorch.init()`.
         """
         if self._exp_conf is None:
-            raise ValueError("there is no experiment config: give it to pytorch.init(exp_conf=...)")
+            raise ValueError("there is no experiment config; pass it to pytorch.init(exp_conf=...)")
         return self._exp_conf
 
     def get_data_config(self) -> dict[str, Any]:
@@ -182,7 +180,7 @@ class PyTorchTrialContext:
             AssertionError: not a bool.
         """
         if not isinstance(enable_tensorboard_logging, bool):
-            raise AssertionError(f"set_enable_tensorboard_logging takes a bool, got {enable_tensorboard_logging!r}")
+            raise AssertionError(f"enable_tensorboard_logging must be a bool, got {enable_tensorboard_logging!r}")
         self._tensorboard.enabled = enable_tensorboard_logging
 
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
@@ -209,7 +207,9 @@ class PyTorchTrialContext:
             RuntimeError: training has not started.
         """
         if self._cursor.batch_idx is None:
-            raise RuntimeError("training has not started: there is no current batch; ask in train_batch() or later")
+            raise RuntimeError(
+                "training has not started, so there is no current batch; call this in train_batch() or later"
+            )
         return self._cursor.batch_idx
 
     def current_train_epoch(self) -> int:
@@ -255,7 +255,7 @@ class PyTorchTrialContext:
             AssertionError: not a bool.
         """
         if not isinstance(stop_requested, bool):
-            raise AssertionError(f"set_stop_requested takes a bool, got {stop_requested!r}")
+            raise AssertionError(f"stop_requested must be a bool, got {stop_requested!r}")
         self._cursor.stop_requested = stop_requested
 
     def get_stop_requested(self) -> bool:
@@ -280,9 +280,9 @@ class PyTorchTrialContext:
             The model, in DistributedDataParallel if there is more than one process; its attributes stay reachable.
         """
         if not isinstance(model, torch.nn.Module):
-            raise TypeError(f"wrap_model takes a torch.nn.Module, got {model!r}")
+            raise TypeError(f"wrap_model needs a torch.nn.Module, got {model!r}")
         if any(model is known for known in self.models):
-            raise ValueError("wrap_model was called twice with the same model")
+            raise ValueError("wrap_model was called twice with the same model; wrap each model once")
         ddp_kwargs = checked_ddp_kwargs(ddp_kwargs)
         model = model.to(self.device)
         if self.distributed.size > 1 and any(parameter.requires_grad for parameter in model.parameters()):
@@ -314,7 +314,7 @@ class PyTorchTrialContext:
             TypeError: not an optimizer.
         """
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"wrap_optimizer takes a torch.optim.Optimizer, got {optimizer!r}")
+            raise TypeError(f"wrap_optimizer needs a torch.optim.Optimizer, got {optimizer!r}")
         if backward_passes_per_step < 1:
             raise ValueError(f"backward_passes_per_step must be at least 1, got {backward_passes_per_step}")
         if fp16_compression is not None:
@@ -340,9 +340,11 @@ class PyTorchTrialContext:
         wrapped = LRScheduler(lr_scheduler, step_mode, frequency)
         by_metric = isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         if by_metric and step_mode is not LRScheduler.StepMode.MANUAL_STEP:
-            raise ValueError("ReduceLROnPlateau steps with a metric: wrap it with MANUAL_STEP, and step it yourself")
+            raise ValueError("ReduceLROnPlateau.step() needs a metric; wrap it with MANUAL_STEP, and step it yourself")
         if wrapped.optimizer is None or not any(wrapped.optimizer is known for known in self.optimizers):
-            raise ValueError("wrap the scheduler's optimizer first: optimizer = context.wrap_optimizer(optimizer)")
+            raise ValueError(
+                "the LR scheduler's optimizer is not wrapped; call optimizer = context.wrap_optimizer(optimizer) first"
+            )
         self.lr_schedulers.append(wrapped)
         return lr_scheduler
 
@@ -427,12 +429,12 @@ class PyTorchTrialContext:
         """
         if self.experimental._auto_amp:
             raise RuntimeError(
-                "wrap_scaler can't go with use_amp(), which has a scaler of its own: leave one of the two out"
+                "wrap_scaler can't be combined with use_amp(), which has a scaler of its own; call one of the two"
             )
         if self._optimisation.scaler is not None:
-            raise RuntimeError("wrap_scaler was called twice: one scaler serves a whole trial")
+            raise RuntimeError("wrap_scaler was called twice; a trial has one scaler")
         if self.models:
-            raise RuntimeError("call wrap_scaler before wrap_model")
+            raise RuntimeError("wrap_scaler was called after wrap_model; call it before wrap_model")
         self._optimisation.scaler = scaler
         return scaler
 
@@ -466,14 +468,14 @@ class PyTorchTrialContext:
             ValueError: another opt_level; "O3" (all in float16) has no equivalent.
         """
         warnings.warn(
-            "configure_apex_amp is deprecated: use context.experimental.use_amp()", FutureWarning, stacklevel=2
+            "configure_apex_amp is deprecated; use context.experimental.use_amp()", FutureWarning, stacklevel=2
         )
         if not enabled:
             return models, optimizers
         if self.device.type != "cuda":
             raise RuntimeError(
-                f"configure_apex_amp needs a CUDA device, this trial is on {self.device}: pass enabled=False, or use "
-                "context.experimental.use_amp(), which trains as usual there"
+                f"configure_apex_amp needs a CUDA device, but this trial is on {self.device}; pass enabled=False, or "
+                "use context.experimental.use_amp()"
             )
         if opt_level not in ("O0", "O1", "O2"):
             raise ValueError(f"configure_apex_amp: opt_level must be 'O0', 'O1' or 'O2', got {opt_level!r}")
@@ -518,11 +520,11 @@ class PyTorchExperimentalContext:
         if dtype not in (None, torch.float16, torch.bfloat16):
             raise ValueError(f"use_amp: dtype must be torch.float16 or torch.bfloat16, got {dtype!r}")
         if self._auto_amp:
-            raise RuntimeError("use_amp was called twice: mixed precision is configured for a whole trial")
+            raise RuntimeError("use_amp was called twice; call it once for the whole trial")
         optimisation, device = self._parent._optimisation, self._parent.device
         if optimisation.scaler is not None:
             raise RuntimeError(
-                "use_amp has a scaler of its own, it can't go with wrap_scaler(): leave one of the two out"
+                "use_amp can't be combined with wrap_scaler(), because it has a scaler of its own; call one of the two"
             )
         self._auto_amp = True
         if dtype is torch.bfloat16:
@@ -555,7 +557,7 @@ def _global_batch_size(hparams: dict[str, Any] | None, size: int) -> int | None:
         raise ValueError(f"hparams['global_batch_size'] must be an int, got {value!r} of type {type(value).__name__}")
     if value < size:
         raise ValueError(
-            f"hparams['global_batch_size'] is {value}, less than the trial's {size} slot(s): each needs a record at "
-            "least"
+            f"hparams['global_batch_size'] is {value}, less than the trial's {size} slot(s); each slot needs at least "
+            "one record"
         )
     return int(value) // size * size

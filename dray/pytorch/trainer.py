@@ -44,7 +44,7 @@ class Trainer:
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
         if not isinstance(trial, PyTorchTrial):
-            raise TypeError(f"Trainer takes an instance of a pytorch.PyTorchTrial, got {trial!r}")
+            raise TypeError(f"Trainer needs an instance of a pytorch.PyTorchTrial, got {trial!r}")
         self._trial = trial
         self._context = context
 
@@ -57,7 +57,7 @@ class Trainer:
     ) -> None:
         """Has no effect: Determined's profiler was a service of its cluster."""
         if enabled:
-            log.error("configure_profiler() has no effect: use context.set_profiler() or torch.profiler")
+            log.error("configure_profiler() has no effect; use context.set_profiler() or torch.profiler")
 
     def fit(
         self,
@@ -97,7 +97,7 @@ class Trainer:
             FileNotFoundError: there is no such checkpoint.
         """
         if profiling_enabled:
-            log.error("fit(profiling_enabled=True) has no effect: use context.set_profiler() or torch.profiler")
+            log.error("fit(profiling_enabled=True) has no effect; use context.set_profiler() or torch.profiler")
         context, trial, host = self._context, self._trial, self._context._host
         length = self._length(max_length)
         policy = self._policy(checkpoint_policy)
@@ -171,20 +171,18 @@ class Trainer:
                 run(plan, at, executor)
         except ShouldExit:
             # Raised at the start, or while saving: nothing is left to save.
-            log.info("left training, as it was asked to")
+            log.info("training ended early, as requested")
 
     # ------------------------------------------------------------------------------------------------- arguments
 
     def _length(self, max_length: TrainUnit | None) -> TrainUnit:
         check_unit(max_length, "max_length")
         if max_length is not None and not isinstance(max_length.value, int):
-            raise TypeError(f"max_length must hold an int, such as pytorch.Epoch(1), got {max_length!r}")
+            raise TypeError(f"max_length must hold an int, for example pytorch.Epoch(1), got {max_length!r}")
         wanted = self._context._host.max_length
         if wanted is None:
             if max_length is None:
-                raise ValueError(
-                    "fit() needs max_length, such as max_length=pytorch.Epoch(1): nothing else says when to end"
-                )
+                raise ValueError("fit() needs max_length, for example max_length=pytorch.Epoch(1)")
             return max_length
         if max_length is not None and max_length != wanted:
             log.warning("fit(max_length=%r) is not used: the searcher's max_length is %r", max_length, wanted)
@@ -194,9 +192,7 @@ class Trainer:
         if policy not in POLICIES:
             raise ValueError(f"checkpoint_policy must be one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
         if policy == "best" and not self._context._host.best_supported:
-            log.warning(
-                "checkpoint_policy='best' needs an experiment to know the best; this run acts as if it were 'all'"
-            )
+            log.warning("checkpoint_policy='best' works only in an experiment; this run uses 'all'")
             return "all"
         return policy
 
@@ -205,7 +201,7 @@ class Trainer:
         for kind, wrapped in (("model", self._context.models), ("optimizer", self._context.optimizers)):
             if not wrapped:
                 raise ValueError(
-                    f"{type(self._trial).__name__} has wrapped no {kind}: in its constructor, call "
+                    f"{type(self._trial).__name__} has wrapped no {kind}; in its constructor, call "
                     f"self.{kind} = context.wrap_{kind}({kind})"
                 )
         overridden = [
@@ -268,13 +264,12 @@ class Trainer:
         callbacks: Any = self._trial.build_callbacks()
         if not isinstance(callbacks, dict) or not all(isinstance(c, PyTorchCallback) for c in callbacks.values()):
             raise TypeError(
-                f"build_callbacks() must return a dict from names to pytorch.PyTorchCallback instances, got "
-                f"{callbacks!r}"
+                f"build_callbacks() must return a dict of pytorch.PyTorchCallback instances by name, got {callbacks!r}"
             )
         for name, callback in callbacks.items():
             if _overrides(callback, "on_checkpoint_end"):
                 warnings.warn(
-                    f"callback {name!r}: on_checkpoint_end is deprecated, use on_checkpoint_write_end",
+                    f"callback {name!r}: on_checkpoint_end is deprecated; use on_checkpoint_write_end",
                     FutureWarning,
                     stacklevel=3,
                 )
@@ -309,7 +304,7 @@ class Trainer:
             if name in saved:
                 callback.load_state_dict(saved[name])
             elif _overrides(callback, "load_state_dict"):
-                log.warning("callback %r has no state in the checkpoint, and starts afresh", name)
+                log.warning("callback %r has no state in the checkpoint; it starts afresh", name)
         return state
 
     def _load(self, directory: Path, callbacks: dict[str, PyTorchCallback]) -> None:
@@ -324,7 +319,7 @@ class Trainer:
             rng.restore(mine.rng, context.device)
         else:
             # The RNG as the constructor left it would repeat the random numbers of the first batches.
-            log.info("the checkpoint has no random numbers of rank %d: they are seeded anew", peers.rank)
+            log.info("the checkpoint has no RNG state of rank %d; its RNGs are seeded again", peers.rank)
             rng.seed_all(
                 Random(f"{context.get_trial_seed()}:{peers.rank}:{context.get_initial_batch()}").getrandbits(31)
             )

@@ -219,8 +219,8 @@ def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_
     path = directory / STATE if old is None else old
     if not path.exists():
         raise ValueError(
-            f"{directory} has no {STATE}: a program saved it by the core API, and knows what is in it; dray checkpoint "
-            "download copies its files"
+            f"{directory} has no {STATE}: a program saved it with the core API, and only that program knows what is in "
+            "it; copy its files with `dray checkpoint download`"
         )
     found: dict[str, Any] = load_as(dict, path, **torch_load_kwargs)
     if old is not None:

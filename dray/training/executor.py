@@ -241,8 +241,8 @@ class Executor:
             since = clock()
         if self._trained < until:
             raise DataExhausted(
-                f"the training data ended after {self._trained} batches, {until} and more are to be trained: "
-                "a loader that is no pytorch.DataLoader has to repeat its data by itself (samplers.RepeatBatchSampler)"
+                f"the training data ended after {self._trained} batches, but training goes on to {until} or more; "
+                "return a pytorch.DataLoader, or repeat the data yourself (see samplers.RepeatBatchSampler)"
             )
         return self.reducers.per_slot(training=True)
 
@@ -390,10 +390,12 @@ def _check_metric(metric: str, found: Mapping[str, Any]) -> None:
     if metric not in found:
         raise SearcherMetricError(
             f"searcher.metric: the search compares {metric!r}, but validation returned {sorted(found)}; "
-            "return it from evaluate_batch() or evaluate_full_dataset(), or name one of these"
+            "return it from evaluate_batch() or evaluate_full_dataset(), or set searcher.metric to one of these"
         )
     if metrics.as_number(found[metric]) is None:
-        raise SearcherMetricError(f"searcher.metric: {metric!r} is {found[metric]!r}, not a number")
+        raise SearcherMetricError(
+            f"searcher.metric: {metric!r} must be a number, but validation returned {found[metric]!r}"
+        )
 
 
 def _epoch_start(callback: Callback) -> Callable[[int], None]:
@@ -402,6 +404,6 @@ def _epoch_start(callback: Callback) -> Callable[[int], None]:
     if inspect.signature(hook).parameters:
         return lambda epoch_idx: hook(epoch_idx)
     log.warning(
-        "%s.on_training_epoch_start() without epoch_idx is deprecated: add the parameter", type(callback).__name__
+        "%s.on_training_epoch_start() without epoch_idx is deprecated; add the parameter", type(callback).__name__
     )
     return lambda epoch_idx: hook()

@@ -109,7 +109,9 @@ def load_as(kind: type[T], path: Path, **kwargs: Any) -> T:
             "weights_only=False), make plain values of what is not, and save it in its place"
         ) from error
     if not isinstance(found, kind):
-        raise ValueError(f"{path} holds {type(found).__name__}, not the {kind.__name__} that a trainer writes")
+        raise ValueError(
+            f"{path} must hold a {kind.__name__}, got {type(found).__name__}; use a checkpoint that a Trainer wrote"
+        )
     return found
 
 

@@ -338,7 +338,7 @@ CASES = {
         ),
         ValueError,
         "is 1, less than the trial's 2 slot(s)",
-        "each needs a record at least",
+        "each slot needs at least one record",
     ),
     "no config": Case(
         "2.4", ask(lambda c: c.get_experiment_config()), ValueError, "no experiment config", "init(exp_conf=...)"
@@ -347,9 +347,11 @@ CASES = {
         "2.4", ask(lambda c: c.get_data_config()), ValueError, "no experiment config", "init(exp_conf=...)"
     ),
     "logging of no kind": Case(
-        "2.10", ask(lambda c: c.set_enable_tensorboard_logging(1)), AssertionError, "got 1", "takes a bool"
+        "2.10", ask(lambda c: c.set_enable_tensorboard_logging(1)), AssertionError, "got 1", "must be a bool"
     ),
-    "stop of no kind": Case("2.12", ask(lambda c: c.set_stop_requested("x")), AssertionError, "got 'x'", "a bool"),
+    "stop of no kind": Case(
+        "2.12", ask(lambda c: c.set_stop_requested("x")), AssertionError, "got 'x'", "must be a bool"
+    ),
     **{
         f"{name} before training": Case(
             "2.13",
@@ -371,7 +373,7 @@ CASES = {
         "with the same model",
     ),
     "optimizer of no kind": Case(
-        "2.17", ask(lambda c: c.wrap_optimizer(1)), TypeError, "got 1", "takes a torch.optim.Optimizer"
+        "2.17", ask(lambda c: c.wrap_optimizer(1)), TypeError, "got 1", "needs a torch.optim.Optimizer"
     ),
     "no backward pass": Case(
         "2.17",
@@ -394,18 +396,20 @@ CASES = {
         "2.22",
         ask(wrap_schedule(False, lambda o: torch.optim.lr_scheduler.StepLR(o, 1))),
         ValueError,
-        "the scheduler's optimizer",
+        "the LR scheduler's optimizer is not wrapped",
         "optimizer = context.wrap_optimizer(optimizer)",
     ),
     "schedule by metric": Case(
         "2.22",
         ask(wrap_schedule(True, torch.optim.lr_scheduler.ReduceLROnPlateau)),
         ValueError,
-        "ReduceLROnPlateau steps with a metric",
+        "ReduceLROnPlateau.step() needs a metric",
         "wrap it with MANUAL_STEP",
     ),
-    "scaler twice": Case("2.24", ask(scale_twice), RuntimeError, "called twice", "one scaler serves a whole trial"),
-    "scaler after the model": Case("2.24", ask(scale_late), RuntimeError, "call wrap_scaler", "before wrap_model"),
+    "scaler twice": Case("2.24", ask(scale_twice), RuntimeError, "called twice", "a trial has one scaler"),
+    "scaler after the model": Case(
+        "2.24", ask(scale_late), RuntimeError, "called after wrap_model", "call it before wrap_model"
+    ),
     "half precision of no kind": Case(
         "2.25",
         ask(lambda c: c.experimental.use_amp(torch.float64)),
@@ -418,21 +422,21 @@ CASES = {
         ask(lambda c: (c.experimental.use_amp(), c.experimental.use_amp())),
         RuntimeError,
         "called twice",
-        "for a whole trial",
+        "call it once",
     ),
     "half precision beside a scaler": Case(
         "2.25",
         ask(lambda c: (c.wrap_scaler(torch.amp.GradScaler("cpu", enabled=False)), c.experimental.use_amp())),
         RuntimeError,
-        "it can't go with wrap_scaler()",
-        "leave one of the two out",
+        "use_amp can't be combined with wrap_scaler()",
+        "call one of the two",
     ),
     "scaler beside half precision": Case(
         "2.24",
         ask(lambda c: (c.experimental.use_amp(), c.wrap_scaler(torch.amp.GradScaler("cpu", enabled=False)))),
         RuntimeError,
-        "wrap_scaler can't go with use_amp()",
-        "leave one of the two out",
+        "wrap_scaler can't be combined with use_amp()",
+        "call one of the two",
     ),
     "training loader of no kind": Case(
         "2.27",

@@ -463,7 +463,7 @@ def test_a_programs_checkpoint_is_no_models_and_says_so(home: Path) -> None:
     with core.init() as context:
         store(context, 1)
     (checkpoint,) = home.rglob("checkpoint_1")
-    with pytest.raises(ValueError, match=r"has no state-dict\.pth: a program saved it by the core API"):
+    with pytest.raises(ValueError, match=r"has no state-dict\.pth: a program saved it with the core API"):
         read_state(checkpoint, [])
 
 

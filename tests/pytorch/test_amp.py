@@ -242,11 +242,11 @@ def test_there_is_one_way_to_mixed_precision_at_a_time(host: FakeHost) -> None:
         context.experimental.use_amp()
         with pytest.raises(RuntimeError, match="use_amp was called twice"):
             context.experimental.use_amp()
-        with pytest.raises(RuntimeError, match=r"wrap_scaler can't go with use_amp\(\)"):
+        with pytest.raises(RuntimeError, match=r"wrap_scaler can't be combined with use_amp\(\)"):
             context.wrap_scaler(torch.amp.GradScaler("cpu"))
     with use_host(host), pytorch.init() as context:
         context.wrap_scaler(torch.amp.GradScaler("cpu"))
-        with pytest.raises(RuntimeError, match=r"it can't go with wrap_scaler\(\)"):
+        with pytest.raises(RuntimeError, match=r"use_amp can't be combined with wrap_scaler\(\)"):
             context.experimental.use_amp()
 
 
@@ -269,7 +269,7 @@ def test_apex_without_cuda_is_an_error(host: FakeHost) -> None:
         context.device = torch.device("cpu")
         with (
             pytest.warns(FutureWarning),
-            pytest.raises(RuntimeError, match="needs a CUDA device, this trial is on cpu: pass enabled=False"),
+            pytest.raises(RuntimeError, match="needs a CUDA device, but this trial is on cpu; pass enabled=False"),
         ):
             context.configure_apex_amp([], [])
 

@@ -127,7 +127,7 @@ def test_tensorboard_logging_is_switched_by_a_bool(host: FakeHost) -> None:
     context.set_enable_tensorboard_logging(True)
     assert context.get_enable_tensorboard_logging()
     for switch in (context.set_enable_tensorboard_logging, context.set_stop_requested):
-        with pytest.raises(AssertionError, match="takes a bool, got 1"):
+        with pytest.raises(AssertionError, match="must be a bool, got 1"):
             switch(1)  # type: ignore[arg-type]
 
 
@@ -197,7 +197,7 @@ def test_what_can_not_be_wrapped_is_refused(context: PyTorchTrialContext) -> Non
     modes = pytorch.LRScheduler.StepMode
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="wrap the scheduler's optimizer first"):
+    with pytest.raises(ValueError, match="the LR scheduler's optimizer is not wrapped"):
         context.wrap_lr_scheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1), modes.STEP_EVERY_EPOCH)
     context.wrap_optimizer(optimizer)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
@@ -206,9 +206,9 @@ def test_what_can_not_be_wrapped_is_refused(context: PyTorchTrialContext) -> Non
     assert context.wrap_lr_scheduler(plateau, modes.MANUAL_STEP) is plateau
     with pytest.raises(ValueError, match="backward_passes_per_step must be at least 1, got 0"):
         context.wrap_optimizer(optimizer, backward_passes_per_step=0)
-    with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module"):
+    with pytest.raises(TypeError, match=r"needs a torch\.nn\.Module"):
         context.wrap_model(lambda x: x)  # type: ignore[type-var]
-    with pytest.raises(TypeError, match=r"takes a torch\.optim\.Optimizer"):
+    with pytest.raises(TypeError, match=r"needs a torch\.optim\.Optimizer"):
         context.wrap_optimizer(model)  # type: ignore[type-var]
     context.wrap_model(model)
     with pytest.raises(ValueError, match="twice with the same model"):

@@ -182,7 +182,7 @@ def test_policy_best_acts_as_all_where_there_is_no_best(
     host.best_supported = False
     fit(OneWeight, max_length=Batch(3), validation_period=Batch(1))
     assert [r.batches for r in host.reports if r.checkpoint] == [1, 2, 3]
-    assert "acts as if it were 'all'" in caplog.text
+    assert "this run uses 'all'" in caplog.text
 
 
 @pytest.mark.api("8.9")

@@ -117,7 +117,7 @@ def test_a_faulty_trial_is_told_what_to_do(fit: Fit, trial: type, kind: type[Exc
 @pytest.mark.parametrize(
     ("arguments", "kind", "says"),
     [
-        ({}, ValueError, r"needs max_length, such as max_length=pytorch\.Epoch\(1\)"),
+        ({}, ValueError, r"needs max_length, for example max_length=pytorch\.Epoch\(1\)"),
         ({"max_length": 3}, TypeError, r"max_length must be a pytorch\.Batch or a pytorch\.Epoch, got 3"),
         ({"max_length": Batch([3])}, TypeError, "max_length must hold an int"),
         ({"max_length": Batch(0)}, ValueError, "at least 1"),
