@@ -23,24 +23,37 @@ Dray = Callable[..., Said]
 pytestmark = pytest.mark.ray
 
 TALKS = """
+import time
+from pathlib import Path
+
 from recorded import Recorded
 
 
 class Talks(Recorded):
     def train_batch(self, batch, epoch_idx, batch_idx):
         print(f"batch {batch_idx}")
+        if not Path(self.context.get_hparam("fast")).exists():
+            time.sleep(0.2)
         return super().train_batch(batch, epoch_idx, batch_idx)
 """
 
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    """One of ``results/talks-...``: three trials of 120 batches, which take seconds each and print each batch."""
+    """One of ``results/talks-...``: three trials of 600 batches, which print each batch.
+
+    They take two minutes, however slow the machine is at what is done beside them; seconds once there is the file
+    ``fast``.
+    """
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
     (tmp_path / "model").mkdir()
     shutil.copy(TRIALS / "recorded.py", tmp_path / "model")
     (tmp_path / "model" / "talks.py").write_text(TALKS)
-    config = recorded(tmp_path / "record", trials=3, batches=120, pause_s=0.03, entrypoint="talks:Talks", name="talks")
+    period = {"batches": 20}
+    config = recorded(
+        tmp_path / "record", trials=3, batches=600, min_validation_period=period, entrypoint="talks:Talks", name="talks"
+    )
+    config["hyperparameters"]["fast"] = str(tmp_path / "fast")
     driver = Driver("create", write_config(tmp_path, config), tmp_path / "model", log=tmp_path / "log")
     yield driver
     driver.close()
@@ -76,10 +89,10 @@ def test_an_experiment_is_watched_stopped_gone_on_with_and_used(driver: Driver, 
     wait_for(lambda: len((path / "trial_0" / "logs" / "rank_0.log").read_text().splitlines()) > before + 20, "batches")
     driver.interrupt()
     assert driver.wait() == 130
-    out, err = trial.communicate(timeout=60)
+    out, err = trial.communicate(timeout=120)
     assert (trial.returncode, err) == (0, "")
     assert out.splitlines() == (path / "trial_0" / "logs" / "rank_0.log").read_text().splitlines()
-    out, err = events.communicate(timeout=60)
+    out, err = events.communicate(timeout=120)
     assert (events.returncode, err) == (0, "")
     assert "trial 0 started: lr=" in out
 
@@ -89,6 +102,7 @@ def test_an_experiment_is_watched_stopped_gone_on_with_and_used(driver: Driver, 
     assert f"dray experiment resume {path}" in dray("e", "describe", "latest").out
 
     # ---- and gone on with, by name
+    (tmp_path / "fast").touch()
     again = Driver("resume", "talks", log=tmp_path / "log")
     assert again.wait() == 0, again.log.read_text()
     [listed] = dray("e", "list", "--json").value
