@@ -21,7 +21,7 @@ def forbidden(policies: Sequence[LogPolicy], lines: Iterable[str]) -> str:
     """The first line that a policy matches, with the policy, for people; "" if there is none.
 
     >>> forbidden([LogPolicy(pattern=".*out of memory", action="cancel_retries")], ["step 1", "CUDA out of memory"])
-    "cancel_retries of log_policies, for '.*out of memory' is in its log: CUDA out of memory"
+    "log_policies: cancel_retries, as its log has '.*out of memory': CUDA out of memory"
     """
     # `search` matches anywhere in a line, so a leading ".*" would only cost time.
     compiled = [(policy, re.compile(policy.pattern.removeprefix(".*"))) for policy in policies]

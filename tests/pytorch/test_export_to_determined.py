@@ -90,7 +90,7 @@ def test_what_determined_will_not_have_is_noted(tmp_path: Path) -> None:
 
 
 def test_one_of_determineds_is_not_exported_again(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="one of Determined's already"):
+    with pytest.raises(ValueError, match="already is a Determined checkpoint"):
         exported(golden("plain")[1], tmp_path / "made")
 
 
