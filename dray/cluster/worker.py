@@ -217,20 +217,16 @@ def _run_trial(
 @contextlib.contextmanager
 def _free_to_end(host: RayHost) -> Iterator[None]:
     """A program that knows that it is asked to end may end as it likes: some raise an exception once they have saved,
-    which is no failure in Determined either."""
+    which is no failure in Determined either. Nor is it one if a program that is started again after its last operation
+    asks for another by `next()`: Determined would not have started it."""
     try:
         yield
     except (TrialEnded, LeaseLost, pytorch.InvalidHP, SearcherMetricError):
         raise
-    except Exception:
-        if not host.heard:
+    except Exception as error:
+        if not (host.heard or (host.closed and isinstance(error, StopIteration))):
             raise
-        print(
-            "the program was asked to end, and ended with this error:",
-            traceback.format_exc(),
-            sep="\n",
-            file=sys.stderr,
-        )
+        print("the program was to end, and ended with this error:", traceback.format_exc(), sep="\n", file=sys.stderr)
 
 
 def _watched(

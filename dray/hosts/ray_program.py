@@ -42,6 +42,7 @@ class RayProgramHost(RayHost):
         counted = experiment.time_rungs if by_time else [rung.value for rung in experiment.rungs]
         self._ends: list[float] = sorted({length for length in counted if isinstance(length, (int, float))})
         self.lengths: Sequence[float] = [length for length in self._ends if known is None or length > known]
+        self.closed = bool(self._ends) and not self.lengths
         self._own_loop = False
         self._names: set[str] = set()
         self._compared: dict[str, Any] | None = None  # the last message with a value to compare

@@ -147,6 +147,7 @@ class RayHost:
         self.outcome: Ending = "completed"
         self.watched = False  # whether this rank trains, or has trained
         self.heard = False  # whether a program with a loop of its own knows that it is asked to end
+        self.closed = False  # whether such a program had completed its last operation before this lease
         self._progress: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._commits = 0
         self._desk, self._lease, self._experiment = desk, lease, experiment
@@ -295,7 +296,7 @@ class RayHost:
     @property
     def trained(self) -> bool:
         """Whether the trial's code has trained, now or before the checkpoint that it went on from."""
-        return self._reported or self.latest_checkpoint is not None
+        return self._reported or self.latest_checkpoint is not None or self._lease.last_step is not None
 
     def end(self) -> Ending:
         """The trial's code has returned. Returns how it ended: completed, interrupted, or as the search decided."""

@@ -1,7 +1,8 @@
 """Programs with loops of their own, as they are written for Determined: one weight, w' = w + 2 lr (1 - w).
 
 ``python3 core_program.py epochs``: reports epochs, and asks whether to end. ``operations``: trains as far as the search
-says. ``shards``: two ranks, each with a file of its own in each checkpoint. ``deaf``: never asks whether to end.
+says. ``next_operation``: asks for its only operation by ``next()``, and is killed once that is completed. ``shards``:
+two ranks, each with a file of its own in each checkpoint. ``deaf``: never asks whether to end.
 """
 
 from __future__ import annotations
@@ -114,6 +115,17 @@ def operations(info) -> None:
             note(info.trial.hparams["record"], length=op.length)
             core_context.train.report_validation_metrics(model.steps, {"error": model.error})
             op.report_completed(model.error)
+
+
+def next_operation(info) -> None:
+    model = Model(info.trial.hparams["lr"])
+    with det.core.init() as core_context:
+        restored(core_context, info, model)
+        op = next(core_context.searcher.operations())
+        while model.epoch < op.length:
+            one_epoch(core_context, info, model)
+        op.report_completed(model.error)
+        os.kill(os.getpid(), 9)
 
 
 def shards(info) -> None:
