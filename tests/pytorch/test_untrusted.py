@@ -186,5 +186,5 @@ def test_a_part_of_another_type_is_told(saved: Path, tmp_path: Path, name: str, 
     torch.save(content, copy / name)
     (copy / "manifest.json").unlink()
     write_manifest(copy)
-    with pytest.raises(ValueError, match=rf"{name} holds {type(content).__name__}, not the (list|dict)"):
+    with pytest.raises(ValueError, match=rf"{name} must hold a (list|dict), got {type(content).__name__};"):
         fit(tmp_path, latest_checkpoint=str(copy))
