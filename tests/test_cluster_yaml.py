@@ -168,7 +168,7 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
     "text where there is a number": (
         "cluster.yaml",
         {f"{HEAD}.node_config.BlockDeviceMappings.0.Ebs.VolumeSize": "150"},
-        {f"{HEAD}.node_config.BlockDeviceMappings.0.Ebs.VolumeSize": "must be a whole number, got '150'"},
+        {f"{HEAD}.node_config.BlockDeviceMappings.0.Ebs.VolumeSize": "must be an integer, got '150'"},
     ),
     "a mapping where there is a list": (
         "cluster.yaml",
@@ -183,7 +183,7 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
     "a number where there is text": (
         "cluster.yaml",
         {f"{SPOT}.node_config.IamInstanceProfile": {"Name": 5}},
-        {f"{SPOT}.node_config.IamInstanceProfile.Name": "must be text, got 5"},
+        {f"{SPOT}.node_config.IamInstanceProfile.Name": "must be a string, got 5"},
     ),
     "text where there is yes or no": (
         "cluster.yaml",
@@ -410,7 +410,7 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
     "GPUs without a number": (
         "clusters/gcp.yaml",
         {f"{MORE}.node_config.guestAccelerators": [{"acceleratorType": "nvidia-l4"}]},
-        {f"{MORE}.node_config.guestAccelerators.0.acceleratorCount": "must be a whole number, got None"},
+        {f"{MORE}.node_config.guestAccelerators.0.acceleratorCount": "must be an integer, got None"},
     ),
     "GPUs that are no list": (
         "clusters/gcp.yaml",

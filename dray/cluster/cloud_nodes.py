@@ -125,12 +125,12 @@ def _fits(value: Any, shape: Any, path: str) -> Faults:
             for number, inner in enumerate(value):
                 yield from _fits(inner, shape.member, f"{path}.{number}")
         case "string" if not isinstance(value, str):
-            yield path, f"must be text, got {value!r:.60}"
+            yield path, f"must be a string, got {value!r:.60}"
         case "string" if shape.enum and value not in shape.enum and "FILL_IN" not in value:
             few = f"; it has {', '.join(shape.enum)}" if len(shape.enum) < 12 else "; if it is new, update boto3"
             yield path, f"AWS has no {shape.name} {value!r}{nearest(value, shape.enum) or few}"
         case "integer" | "long" if isinstance(value, bool) or not isinstance(value, int):
-            yield path, f"must be a whole number, got {value!r:.60}"
+            yield path, f"must be an integer, got {value!r:.60}"
         case "boolean" if not isinstance(value, bool):
             yield path, f"must be true or false, got {value!r:.60}"
 
@@ -167,7 +167,7 @@ def _gcp_gpus(given: Mapping[str, Any], gpus: int, name: str) -> Faults:
         count = each.get("acceleratorCount")
         if not isinstance(count, int):
             path = f"{where}.node_config.guestAccelerators.{number}.acceleratorCount"
-            yield path, f"must be a whole number, got {count!r:.60}"
+            yield path, f"must be an integer, got {count!r:.60}"
             return
         added += count
         kind = str(each.get("acceleratorType", "")).rpartition("/")[2]
