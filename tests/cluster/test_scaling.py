@@ -84,8 +84,8 @@ def test_nodes_that_are_not_to_be_had_are_waited_for_and_told_of(tmp_path: Path,
 @AUTOSCALERS
 def test_what_the_cluster_can_never_have_room_for_is_refused_at_once(tmp_path: Path, version: int) -> None:
     found = seen("refused", tmp_path, nodes=3, version=version)
-    assert "4 slots asked" in found["told"]["more"]
+    assert "4 slots requested" in found["told"]["more"]
     assert "can grow to, 3 gpu slots (with 1 CPUs each) on 3 nodes" in found["told"]["more"]
-    assert "2 slots asked on one node" in found["told"]["on one"]
+    assert "2 slots requested on one node" in found["told"]["on one"]
     assert found["groups"] == 0
     assert found["same from a worker node"], "where a driver may run, too"

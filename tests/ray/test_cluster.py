@@ -192,7 +192,7 @@ def test_more_slots_than_the_cluster_has_are_told_at_once(address: str, tmp_path
         dray.Experiment(config, model_dir=TRIALS, path=tmp_path / "experiment", address=address).run()
     [fault] = told.value.faults
     assert fault.path == "resources.slots_per_trial"
-    assert "3 slots asked" in fault.what
+    assert "3 slots requested" in fault.what
     assert "2 cpu slots" in fault.what
 
 

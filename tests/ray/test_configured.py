@@ -54,7 +54,7 @@ def test_no_trial_is_started_again_whose_log_a_policy_is_about(result: dray.Resu
     assert by_failure(result, "state") == {"no": "COMPLETED", **errored}
     gave_up = {record["trial"]: record["why"] for record in journal(result.path) if record["event"] == "gave_up"}
     trials = by_failure(result, "trial_id")
-    begins = "cancel_retries of log_policies, for '.*disk is full.*' is in its log: "
+    begins = "log_policies: cancel_retries, as its log has '.*disk is full.*': "
     assert gave_up[trials["raises"]].startswith(begins)
     assert gave_up[trials["dies"]] == f"{begins}fatal: the disk is full"
     assert "log_policies" not in gave_up[trials["otherwise"]]
