@@ -107,7 +107,7 @@ def batches(result: dray.Result, trial: int) -> set[int]:
 def test_program_finds_its_peers_by_itself_and_from_the_environment(faults: dray.Result) -> None:
     for trial in (0, 1):
         for rank in (0, 1):
-            assert printed(faults.path, trial, rank) == [f"rank {rank} of 2 on slots (0, 1)"]
+            assert printed(faults.path, trial, rank) == [f"rank {rank} of 2 on slots [0, 1]"]
     assert batches(faults, 0) == set(range(12))
 
 
