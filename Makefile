@@ -1,6 +1,6 @@
 # make demo    the ASHA search of examples/digits on Ray, on this machine
 # make check   ruff, mypy --strict, import-linter, the fast tests: under a minute
-# make test    check, then the slow tests and those on a real Ray; twenty minutes
+# make test    check, then the slow tests and those on a real Ray; twenty to twenty-five minutes
 # make test-all  the same, and the long ones: the deaths of nodes, a store in S3, disk use; half an hour more
 # make test-cluster  those that need clusters of several nodes, in private namespaces; needs root (and sshd, rsync)
 # make test-determined  those with the real Determined 0.38.1, which it installs into build/determined; half an hour
