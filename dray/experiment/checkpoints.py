@@ -132,6 +132,7 @@ def export_determined(checkpoint: Location, target: Path) -> tuple[list[Path], l
     """
     from dray.training import checkpoint as contents
     from dray.training import legacy
+    from dray.training.plain_state import read_json
 
     notes = []
     with opened(checkpoint) as found, made(target) as partial:
@@ -139,8 +140,8 @@ def export_determined(checkpoint: Location, target: Path) -> tuple[list[Path], l
             raise ValueError(f"{checkpoint} already is a Determined checkpoint; copy it with dray checkpoint download")
         state = contents.read_state(found, [])
         chief = contents.read_rank(found, state, 0, 1)
-        metadata = contents.read_json(found / contents.METADATA) or {}
-        epoch_length = (contents.read_json(found / contents.PROGRESS) or {}).get("epoch_length")
+        metadata = read_json(found / contents.METADATA) or {}
+        epoch_length = (read_json(found / contents.PROGRESS) or {}).get("epoch_length")
         about = {**contents.describe(found), "framework": metadata.get("framework")}
         legacy.write(
             partial,

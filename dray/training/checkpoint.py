@@ -32,7 +32,7 @@ from dray.storage import determined_state
 from dray.training import legacy
 from dray.training.division import Division
 from dray.training.hashed_file import HashedFile
-from dray.training.plain_state import check_savable, load_as
+from dray.training.plain_state import check_savable, load_as, read_json
 from dray.training.progress import Progress
 
 STATE = "state-dict.pth"
@@ -252,11 +252,6 @@ def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int) -
     if not path.exists() and gradients is None:
         return None
     return RankState(rng=load_as(dict, path) if path.exists() else {}, gradients=gradients)
-
-
-def read_json(path: Path) -> Any:
-    """A JSON file's content, None if there is no such file."""
-    return json.loads(path.read_text()) if path.exists() else None
 
 
 def _mean_gradients(ranks: list[list[list[torch.Tensor | None]]]) -> list[list[torch.Tensor | None]]:

@@ -24,6 +24,7 @@ import torch
 from dray.storage import determined_state
 from dray.training import rng
 from dray.training.division import Division
+from dray.training.plain_state import read_json
 from dray.training.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ def read_progress(directory: Path) -> Progress:
         if not _is_count(batches) or not (validated is None or _is_count(validated)):
             raise ValueError(f"{path} must say how many batches were trained ({' or '.join(keys)}), got {position!r}")
         return Progress(batches=batches, validated=validated, saved=batches)
-    batches = (_read_json(directory / METADATA) or {}).get("steps_completed")
+    batches = (read_json(directory / METADATA) or {}).get("steps_completed")
     if _is_count(batches):
         return Progress(batches=batches, saved=batches)
     log.warning(
@@ -236,7 +237,7 @@ def _rng_state(packed: Mapping[str, Any]) -> dict[str, Any]:
 
 def describe(directory: Path) -> dict[str, Any]:
     """About the trial: trial_cls_spec, hparams, experiment_config; None for what is unknown."""
-    found = _read_json(directory / LOAD_DATA) or _read_json(directory / METADATA) or {}
+    found = read_json(directory / LOAD_DATA) or read_json(directory / METADATA) or {}
     config = found.get("experiment_config")
     spec = found.get("trial_cls_spec") or (config or {}).get("entrypoint")
     return {
@@ -281,7 +282,3 @@ def _unpickle(path: Path) -> Any:
 
 def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text()) if path.exists() else None

@@ -6,6 +6,7 @@ NumPy arrays and scalars are allowed by name. State that would not load so is re
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import re
 from collections import OrderedDict
@@ -120,3 +121,8 @@ def _reason(message: str) -> str:
     if named := re.search(r"GLOBAL (\S+) was not", message):
         return f"it names {named.group(1)}"
     return " ".join(message.partition("WeightsUnpickler error:")[2].partition("Check the documentation")[0].split())
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file's content, None if there is no such file."""
+    return json.loads(path.read_text()) if path.exists() else None
