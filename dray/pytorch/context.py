@@ -247,16 +247,17 @@ class PyTorchTrialContext:
         return self._cursor.batch_idx
 
     def set_stop_requested(self, stop_requested: bool) -> None:
-        """Request a stop: training goes on to the next boundary, saves and ends, without another validation.
+        """Request a stop: training continues to the next boundary, saves and ends, without another validation.
 
-        One rank's request is enough.
+        One rank's request is enough. Requested before `fit()`, such as in the trial's constructor, it ends training at
+        the first boundary. It counts for one `fit()`: another one trains on.
 
         Raises:
             AssertionError: not a bool.
         """
         if not isinstance(stop_requested, bool):
             raise AssertionError(f"stop_requested must be a bool, got {stop_requested!r}")
-        self._cursor.stop_requested = stop_requested
+        self._cursor.stop_requested, self._cursor.stop_obeyed = stop_requested, False
 
     def get_stop_requested(self) -> bool:
         """Whether this rank has requested a stop."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 import torch
 
 from dray import pytorch
+from dray.experiment.checkpoints import export
 from dray.hosts import LocalHost, current_host, use_host
 from dray.pytorch import Batch
-from dray.storage import CheckpointError
+from dray.storage import CheckpointError, Location
 from dray.training import stopping
 from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
 
@@ -85,6 +87,30 @@ def test_an_id_and_a_path_both_name_a_checkpoint(home: Path) -> None:
     (path / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match="never completed"):
         fit(max_length=Batch(3), latest_checkpoint=ids[0])
+
+
+@pytest.mark.api("7.9")
+def test_a_copy_made_before_the_manifest_loads_by_its_path_with_a_warning(
+    home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Copying(OneWeight):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            class Copies(pytorch.PyTorchCallback):
+                def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+                    shutil.copytree(checkpoint_dir, tmp_path / "best")
+
+            return {"copies": Copies()}
+
+    fit(Copying, max_length=Batch(2))
+    copy = tmp_path / "best"
+    assert not (copy / "manifest.json").exists()
+    assert fit(max_length=Batch(5), latest_checkpoint=str(copy)).weight == one_weight(5)
+    told = f"{copy} has no manifest.json, so it can't be verified: a file may be damaged or missing"
+    assert caplog.messages.count(told) == 1
+    assert pytorch.load_trial_from_checkpoint_path(copy, trial_class=OneWeight).weight == one_weight(2)  # type: ignore[attr-defined]
+    assert caplog.messages.count(told) == 2
+    export(Location.of(copy), tmp_path / "exported")
+    assert json.loads((tmp_path / "exported" / "checkpoint.json").read_text())["batches"] == 2
 
 
 @pytest.mark.api("8.16")

@@ -309,7 +309,9 @@ def test_what_is_left_of_one_of_ours_is_not_taken_for_an_old_one(
     shutil.copytree(whole[Trial][1], rest)
     (rest / "manifest.json").unlink()
     (rest / "state_dict.pth").write_bytes(b"a callback's")
-    with pytest.raises(CheckpointError, match="never completed"):
+    pytorch.load_trial_from_checkpoint_path(rest, trial_class=Trial)  # from its own state-dict.pth
+    (rest / "state-dict.pth").unlink()
+    with pytest.raises(ValueError, match=r"has no state-dict\.pth"):
         pytorch.load_trial_from_checkpoint_path(rest, trial_class=Trial)
 
 
