@@ -21,7 +21,7 @@ from dray.training.cursor import Cursor
 from dray.training.host import Host
 from dray.training.optimisation import Optimisation
 from dray.training.reducers import ReducerRegistry
-from dray.training.spread import SpreadModel, checked_ddp_kwargs
+from dray.training.spread import SpreadModel, checked_ddp_kwargs, share_weights
 from dray.training.tensorboard import TensorBoard
 from dray.training.torchmetrics import TorchMetricReducer, is_torchmetric
 from dray.training.units import is_int
@@ -150,7 +150,7 @@ class PyTorchTrialContext:
         return self._host.trial_id
 
     def get_trial_seed(self) -> int:
-        """The seed of Python's, NumPy's and torch's RNGs, and of the order of shuffled data."""
+        """The seed of the order of shuffled data, and of Python's, NumPy's and torch's RNGs where `init()` seeds them."""
         return self._trial_seed
 
     def get_initial_batch(self) -> int:
@@ -292,6 +292,8 @@ class PyTorchTrialContext:
             if self._gradient_compression:
                 spread.register_comm_hook(None, fp16_compress_hook)
             model = cast(M, spread)
+        elif self.distributed.size > 1:
+            share_weights(model)
         self.models.append(model)
         return model
 
