@@ -150,7 +150,7 @@ class PyTorchTrialContext:
         return self._host.trial_id
 
     def get_trial_seed(self) -> int:
-        """The seed of the order of shuffled data, and of Python's, NumPy's and torch's RNGs where `init()` seeds them."""
+        """The seed of the order of shuffled data; and of Python's, NumPy's and torch's RNGs if `init()` seeds them."""
         return self._trial_seed
 
     def get_initial_batch(self) -> int:

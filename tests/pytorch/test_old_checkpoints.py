@@ -20,7 +20,6 @@ from torch import nn
 from dray import pytorch
 from dray.hosts import use_host
 from dray.pytorch import Batch
-from dray.storage import CheckpointError
 from dray.training import checkpoint, legacy, rng
 from dray.training.progress import Progress
 from tests.pytorch import resuming
