@@ -390,6 +390,10 @@ def test_a_damaged_checkpoint_is_found(digits: ExperimentDirectory, dray: Dray) 
     assert [Path(each["path"]).parent.name for each in listed if not each["is_whole"]] == ["trial_2", "trial_3"]
     assert dray("c", "verify", "digits", "1").code == 0
     assert dray("c", "verify", digits.trial(2) / "checkpoint_10").code == 1
+    copy = digits.trial(3) / "checkpoint_10"
+    copy.rename(digits.path / "copied")  # as from on_checkpoint_write_end, without the manifest
+    assert dray("c", "verify", digits.path / "copied").code == 1
+    assert dray("c", "export", digits.path / "copied", "-o", digits.path / "exported").code == 0
     for command in ("download", "export"):
         assert "is damaged" in dray("c", command, "digits", "2", "-o", "copy").is_one_line()
     assert not Path("copy").exists(), "nothing is left of it"
