@@ -7,6 +7,7 @@ Each validation that the search compares has to tell the trial's length in the s
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -132,7 +133,14 @@ class RayProgramHost(RayHost):
 
     def _message(self, report: Report) -> dict[str, Any]:
         epochs = as_number((report.validation or report.training or {}).get("epochs"))
-        return super()._message(report if epochs is None else replace(report, epochs=epochs))
+        message = super()._message(report if epochs is None else replace(report, epochs=epochs))
+        if (step := message["step"]) is not None and not 0 <= step < math.inf:
+            # The search would refuse it, which ends the whole experiment.
+            raise SearcherMetricError(
+                "searcher.max_length: a trial's length must be a finite number >= 0, but the program reported "
+                f"{step!r} with steps_completed={report.batches}"
+            )
+        return message
 
     def _step(self, report: Report, validation: Mapping[str, object]) -> float | None:
         if not self._own_loop:

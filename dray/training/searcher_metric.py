@@ -27,7 +27,7 @@ def check_metric(
     provided, how = by
     if metric in validation and not isinstance(validation[metric], (int, float)):
         raise SearcherMetricError(
-            f"searcher.metric: {metric!r} must be a number, but {provided} {validation[metric]!r}"
+            f"searcher.metric: {metric!r} must be a number, but {provided} {validation[metric]!r:.80}"
         )
     if metric not in validation and not known:
         raise SearcherMetricError(

@@ -159,6 +159,26 @@ def test_a_metric_called_batches_has_to_be_a_length(batches: float, tmp_path: Pa
         host.report(validation(7, batches=batches))
 
 
+@pytest.mark.parametrize("epochs", [math.nan, math.inf, -1.0])
+def test_epochs_have_to_be_a_length(epochs: float, tmp_path: Path) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path, BY_EPOCHS)
+    with pytest.raises(
+        SearcherMetricError, match=r"length must be a finite number >= 0, but .* reported (nan|inf|-1.0)"
+    ):
+        host.report(validation(7, epochs=epochs))
+    assert desk.reports == []
+
+
+@pytest.mark.parametrize("loss", ["0.5", [0.5, 0.25], {"train": 0.5}])
+def test_what_a_search_compares_has_to_be_a_number(loss: object, tmp_path: Path) -> None:
+    host = host_of(Desk(), tmp_path)
+    with pytest.raises(SearcherMetricError, match=r"searcher.metric: 'loss' must be a number, but .* reported .*0.5"):
+        host.report(Report(batches=7, validation={"loss": loss}))
+    alone = host_of(Desk(), tmp_path, replace(BY_BATCHES, config={"searcher": {"name": "single"}}))
+    assert not alone.report(Report(batches=7, validation={"loss": loss})), "nothing is compared"
+
+
 @pytest.mark.parametrize("unit", [None, Batch(1), Epoch(1)])
 def test_a_search_without_rungs_leaves_the_length_to_the_program(unit: TrainUnit | None, tmp_path: Path) -> None:
     desk = Desk()
