@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dray.experiment.errors import ConfigError as ConfigError
     from dray.experiment.errors import ExperimentError as ExperimentError
+    from dray.experiment.errors import NoExperiment as NoExperiment
     from dray.experiment.experiment import Experiment as Experiment
     from dray.experiment.result import Result as Result
     from dray.imports import import_from_path as import_from_path
@@ -34,6 +35,7 @@ _HOMES = {
     "Result": "dray.experiment.result",
     "InvalidHP": "dray.pytorch",
     "TrialInfo": "dray.training.cluster_info",
+    "NoExperiment": "dray.experiment.errors",
     "get_cluster_info": "dray.training.cluster_info",
     "import_from_path": "dray.imports",
 }
@@ -49,6 +51,7 @@ __all__ = [
     "ExperimentError",
     "InvalidHP",
     "LegacyTrial",
+    "NoExperiment",
     "Result",
     "TrialContext",
     "TrialInfo",

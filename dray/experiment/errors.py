@@ -57,7 +57,7 @@ class ImportRaisedError(EntrypointError):
 
 
 class NoExperiment(LookupError):
-    """There is no such experiment, trial or checkpoint, or there are several; the message is one line."""
+    """There is no such experiment, trial or checkpoint, or several match; the message lists these."""
 
 
 class ExperimentError(RuntimeError):
