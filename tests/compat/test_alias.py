@@ -90,7 +90,12 @@ def test_the_names_are_those_of_the_last_version() -> None:
     older = {"determined.estimator", "determined.profiler", "determined.pytorch.dsat", "determined.pytorch.lightning"}
     older |= {f"determined.pytorch.{name}" for name in ("ClipGradsL2Norm", "ClipGradsL2Value", "reset_parameters")}
     older.add("determined.util.download_gcs_blob_with_backoff")
-    inner = {"determined.common.api", "determined.common.experimental", "determined.common.set_logger"}
+    inner = {
+        "determined.util.merge_dicts",
+        "determined.common.api",
+        "determined.common.experimental",
+        "determined.common.set_logger",
+    }
     for name in {*COUNTERPARTS, *MISSING} - {name for name in MODULES if "._" in name}:
         if name not in older | inner and "._" not in name:
             assert name in known or name == "determined.common" or name == "determined.searcher"
@@ -228,7 +233,9 @@ def test_a_missing_module_of_a_package_that_is_there(alias: None) -> None:
 
 @pytest.mark.parametrize("use", ["'a' in {}", "list({})", "{}[0]", "exec('with {}(): pass')", "exec('with {}: pass')"])
 def test_a_constant_that_is_missing_is_told_too(use: str, alias: None) -> None:
-    with pytest.raises(compat.NotSupported, match=r"^determined\.common\.util\._LEGACY_TRAINING: .*leave it out"):
+    with pytest.raises(
+        compat.NotSupported, match=r"^determined\.common\.util\._LEGACY_TRAINING: .*replace it by code of yours"
+    ):
         exec(f"from determined.common.util import _LEGACY_TRAINING as it\n{use.format('it')}", {})
 
 
