@@ -70,19 +70,13 @@ def ours(name: str) -> str:
 
 @pytest.mark.api("10.2")
 def test_every_counterpart_is_the_same_object(alias: None) -> None:
-    there = {name: here for name, here in COUNTERPARTS.items() if can_be_here(name)}
-    assert {name for name, here in there.items() if found(name) is not found(here)} == set()
+    assert {name for name, here in COUNTERPARTS.items() if found(name) is not found(here)} == set()
 
 
 def test_every_public_name_of_determined_has_a_counterpart_or_an_answer(alias: None) -> None:
     names = listed("determined-0.38.1.txt")
     assert {name for name in names if (name in COUNTERPARTS) == (missing(name) is not None)} == set()
-    assert all(found(name) is not None for name in names if can_be_here(name))
-
-
-def can_be_here(name: str) -> bool:
-    """Not where Hugging Face's package is not installed, as with Determined."""
-    return not name.startswith("determined.transformers") or importlib.util.find_spec("transformers") is not None
+    assert all(found(name) is not None for name in names)
 
 
 def test_the_names_are_those_of_the_last_version() -> None:
