@@ -29,7 +29,8 @@ def check(
     """Report, line by line, what in a model directory runs unchanged. Exit code 1 if anything must be changed.
 
     Reads Python files, notebooks, experiment configs and shell scripts, without importing or running them. Each line
-    says change, look (may need a change: check it yourself), ignored (has no effect here) or runs.
+    says change, look (may need a change: check it yourself), ignored (has no effect here), blocked (runs once the code
+    that it starts is changed) or runs.
 
     \b
     dray migrate check .
@@ -49,6 +50,6 @@ def check(
                 "config; give a model directory written for Determined"
             )
         else:
-            typer.echo("\n".join(map(str, checked.findings)))
+            typer.echo("\n".join(checked.lines()))
             typer.echo(checked.summary)
         raise typer.Exit(0 if checked.runs else FAILED)

@@ -67,6 +67,9 @@ _NO_LIGHTNING = f"dray has no support for Lightning: write a PyTorchTrial, or {_
 _NO_MASTER = "dray has no master: use the dray command, or dray.Experiment and its Result in Python"
 _CLIP = "write context.step_optimizer(optimizer, clip_grads=lambda params: torch.nn.utils."
 _INTERNAL = "it is internal to Determined, and no model needs it: leave it out"
+_HELPER = (
+    "it is a helper of Determined's own: replace it by code of yours, or copy it from Determined's sources (Apache 2.0)"
+)
 
 MISSING: dict[str, str] = {
     "determined.EnvContext": _INTERNAL,
@@ -75,7 +78,7 @@ MISSING: dict[str, str] = {
     "determined.ResourcesInfo": "use torch.cuda for the GPUs of this process",
     "determined.TrialController": _INTERNAL,
     "determined.cli": "use the dray command",
-    "determined.common": _INTERNAL,
+    "determined.common": _HELPER,
     "determined.common.api": _NO_MASTER,
     "determined.common.experimental": _NO_MASTER,
     "determined.common.set_logger": "experiments set up logging; elsewhere call logging.basicConfig(format=LOG_FORMAT)",
@@ -110,7 +113,9 @@ MISSING: dict[str, str] = {
     "determined.pytorch.reset_parameters": "torch already does so for each new module: leave it out",
     "determined.searcher": "write the search method with searchers.SearchMethod, and name it in searcher.name",
     "determined.tensorboard": "use context.get_tensorboard_writer(), or context.get_tensorboard_path()",
-    "determined.util": _INTERNAL,
+    "determined.util": _HELPER,
+    "determined.util.merge_dicts": "write {**base, **source} in its place; where dicts are nested, a function "
+    "that merges them level by level",
     "determined.util.download_gcs_blob_with_backoff": "call blob.download_as_bytes(), which retries by itself",
     "determined.workload": _INTERNAL,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -44,8 +45,26 @@ def test_what_runs_as_it_is_ends_with_0(home: Path, dray: Dray) -> None:
 def test_what_must_be_changed_ends_with_1(home: Path, dray: Dray) -> None:
     said = dray("migrate", "check", model(Path("digits"), MODEL + "from determined import keras\nkeras.init()\n"))
     assert said.code == 1
-    assert said.out.splitlines()[1].startswith("model_def.py:5: change: determined.keras.init: dray has no Keras")
-    assert said.out.splitlines()[-1] == "1 to change, 0 to look at, 0 ignored; the rest runs unchanged"
+    blocked, change, *_, summary = said.out.splitlines()
+    assert blocked == "const.yaml: blocked: change model_def.py first; then: dray experiment create const.yaml ."
+    assert change.startswith("model_def.py:5: change: determined.keras.init: dray has no Keras")
+    assert summary == "1 to change, 0 to look at, 0 ignored; the rest runs unchanged"
+
+
+def test_what_many_lines_need_is_said_once(home: Path, dray: Dray) -> None:
+    code = (
+        "from determined.pytorch import deepspeed\n"
+        + "deepspeed.init()\ndeepspeed.Trainer()\n" * 23
+        + "class Digits: ...\n"
+    )
+    said = dray("migrate", "check", model(Path("digits"), code))
+    [once] = [line for line in said.out.splitlines() if "DeepSpeed" in line]
+    assert once.startswith("model_def.py:2: change: determined.pytorch.deepspeed.init: dray has no DeepSpeed: write a ")
+    assert once.endswith("; also model_def.py:3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14 and 33 more")
+    assert said.out.splitlines()[-1].startswith("46 to change")
+    listed = json.loads(dray("migrate", "check", "digits", "--json").out)
+    changes = [each for each in listed["findings"] if each["line"]]
+    assert [each["line"] for each in changes] == list(range(2, 48))
 
 
 def test_for_a_program_it_is_json(home: Path, dray: Dray) -> None:

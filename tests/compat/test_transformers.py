@@ -1,34 +1,29 @@
-"""Hugging Face's trainer as the loop of a trial; it is not installed here, so that a loop with its order of events
-stands in for it. `test_with_the_real_trainer` runs where it is."""
+"""Hugging Face's trainer as the loop of a trial. A loop with its order of events stands in for it, which is quick;
+`test_with_the_real_trainer` has the real one."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from dray import core
 from dray.core import ClusterInfo, TrialInfo
 from dray.hosts import LocalHost, use_host
 from dray.training.host import Report
 
-INSTALLED = importlib.util.find_spec("transformers") is not None
-
 
 @pytest.fixture
-def callback(alias: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def callback(alias: None) -> Iterator[Any]:
     """The class, by Determined's name for it."""
-    if not INSTALLED:
-        fake = ModuleType("transformers")
-        fake.TrainerCallback = type("TrainerCallback", (), {})  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "transformers", fake)
     sys.modules.pop("dray.transformers", None)
     yield importlib.import_module("determined.transformers").DetCallback
     sys.modules.pop("dray.transformers")
@@ -211,10 +206,8 @@ class Linear(torch.nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not INSTALLED, reason="transformers is not installed")
 def test_with_the_real_trainer(callback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped by the search, gone on with: as if it had not been."""
-    transformers = importlib.import_module("transformers")
 
     def run(name: str, latest: str | None = None, stop_at: int | None = None) -> tuple[Searching, Linear]:
         in_trial(monkeypatch, latest)

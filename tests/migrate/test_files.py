@@ -152,6 +152,35 @@ def test_the_entrypoint_leads_somewhere(checked: Callable[..., Checked], entrypo
         assert told in change.what
 
 
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "deep:Mixture",
+        "derived:Bigger",
+        "pkg.inner:Again",
+        "python3 -m determined.launch.deepspeed --trial deep:Mixture",
+        "python3 -m determined.launch.deepspeed python3 trainer.py",
+        "python3 -m pkg.inner",
+    ],
+)
+def test_an_entrypoint_whose_code_must_be_changed_is_not_said_to_run(
+    checked: Callable[..., Checked], entrypoint: str
+) -> None:
+    files = {
+        "deep.py": "from determined.pytorch import deepspeed\nclass Mixture(deepspeed.DeepSpeedTrial): ...\n",
+        "derived.py": "from deep import Mixture\nclass Bigger(Mixture): ...\n",
+        "trainer.py": "def main():\n    import derived\n",
+        "pkg/__init__.py": "",
+        "pkg/inner.py": "from .. import derived\nclass Again(derived.Bigger): ...\n",
+        "other.yaml": WHOLE,
+    }
+    found = checked({**files, "const.yaml": WHOLE.replace("model_def:Digits", entrypoint)})
+    assert [str(each) for each in found.findings if each.file.endswith(".yaml")] == [
+        "const.yaml: blocked: change deep.py first; then: dray experiment create const.yaml .",
+        "other.yaml: runs: dray experiment create other.yaml .",
+    ]
+
+
 def test_paths_in_containers_that_the_file_gives_to_the_code_are_told(checked: Callable[..., Checked]) -> None:
     config = (
         WHOLE
@@ -243,6 +272,15 @@ def test_notebooks_are_read_cell_by_cell(checked: Callable[..., Checked]) -> Non
         "demo.ipynb: change: cell 3, line 4: determined.experimental.client.login: dray has no master:",
         "demo.ipynb: change: cell 4, line 3: det experiment list: use dray experiment list",
         "demo.ipynb: runs: 2 supported uses of Determined's API",
+    ]
+
+
+def test_what_several_cells_need_is_said_once(checked: Callable[..., Checked]) -> None:
+    login = "from determined.experimental import client\nclient.login()\n"
+    found = checked({"demo.ipynb": notebook(login, login), "code.py": login})
+    assert [line for line in found.lines() if "change" in line] == [
+        "code.py:2: change: determined.experimental.client.login: dray has no master: use the dray command, or "
+        "dray.Experiment and its Result in Python; also demo.ipynb:cell 2, line 2, cell 3, line 2"
     ]
 
 

@@ -76,6 +76,15 @@ def test_what_dray_lacks_may_be_caught_tested_for_and_annotated(said: Checker, u
     assert [line for line in said(f"from determined.experimental import client\n{use}") if "change" in line] == []
 
 
+def test_a_helper_is_replaced_not_left_out(tmp_path: Path) -> None:
+    (tmp_path / "model_def.py").write_text(
+        "from determined.util import merge_dicts, make_metrics\nmerge_dicts({}, {})\nmake_metrics(1, [])\n"
+    )
+    merge, other = [finding.what for finding in check(tmp_path).findings if finding.verdict == "change"]
+    assert "write {**base, **source} in its place" in merge
+    assert "replace it by code of yours" in other
+
+
 def test_exceptions_of_determineds_may_be_raised_and_derived_from(said: Checker) -> None:
     code = """\
         import determined as det

@@ -15,7 +15,7 @@ from typing import Any
 from dray.cluster.startup_hook import HOOK
 from dray.experiment.ignore import code_of
 from dray.experiment.migrate.configs import ExperimentFile
-from dray.experiment.migrate.finding import Finding, Verdict
+from dray.experiment.migrate.finding import Finding, Verdict, told_once
 from dray.experiment.migrate.notebooks import read_notebook
 from dray.experiment.migrate.places import mounts_of
 from dray.experiment.migrate.python import Sources
@@ -57,6 +57,10 @@ class Checked:
         counts = f"{change} to change, {look} to look at, {ignored} ignored"
         return f"{counts}; the rest runs unchanged" if change or look else f"{counts}: runs unchanged"
 
+    def lines(self) -> list[str]:
+        """The findings as text; what several of them say is said once, with the places."""
+        return list(told_once(self.findings))
+
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for JSON."""
         return {
@@ -97,8 +101,9 @@ def check(directory: Path) -> Checked:
     findings = [*sources.findings(), *_environment()]
     for name, notebook in notebooks.items():
         findings += read_shell(name, "\n".join(notebook.shell), mounts, is_hook=False)
+    to_change = {finding.file for finding in findings if finding.verdict == "change"}
     for file in experiments:
-        findings += file.findings(directory, sources)
+        findings += file.findings(directory, sources, to_change)
     for name in code.files:
         text = (directory / name).read_text(encoding="utf-8", errors="replace") if _is_read(name) else ""
         if name.endswith(".sh"):

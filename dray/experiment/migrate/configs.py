@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -14,10 +14,12 @@ from dray.experiment.config import load_config
 from dray.experiment.determined_fields import misspelt, not_used, without_not_used
 from dray.experiment.errors import ConfigError
 from dray.experiment.migrate.finding import Finding
+from dray.experiment.migrate.imports import is_installed
 from dray.experiment.migrate.places import of_container
-from dray.experiment.migrate.python import Sources, is_installed
+from dray.experiment.migrate.python import Sources
 from dray.experiment.schema import ExperimentConfig
 from dray.experiment.yaml_file import read_mapping
+from dray.script import Script
 
 _LOOKS_LIKE_ONE = re.compile(r"^(searcher|entrypoint)\s*:", re.MULTILINE)
 _AT_LINE = re.compile(r"line (\d+), column \d+")
@@ -33,6 +35,8 @@ class ExperimentFile:
 
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
+        # The experiment file's directory may be the model's directory, instead of the one that is checked.
+        self._folders = (PurePosixPath(), PurePosixPath(name).parent)
         self._text = path.read_text(encoding="utf-8", errors="replace")
         self._broken: Finding | None = None
         self.raw: dict[Any, Any] = {}
@@ -55,12 +59,13 @@ class ExperimentFile:
             "entrypoint" in self.raw and not others.isdisjoint(self.raw) and not is_task
         )
 
-    def findings(self, root: Path, sources: Sources) -> Iterator[Finding]:
+    def findings(self, root: Path, sources: Sources, to_change: Set[str]) -> Iterator[Finding]:
         """The findings in this file, by line, without those about containers.
 
         Args:
             root: the model's directory.
             sources: its Python files.
+            to_change: those of them that must be changed.
         """
         if self._broken is not None:
             yield self._broken
@@ -72,7 +77,7 @@ class ExperimentFile:
         except ConfigError as error:
             changes += [(fault.path, fault.what) for fault in error.faults]
         if "entrypoint" not in (path for path, _ in changes):
-            wrong = _entrypoint(self.raw.get("entrypoint"), PurePosixPath(self.name).parent, root, sources)
+            wrong = _entrypoint(self.raw.get("entrypoint"), self._folders, root, sources)
             changes += [("entrypoint", wrong)] if wrong else []
         for path, what in changes:
             yield Finding(self.name, lines.of(path), "change", f"{path}: {what}")
@@ -82,8 +87,15 @@ class ExperimentFile:
                     yield Finding(self.name, lines.of(path), found[0], f"{path}: {found[1]}")
         for path, what in not_used(self.raw):
             yield Finding(self.name, lines.of(path), "ignored", f"{path}: {what}")
-        if not changes:
-            yield Finding(self.name, 0, "runs", f"dray experiment create {self.name} .")
+        if changes:
+            return
+        command = f"dray experiment create {self.name} ."
+        started = _started(parse_entrypoint(self.raw["entrypoint"]), self._folders, sources)
+        first = sorted(to_change & sources.imports.reached(started)) if started is not None else []
+        if first:
+            yield Finding(self.name, 0, "blocked", f"change {' and '.join(first)} first; then: {command}")
+        else:
+            yield Finding(self.name, 0, "runs", command)
 
 
 class Lines:
@@ -132,29 +144,31 @@ def _texts(value: object, path: str) -> Iterator[tuple[str, str]]:
             yield from _texts(each, f"{path}[{number}]")
 
 
-def _entrypoint(entrypoint: object, beside: PurePosixPath, root: Path, sources: Sources) -> str | None:
+_Folders: TypeAlias = tuple[PurePosixPath, ...]
+
+
+def _entrypoint(entrypoint: object, folders: _Folders, root: Path, sources: Sources) -> str | None:
     """What is wrong with ``entrypoint``, as far as reading shows; None if nothing is.
 
     Args:
         entrypoint: as in the experiment file.
-        beside: the experiment file's directory, which may be the model's directory instead of ``root``.
+        folders: where it is looked for, relative to ``root``.
         root: the directory that is checked.
         sources: its Python files.
     """
     if not entrypoint:
         return "required, got nothing; for example model_def:DigitsTrial or python3 train.py"
     program = parse_entrypoint(entrypoint)
-    folders = [PurePosixPath(), beside]
+    files = _files(program, folders)
+    is_there = any((root / file).is_file() for file in files)
     if not isinstance(program, str) and program.file is not None:
-        if any((root / folder / program.file).is_file() for folder in folders):
+        if is_there:
             return None
         return f"no script {program.file} in the directory; give the path of a script, relative to the directory"
     module, _, name = program.partition(":") if isinstance(program, str) else (str(program.module), "", "")
-    place = PurePosixPath(*module.split("."))
-    files = [f"{folder / place}{end}" for folder in folders for end in (".py", "/__main__.py", "/__init__.py")]
-    there = next((file for file in files if sources.has(file)), None)
+    there = _started(program, folders, sources)
     if there is None:
-        is_elsewhere = any((root / file).is_file() for file in files) or not name or is_installed(module)
+        is_elsewhere = is_there or not name or is_installed(module)
         return (
             None if is_elsewhere else f"no module {module} in the directory or this environment; give an existing one"
         )
@@ -162,3 +176,17 @@ def _entrypoint(entrypoint: object, beside: PurePosixPath, root: Path, sources: 
         classes = ", ".join(sources.classes(there))
         return f"{there} has no class {name}; its classes are {classes or 'none'}"
     return None
+
+
+def _files(program: str | Script, folders: _Folders) -> list[str]:
+    """The paths where the Python of an entrypoint may be."""
+    if not isinstance(program, str) and program.file is not None:
+        return [str(folder / program.file) for folder in folders]
+    module = program.partition(":")[0] if isinstance(program, str) else str(program.module)
+    place = PurePosixPath(*module.split("."))
+    return [f"{folder / place}{end}" for folder in folders for end in (".py", "/__main__.py", "/__init__.py")]
+
+
+def _started(program: str | Script, folders: _Folders, sources: Sources) -> str | None:
+    """The Python file of the directory that an entrypoint starts; None if it is elsewhere, or can't be parsed."""
+    return next((file for file in _files(program, folders) if sources.has(file)), None)

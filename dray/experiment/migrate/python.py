@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import ast
 import difflib
-import importlib.util
 import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from pathlib import PurePosixPath
 
 from dray.compat.names import HOOKS
 from dray.experiment.migrate.finding import Finding, Verdict
+from dray.experiment.migrate.imports import Imports
 from dray.experiment.migrate.names import is_nowhere, public, why_not
 from dray.experiment.migrate.places import Mounts, of_container
 from dray.experiment.migrate.scopes import TRIAL, Import, Scope, is_determineds
@@ -51,6 +50,9 @@ class Sources:
     Args:
         files: the text of each file, by its path relative to the directory.
         mounts: the experiment files' bind mounts; also an attribute.
+
+    Attributes:
+        imports: where their imports lead.
     """
 
     def __init__(self, files: Mapping[str, bytes], mounts: Mounts) -> None:
@@ -58,9 +60,6 @@ class Sources:
         self._trees: dict[str, ast.Module] = {}
         self._scopes: dict[str, Scope | None] = {}
         self._broken: list[Finding] = []
-        self._folders = {part for name in files for part in PurePosixPath(name).parts[:-1]}
-        self._modules = {PurePosixPath(name).stem for name in files if name.endswith(".py")}
-        self._packages: dict[str, str] = {}
         for name, text in files.items():
             try:
                 with warnings.catch_warnings():
@@ -70,6 +69,7 @@ class Sources:
                 line = getattr(error, "lineno", None) or 0
                 what = f"Python {sys.version_info[0]}.{sys.version_info[1]} can't parse it: {_told(error)}; fix it"
                 self._broken.append(Finding(name, line, "change", what))
+        self.imports = Imports(files, self._trees)
 
     def findings(self) -> Iterator[Finding]:
         """The findings, file by file."""
@@ -115,54 +115,10 @@ class Sources:
 
     def _names_of(self, importer: str, node: ast.ImportFrom) -> Mapping[str, str | None] | None:
         """What the names of an imported module of this directory mean."""
-        folder = PurePosixPath(importer).parent
-        parts = (node.module or "").split(".") if node.module else []
-        if node.level:
-            above = list(folder.parts)[: len(folder.parts) - (node.level - 1)]
-            places = [PurePosixPath(*above, *parts)]
-        else:
-            places = [PurePosixPath(*parts), PurePosixPath(folder, *parts)]
-        for place in places:
-            for file in (f"{place}.py", str(place / "__init__.py")):
-                if file in self._trees:
-                    if file in self._scopes and self._scopes[file] is None:
-                        return None  # it is being read: the modules import each other
-                    return self._scope(file).names
-        return None
-
-    def is_own(self, package: str) -> bool:
-        """Whether a module or package of this name is anywhere in the directory."""
-        return package in self._modules or package in self._folders
-
-    def missing_package(self, module: str) -> str | None:
-        """The package of a module, if it is missing and was not reported yet."""
-        parts = module.split(".")
-        if self.is_own(parts[0]) or parts[0] in sys.stdlib_module_names:
-            return None
-        for length in range(1, len(parts) + 1):
-            package = ".".join(parts[:length])
-            is_new = package not in self._packages
-            if is_new:
-                self._packages[package] = _where(package)
-            if self._packages[package] == "nowhere":
-                return package if is_new else None
-            if self._packages[package] == "here":
-                return None
-        return None
-
-
-def is_installed(module: str) -> bool:
-    """Whether the module's package is installed in this environment."""
-    return _where(module.partition(".")[0]) != "nowhere"
-
-
-def _where(package: str) -> str:
-    """``here``, ``nowhere``, or ``below`` for a namespace package such as google, of google.cloud."""
-    try:
-        found = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return "nowhere"
-    return "nowhere" if found is None else "below" if found.origin is None else "here"
+        file = self.imports.file_of(importer, node.module or "", node.level)
+        if file is None or (file in self._scopes and self._scopes[file] is None):
+            return None  # in the second case it is being read: the modules import each other
+        return self._scope(file).names
 
 
 def _is_determineds_variable(text: str) -> bool:
@@ -216,14 +172,14 @@ class _Reader(ast.NodeVisitor):
         package = path.partition(".")[0]
         if node in self._guarded:
             return
-        if package == "horovod" and not self._sources.is_own(package):
+        if package == "horovod" and not self._sources.imports.is_own(package):
             self._find(
                 node,
                 "change",
                 "horovod: dray does not support Horovod; use torch.distributed, whose process group exists already, or "
                 "a PyTorchTrial",
             )
-        elif (missing := self._sources.missing_package(path)) is not None:
+        elif (missing := self._sources.imports.missing_package(path)) is not None:
             self._find(
                 node,
                 "look",
