@@ -13,6 +13,7 @@ import torch
 
 from dray.core import DistributedContext, get_cluster_info
 from dray.hosts import LocalHost, current_host, current_peers
+from dray.hosts.local import new_directory
 from dray.pytorch.context import PyTorchTrialContext
 from dray.training import checkpoint, rng
 
@@ -55,6 +56,8 @@ def init(
             exp_conf = dict(info.trial.config) if exp_conf is None else exp_conf
         if host is None:
             host = stack.enter_context(_local_host(peers, exp_conf))
+            if peers.rank > 0:
+                stack.enter_context(_only_errors())
             log.info("local run %s, seed %d", host.directory, host.trial_seed)
         rng.seed_all(host.trial_seed)
         context = PyTorchTrialContext(
@@ -82,10 +85,22 @@ def _local_host(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> L
     seed = ((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
         raise ValueError(f"exp_conf['reproducibility']['experiment_seed'] must be an int >= 0, got {seed!r}")
-    mine = LocalHost(trial_seed=seed)
+    mine = LocalHost(new_directory((exp_conf or {}).get("name")), trial_seed=seed)
     # The same directory and seed in all processes.
     directory, seed = peers.broadcast((mine.directory, mine.trial_seed))
     return LocalHost(directory, trial_seed=seed) if peers.rank else mine
+
+
+@contextlib.contextmanager
+def _only_errors() -> Iterator[None]:
+    """Let dray log nothing but errors: the chief says the rest for all ranks."""
+    ours = logging.getLogger("dray")
+    before = ours.level
+    ours.setLevel(max(before, logging.ERROR))
+    try:
+        yield
+    finally:
+        ours.setLevel(before)
 
 
 def _check_backend(peers: DistributedContext) -> None:
