@@ -23,7 +23,8 @@ dray experiment describe latest      show the best trials, and failures
 dray trial logs latest 7 -f          follow the output of trial 7
 dray checkpoint export latest        export the best model's weights
 
-EXPERIMENT is a name in ~/dray_results (or DRAY_HOME), a unique prefix of one, 'latest', a path, or s3://...
+EXPERIMENT is the number of an experiment in ~/dray_results (or DRAY_HOME), its name or a unique part of that, 'latest',
+a path, or s3://...
 
 Short forms: dray e create, dray t logs, dray c list. Shell completion: dray --install-completion.
 """

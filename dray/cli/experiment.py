@@ -97,6 +97,7 @@ def list_(
             return
         rows = [
             (
+                each.number,
                 each.name,
                 each.state,
                 f"{each.ended}/{each.max_trials or each.trials}",
@@ -106,7 +107,7 @@ def list_(
             for each in there
         ]
         if rows:
-            show.table(["name", "state", "trials", "best", "started"], rows, left=["name", "state"])
+            show.table(["#", "name", "state", "trials", "best", "started"], rows, left=["name", "state"])
         for each in there:
             if each.why:
                 typer.echo(f"{each.name} can't be read: {each.why}", err=True)
@@ -152,7 +153,7 @@ def describe(experiment: Experiment, json: Json = False) -> None:
         states = ", ".join(f"{count} {words.get(state, state.lower())}" for state, count in counts.items())
         show.fields(
             [
-                ("experiment", f"{overview.name}  {overview.state}"),
+                ("experiment", f"{overview.label}  {overview.state}"),
                 ("description", read.config.description),
                 ("labels", ", ".join(read.config.labels)),
                 ("stored in", overview.path),
@@ -324,6 +325,7 @@ def _follow(path: Path, known: int, config: ExperimentConfig) -> None:
 def _overview(each: Any) -> dict[str, Any]:
     return {
         "name": each.name,
+        "number": each.number,
         "path": each.path,
         "title": each.title,
         "state": each.state,

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from dray.experiment.config import ExperimentConfig, load_config
-from dray.experiment.errors import ConfigError
+from dray.experiment.errors import ConfigError, NoExperiment
 from dray.experiment.ignore import Code, code_of
 from dray.experiment.secret import hide_in, write_secrets
 from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, store_at
@@ -120,11 +120,11 @@ class ExperimentDirectory:
         """The directory of an existing experiment.
 
         Raises:
-            ConfigError: there is none.
+            NoExperiment: there is none.
         """
         directory = cls(path)
         if not directory.config_file.exists():
-            raise ConfigError([("path", f"no experiment in {path}: it has no {directory.config_file.name}")])
+            raise NoExperiment(f"no experiment in {path}: it has no {directory.config_file.name}")
         return directory
 
     def config(self) -> ExperimentConfig:

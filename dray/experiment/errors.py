@@ -44,6 +44,10 @@ class ConfigError(ValueError):
         return "\n  ".join([f"{self.source} has {count}:", *map(str, self.faults)])
 
 
+class FoundInTraining(ConfigError):
+    """A fault of the config that only a trial could show: some may have trained by then."""
+
+
 class EntrypointError(ConfigError):
     """``entrypoint`` names neither a class that can be trained nor a program."""
 
@@ -53,7 +57,7 @@ class ImportRaisedError(EntrypointError):
 
 
 class NoExperiment(LookupError):
-    """There is no such experiment, trial or checkpoint, or there are several; the message is one line."""
+    """There is no such experiment, trial or checkpoint, or several match; the message lists these."""
 
 
 class ExperimentError(RuntimeError):

@@ -20,8 +20,10 @@ from dray.experiment.display import Display
 from dray.experiment.entrypoint import check_entrypoint
 from dray.experiment.errors import ConfigError, DeskLost, EntrypointError, ExperimentError
 from dray.experiment.faults import missing_field
+from dray.experiment.found import Name, whereabouts
 from dray.experiment.metrics_log import MetricsLog
 from dray.experiment.mirror import Mirror, brought
+from dray.experiment.numbering import take_number
 from dray.experiment.observers import Make, Observer, Observers
 from dray.experiment.own import Own
 from dray.experiment.preview import unit_of
@@ -123,7 +125,7 @@ class Experiment:
     @classmethod
     def resume(
         cls,
-        path: str | os.PathLike[str],
+        path: Name,
         *,
         max_trials: int | None = None,
         max_length: int | None = None,
@@ -133,13 +135,14 @@ class Experiment:
         sampler: Sampler | None = None,
         address: str | None = None,
     ) -> Experiment:
-        """The experiment in ``path``, which goes on exactly where its journal ends.
+        """An experiment that was stopped, or finished, ready to continue exactly where its journal ends.
 
         A finished one has nothing left to do, unless it is extended: by more trials, or to a greater length, to which
         the best trials that were paused or completed go on from their checkpoints.
 
         Args:
-            path: its directory, or its place in an object store, e.g. ``s3://bucket/results/digits-1``.
+            path: as the command takes it: its number, a unique part of its name, ``"latest"``, its directory, or its
+                place in an object store, e.g. ``s3://bucket/results/digits-1``.
             max_trials: the new number of trials in all.
             max_length: the new length of a trial, in the same unit.
             trial: the class, if the experiment was given one that only a script or a notebook has.
@@ -148,10 +151,11 @@ class Experiment:
             address: as for a new experiment.
 
         Raises:
-            ConfigError: there is no experiment, or its class must be given.
+            NoExperiment: there is none, or several match.
+            ConfigError: its class must be given.
         """
         self = cls.__new__(cls)
-        directory = ExperimentDirectory.open(brought(path))
+        directory = ExperimentDirectory.open(brought(whereabouts(path)))
         self._config = with_secrets(directory.config(), directory.secrets_file)
         loggers.check_loggers(self._config)
         self._trial, self._code, self._address, self._resumes = trial, None, address, True
@@ -291,7 +295,9 @@ class Experiment:
         on_message: Callable[[Message], None] | None,
     ) -> None:
         elsewhere = "" if directory.storage.is_local else f", checkpoints in {directory.storage}"
-        display.say(f"experiment {config.name}, stored in {directory.path}{elsewhere}")
+        number = take_number(directory.path)
+        numbered = "experiment" if number is None else f"experiment {number}:"
+        display.say(f"{numbered} {config.name}, stored in {directory.path}{elsewhere}")
         metrics = MetricsLog(directory.metrics)
         quiet = contextlib.ExitStack()
         try:

@@ -1,6 +1,7 @@
 """Finds experiments by name, in the default storage, a directory or an object store, and gives an overview of each.
 
-A name is that of a directory below ``DRAY_HOME`` (else ``~/dray_results``), or the beginning of one, or ``latest``.
+A name is that of a directory below ``DRAY_HOME`` (else ``~/dray_results``), its number, a unique part of it, or
+``latest``.
 Reading an experiment in an object store makes a temporary copy of its small files and changes nothing there: it may be
 running on another machine.
 """
@@ -14,23 +15,28 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from dray.experiment.directory import ExperimentDirectory, results
 from dray.experiment.errors import NoExperiment
+from dray.experiment.numbering import number_of, numbered, numbers
 from dray.storage import Location, RemoteDirectory
 from searchers.journal import Journal
 
 State = Literal["RUNNING", "COMPLETED", "STOPPED", "ERROR", "UNKNOWN", "DAMAGED"]
 
+Name: TypeAlias = str | os.PathLike[str] | int
+"""Which experiment: see `whereabouts`."""
 LATEST = "latest"
 PATIENCE_S = 5.0
 """How long an object store is tried: a user waits for the answer."""
 AT_ONCE = 8
 _TRIAL = re.compile(r"trial_\d+/")
 _SHOWN = 5
+_PART_DIGITS = 4
+"""Digits alone are part of a name from this many on: ``delete 7`` must not take any name with a 7 in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +45,7 @@ class Overview:
 
     Attributes:
         name: name of its directory.
+        number: its number in the results directory; None if it has none, see `numbering`.
         path: its directory, or its URI in an object store.
         title: the config's ``name``.
         state: RUNNING: a driver runs it. COMPLETED: it has ended. ERROR: it has ended, and no trial completed. STOPPED:
@@ -55,6 +62,7 @@ class Overview:
 
     name: str
     path: str
+    number: int | None = None
     title: str = ""
     state: State = "DAMAGED"
     trials: int = 0
@@ -68,6 +76,11 @@ class Overview:
     ran_s: float = 0.0
     why: str = ""
 
+    @property
+    def label(self) -> str:
+        """Its number, if it has one, and its name."""
+        return self.name if self.number is None else f"{self.number}: {self.name}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
@@ -77,11 +90,13 @@ class Found:
         directory: its directory; for one in an object store, that of a copy.
         where: its path, or its URI.
         is_copy: whether ``directory`` is a copy.
+        number: its number in the results directory; None if it has none.
     """
 
     directory: ExperimentDirectory
     where: str
     is_copy: bool
+    number: int | None = None
 
     @property
     def name(self) -> str:
@@ -98,18 +113,21 @@ class Found:
         # Checked before the journal is read: if a driver ends in between, its last record is read too.
         is_run = None if self.is_copy else Journal.writer(directory.journal) is not None
         records = Journal.read(directory.journal) if directory.journal.exists() else []
-        return _overview(self.where, directory.config_file.read_bytes(), records, is_run)
+        seen = _overview(self.where, directory.config_file.read_bytes(), records, is_run)
+        return replace(seen, number=self.number)
 
 
-def whereabouts(experiment: str) -> str:
+def whereabouts(experiment: Name) -> str:
     """Where an experiment is: the path of its directory, or a URI as it was given.
 
     Args:
-        experiment: a path, ``s3://...``, a name below the default storage, the beginning of one, or ``latest``.
+        experiment: a path, ``s3://...``, or in the default storage: a number, a name, a unique part of one, or
+            ``latest``.
 
     Raises:
         NoExperiment: there is none, or several match.
     """
+    experiment = str(experiment) if isinstance(experiment, int) else os.fspath(experiment)
     location = _location(experiment)
     if not location.is_local:
         own = results() / location.name  # the copy that resuming uses, see `mirror.brought`
@@ -120,22 +138,44 @@ def whereabouts(experiment: str) -> str:
         return str(path.resolve())
     if os.sep in experiment or experiment.startswith((".", "~")):
         raise NoExperiment(_no_experiment(path))
+    known = numbered()
+    if experiment.isdecimal() and int(experiment) in known:
+        place = known[int(experiment)]
+        if not ExperimentDirectory(place).config_file.exists():
+            raise NoExperiment(f"experiment {experiment}, {place.name}, is no longer in {root}")
+        return str(place.resolve())
     there = {each.name: each for each in newest_first(experiments_below(root))}
-    names = list(there)
-    if experiment == LATEST and names:
-        return str(there[names[0]])
-    matches = [name for name in names if name.startswith(experiment)]
+    if experiment == LATEST and there:
+        return str(next(iter(there.values())))
+    matches = _matches(experiment, list(there))
     if len(matches) > 1:
         raise NoExperiment(
-            f"{experiment!r} matches {len(matches)} experiments in {root}: {_some(matches)}; give more of the name"
+            f"{experiment!r} matches {len(matches)} experiments in {root}; give a number, or more of the name:"
+            + _candidates([there[name] for name in matches])
         )
     if not matches:
-        raise NoExperiment(_unknown(experiment, names, root, path))
+        raise NoExperiment(_unknown(experiment, list(there), root, path))
     return str(there[matches[0]])
 
 
+def _matches(experiment: str, names: Sequence[str]) -> list[str]:
+    """The names that are meant: the one that is equal, else those that begin with it, else those that contain it."""
+    if experiment in names:
+        return [experiment]
+    if experiment.isdecimal() and len(experiment) < _PART_DIGITS:
+        return []
+    begin = [name for name in names if name.startswith(experiment)]
+    return begin or [name for name in names if experiment in name]
+
+
+def _candidates(paths: Sequence[Path]) -> str:
+    known = numbers()
+    lines = [f"\n{known.get(path.resolve(), ''):>6}  {path.name}" for path in paths[:_SHOWN]]
+    return "".join(lines) + (f"\n        and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
+
+
 @contextmanager
-def found(experiment: str) -> Iterator[Found]:
+def found(experiment: Name) -> Iterator[Found]:
     """The experiment, see `whereabouts`; a copy of a remote one exists only within the block.
 
     Raises:
@@ -145,7 +185,8 @@ def found(experiment: str) -> Iterator[Found]:
     where = whereabouts(experiment)
     location = Location.of(where)
     if location.is_local:
-        yield Found(directory=ExperimentDirectory.open(location.path), where=where, is_copy=False)
+        directory, number = ExperimentDirectory.open(location.path), number_of(location.path)
+        yield Found(directory=directory, where=where, is_copy=False, number=number)
         return
     with tempfile.TemporaryDirectory(prefix="dray-look-") as scratch:
         directory = ExperimentDirectory(Path(scratch) / location.name)
@@ -172,7 +213,8 @@ def listed(root: str | None = None) -> list[Overview]:
     else:
         if root is not None and not location.path.is_dir():
             raise NoExperiment(f"no such directory: {location}")
-        there = [_glance(path) for path in experiments_below(location.path)]
+        known = numbers()
+        there = [_glance(path, known.get(path.resolve())) for path in experiments_below(location.path)]
     return sorted(there, key=lambda each: (each.began or 0, each.name))
 
 
@@ -190,12 +232,12 @@ def newest_first(experiments: Sequence[Path]) -> list[Path]:
     return sorted(experiments, key=lambda path: ((path / "experiment.yaml").stat().st_mtime, path.name), reverse=True)
 
 
-def _glance(path: Path) -> Overview:
-    where = Found(directory=ExperimentDirectory(path), where=str(path), is_copy=False)
+def _glance(path: Path, number: int | None) -> Overview:
+    where = Found(directory=ExperimentDirectory(path), where=str(path), is_copy=False, number=number)
     try:
         return where.overview()
     except (OSError, ValueError) as error:
-        return Overview(name=path.name, path=str(path), why=str(error))
+        return Overview(name=path.name, path=str(path), number=number, why=str(error))
 
 
 def _glance_afar(location: Location) -> Overview | None:

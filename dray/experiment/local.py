@@ -27,6 +27,7 @@ from dray.hosts.local import new_directory
 from dray.pytorch.class_entrypoint import train
 from dray.script import Script, ScriptFailed
 from dray.training.host import Reached, Report
+from dray.training.searcher_metric import BY_PROGRAM, check_metric, metric_warning
 from dray.training.time_metric import crossed, time_of
 from dray.training.units import ENDLESS, in_batches
 from searchers.search import Search
@@ -57,7 +58,9 @@ class OneTrialHost(LocalHost):
         self.steps_completed = 0 if latest is None else self._store.batches_of(latest)
         searcher = config.searcher
         length = searcher.counted_length
-        self.metric = searcher.metric
+        self._is_alone = searcher.name == "single"
+        self._metric = searcher.metric
+        self.metric = None if self._is_alone else searcher.metric
         self.secrets = config.secrets
         self.source_checkpoint = searcher.source_checkpoint_uuid
         self.max_length = None if length is None else length.to_unit()
@@ -73,7 +76,7 @@ class OneTrialHost(LocalHost):
         self.checkpoint_period = None if saving is None else in_batches(saving.to_unit(), records)
         self._sign = 1 if config.searcher.smaller_is_better else -1
         self._best = math.inf
-        self._is_alone = searcher.name == "single"
+        self._warned = self._is_known = self._own_loop = False
         self.trained = self.latest_checkpoint is not None
         """Whether the search got a report, as on a Ray worker."""
 
@@ -88,21 +91,38 @@ class OneTrialHost(LocalHost):
         return crossed(self._rungs, before, self._time)
 
     def report(self, report: Report) -> bool:
+        self._own_loop = True
+        if self.metric is not None and report.validation is not None and report.compared:
+            check_metric(self.metric, report.validation, BY_PROGRAM, known=self._is_known)
+            self._is_known = True
         self.worth_saving(report.validation or {})
         return super().report(report)
 
     def publish(self, report: Report) -> bool:
         self.trained = True
+        if self._is_alone and not self._warned and report.validation is not None and report.compared:
+            self._warned = True
+            if warning := metric_warning(self._metric, report.validation):
+                log.warning(warning)
         return super().publish(report)
 
     def how_to_resume(self, checkpoint: str, *, completed: bool) -> str:
         return "" if completed else f"resume with: {self._command} --path {shlex.quote(str(self.directory))}"
 
+    def ended(self) -> None:
+        """The program has ended.
+
+        Raises:
+            SearcherMetricError: it had a loop of its own, and never reported the metric that the search compares.
+        """
+        if self.metric is not None and self._own_loop:
+            check_metric(self.metric, {}, BY_PROGRAM, known=self._is_known or self.asked_to_stop())
+
     def best_validation(self) -> float | None:
         return self._sign * self._best if math.isfinite(self._best) else None
 
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
-        value = validation.get(self.metric or "")
+        value = validation.get(self._metric)
         score = self._sign * value if isinstance(value, int | float) else math.inf
         if not score < self._best:  # true for NaN, too
             return False
@@ -179,6 +199,7 @@ def _run(
                 program.run(Path(model_dir).resolve())
             if not host.trained:
                 raise ScriptFailed(program.never_trained())
+            host.ended()
         else:
             _train(program, config, host.latest_checkpoint)
     return host.directory

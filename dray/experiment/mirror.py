@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 from dray.experiment.directory import ExperimentDirectory, results
-from dray.experiment.errors import ConfigError
+from dray.experiment.errors import NoExperiment
 from dray.storage import Location, RemoteDirectory, StorageError
 from dray.storage.logs import NAME, stored_as
 from searchers.journal import Journal
@@ -99,34 +99,33 @@ def brought(where: str | os.PathLike[str]) -> Path:
         where: a local directory, or the URI above its checkpoints, used with the environment's credentials.
 
     Raises:
-        ConfigError: there is no experiment, or it can't be read.
+        NoExperiment: there is none.
+        StorageError: the object store can't be used.
     """
     try:
         location = Location.of(where)
-        if location.is_local:
-            return location.path.resolve()
-        remote = RemoteDirectory(location, patience_s=PATIENCE_S)
-        path = results() / location.name
-        if ExperimentDirectory(path).config_file.exists():
-            return path
-        sizes = remote.sizes()
-        names = [name for name in sizes if not _TRIAL.match(name)]
-        if "experiment.yaml" not in names:
-            raise ConfigError([("path", f"no experiment in {location}: it has no experiment.yaml")])
-        partial = path.with_name(f".{path.name}-partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        remote.download(partial, names)
-        (partial / "code").mkdir(exist_ok=True)
-        directory = ExperimentDirectory(partial)
-        directory.write_storage(location)
-        # Trials that began after the last copy start anew, perhaps with other hyperparameters.
-        started = {record.get("trial") for record in Journal.read(directory.journal) if record["event"] == "started"}
-        trials = {int(match.group(1)) for name in sizes if (match := _TRIAL.match(name))}
-        for trial in trials - started:
-            RemoteDirectory(location.child(f"trial_{trial}"), patience_s=PATIENCE_S).delete()
-    except (StorageError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError([("path", str(error))]) from None
+    except ValueError as error:
+        raise NoExperiment(str(error)) from None
+    if location.is_local:
+        return location.path.resolve()
+    remote = RemoteDirectory(location, patience_s=PATIENCE_S)
+    path = results() / location.name
+    if ExperimentDirectory(path).config_file.exists():
+        return path
+    sizes = remote.sizes()
+    names = [name for name in sizes if not _TRIAL.match(name)]
+    if "experiment.yaml" not in names:
+        raise NoExperiment(f"no experiment in {location}: it has no experiment.yaml")
+    partial = path.with_name(f".{path.name}-partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    remote.download(partial, names)
+    (partial / "code").mkdir(exist_ok=True)
+    directory = ExperimentDirectory(partial)
+    directory.write_storage(location)
+    # Trials that began after the last copy start anew, perhaps with other hyperparameters.
+    started = {record.get("trial") for record in Journal.read(directory.journal) if record["event"] == "started"}
+    trials = {int(match.group(1)) for name in sizes if (match := _TRIAL.match(name))}
+    for trial in trials - started:
+        RemoteDirectory(location.child(f"trial_{trial}"), patience_s=PATIENCE_S).delete()
     partial.rename(path)
     return path

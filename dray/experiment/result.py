@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from dray.experiment.code import FromDirectory
 from dray.experiment.config import ExperimentConfig
-from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.errors import ExperimentError
+from dray.experiment.found import Name, Overview, found
 from dray.experiment.metrics_log import read_metrics, read_system
 from dray.experiment.search import recorded_search
 from dray.experiment.timeline import read_timeline
@@ -53,14 +54,45 @@ class Result:
     """An experiment's results.
 
     Args:
-        path: the experiment's directory.
+        path: the experiment, as the command takes it: its number, a unique part of its name, ``"latest"``, its
+            directory, or ``s3://bucket/results/digits-1``, whose small files are then copied for as long as this object
+            lives.
         trial: its class, if the experiment was given one that can't be imported from the copy of its code.
+
+    Attributes:
+        path: the experiment's directory; that of the copy, for one in an object store.
+
+    Raises:
+        NoExperiment: there is none, or several match.
+        StorageError: the object store can't be used.
     """
 
-    def __init__(self, path: Path, *, trial: type[PyTorchTrial] | None = None) -> None:
-        self.path = Path(path)
-        self._directory = ExperimentDirectory.open(self.path)
+    def __init__(self, path: Name, *, trial: type[PyTorchTrial] | None = None) -> None:
+        copies = ExitStack()
+        self._found = copies.enter_context(found(path))
+        weakref.finalize(self, copies.close)
+        self._directory = self._found.directory
+        self.path = self._directory.path
         self._trial = trial
+
+    def __repr__(self) -> str:
+        from dray.experiment.glance import as_text
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from dray.experiment.glance import as_html
+
+        return as_html(self)
+
+    @property
+    def overview(self) -> Overview:
+        """The experiment at a glance, as ``dray experiment list`` shows it: its state, name and number now.
+
+        Raises:
+            JournalError: its journal is damaged.
+        """
+        return self._found.overview()
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -85,7 +117,13 @@ class Result:
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """A row a trial: trial_id, state, hparams.*, batches, metric (last), best_metric, restarts, started, ended."""
+        """A row per trial.
+
+        ``trial_id`` (int), ``state`` (PENDING, RUNNING, PAUSED, COMPLETED, STOPPED, ERRORED, INVALID_HP, CANCELED),
+        ``hparams.<name>`` (one column each), ``batches`` (int, trained), ``metric`` and ``best_metric`` (float: the
+        searcher's metric at the last and at the best validation, NaN before the first), ``restarts`` (int), ``started``
+        and ``ended`` (UTC; NaT if it has not).
+        """
         started, ended, restarts = self._times("started"), self._times("exited"), Counter(self._trials_of("restarted"))
         views = self.search.trials.values()
         hparams = [dict(flat(view.hparams or {})) for view in views]
@@ -123,11 +161,9 @@ class Result:
         Raises:
             ExperimentError: no trial has validated, or none has a checkpoint.
         """
-        valid = {view.id for view in self.search.trials.values() if view.state != "INVALID_HP"}
-        rows = self._best_rows[self._best_rows["trial_id"].isin(list(valid))]
-        if rows.empty:
+        row = self.best_row
+        if row is None:
             raise ExperimentError(f"no trial of {self.path} has validated yet, so there is no best trial")
-        row = rows.iloc[(self._sign * rows["value"]).argmin()]
         trial_id, batches = int(row["trial_id"]), int(row["batches"])
         store = self._directory.store(trial_id)
         checkpoint = store.find(batches) or store.latest()
@@ -143,6 +179,13 @@ class Result:
             batches=batches,
             checkpoint=_handed_out(store, checkpoint),
         )
+
+    @property
+    def best_row(self) -> pd.Series[Any] | None:
+        """The row of ``metrics`` with the best validation; None if no trial has validated."""
+        valid = {view.id for view in self.search.trials.values() if view.state != "INVALID_HP"}
+        rows = self._best_rows[self._best_rows["trial_id"].isin(list(valid))]
+        return None if rows.empty else rows.iloc[(self._sign * rows["value"]).argmin()]
 
     def load_best_trial(self, trial_kwargs: Mapping[str, Any] | None = None) -> PyTorchTrial:
         """The user's trial with the weights of ``best_trial.checkpoint``, on this machine's first device.

@@ -33,7 +33,7 @@ from dray.experiment.config import ExperimentConfig
 from dray.experiment.counts import Counts
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.display import Display
-from dray.experiment.errors import ConfigError, DeskLost, ExperimentError
+from dray.experiment.errors import DeskLost, ExperimentError, FoundInTraining
 from dray.experiment.groups import IN_TURN_S, Groups, OnEnd, find_slots
 from dray.experiment.metrics_log import MetricsLog
 from dray.experiment.nodes import checked_nodes, told_by_worker
@@ -306,6 +306,8 @@ class Run:
                     self._bind(message)
                 case "rows":
                     assert message.report is not None
+                    if warning := message.report.get("warning"):
+                        self.display.say(f"warning: trial {message.trial}: {warning}")
                     self._metrics.append(message.trial, message.report["rows"])
                     self._observers.rows(message.trial, message.report["rows"])
                     self.display.rows(message.trial, message.report["rows"])
@@ -325,7 +327,7 @@ class Run:
                 try:
                     self.search.on(Started(trial=message.trial))
                 except SpaceError as error:  # no sample meets the constraint
-                    self._error = ConfigError(error.faults, "The search")
+                    self._error = FoundInTraining(error.faults, "The search")
                     return
             lease = Lease(
                 number=message.lease,
@@ -444,10 +446,10 @@ def _metric_at(store: CheckpointStore, batches: int) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def _config_error(error: str) -> ConfigError:
+def _config_error(error: str) -> FoundInTraining:
     """From a worker's message, ``field: what is wrong with it``."""
     field_path, _, what = error.partition(": ")
-    return ConfigError([(field_path, what)])
+    return FoundInTraining([(field_path, what)])
 
 
 def _unit(length: Any) -> TrainUnit | None:

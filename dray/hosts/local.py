@@ -252,7 +252,7 @@ class LocalHost:
         candidates = (Path(checkpoint), home() / "local" / checkpoint, self.directory.parent / checkpoint)
         for path in candidates:
             if path.is_dir():
-                return verify(path)
+                return verify(path, without_manifest=path is candidates[0])
         raise FileNotFoundError(
             f"there is no checkpoint {checkpoint!r}: it is neither an id that on_checkpoint_upload_end() was given, "
             f"nor a directory; looked for {', '.join(str(path) for path in candidates)}"

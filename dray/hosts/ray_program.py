@@ -7,6 +7,7 @@ Each validation that the search compares has to tell the trial's length in the s
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from dray.storage.manifest import Listed
 from dray.training.errors import SearcherMetricError, TrialEnded
 from dray.training.host import Report
 from dray.training.metrics import as_number
+from dray.training.searcher_metric import BY_PROGRAM, check_metric
 from dray.training.time_metric import crossed, time_of
 from dray.training.units import Batch, Epoch
 
@@ -44,12 +46,10 @@ class RayProgramHost(RayHost):
         self.lengths: Sequence[float] = [length for length in self._ends if known is None or length > known]
         self.closed = bool(self._ends) and not self.lengths
         self._own_loop = False
-        self._names: set[str] = set()
         self._compared: dict[str, Any] | None = None  # the last message with a value to compare
         self._at: Report | None = None  # the last validation
         self._enough = False
         self._late = 0
-        self._is_alone = experiment.config.get("searcher", {}).get("name") == "single"
 
     def opened(self) -> None:
         # If nothing is compared, a program need not report: it may evaluate a model, say.
@@ -59,10 +59,12 @@ class RayProgramHost(RayHost):
     def report(self, report: Report) -> bool:
         self._own_loop = self._reported = True
         self._began = None  # the time before a program's first report is not all start-up
+        if self.metric is not None and report.validation is not None and report.compared:
+            check_metric(self.metric, report.validation, BY_PROGRAM, known=self._is_known)
         message = self._message(report)
+        self._warn(report, message)
         self._unsaved.add(message["rows"])
         if report.validation is not None:
-            self._names |= report.validation.keys()
             self._heed(report, message)
         if self.outcome != "completed" or self._enough:
             return self._late_report(report, message)
@@ -79,6 +81,11 @@ class RayProgramHost(RayHost):
         # A search that compares at one length only lets the program decide how long it trains.
         self._enough = reached == "end" and len(self._ends) > 1
         return told or self._enough
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether the search has had a value to compare, or has one coming."""
+        return self._compared is not None or self._lease.last_step is not None
 
     def _heed(self, report: Report, message: Mapping[str, Any]) -> None:
         """Note a validation for the trial's end, and for a checkpoint at the same batch."""
@@ -115,15 +122,8 @@ class RayProgramHost(RayHost):
         return ended
 
     def end(self) -> Ending:
-        known = self._compared is not None or self._lease.last_step is not None
-        # A program that has reported validation metrics, but not this one, has misspelt its name.
-        needless = self._is_alone and not self._names
-        if self._own_loop and self.outcome == "completed" and not (known or needless):
-            raise SearcherMetricError(
-                f"searcher.metric: the search compares {self.metric!r}, but the program reported "
-                f"{sorted(self._names) or 'no validation metrics'}; report it with "
-                "core_context.train.report_validation_metrics(), or set searcher.metric to one of these"
-            )
+        if self.metric is not None and self._own_loop and self.outcome == "completed":
+            check_metric(self.metric, {}, BY_PROGRAM, known=self._is_known)
         self._last = self._last or self._compared
         return super().end()
 
@@ -133,7 +133,14 @@ class RayProgramHost(RayHost):
 
     def _message(self, report: Report) -> dict[str, Any]:
         epochs = as_number((report.validation or report.training or {}).get("epochs"))
-        return super()._message(report if epochs is None else replace(report, epochs=epochs))
+        message = super()._message(report if epochs is None else replace(report, epochs=epochs))
+        if (step := message["step"]) is not None and not 0 <= step < math.inf:
+            # The search would refuse it, which ends the whole experiment.
+            raise SearcherMetricError(
+                "searcher.max_length: a trial's length must be a finite number >= 0, but the program reported "
+                f"{step!r} with steps_completed={report.batches}"
+            )
+        return message
 
     def _step(self, report: Report, validation: Mapping[str, object]) -> float | None:
         if not self._own_loop:
@@ -165,10 +172,6 @@ class RayProgramHost(RayHost):
                 records = as_number(validation.get("records"))
                 per_batch = int(self._lease.hparams.get("global_batch_size", 1))
                 return report.batches * per_batch if records is None else records
-
-    def _metric_of(self, validation: Mapping[str, object]) -> float | None:
-        # A program may report other metrics without this one.
-        return super()._metric_of(validation) if self._experiment.metric in validation else None
 
     # ------------------------------------------------------------------ checkpoints
     def checkpoint_id(self, batches: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import logging
 import math
 import time
 from collections import deque
@@ -21,8 +22,11 @@ from dray.storage.manifest import Listed
 from dray.training.distributed import DistributedContext
 from dray.training.host import Reached, Report
 from dray.training.plan import Plan
+from dray.training.searcher_metric import metric_warning
 from dray.training.time_metric import crossed, time_of
 from dray.training.units import Batch, Epoch, TrainUnit, in_batches
+
+log = logging.getLogger(__name__)
 
 REPORT = "report.json"
 """A file in a checkpoint: what was measured since the checkpoint before, in case the driver never got it."""
@@ -146,7 +150,8 @@ class RayHost:
         records = int(lease.hparams.get("global_batch_size", 1))
         self.validation_period = in_batches(experiment.validation_period, records)
         self.checkpoint_period = in_batches(experiment.checkpoint_period, records)
-        self.metric: str | None = experiment.metric
+        self._is_alone = experiment.config.get("searcher", {}).get("name") == "single"
+        self.metric: str | None = None if self._is_alone else experiment.metric
         self.outcome: Ending = "completed"
         self.watched = False  # whether this rank trains, or has trained
         self.heard = False  # whether a program with a loop of its own knows that it is asked to end
@@ -172,6 +177,7 @@ class RayHost:
         self._value: float | None = None
         self._began: float | None = time.monotonic()
         self._found: dict[str, Any] = {}
+        self._warned = False
 
     # ------------------------------------------------------------------ checkpoints
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
@@ -253,6 +259,7 @@ class RayHost:
                 "and ignores any later one; train further models in experiments of their own"
             )
         message = self._message(report)
+        self._warn(report, message)
         self._reported = True
         if report.validation is not None:
             self._validated = (report.batches, self._metric_of(report.validation))
@@ -351,6 +358,15 @@ class RayHost:
             case _:
                 raise LeaseLost(f"trial {self.trial_id} now runs elsewhere")
 
+    def _warn(self, report: Report, message: dict[str, Any]) -> None:
+        """Warn once, here and at the driver, if a trial that is compared with none does not have the metric."""
+        if not self._is_alone or self._warned or report.validation is None or not report.compared:
+            return
+        self._warned = True
+        if warning := metric_warning(self._experiment.metric, report.validation):
+            log.warning(warning)
+            message["warning"] = warning
+
     def _system(self, report: Report) -> Mapping[str, float] | None:
         """The system figures; the first ones also with the time before the training that they cover."""
         if report.system is None or self._began is None:
@@ -404,6 +420,6 @@ class RayHost:
                 return report.batches * int(self._lease.hparams["global_batch_size"])
 
     def _metric_of(self, validation: Mapping[str, object]) -> float | None:
-        # Every rank has checked at the validation that the metric is there.
-        value = validation[self._experiment.metric]
+        # Not there: with `single`, and in a program's other validations.
+        value = validation.get(self._experiment.metric)
         return float(value) if isinstance(value, (int, float)) else None

@@ -21,7 +21,7 @@ from dray.training.cursor import Cursor
 from dray.training.host import Host
 from dray.training.optimisation import Optimisation
 from dray.training.reducers import ReducerRegistry
-from dray.training.spread import SpreadModel, checked_ddp_kwargs
+from dray.training.spread import SpreadModel, checked_ddp_kwargs, share_weights
 from dray.training.tensorboard import TensorBoard
 from dray.training.torchmetrics import TorchMetricReducer, is_torchmetric
 from dray.training.units import is_int
@@ -150,7 +150,7 @@ class PyTorchTrialContext:
         return self._host.trial_id
 
     def get_trial_seed(self) -> int:
-        """The seed of Python's, NumPy's and torch's RNGs, and of the order of shuffled data."""
+        """The seed of the order of shuffled data; and of Python's, NumPy's and torch's RNGs if `init()` seeds them."""
         return self._trial_seed
 
     def get_initial_batch(self) -> int:
@@ -247,16 +247,17 @@ class PyTorchTrialContext:
         return self._cursor.batch_idx
 
     def set_stop_requested(self, stop_requested: bool) -> None:
-        """Request a stop: training goes on to the next boundary, saves and ends, without another validation.
+        """Request a stop: training continues to the next boundary, saves and ends, without another validation.
 
-        One rank's request is enough.
+        One rank's request is enough. Requested before `fit()`, such as in the trial's constructor, it ends training at
+        the first boundary. It counts for one `fit()`: another one trains on.
 
         Raises:
             AssertionError: not a bool.
         """
         if not isinstance(stop_requested, bool):
             raise AssertionError(f"stop_requested must be a bool, got {stop_requested!r}")
-        self._cursor.stop_requested = stop_requested
+        self._cursor.stop_requested, self._cursor.stop_obeyed = stop_requested, False
 
     def get_stop_requested(self) -> bool:
         """Whether this rank has requested a stop."""
@@ -291,6 +292,8 @@ class PyTorchTrialContext:
             if self._gradient_compression:
                 spread.register_comm_hook(None, fp16_compress_hook)
             model = cast(M, spread)
+        elif self.distributed.size > 1:
+            share_weights(model)
         self.models.append(model)
         return model
 

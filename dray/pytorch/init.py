@@ -31,8 +31,11 @@ def init(
 ) -> Iterator[PyTorchTrialContext]:
     """Makes a trial's context, to be used in the `with` block, where the trainer is called too.
 
-    Seeds Python's, NumPy's and torch's RNGs with the trial's seed: in an experiment as the experiment says, else
-    `exp_conf["reproducibility"]["experiment_seed"]` if given, else a random one, which is logged.
+    Seeds Python's, NumPy's and torch's RNGs with the trial's seed: the one that an experiment gives each trial, or
+    `exp_conf["reproducibility"]["experiment_seed"]`. Without either their states stay as they are, on each rank, and
+    the trial's seed, which then only orders shuffled data, is the chief's `torch.initial_seed()`: after
+    `torch.manual_seed(7)` a program has the same weights and the same order each time. Models begin with the chief's
+    weights on all ranks.
 
     Args:
         hparams: hyperparameters of the trial; by default, in an experiment, those that the search chose.
@@ -50,6 +53,7 @@ def init(
     _check_backend(peers)
     with contextlib.ExitStack() as stack:
         host = current_host()
+        seeds = host is not None or _seed_in(exp_conf) is not None
         info = get_cluster_info() if host is not None else None
         if info is not None:
             hparams = dict(info.trial.hparams) if hparams is None else hparams
@@ -59,7 +63,8 @@ def init(
             if peers.rank > 0:
                 stack.enter_context(_only_errors())
             log.info("local run %s, seed %d", host.directory, host.trial_seed)
-        rng.seed_all(host.trial_seed)
+        if seeds:
+            rng.seed_all(host.trial_seed)
         context = PyTorchTrialContext(
             host=host,
             distributed=peers,
@@ -82,9 +87,9 @@ def init(
 
 
 def _local_host(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> LocalHost:
-    seed = ((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-        raise ValueError(f"exp_conf['reproducibility']['experiment_seed'] must be an int >= 0, got {seed!r}")
+    seed = _seed_in(exp_conf)
+    # Not a draw, which the program would miss; 31 bits, as an experiment's, because NumPy takes no more than 32.
+    seed = torch.initial_seed() % 2**31 if seed is None else seed
     mine = LocalHost(new_directory((exp_conf or {}).get("name")), trial_seed=seed)
     # The same directory and seed in all processes.
     directory, seed = peers.broadcast((mine.directory, mine.trial_seed))
@@ -101,6 +106,13 @@ def _only_errors() -> Iterator[None]:
         yield
     finally:
         ours.setLevel(before)
+
+
+def _seed_in(exp_conf: dict[str, Any] | None) -> int | None:
+    seed = ((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+        raise ValueError(f"exp_conf['reproducibility']['experiment_seed'] must be an int >= 0, got {seed!r}")
+    return seed
 
 
 def _check_backend(peers: DistributedContext) -> None:

@@ -77,7 +77,7 @@ def load_trial_from_checkpoint_path(
         )
     if kwargs:
         log.warning("load_trial_from_checkpoint_path(**kwargs) is deprecated: use torch_load_kwargs")
-    with opened(path) as directory:
+    with opened(path, without_manifest=True) as directory:
         return _load(directory, trial_class, dict(trial_kwargs or {}), torch_load_kwargs or kwargs)
 
 

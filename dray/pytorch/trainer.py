@@ -126,6 +126,7 @@ class Trainer:
         peers, cursor = context.distributed, context._cursor
         try:
             with contextlib.ExitStack() as stack:
+                stack.callback(setattr, cursor, "stop_obeyed", True)
                 with all_or_none(peers, "starting training"):
                     full_dataset = self._check_trial()
                     directory = None if latest_checkpoint is None else host.open_checkpoint(latest_checkpoint)
@@ -240,7 +241,8 @@ class Trainer:
             # So that the data keep their order even if this run drew a new seed.
             context._trial_seed = seed
         at = Progress() if directory is None else checkpoint.read_progress(directory)
-        cursor.batch_idx, cursor.initial_batch, cursor.stop_requested = None, at.batches, False
+        cursor.batch_idx, cursor.initial_batch = None, at.batches
+        cursor.stop_requested = cursor.stop_requested and not cursor.stop_obeyed
         cursor.drawn = None if directory is None else checkpoint.read_drawn(directory)
         return at
 

@@ -19,6 +19,7 @@ import typer
 from dray.cli import app, main
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.metrics_log import TAIL
+from dray.experiment.numbering import take_number
 from dray.experiment.result import Result
 from searchers.journal import Journal
 from tests.cli.conftest import TRIALS, WEIGHT, checkpoint
@@ -84,11 +85,16 @@ def test_an_unknown_name_is_one_line(command: str, home: Path, dray: Dray) -> No
 
 
 @on_one
-def test_an_ambiguous_name_is_one_line(command: str, home: Path, dray: Dray) -> None:
+def test_an_ambiguous_name_lists_the_candidates(command: str, home: Path, dray: Dray) -> None:
     (home / "digits-2").mkdir()
     (home / "digits-2" / "experiment.yaml").write_text("{}")
-    told = dray(*command.split(), "digits", *ON_ONE[command]).is_one_line()
-    assert f"'digits' matches 2 experiments in {home}: digits-2, digits-1; give more of the name" in told
+    assert take_number(home / "digits-2") == 1
+    said = dray(*command.split(), "digits", *ON_ONE[command])
+    assert (said.code, said.out) == (2, "")
+    assert said.err == (
+        f"dray: 'digits' matches 2 experiments in {home}; give a number, or more of the name:\n"
+        "     1  digits-2\n        digits-1\n"
+    )
 
 
 @on_one
@@ -208,8 +214,9 @@ def test_json_is_all_that_is_on_standard_output(command: str, home: Path, dray: 
         assert dray(*command.split(), "digits", *ON_ONE[command], "--json").value
 
 
-def test_names_are_directories_their_beginnings_latest_and_paths(digits: ExperimentDirectory, dray: Dray) -> None:
-    for name in ("digits-1", "dig", "latest", digits.path, "results/digits-1", f"{digits.path}/"):
+def test_names_are_numbers_directories_their_parts_latest_and_paths(digits: ExperimentDirectory, dray: Dray) -> None:
+    number = take_number(digits.path)
+    for name in (number, "digits-1", "dig", "its", "latest", digits.path, "results/digits-1", f"{digits.path}/"):
         assert dray("e", "describe", name, "--json").value["path"] == str(digits.path)
 
 
@@ -252,7 +259,7 @@ def test_list_tells_states_and_the_best_newest_last(digits: ExperimentDirectory,
     assert found["best_metric"] == pytest.approx(best)
     assert found["began"] == "2023-11-14T22:13:20+00:00"  # simulated.BEGAN
     table = dray("e", "list")
-    assert [line.split()[:3] for line in table.out.splitlines()[1:]] == [
+    assert [line.split()[1:4] for line in table.out.splitlines()[1:]] == [
         ["broken", "DAMAGED", "0/0"],
         ["digits-1", "COMPLETED", f"{TRIALS}/{TRIALS}"],
     ]
@@ -390,6 +397,10 @@ def test_a_damaged_checkpoint_is_found(digits: ExperimentDirectory, dray: Dray) 
     assert [Path(each["path"]).parent.name for each in listed if not each["is_whole"]] == ["trial_2", "trial_3"]
     assert dray("c", "verify", "digits", "1").code == 0
     assert dray("c", "verify", digits.trial(2) / "checkpoint_10").code == 1
+    copy = digits.trial(3) / "checkpoint_10"
+    copy.rename(digits.path / "copied")  # as from on_checkpoint_write_end, without the manifest
+    assert dray("c", "verify", digits.path / "copied").code == 1
+    assert dray("c", "export", digits.path / "copied", "-o", digits.path / "exported").code == 0
     for command in ("download", "export"):
         assert "is damaged" in dray("c", command, "digits", "2", "-o", "copy").is_one_line()
     assert not Path("copy").exists(), "nothing is left of it"

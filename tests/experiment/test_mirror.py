@@ -11,7 +11,7 @@ import pytest
 from dray.experiment import mirror
 from dray.experiment.config import load_config
 from dray.experiment.directory import ExperimentDirectory
-from dray.experiment.errors import ConfigError
+from dray.experiment.errors import NoExperiment
 from dray.experiment.mirror import Mirror, brought
 from dray.storage import RemoteDirectory, StorageError
 from searchers.journal import Journal
@@ -126,7 +126,7 @@ def test_a_local_experiment_has_none(tmp_path: Path) -> None:
     ("where", "says"), [("memory://results/nothing", "no experiment in memory://results/nothing"), ("s3://", "BUCKET")]
 )
 def test_what_is_no_experiment_is_told(elsewhere: Path, where: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(NoExperiment, match=says):
         brought(where)
     assert list(elsewhere.iterdir()) == []
 

@@ -16,7 +16,7 @@ import pytest
 
 from dray.experiment.config import load_config
 from dray.experiment.directory import ExperimentDirectory
-from dray.experiment.errors import ConfigError, ExperimentError
+from dray.experiment.errors import ExperimentError, NoExperiment
 from dray.experiment.report import figures, html, seen, write_report
 from dray.experiment.report.importance import importance
 from dray.experiment.report.seen import Seen
@@ -334,7 +334,7 @@ def test_numbers_and_names_cannot_break_the_page() -> None:
 
 
 def test_what_is_missing_is_told(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="no experiment in"):
+    with pytest.raises(NoExperiment, match="no experiment in"):
         write_report(tmp_path)
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     monkeypatch.setitem(sys.modules, "sklearn", None)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import shutil
 import signal
 import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from dray import pytorch
+from dray.experiment.checkpoints import export
 from dray.hosts import LocalHost, current_host, use_host
 from dray.pytorch import Batch
-from dray.storage import CheckpointError
+from dray.storage import CheckpointError, Location
 from dray.training import stopping
 from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
 
@@ -87,6 +91,30 @@ def test_an_id_and_a_path_both_name_a_checkpoint(home: Path) -> None:
         fit(max_length=Batch(3), latest_checkpoint=ids[0])
 
 
+@pytest.mark.api("7.9")
+def test_a_copy_made_before_the_manifest_loads_by_its_path_with_a_warning(
+    home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Copying(OneWeight):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            class Copies(pytorch.PyTorchCallback):
+                def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+                    shutil.copytree(checkpoint_dir, tmp_path / "best")
+
+            return {"copies": Copies()}
+
+    fit(Copying, max_length=Batch(2))
+    copy = tmp_path / "best"
+    assert not (copy / "manifest.json").exists()
+    assert fit(max_length=Batch(5), latest_checkpoint=str(copy)).weight == one_weight(5)
+    told = f"{copy} has no manifest.json, so it can't be verified: a file may be damaged or missing"
+    assert caplog.messages.count(told) == 1
+    assert pytorch.load_trial_from_checkpoint_path(copy, trial_class=OneWeight).weight == one_weight(2)  # type: ignore[attr-defined]
+    assert caplog.messages.count(told) == 2
+    export(Location.of(copy), tmp_path / "exported")
+    assert json.loads((tmp_path / "exported" / "checkpoint.json").read_text())["batches"] == 2
+
+
 @pytest.mark.api("8.16")
 def test_sigterm_asks_for_a_stop_that_saves(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping, "LISTEN_S", 1000)  # so that it is the next report that ends it
@@ -133,17 +161,59 @@ def test_a_run_in_another_thread_leaves_signals_alone(home: Path) -> None:
 
 
 @pytest.mark.api("2.5")
-def test_the_seed_is_the_configs_or_a_fresh_one_each_time(home: Path) -> None:
-    def draw(exp_conf: dict[str, Any] | None) -> tuple[int, float]:
+def test_a_seed_in_the_config_seeds_the_process(home: Path) -> None:
+    def draw(exp_conf: dict[str, Any]) -> tuple[int, float]:
         with pytorch.init(exp_conf=exp_conf) as context:
             return context.get_trial_seed(), torch.rand(()).item()
 
     fixed = {"reproducibility": {"experiment_seed": 7}}
     assert draw(fixed) == draw(fixed)
     assert draw(fixed)[0] == 7
-    assert draw(None) != draw(None)
     with pytest.raises(ValueError, match="experiment_seed'] must be an int >= 0, got -1"):
         draw({"reproducibility": {"experiment_seed": -1}})
+
+
+def draws() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), torch.rand(()).item()
+
+
+@pytest.mark.api("2.5")
+def test_without_a_seed_the_callers_random_numbers_are_those_without_dray(home: Path) -> None:
+    def seed_all(seed: int) -> None:
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+
+    seed_all(7)
+    weight, following = torch.nn.Linear(3, 3).weight, draws()
+    seed_all(7)
+    with pytorch.init(exp_conf={"name": "digits"}) as context:
+        model = context.wrap_model(torch.nn.Linear(3, 3))
+        assert torch.equal(model.weight, weight)
+        assert draws() == following
+
+
+@pytest.mark.api("2.5")
+def test_a_seeded_program_has_the_same_order_each_time(home: Path) -> None:
+    def order(seed: int) -> tuple[int, list[float]]:
+        seen: list[float] = []
+
+        class Shuffled(OneWeight):
+            def build_training_data_loader(self) -> pytorch.DataLoader:
+                return pytorch.DataLoader(torch.arange(16.0), batch_size=1, shuffle=True)
+
+            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+                seen.append(batch.item())
+                return super().train_batch(torch.ones(1), epoch_idx, batch_idx)
+
+        torch.manual_seed(seed)
+        trial = fit(Shuffled, max_length=pytorch.Epoch(1))
+        return trial.context.get_trial_seed(), seen
+
+    assert order(7) == order(7)
+    assert order(7)[0] == 7
+    assert order(7)[1] != order(8)[1]
+    assert 0 <= order(2**40 + 7)[0] < 2**31, "as a seed for NumPy"
 
 
 @pytest.mark.api("9.10")

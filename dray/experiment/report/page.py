@@ -49,7 +49,7 @@ def write_report(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
         The file.
 
     Raises:
-        ConfigError: there is no experiment.
+        NoExperiment: there is none.
         ExperimentError: plotly or scikit-learn is not installed.
         JournalError: its journal is damaged.
     """

@@ -1,0 +1,51 @@
+"""What a `Result` shows of itself: a line in an interpreter, a table of the best trials in a notebook."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dray.experiment.result import Result
+
+SHOWN = 10
+
+
+def as_text(result: Result) -> str:
+    """Name, state, trials and the best; only the path if its files can't be read. Raises nothing."""
+    try:
+        return f"<dray.Result {_line(result)}>"
+    except (OSError, ValueError):
+        return f"<dray.Result {result.path}>"
+
+
+def as_html(result: Result) -> str:
+    """The same, and a table of the best trials with the hyperparameters that differ between them."""
+    try:
+        line, trials, searcher = _line(result), result.trials, result.config.searcher
+    except (OSError, ValueError):
+        return f"<p>{escape(as_text(result))}</p>"
+    validated = trials[trials["best_metric"].notna() & (trials["state"] != "INVALID_HP")]
+    drawn = [column for column in trials if str(column).startswith("hparams.")]
+    varying = [column for column in drawn if validated[column].map(str).nunique() > 1]
+    best = validated.sort_values("best_metric", ascending=searcher.smaller_is_better, kind="stable").head(SHOWN)
+    shown = best[["trial_id", "state", "batches", "best_metric", *varying]].rename(
+        columns={"trial_id": "trial", "best_metric": f"best {searcher.metric}"}
+        | {column: str(column).removeprefix("hparams.") for column in varying}
+    )
+    table = "" if best.empty else shown.to_html(index=False, border=0, float_format="{:.5g}".format)
+    return f"<div><p><b>{escape(line)}</b><br>{escape(str(result.path))}</p>{table}</div>"
+
+
+def _line(result: Result) -> str:
+    """``12: digits-asha-20261121-175912-ab9a, COMPLETED, 16 trials, best validation_loss 0.031 by trial 7``."""
+    overview, row = result.overview, result.best_row
+    running = "" if overview.ended == overview.trials else f"{overview.ended} of "
+    parts = [
+        overview.label,
+        overview.state,
+        f"{running}{overview.trials} trial{'s' * (overview.trials != 1)}{' ended' if running else ''}",
+    ]
+    if row is not None:
+        parts.append(f"best {overview.metric} {row['value']:.5g} by trial {row['trial_id']}")
+    return ", ".join(parts)
