@@ -206,6 +206,8 @@ class ProgressDisplay:
     def _left(self, batches: int) -> float:
         """Seconds that are left if validations and checkpoints take as much of them as so far."""
         since, first = self._began or (self._opened, self._begin)
+        if batches <= first:  # no second batch has been seen yet
+            since, first = self._opened, self._begin
         if self._length is None or batches <= first:
             return math.nan
         return (self._clock() - since) / (batches - first) * (self._length - batches)
