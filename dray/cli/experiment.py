@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -58,7 +59,10 @@ def create(
         if local:
             from dray.experiment.local import run_local
 
-            typer.echo(f"results: {run_local(checked, code, path=path)}")
+            again = ["dray", "experiment", "create", str(config), *([] if model_dir is None else [str(model_dir)])]
+            again += [word for change in changes or () for word in ("--config", change)]
+            command = shlex.join([*again, "--local"])
+            typer.echo(f"results: {run_local(checked, code, path=path, command=command)}")
         else:
             dray.Experiment(checked, model_dir=code, path=path, storage_path=storage_path).run()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import logging
@@ -18,7 +19,9 @@ import ray
 from dray.hosts.unsaved import Unsaved
 from dray.storage import CheckpointStore
 from dray.storage.manifest import Listed
+from dray.training.distributed import DistributedContext
 from dray.training.host import Reached, Report
+from dray.training.plan import Plan
 from dray.training.searcher_metric import metric_warning
 from dray.training.time_metric import crossed, time_of
 from dray.training.units import Batch, Epoch, TrainUnit, in_batches
@@ -188,6 +191,9 @@ class RayHost:
         reached = crossed(self._experiment.time_rungs, self._time, now)
         self._time = now if self._time is None else max(self._time, now)
         return reached
+
+    def training(self, plan: Plan, begin: int, peers: DistributedContext) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()  # the driver shows the progress of all trials
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
         self._progress, self.watched = progress, True

@@ -13,6 +13,7 @@ import torch
 
 from dray.core import DistributedContext, get_cluster_info
 from dray.hosts import LocalHost, current_host, current_peers
+from dray.hosts.local import new_directory
 from dray.pytorch.context import PyTorchTrialContext
 from dray.training import checkpoint, rng
 
@@ -59,6 +60,8 @@ def init(
             exp_conf = dict(info.trial.config) if exp_conf is None else exp_conf
         if host is None:
             host = stack.enter_context(_local_host(peers, exp_conf))
+            if peers.rank > 0:
+                stack.enter_context(_only_errors())
             log.info("local run %s, seed %d", host.directory, host.trial_seed)
         if seeds:
             rng.seed_all(host.trial_seed)
@@ -86,10 +89,23 @@ def init(
 def _local_host(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> LocalHost:
     seed = _seed_in(exp_conf)
     # Not a draw, which the program would miss; 31 bits, as an experiment's, because NumPy takes no more than 32.
-    mine = LocalHost(trial_seed=torch.initial_seed() % 2**31 if seed is None else seed)
+    seed = torch.initial_seed() % 2**31 if seed is None else seed
+    mine = LocalHost(new_directory((exp_conf or {}).get("name")), trial_seed=seed)
     # The same directory and seed in all processes.
     directory, seed = peers.broadcast((mine.directory, mine.trial_seed))
     return LocalHost(directory, trial_seed=seed) if peers.rank else mine
+
+
+@contextlib.contextmanager
+def _only_errors() -> Iterator[None]:
+    """Let dray log nothing but errors: the chief says the rest for all ranks."""
+    ours = logging.getLogger("dray")
+    before = ours.level
+    ours.setLevel(max(before, logging.ERROR))
+    try:
+        yield
+    finally:
+        ours.setLevel(before)
 
 
 def _seed_in(exp_conf: dict[str, Any] | None) -> int | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,11 +20,11 @@ import torch
 
 from dray import pytorch
 from dray.experiment.checkpoints import export
-from dray.hosts import LocalHost, current_host, use_host
+from dray.hosts import LocalHost, current_host, local, use_host
 from dray.pytorch import Batch
 from dray.storage import CheckpointError, Location
 from dray.training import stopping
-from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
+from tests.pytorch.fakes import FakeHost, Ones, OneWeight, one_weight
 
 
 @pytest.fixture
@@ -150,6 +153,102 @@ def test_sigterm_far_from_the_next_report_ends_the_run_with_what_it_has_trained(
     trial = fit(Terminated, max_length=Batch(far), reporting_period=Batch(far))
     assert 2 < trial.begun < far
     assert [path.name for path in (home / "local").glob("*/checkpoint_*")] == [f"checkpoint_{trial.begun}"]
+
+
+class Interrupted(OneWeight):
+    """Interrupts its process at these batches."""
+
+    at: tuple[int, ...] = (2,)
+    begun = 0
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        Interrupted.begun = batch_idx + 1
+        if batch_idx in self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+@pytest.mark.parametrize("listen_s", [0.001, 1000], ids=["far from a report", "at a report"])
+def test_ctrl_c_saves_says_how_to_resume_and_is_raised(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], listen_s: float
+) -> None:
+    monkeypatch.setattr(stopping, "LISTEN_S", listen_s)
+    far = 1_000_000
+    with pytest.raises(KeyboardInterrupt):
+        fit(Interrupted, max_length=Batch(far), reporting_period=Batch(far if listen_s < 1 else 2))
+    done = Interrupted.begun
+    assert 2 < done < far
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    told = capsys.readouterr().err.splitlines()
+    assert f"stopped by Ctrl-C after {done:,} of 1,000,000 batches ({done / 5:.4g} epochs)" in told
+    resume = re.fullmatch(r'resume with: fit\(\.\.\., latest_checkpoint="(.*)"\)', told[-1])
+    assert resume, told
+    assert resume[1].endswith(f"/checkpoint_{done}")
+    assert fit(max_length=Batch(done + 3), latest_checkpoint=resume[1]).weight == one_weight(done + 3)
+
+
+def test_a_second_ctrl_c_ends_the_run_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "LISTEN_S", 1000)
+    monkeypatch.setattr(local, "SAME_REQUEST_S", 0)
+    monkeypatch.setattr(Interrupted, "at", (2, 4))
+    with pytest.raises(KeyboardInterrupt):
+        fit(Interrupted, max_length=Batch(50))
+    assert Interrupted.begun == 5
+    assert not list((home / "local").glob("*/checkpoint_*"))
+
+
+def test_a_ctrl_c_that_arrives_twice_is_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "LISTEN_S", 1000)
+    monkeypatch.setattr(local, "SAME_REQUEST_S", 1000)
+    monkeypatch.setattr(Interrupted, "at", (2, 3))
+    with pytest.raises(KeyboardInterrupt):
+        fit(Interrupted, max_length=Batch(50), reporting_period=Batch(5))
+    assert [path.name for path in (home / "local").glob("*/checkpoint_*")] == ["checkpoint_5"]
+
+
+def test_ctrl_c_while_nothing_trains_is_as_always(home: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), pytorch.init():
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.sigtimedwait([], 60)
+    assert not home.exists()
+
+
+def test_a_handler_of_the_programs_own_stays(home: Path) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        assert fit(Interrupted, max_length=Batch(4)).weight == one_weight(4)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT]
+
+
+def test_workers_of_the_loader_outlive_a_ctrl_c_which_the_terminal_sends_to_them_too(home: Path) -> None:
+    class Loading(OneWeight):
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            return pytorch.DataLoader(Ones(10), batch_size=2, num_workers=1, multiprocessing_context="fork")
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == 2:
+                [worker] = multiprocessing.active_children()
+                assert worker.pid is not None
+                os.kill(worker.pid, signal.SIGINT)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    assert fit(Loading, max_length=Batch(20)).weight == one_weight(20)
+
+
+def test_a_run_is_named_after_its_program_or_its_config(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/here/train_digits.py", "--epochs", "3"])
+    fit(max_length=Batch(1))
+    monkeypatch.setattr(sys, "argv", ["/here/my_package/__main__.py"])
+    fit(max_length=Batch(1))
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    fit(max_length=Batch(1))
+    with pytorch.init(exp_conf={"name": "my digits/2"}) as context:
+        pytorch.Trainer(OneWeight(context), context).fit(max_length=Batch(1))
+    names = {re.sub(r"-\d{8}-\d{6}-[0-9a-f]{4}$", "", run.name) for run in (home / "local").iterdir()}
+    assert names == {"train_digits", "my_package", "python", "my-digits-2"}
 
 
 def test_a_run_in_another_thread_leaves_signals_alone(home: Path) -> None:

@@ -202,9 +202,20 @@ def test_policy_best_acts_as_all_where_there_is_no_best(
     fit: Fit, host: FakeHost, caplog: pytest.LogCaptureFixture
 ) -> None:
     host.best_supported = False
-    fit(OneWeight, max_length=Batch(3), validation_period=Batch(1))
+    fit(OneWeight, max_length=Batch(3), validation_period=Batch(1), checkpoint_policy="best")
     assert [r.batches for r in host.reports if r.checkpoint] == [1, 2, 3]
     assert "this run uses 'all'" in caplog.text
+
+
+@pytest.mark.api("8.7")
+@pytest.mark.parametrize(("period", "saved"), [(None, [1, 2, 3, 4, 5]), (Batch(2), [2, 4, 5])])
+def test_default_policy_where_there_is_no_best_obeys_the_period_and_says_nothing(
+    fit: Fit, host: FakeHost, caplog: pytest.LogCaptureFixture, period: Batch | None, saved: list[int]
+) -> None:
+    host.best_supported = False
+    fit(OneWeight, max_length=Batch(5), validation_period=Batch(1), checkpoint_period=period)
+    assert [r.batches for r in host.reports if r.checkpoint] == saved
+    assert not caplog.records
 
 
 @pytest.mark.api("8.9")
