@@ -108,7 +108,7 @@ class LRScheduler:
                     raise ValueError(
                         f"the learning rate schedule {name} has ended: it was made for total_steps={total}, and has no "
                         f"step after batch {batch_idx}; make it as long as the training, with "
-                        "total_steps=context.get_total_batches(), which an extension of the search enlarges"
+                        "total_steps=context.get_total_batches(...), which an extension of the search enlarges"
                     ) from error
 
     def _steps_due(self, batch_idx: int, epoch_length: int | None, aggregation_frequency: int) -> int:
