@@ -367,6 +367,7 @@ def _failures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "trial": record["trial"],
             "again": record["event"] == "restarted",
             "why": record.get("why"),
+            "kept": record.get("kept"),
             "where": record.get("where") or None,
             "batches": record.get("batches"),
             "error": record.get("error"),
@@ -388,5 +389,7 @@ def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
         times = Counter(failure["trial"] for failure in kind)
         some = ", ".join(f"{trial}" + (f" {count}x" if count > 1 else "") for trial, count in times.most_common(5))
         more = f" and {len(times) - 5} more" if len(times) > 5 else ""
-        lines.append(f"trial {some}{more}: {what}")
+        kept = {failure["kept"] for failure in kind if failure["kept"]}
+        still = f"; in the extension, so still {' or '.join(sorted(kept))}" if kept else ""
+        lines.append(f"trial {some}{more}: {what}{still}")
     return lines

@@ -110,6 +110,8 @@ def describe(experiment: Experiment, trial: Trial = None, json: Json = False) ->
         last = None
         for record in failures:
             again = "restarted" if record["event"] == "restarted" else "not restarted"
+            if kept := record.get("kept"):
+                again = f"not restarted in the extension, so still {kept}"
             error = "the same error as before" if record.get("error") == last else f"\n{record.get('error')}"
             typer.echo(f"\nfailed at {show.clock(record.get('time'), exact=True)}, {again}: {error}")
             last = record.get("error")

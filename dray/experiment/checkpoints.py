@@ -141,7 +141,7 @@ def export_determined(checkpoint: Location, target: Path) -> tuple[list[Path], l
         state = contents.read_state(found, [])
         chief = contents.read_rank(found, state, 0, 1)
         metadata = read_json(found / contents.METADATA) or {}
-        epoch_length = (read_json(found / contents.PROGRESS) or {}).get("epoch_length")
+        epoch_length = contents.read_epoch_length(found)
         about = {**contents.describe(found), "framework": metadata.get("framework")}
         legacy.write(
             partial,

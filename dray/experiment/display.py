@@ -198,17 +198,21 @@ class Display:
         width, height = screen.size()
         screen.draw(self._board.picture(search, counts, groups, groups_wanted, width=width, height=height))
 
-    def failure(self, trial: int, error: str, ended: str = "") -> None:
+    def failure(self, trial: int, error: str, ended: str = "", kept: str = "") -> None:
         """Say that a trial failed: the error, and the line of the user's code. The journal has the whole traceback.
 
-        ``ended``: why it is not started again; "" if it is.
+        ``ended``: why it is not started again; "" if it is. ``kept``: how the trial had ended before its extension, if
+        it was the extension that failed for good.
         """
         self._failures += 1
         if self._failures <= SHOWN_TRIALS:
             told = in_short(error)
             what, *where = ["the same error again"] if self._told.get(trial) == told else told
             self._told[trial] = told
-            self.say("\n".join([f"trial {trial} failed{f' for good ({ended})' if ended else ''}: {what}", *where]))
+            who = f"the extension of trial {trial}" if kept else f"trial {trial}"
+            self.say("\n".join([f"{who} failed{f' for good ({ended})' if ended else ''}: {what}", *where]))
+            if kept:
+                self.say(f"trial {trial} is still {kept}, with the result and the checkpoint that it had")
         elif self._failures == SHOWN_TRIALS + 1:
             self.say("further failures are not shown here; see: dray experiment describe")
 

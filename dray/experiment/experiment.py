@@ -32,9 +32,10 @@ from dray.experiment.search import as_extended, build_sampler, build_search
 from dray.experiment.secret import check_secrets, with_secrets
 from dray.experiment.source import with_source, with_storage
 from searchers.errors import MethodError
-from searchers.events import Exited
+from searchers.events import Exited, Reason
 from searchers.journal import Journal
 from searchers.method import Method
+from searchers.records import event_from_json
 from searchers.samplers import Sampler
 from searchers.search import Record, Search
 from searchers.space import Constraint
@@ -330,7 +331,7 @@ class Experiment:
                     cluster=cluster,
                     display=display,
                     records=records,
-                    revived=frozenset(_trials(records, "exited")),
+                    revived=_ends(records),
                     on_message=on_message,
                 )
                 self.last_run.run()
@@ -363,9 +364,10 @@ def _end_stopped(search: Search) -> None:
             search.on(Exited(trial=trial, reason="stopped"))
 
 
-def _trials(records: list[dict[str, object]], event: str) -> list[int]:
-    trials = [record["trial"] for record in records if record.get("event") == event]
-    return [trial for trial in trials if isinstance(trial, int)]
+def _ends(records: list[dict[str, object]]) -> dict[int, Reason]:
+    """How trials have ended, as far as an extension of the search may resume them."""
+    exits = (event_from_json(record) for record in records if record.get("event") == "exited")
+    return {exit.trial: exit.reason for exit in exits if isinstance(exit, Exited)}
 
 
 def _last_error(directory: ExperimentDirectory) -> str:

@@ -159,7 +159,10 @@ def _told(record: Mapping[str, Any], metric: str, unit: str, space: Space) -> st
         case "restarted":
             return f"{trial} failed and is restarted: {in_short(record.get('error'))[0]}"
         case "gave_up":
-            return f"{trial} failed for good: {record.get('why') or in_short(record.get('error'))[0]}"
+            why = record.get("why") or in_short(record.get("error"))[0]
+            if kept := record.get("kept"):
+                return f"the extension of {trial} failed for good, so it is still {kept}: {why}"
+            return f"{trial} failed for good: {why}"
         case "damaged":
             return f"{trial} skipped a checkpoint: {record.get('error')}"
         case "extended":

@@ -14,8 +14,8 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from types import FrameType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import ray
@@ -24,6 +24,7 @@ import dray
 from dray.cluster.demand import Demand
 from dray.cluster.elastic import Elastic
 from dray.cluster.environment import Device, device
+from dray.cluster.failure import Failure
 from dray.cluster.lending import Slots, WorkerGroup, start_desk
 from dray.cluster.messages import Message
 from dray.cluster.ray_cluster import Cluster, slots_now
@@ -47,7 +48,7 @@ from dray.hosts.ray_worker import Experiment as TrialsExperiment
 from dray.storage import CheckpointStore
 from dray.training.units import Batch, TrainUnit
 from searchers.errors import SpaceError
-from searchers.events import Started
+from searchers.events import Reason, Started
 from searchers.journal import Journal
 from searchers.ray_tune import Answer, TuneDriver
 from searchers.search import Search, TrialView
@@ -66,7 +67,7 @@ class Run:
     """Args:
     config, directory, journal, observers, search, metrics: of the experiment; the search has been started, and the
         config includes its extensions.
-    revived: trials that had ended, and go on because the search was extended.
+    revived: trials that had ended, and go on because the search was extended; and how they had ended.
     load_trial: loads the trial's class on the workers.
     cluster: where to run.
     records: the journal so far.
@@ -86,7 +87,7 @@ class Run:
         cluster: Cluster,
         display: Display,
         records: Sequence[Mapping[str, Any]],
-        revived: Container[int] = (),
+        revived: Mapping[int, Reason] = MappingProxyType({}),
         on_message: Callable[[Message], None] | None = None,
     ) -> None:
         self.config, self.search, self.display, self.cluster = config, search, display, cluster
@@ -349,16 +350,21 @@ class Run:
         trial = message.trial
         if message.outcome not in ("errored", "invalid_hp") or self.search.trials[trial].ended:
             return
+        # A trial whose extension fails keeps the result that it had.
+        kept = self._revived.get(trial)
         if message.outcome == "invalid_hp":
-            self.desk.finish.remote(trial, "invalid_hp")
+            if kept is not None:
+                failure = Failure(kind="error", where="InvalidHP")
+                self._restarts.gave_up(trial, message.error, "it raised InvalidHP", failure, kept)
+            self.desk.finish.remote(trial, kept or "invalid_hp")
             return
         if message.fatal:
             self.display.failure(trial, message.error)
             self._error = _config_error(message.error)
             return
         assert message.failure is not None, "an error is of some kind, unless it ends the search"
-        if not self._restarts.failed(trial, message.error, message.failure, message.dead):
-            self.desk.finish.remote(trial, "errored")
+        if not self._restarts.failed(trial, message.error, message.failure, message.dead, kept or ""):
+            self.desk.finish.remote(trial, kept or "errored")
             return
         with self._lock:
             # If it was paused meanwhile, or paused and queued again, it goes on when its turn comes.

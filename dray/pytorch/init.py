@@ -16,6 +16,8 @@ from dray.hosts import LocalHost, current_host, current_peers
 from dray.hosts.local import new_directory
 from dray.pytorch.context import PyTorchTrialContext
 from dray.training import checkpoint, rng
+from dray.training.plan import check_length
+from dray.training.units import TrainUnit
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ def init(
     distributed: DistributedContext | None = None,
     aggregation_frequency: int = 1,
     enable_tensorboard_logging: bool = True,
+    max_length: TrainUnit | None = None,
 ) -> Iterator[PyTorchTrialContext]:
     """Makes a trial's context, to be used in the `with` block, where the trainer is called too.
 
@@ -44,11 +47,15 @@ def init(
             of the trial's in an experiment, else this one alone.
         aggregation_frequency: number of batches over which gradients are summed before the optimizer steps.
         enable_tensorboard_logging: write metrics for TensorBoard.
+        max_length: the length of the training, as for `Trainer.fit()`, if the trial's constructor needs it:
+            `context.get_total_batches()`. In an experiment, the searcher's max_length is used instead if it has one.
 
     Raises:
         ValueError: global_batch_size is not an int, or below the number of slots; aggregation_frequency is below 1.
+        TypeError: max_length is neither Batch nor Epoch.
         RuntimeError: there are several processes, but torch.distributed is not initialised for them.
     """
+    check_length(max_length, "max_length")
     peers = distributed or current_peers() or DistributedContext()
     _check_backend(peers)
     with contextlib.ExitStack() as stack:
@@ -76,6 +83,7 @@ def init(
             average_aggregated_gradients=_optimizations(exp_conf).get("average_aggregated_gradients", True),
             gradient_compression=_optimizations(exp_conf).get("gradient_compression", False),
             enable_tensorboard_logging=enable_tensorboard_logging,
+            max_length=max_length,
         )
         if host.latest_checkpoint is not None and (saved := Path(host.latest_checkpoint)).is_dir():
             # Where fit() will resume: the trial's constructor may ask for it.

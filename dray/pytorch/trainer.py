@@ -22,7 +22,7 @@ from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
 from dray.training.executor import Executor, run
 from dray.training.optimisation import bare
-from dray.training.plan import POLICIES, Plan, Policy, Schedule, batches_of, check_unit, schedule_of
+from dray.training.plan import POLICIES, Plan, Policy, Schedule, batches_of, check_length, check_unit, schedule_of
 from dray.training.progress import Progress
 from dray.training.units import Batch, TrainUnit
 
@@ -90,8 +90,8 @@ class Trainer:
         Args:
             checkpoint_period: when to save. None: in an experiment, its config's min_checkpoint_period.
             validation_period: when to validate. None: in an experiment, its config's min_validation_period.
-            max_length: total length in batches or epochs, including what was trained before a resume. In an experiment,
-                the searcher's max_length is used instead if it has one.
+            max_length: total length in batches or epochs, including what was trained before a resume. None: as passed
+                to `pytorch.init()`. In an experiment, the searcher's max_length is used instead if it has one.
             reporting_period: when to report training metrics, which is also done at each validation and checkpoint.
             checkpoint_policy: "best": save after a validation that is the experiment's best; "all": save after each
                 validation; "none": save only at checkpoint_period and at the end. A local run can't tell which is best:
@@ -103,8 +103,9 @@ class Trainer:
             profiling_enabled: has no effect.
 
         Raises:
-            ValueError: max_length is missing; a period or length is invalid; no model or optimizer was wrapped; not
-                exactly one of the evaluate methods is overridden; the checkpoint does not fit the trial.
+            ValueError: max_length is missing, or differs from that of `pytorch.init()`; a period or length is invalid;
+                no model or optimizer was wrapped; not exactly one of the evaluate methods is overridden; the checkpoint
+                does not fit the trial.
             TypeError: a period or length is neither Batch nor Epoch.
             RuntimeError: a loader is not a `pytorch.DataLoader`; the training or validation data is empty.
             FileNotFoundError: there is no such checkpoint.
@@ -113,7 +114,7 @@ class Trainer:
         if profiling_enabled:
             log.error("fit(profiling_enabled=True) has no effect; use context.set_profiler() or torch.profiler")
         context, trial, host = self._context, self._trial, self._context._host
-        length = self._length(max_length)
+        length = context._length = self._length(max_length)
         policy = self._policy(checkpoint_policy, checkpoint_period)
         periods = {
             "reporting_period": reporting_period,
@@ -192,17 +193,22 @@ class Trainer:
     # ------------------------------------------------------------------------------------------------- arguments
 
     def _length(self, max_length: TrainUnit | None) -> TrainUnit:
-        check_unit(max_length, "max_length")
-        if max_length is not None and not isinstance(max_length.value, int):
-            raise TypeError(f"max_length must hold an int, for example pytorch.Epoch(1), got {max_length!r}")
-        wanted = self._context._host.max_length
-        if wanted is None:
-            if max_length is None:
-                raise ValueError("fit() needs max_length, for example max_length=pytorch.Epoch(1)")
-            return max_length
-        if max_length is not None and max_length != wanted:
-            log.warning("fit(max_length=%r) is not used: the searcher's max_length is %r", max_length, wanted)
-        return wanted
+        check_length(max_length, "max_length")
+        known, wanted = self._context._max_length, self._context._host.max_length
+        if wanted is not None:
+            for name, given in (("init", known), ("fit", max_length)):
+                if given is not None and given != wanted:
+                    log.warning("%s(max_length=%r) is not used: the searcher's max_length is %r", name, given, wanted)
+            return wanted
+        if known is not None and max_length not in (None, known):
+            raise ValueError(
+                f"fit(max_length={max_length!r}) differs from pytorch.init(max_length={known!r}), by which the trial "
+                "may have made its schedules; leave out the one in fit()"
+            )
+        length = max_length if known is None else known
+        if length is None:
+            raise ValueError("fit() needs max_length, for example max_length=pytorch.Epoch(1)")
+        return length
 
     def _policy(self, policy: str, checkpoint_period: TrainUnit | None) -> Policy:
         if policy not in POLICIES:

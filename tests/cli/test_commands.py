@@ -372,6 +372,21 @@ def test_failures_are_told_with_the_error(digits: ExperimentDirectory, dray: Dra
     assert dray("t", "describe", "digits", "3", "--json").value["errors"] == [error, error]
 
 
+def test_a_failed_extension_is_told_beside_the_state_that_the_trial_keeps(
+    digits: ExperimentDirectory, dray: Dray
+) -> None:
+    error = "ValueError: the learning rate schedule OneCycleLR has ended"
+    with Journal(digits.journal) as journal:
+        told = {"trial": 3, "error": error, "where": "", "why": "the same error twice"}
+        journal.append({"event": "restarted", **told})
+        journal.append({"event": "gave_up", **told, "kept": "completed"})
+    assert f"trial 3 2x: {error}; in the extension, so still completed\n" in dray("e", "describe", "digits").out
+    assert [each["kept"] for each in dray("e", "describe", "digits", "--json").value["failures"]] == [None, "completed"]
+    assert "not restarted in the extension, so still completed" in dray("t", "describe", "digits", "3").out
+    log = dray("e", "logs", "digits").out
+    assert "the extension of trial 3 failed for good, so it is still completed: the same error twice" in log
+
+
 def test_a_report_is_one_file(digits: ExperimentDirectory, dray: Dray) -> None:
     assert dray("report", "digits", "-o", "one.html").out.strip().endswith("one.html")
     assert "validation_loss" in Path("one.html").read_text()
