@@ -347,10 +347,14 @@ class Run:
 
     def _left(self, message: Message) -> None:
         trial = message.trial
-        if message.outcome not in ("errored", "invalid_hp") or self.search.trials[trial].ended:
+        if message.outcome not in ("errored", "diverged", "invalid_hp") or self.search.trials[trial].ended:
             return
         if message.outcome == "invalid_hp":
             self.desk.finish.remote(trial, "invalid_hp")
+            return
+        if message.outcome == "diverged":
+            self.display.say(f"trial {trial} is stopped (stop_on_nan): {message.error}")
+            self.desk.finish.remote(trial, "diverged")
             return
         if message.fatal:
             self.display.failure(trial, message.error)
