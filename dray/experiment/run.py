@@ -38,6 +38,7 @@ from dray.experiment.groups import IN_TURN_S, Groups, OnEnd, find_slots
 from dray.experiment.metrics_log import MetricsLog
 from dray.experiment.nodes import checked_nodes, told_by_worker
 from dray.experiment.observers import Observers
+from dray.experiment.outcomes import NEVER_BEST
 from dray.experiment.restarts import Restarts
 from dray.experiment.retention import Policy, Retention
 from dray.experiment.timeline import Timeline
@@ -200,7 +201,7 @@ class Run:
             ExperimentError, ConfigError: it cannot go on.
         """
         runnable = [trial.id for trial in self._runnable()]
-        best = [t.best for t in self.search.trials.values() if t.best is not None and t.state != "INVALID_HP"]
+        best = [t.best for t in self.search.trials.values() if t.best is not None and t.state not in NEVER_BEST]
         scores = [self._experiment.score(value) for value in best]
         ray.get(self.desk.set_best.remote(min(scores, default=None)))
         self.desk.enqueue.remote(runnable)
