@@ -64,6 +64,7 @@ _KINDS = EVENT_KINDS | {"start", "extended"}
 _ENDS: dict[Reason, State] = {
     "completed": "COMPLETED",
     "stopped": "STOPPED",
+    "diverged": "STOPPED",
     "errored": "ERRORED",
     "invalid_hp": "INVALID_HP",
     "canceled": "CANCELED",

@@ -178,7 +178,7 @@ def check_creations_are_bounded(make: Make, seed: int, *, max_creations: int) ->
 
 def check_done_comes_exactly_once(make: Make, seed: int) -> None:
     """`Done` is the last action of every history, and comes when all trials have ended, not before."""
-    for always in (None, "completed", "errored", "invalid_hp", "canceled"):
+    for always in (None, "completed", "diverged", "errored", "invalid_hp", "canceled"):
         history = play(method := make(), seed, length=_length(method), always=always)
         actions = history.actions()
         assert sum(isinstance(action, Done) for action in actions) == 1, f"seed {seed}: Done must come once"

@@ -14,12 +14,12 @@ import typer
 
 from dray.cluster.failure import users_line
 from dray.cluster.startup_hook import HOOK, StartupHookFailed
-from dray.experiment.errors import ConfigError, ExperimentError, NoExperiment
+from dray.experiment.errors import ConfigError, ExperimentError, FoundInTraining, NoExperiment
 from dray.script import ScriptFailed
 from dray.storage import StorageError, StorageFull
 from searchers.errors import JournalError
 
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+FAILED, BAD_INPUT, SOME_FAILED, INTERRUPTED = 1, 2, 3, 130
 _UNKNOWN = "no such command"
 
 # The classes of errors in a command line, from click or from the copy of it that newer versions of Typer bring.
@@ -60,6 +60,8 @@ def told() -> Iterator[None]:
     """
     try:
         yield
+    except FoundInTraining as error:
+        raise typer.Exit(_tell(str(error), FAILED)) from None
     except (ConfigError, NoExperiment, BadUse, JournalError) as error:  # JournalError: damaged, or in use
         raise typer.Exit(_tell(str(error), BAD_INPUT)) from None
     except StartupHookFailed as error:

@@ -15,7 +15,7 @@ import typer
 import dray
 from dray.cli import show
 from dray.cli.arguments import Changes, Config, Experiment, Follow, Json, ModelDir, Output, Tail, target
-from dray.cli.errors import FAILED, BadUse, told
+from dray.cli.errors import FAILED, SOME_FAILED, BadUse, told
 from dray.cli.reading import Reading, flat, journal, reading
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def create(
             command = shlex.join([*again, "--local"])
             typer.echo(f"results: {run_local(checked, code, path=path, command=command)}")
         else:
-            dray.Experiment(checked, model_dir=code, path=path, storage_path=storage_path).run()
+            _run(dray.Experiment(checked, model_dir=code, path=path, storage_path=storage_path))
 
 
 @app.command(name="list")
@@ -100,14 +100,16 @@ def list_(
                 each.number,
                 each.name,
                 each.state,
-                f"{each.ended}/{each.max_trials or each.trials}",
+                f"{each.ended}/{each.max_trials or each.trials}{f', {each.failed} failed' if each.failed else ''}",
                 each.best,
+                each.metric,
                 show.clock(each.began),
             )
             for each in there
         ]
         if rows:
-            show.table(["#", "name", "state", "trials", "best", "started"], rows, left=["name", "state"])
+            columns = ["#", "name", "state", "trials", "best", "metric", "started"]
+            show.table(columns, rows, left=["name", "state", "metric"])
         for each in there:
             if each.why:
                 typer.echo(f"{each.name} can't be read: {each.why}", err=True)
@@ -126,6 +128,8 @@ def describe(experiment: Experiment, json: Json = False) -> None:
     dray e describe digits --json | jq .best.hparams
     """
     with told(), reading(experiment) as read:
+        from dray.experiment.outcomes import diverged, diverged_told, failures_told, no_best_told, ranked
+
         overview, counts = read.it.overview(), Counter(row["state"] for row in read.trials.values())
         best = _best(read)
         failures = _failures(read.records)
@@ -136,6 +140,7 @@ def describe(experiment: Experiment, json: Json = False) -> None:
                     "smaller_is_better": read.sign == 1,
                     "states": counts,
                     "best": best,
+                    "diverged": diverged(read.result.trials),
                     "restarts": sum(failure["again"] for failure in failures),
                     "failures": failures,
                     "config": read.config.to_dict(),
@@ -151,9 +156,12 @@ def describe(experiment: Experiment, json: Json = False) -> None:
         if overview.state == "STOPPED":
             words |= {"RUNNING": "interrupted"}
         states = ", ".join(f"{count} {words.get(state, state.lower())}" for state, count in counts.items())
+        failed = failures_told(row["state"] for row in read.trials.values())
         show.fields(
             [
                 ("experiment", f"{overview.label}  {overview.state}"),
+                ("failed", show.red(failed)),
+                ("diverged", show.red(diverged_told(read.result.trials))),
                 ("description", read.config.description),
                 ("labels", ", ".join(read.config.labels)),
                 ("stored in", overview.path),
@@ -161,7 +169,12 @@ def describe(experiment: Experiment, json: Json = False) -> None:
                 ("search", f"{searcher.name} on {searcher.metric}, {order}"),
                 ("started", f"{show.clock(overview.began, exact=True)}, ran for {show.duration(overview.ran_s)}"),
                 ("trials", f"{of_all}: {states}" if counts else of_all),
-                ("best", "" if best is None else _best_line(best, searcher.metric)),
+                (
+                    "best",
+                    no_best_told(ranked(read.result.trials, read.sign), searcher.metric)
+                    if best is None
+                    else _best_line(best, searcher.metric),
+                ),
                 ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
                 ("failures", "\n".join(_failure_lines(failures))),
                 ("resume with", f"dray experiment resume {read.it.where}" if overview.state == "STOPPED" else ""),
@@ -208,7 +221,7 @@ def resume(experiment: Experiment) -> None:
         from dray.experiment.found import whereabouts
 
         _tell_all()
-        dray.Experiment.resume(whereabouts(experiment)).run()
+        _run(dray.Experiment.resume(whereabouts(experiment)))
 
 
 @app.command()
@@ -234,7 +247,7 @@ def extend(
             raise BadUse("nothing to extend; give --max-trials N, --max-length N, or both")
         _tell_all()
         where = whereabouts(experiment)
-        dray.Experiment.resume(where, max_trials=max_trials, max_length=max_length).run()
+        _run(dray.Experiment.resume(where, max_trials=max_trials, max_length=max_length))
 
 
 @app.command()
@@ -291,6 +304,16 @@ def delete(
             typer.echo(f"deleted {it.where}", err=True)
 
 
+def _run(experiment: dray.Experiment) -> None:
+    """Run it to its end.
+
+    Raises:
+        typer.Exit: some of its trials failed.
+    """
+    if "ERRORED" in set(experiment.run().trials["state"]):
+        raise typer.Exit(SOME_FAILED)
+
+
 def _tell_all() -> None:
     """Log from level INFO on in commands that train: with ``--local`` a trial's own ``logging.info`` too."""
     logging.getLogger().setLevel(logging.INFO)
@@ -332,6 +355,7 @@ def _overview(each: Any) -> dict[str, Any]:
         "why": each.why or None,
         "trials": each.trials,
         "ended": each.ended,
+        "failed": each.failed,
         "max_trials": each.max_trials,
         "metric": each.metric or None,
         "best_metric": each.best,
@@ -343,9 +367,8 @@ def _overview(each: Any) -> dict[str, Any]:
 
 
 def _best(read: Reading) -> dict[str, Any] | None:
-    if not read.ranked:
+    if (trial := read.best) is None:
         return None
-    trial = read.ranked[0]
     batches = read.best_batches[trial]
     return {
         "trial": trial,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json as json_
+import math
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -50,13 +51,25 @@ def list_(
             return
         names = _differing(read.hparams.values(), read.config.hyperparameters)
         rows = []
+        any_since = any(read.trials[number]["nan_since"] is not None for number in numbers)
+        not_numbers = {number for number in numbers if math.isnan(read.trials[number]["metric"])} & read.validated
         for number in numbers:
             row = read.trials[number]
             drawn = {name: value for name, value in flat(read.hparams.get(number, {})).items() if name in names}
             rows.append(
-                (number, row["state"], row["batches"], row["metric"], row["best_metric"], row["restarts"], drawn)
+                (
+                    number,
+                    row["state"],
+                    row["batches"],
+                    "NaN" if number in not_numbers else row["metric"],
+                    row["best_metric"],
+                    *([row["nan_since"]] if any_since else []),
+                    row["restarts"],
+                    drawn,
+                )
             )
-        headings = ["trial", "state", "batches", "last", "best", "restarts", "hyperparameters"]
+        since = ["NaN since"] if any_since else []
+        headings = ["trial", "state", "batches", "last", "best", *since, "restarts", "hyperparameters"]
         show.table(headings, rows, left=["state", "hyperparameters"])
 
 
@@ -69,6 +82,7 @@ def describe(experiment: Experiment, trial: Trial = None, json: Json = False) ->
     """
     with told(), reading(experiment) as read:
         from dray.experiment.checkpoints import checkpoints
+        from dray.experiment.outcomes import since_told
 
         number = read.trial(trial)
         about = _trial(read, number)
@@ -99,6 +113,7 @@ def describe(experiment: Experiment, trial: Trial = None, json: Json = False) ->
                 ("trial", f"{number} of {read.it.name}  {about['state']}"),
                 ("hyperparameters", "\n".join(f"{key} = {show.shown(v)}" for key, v in flat(about["hparams"]).items())),
                 ("trained for", f"{about['batches']} batches"),
+                ("diverged", show.red(since_told(about["nan_since"]))),
                 (f"best {name}", "" if about["best_metric"] is None else f"{show.shown(about['best_metric'])}{at}"),
                 ("last metrics", "\n".join(f"{key} = {show.shown(value)}" for key, value in metrics.items())),
                 ("started", about["started"] and show.clock(_seconds(read, number, "started"), exact=True)),
@@ -227,6 +242,7 @@ def _trial(read: Reading, number: int) -> dict[str, Any]:
         "metric": _number(row["metric"]),
         "best_metric": _number(row["best_metric"]),
         "best_batches": read.best_batches.get(number),
+        "nan_since": row["nan_since"],
         "restarts": row["restarts"],
         "started": show.iso(_seconds(read, number, "started")),
         "ended": show.iso(_seconds(read, number, "ended")),

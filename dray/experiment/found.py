@@ -54,8 +54,9 @@ class Overview:
         trials, ended: how many trials there are so far, and how many of them have ended.
         max_trials: how many there will be; None if that is not known in advance.
         metric: the searcher's metric.
-        best, best_trial: the best value in the journal (at a rung, an end, or a checkpoint), and its trial; None if
-            there is none.
+        failed: how many trials have failed.
+        best, best_trial: the best value in the journal (at a rung, an end, or a checkpoint) of a trial that did not
+            fail, and its trial; None if there is none.
         began, last: times of its creation and of its last event; Unix time in s. None before it began.
         ran_s: for how many seconds drivers have run it.
     """
@@ -67,6 +68,7 @@ class Overview:
     state: State = "DAMAGED"
     trials: int = 0
     ended: int = 0
+    failed: int = 0
     max_trials: int | None = None
     metric: str = ""
     best: float | None = None
@@ -264,7 +266,7 @@ def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], i
         sign = 1 if searcher.get("smaller_is_better", True) else -1
     except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"its experiment.yaml can't be read: {' '.join(str(error).split())}") from None
-    ended: set[int] = set()
+    ended: dict[int, str] = {}
     best: dict[int, float] = {}
     done, trials = "", 0
     ran_s, begin, time = 0.0, 0.0, 0.0
@@ -278,9 +280,7 @@ def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], i
             if isinstance(value, int | float) and sign * value < sign * best.get(trial, sign * float("inf")):
                 best[trial] = value
         elif event == "exited":
-            ended.add(trial)
-            if record.get("reason") == "invalid_hp":
-                best.pop(trial, None)
+            ended[trial] = record.get("reason", "")
         elif event == "extended":
             done, max_trials = "", record.get("max_trials") or max_trials
         for action in record.get("actions", ()):
@@ -288,10 +288,12 @@ def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], i
                 case "create":
                     trials += 1
                 case "resume":
-                    ended.discard(action["trial"])
+                    ended.pop(action["trial"], None)
                 case "done":
                     done = action["reason"]
-    leader = min(best, key=lambda trial: sign * best[trial], default=None)
+    failed = {trial for trial, reason in ended.items() if reason == "errored"}
+    sound = [trial for trial in best if trial not in failed and ended.get(trial) != "invalid_hp"]
+    leader = min(sound, key=lambda trial: sign * best[trial], default=None)
     times = [record["time"] for record in records if "time" in record]
     return Overview(
         name=Location.of(where).name,
@@ -300,6 +302,7 @@ def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], i
         state=_state(done, is_run),
         trials=trials,
         ended=len(ended),
+        failed=len(failed),
         max_trials=max_trials,
         metric=metric,
         best=None if leader is None else best[leader],

@@ -26,6 +26,7 @@ from dray.hosts import LocalHost, use_host
 from dray.hosts.local import new_directory
 from dray.pytorch.class_entrypoint import train
 from dray.script import Script, ScriptFailed
+from dray.training.divergence import diverged
 from dray.training.host import Reached, Report
 from dray.training.searcher_metric import BY_PROGRAM, check_metric, metric_warning
 from dray.training.time_metric import crossed, time_of
@@ -76,7 +77,8 @@ class OneTrialHost(LocalHost):
         self.checkpoint_period = None if saving is None else in_batches(saving.to_unit(), records)
         self._sign = 1 if config.searcher.smaller_is_better else -1
         self._best = math.inf
-        self._warned = self._is_known = self._own_loop = False
+        self._warned = self._is_known = self._own_loop = self._has_diverged = False
+        self._stops_on_nan = config.stop_on_nan
         self.trained = self.latest_checkpoint is not None
         """Whether the search got a report, as on a Ray worker."""
 
@@ -104,7 +106,17 @@ class OneTrialHost(LocalHost):
             self._warned = True
             if warning := metric_warning(self._metric, report.validation):
                 log.warning(warning)
-        return super().publish(report)
+        told = super().publish(report)
+        return self._diverges(report) or told
+
+    def _diverges(self, report: Report) -> bool:
+        if not self._stops_on_nan or report.final:
+            return False
+        why = diverged(self._metric, {"training": report.training, "validation": report.validation})
+        if why and not self._has_diverged:
+            log.warning("the trial is stopped (stop_on_nan): after %d batches %s", report.batches, why)
+        self._has_diverged |= bool(why)
+        return self._has_diverged
 
     def how_to_resume(self, checkpoint: str, *, completed: bool) -> str:
         return "" if completed else f"resume with: {self._command} --path {shlex.quote(str(self.directory))}"

@@ -174,6 +174,7 @@ def _told(record: Mapping[str, Any], metric: str, unit: str, space: Space) -> st
 _ENDED = {
     "completed": "completed",
     "stopped": "stopped",
+    "diverged": "was stopped, because its loss is NaN",
     "errored": "ended with an error",
     "invalid_hp": "has invalid hyperparameters",
     "canceled": "was canceled",

@@ -18,6 +18,7 @@ from dray.experiment.config import ExperimentConfig
 from dray.experiment.errors import ExperimentError
 from dray.experiment.found import Name, Overview, found
 from dray.experiment.metrics_log import read_metrics, read_system
+from dray.experiment.outcomes import nan_since, no_best_told, ranked
 from dray.experiment.search import recorded_search
 from dray.experiment.timeline import read_timeline
 from dray.script import Script
@@ -121,8 +122,9 @@ class Result:
 
         ``trial_id`` (int), ``state`` (PENDING, RUNNING, PAUSED, COMPLETED, STOPPED, ERRORED, INVALID_HP, CANCELED),
         ``hparams.<name>`` (one column each), ``batches`` (int, trained), ``metric`` and ``best_metric`` (float: the
-        searcher's metric at the last and at the best validation, NaN before the first), ``restarts`` (int), ``started``
-        and ``ended`` (UTC; NaT if it has not).
+        searcher's metric at the last and at the best validation, NaN before the first), ``nan_since`` (the batches at
+        which a loss was first reported as NaN or infinite, if it has stayed so), ``restarts`` (int), ``started`` and
+        ``ended`` (UTC; NaT if it has not).
         """
         started, ended, restarts = self._times("started"), self._times("exited"), Counter(self._trials_of("restarted"))
         views = self.search.trials.values()
@@ -132,8 +134,11 @@ class Result:
             table[f"hparams.{name}"] = pd.Series([drawn.get(name) for drawn in hparams])
         ids = table["trial_id"]
         table["batches"] = ids.map(self.metrics.groupby("trial_id")["batches"].max()).fillna(0).astype("int64")
-        table["metric"] = ids.map(self._validations.groupby("trial_id")["value"].last()).astype("float64")
+        # Not groupby().last(), which passes over NaN.
+        last = self._validations.drop_duplicates("trial_id", keep="last").set_index("trial_id")
+        table["metric"] = ids.map(last["value"]).astype("float64")
         table["best_metric"] = ids.map(self._best_rows.set_index("trial_id")["value"]).astype("float64")
+        table["nan_since"] = ids.map(nan_since(self.metrics, self.config.searcher.metric)).astype("Int64")
         table["restarts"] = [restarts[view.id] for view in views]
         for name, times in (("started", started), ("ended", ended)):
             table[name] = pd.to_datetime([times.get(view.id, math.nan) for view in views], unit="s")
@@ -156,15 +161,19 @@ class Result:
 
     @cached_property
     def best_trial(self) -> BestTrial:
-        """The trial with the best validation.
+        """The trial with the best validation, among those that did not fail.
 
         Raises:
-            ExperimentError: no trial has validated, or none has a checkpoint.
+            ExperimentError: no trial has validated, or all that have failed; or the best has no checkpoint.
         """
-        row = self.best_row
-        if row is None:
+        there = ranked(self.trials, self._sign)
+        if there.empty:
             raise ExperimentError(f"no trial of {self.path} has validated yet, so there is no best trial")
-        trial_id, batches = int(row["trial_id"]), int(row["batches"])
+        if told := no_best_told(there, self.config.searcher.metric):
+            raise ExperimentError(f"{self.path}: {told}")
+        row = there.iloc[0]
+        trial_id = int(row["trial_id"])
+        batches = int(self.best_batches()[trial_id])
         store = self._directory.store(trial_id)
         checkpoint = store.find(batches) or store.latest()
         if checkpoint is None:
@@ -175,17 +184,10 @@ class Result:
         return BestTrial(
             trial_id=trial_id,
             hparams=dict(self.search.trials[trial_id].hparams or {}),
-            metric=float(row["value"]),
+            metric=float(row["best_metric"]),
             batches=batches,
             checkpoint=_handed_out(store, checkpoint),
         )
-
-    @property
-    def best_row(self) -> pd.Series[Any] | None:
-        """The row of ``metrics`` with the best validation; None if no trial has validated."""
-        valid = {view.id for view in self.search.trials.values() if view.state != "INVALID_HP"}
-        rows = self._best_rows[self._best_rows["trial_id"].isin(list(valid))]
-        return None if rows.empty else rows.iloc[(self._sign * rows["value"]).argmin()]
 
     def load_best_trial(self, trial_kwargs: Mapping[str, Any] | None = None) -> PyTorchTrial:
         """The user's trial with the weights of ``best_trial.checkpoint``, on this machine's first device.

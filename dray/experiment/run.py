@@ -39,6 +39,7 @@ from dray.experiment.groups import IN_TURN_S, Groups, OnEnd, find_slots
 from dray.experiment.metrics_log import MetricsLog
 from dray.experiment.nodes import checked_nodes, told_by_worker
 from dray.experiment.observers import Observers
+from dray.experiment.outcomes import NEVER_BEST
 from dray.experiment.restarts import Restarts
 from dray.experiment.retention import Policy, Retention
 from dray.experiment.timeline import Timeline
@@ -201,7 +202,7 @@ class Run:
             ExperimentError, ConfigError: it cannot go on.
         """
         runnable = [trial.id for trial in self._runnable()]
-        best = [t.best for t in self.search.trials.values() if t.best is not None and t.state != "INVALID_HP"]
+        best = [t.best for t in self.search.trials.values() if t.best is not None and t.state not in NEVER_BEST]
         scores = [self._experiment.score(value) for value in best]
         ray.get(self.desk.set_best.remote(min(scores, default=None)))
         self.desk.enqueue.remote(runnable)
@@ -348,7 +349,7 @@ class Run:
 
     def _left(self, message: Message) -> None:
         trial = message.trial
-        if message.outcome not in ("errored", "invalid_hp") or self.search.trials[trial].ended:
+        if message.outcome not in ("errored", "diverged", "invalid_hp") or self.search.trials[trial].ended:
             return
         # A trial whose extension fails keeps the result that it had.
         kept = self._revived.get(trial)
@@ -357,6 +358,10 @@ class Run:
                 failure = Failure(kind="error", where="InvalidHP")
                 self._restarts.gave_up(trial, message.error, "it raised InvalidHP", failure, kept)
             self.desk.finish.remote(trial, kept or "invalid_hp")
+            return
+        if message.outcome == "diverged":
+            self.display.say(f"trial {trial} is stopped (stop_on_nan): {message.error}")
+            self.desk.finish.remote(trial, "diverged")
             return
         if message.fatal:
             self.display.failure(trial, message.error)

@@ -57,6 +57,10 @@ class RayProgramHost(RayHost):
 
     # ------------------------------------------------------------------ reports
     def report(self, report: Report) -> bool:
+        told = self._report(report)
+        return (not self._enough and self._diverges(report)) or told
+
+    def _report(self, report: Report) -> bool:
         self._own_loop = self._reported = True
         self._began = None  # the time before a program's first report is not all start-up
         if self.metric is not None and report.validation is not None and report.compared:

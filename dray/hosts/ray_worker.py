@@ -20,6 +20,7 @@ from dray.hosts.unsaved import Unsaved
 from dray.storage import CheckpointStore
 from dray.storage.manifest import Listed
 from dray.training.distributed import DistributedContext
+from dray.training.divergence import diverged
 from dray.training.host import Reached, Report
 from dray.training.plan import Plan
 from dray.training.searcher_metric import metric_warning
@@ -39,7 +40,7 @@ REPORTS_IN_FLIGHT = 16
 """Reports that may be unanswered before the trial waits for the oldest of them."""
 
 
-Ending = Literal["completed", "stopped", "paused", "interrupted"]
+Ending = Literal["completed", "stopped", "diverged", "paused", "interrupted"]
 
 
 _ENDINGS: dict[str, Ending] = {"stop": "stopped", "pause": "paused", "interrupt": "interrupted"}
@@ -178,6 +179,7 @@ class RayHost:
         self._began: float | None = time.monotonic()
         self._found: dict[str, Any] = {}
         self._warned = False
+        self.why = ""  # the trial has diverged
 
     # ------------------------------------------------------------------ checkpoints
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
@@ -253,6 +255,20 @@ class RayHost:
             return False
 
     def publish(self, report: Report) -> bool:
+        stop = self._publish(report)
+        return self._diverges(report) or stop
+
+    def _diverges(self, report: Report) -> bool:
+        """Whether the trial ends by this report because a loss is NaN."""
+        if not self._experiment.config.get("stop_on_nan") or self.outcome != "completed" or report.final:
+            return False
+        self.why = diverged(self._experiment.metric, {"training": report.training, "validation": report.validation})
+        if self.why:
+            self.outcome = "diverged"
+            log.warning("the trial is stopped (stop_on_nan): after %d batches %s", report.batches, self.why)
+        return bool(self.why)
+
+    def _publish(self, report: Report) -> bool:
         if self._ended or self._last is not None:
             raise RuntimeError(
                 "a trial of an experiment can call fit() only once: the search already has this trial's final report, "

@@ -366,6 +366,32 @@ def test_class_without_the_metric_ends_as_a_program_does(
     assert not (model_dir / "run" / "metrics.jsonl").exists(), "it was the first validation"
 
 
+@pytest.mark.parametrize("stops", [True, False])
+def test_class_with_nan_stops_if_the_config_says_so(
+    stops: bool, model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = TRIAL.replace('return {"loss": loss}', 'return {"loss": loss / (0.0 if batch_idx >= 2 else 1.0)}')
+    (model_dir / "my_weight.py").write_text(code)
+    config = load_config({**CONFIG, "stop_on_nan": stops, "min_validation_period": {"batches": 1}})
+    directory = run_local(config, model_dir, path=model_dir / "run")
+    assert list(validations(directory)) == ([1, 2, 3] if stops else list(range(1, 9)))
+    assert ("after 3 batches the training metric loss is inf" in caplog.text) is stops
+
+
+def test_program_with_nan_is_asked_to_stop_if_the_config_says_so(program: dict[str, Any], model_dir: Path) -> None:
+    (model_dir / "reports.py").write_text(
+        "from dray import core\n"
+        "with core.init() as context:\n"
+        "    for step in range(1, 9):\n"
+        "        context.train.report_training_metrics(step, {'loss': float('nan') if step == 3 else 1.0})\n"
+        "        if context.preempt.should_preempt():\n"
+        "            break\n"
+    )
+    config = load_config({**program, "entrypoint": "python3 reports.py", "stop_on_nan": True})
+    directory = run_local(config, model_dir, path=model_dir / "run")
+    assert len((directory / "metrics.jsonl").read_text().splitlines()) == 3
+
+
 def test_class_that_exits_is_an_error_with_its_line(model_dir: Path) -> None:
     code = TRIAL.replace("loss = self.loss(batch)", "raise SystemExit(3)")
     (model_dir / "my_weight.py").write_text(code)

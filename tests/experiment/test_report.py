@@ -270,7 +270,7 @@ def test_report_of_a_running_experiment_says_so_and_of_its_failures(tmp_path: Pa
     assert "<b>17</b>" not in html
     assert "1 trial had invalid hyperparameters" in text
     # "layers" is [1, 2] in all that have validated, and nothing yet in one that has not started.
-    assert "trial state batches error lr 0 completed 20 0.25 0.1726" in text
+    assert "trial state batches error lr 0 completed 10 0.25 0.1726" in text
     assert "3 failures; after 1 of them a trial was not restarted" in text
     story.journal.close()
     assert '<p class="state stopped">' in write_report(story.directory.path).read_text()

@@ -315,6 +315,61 @@ def test_a_trial_that_is_a_class_is_warned_in_the_same_way(tmp_path: Path) -> No
     assert [("warning" in report, report["value"]) for report in desk.reports] == [(True, None), (False, None)]
 
 
+STOPPING = replace(BY_BATCHES, config={"stop_on_nan": True})
+
+
+@pytest.mark.parametrize(
+    ("losses", "why"),
+    [
+        ({"training": {"train_loss": math.inf, "grad_norm": math.nan}}, "the training metric train_loss is inf"),
+        ({"validation": {"loss": math.nan}}, "the validation metric loss is nan"),
+        ({"groups": {"inference": {"loss": math.nan}}, "training": {"grad_norm": math.inf}}, ""),
+    ],
+)
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_loss_that_is_nan_ends_the_trial_if_the_config_says_so(
+    losses: dict[str, Any], why: str, stops: bool, tmp_path: Path
+) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path, STOPPING if stops else BY_BATCHES)
+    assert not host.report(validation(1))
+    assert host.report(Report(batches=2, **losses)) is (stops and why != "")
+    assert host.why == (why if stops else "")
+    assert host.end() == ("diverged" if host.why else "completed")
+    assert any(report["final"] for report in desk.reports) is not bool(host.why), "the desk tells of its end"
+
+
+def test_a_trial_that_the_search_ends_has_not_diverged(tmp_path: Path) -> None:
+    stopped = host_of(Desk(at_4="stop"), tmp_path, STOPPING)
+    assert stopped.report(validation(4, loss=math.nan))
+    assert stopped.end() == "stopped"
+    at_its_end = host_of(Desk(), tmp_path, STOPPING)
+    assert at_its_end.report(validation(16, loss=math.nan))
+    assert at_its_end.end() == "completed"
+
+
+def test_a_program_that_goes_on_after_it_diverged_is_ended(tmp_path: Path) -> None:
+    host = host_of(Desk(), tmp_path, STOPPING)
+    host.report(validation(1, loss=math.nan))
+    for batches in (2, 3):
+        assert host.report(validation(batches, loss=math.nan))
+    with pytest.raises(TrialEnded):
+        host.report(validation(5))
+    assert host.end() == "diverged"
+
+
+def test_a_trial_that_is_a_class_diverges_in_the_same_way(tmp_path: Path) -> None:
+    desk, store = Desk(), CheckpointStore(tmp_path)
+    lease = Lease(number=1, trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None)
+    host = RayHost(desk=desk, lease=lease, experiment=STOPPING, code_dir=None)
+    assert not host.publish(Report(batches=1, training={"loss": 0.5}))
+    assert host.publish(Report(batches=2, training={"loss": math.nan}))
+    # What the loop saves at its end.
+    host.publish(Report(batches=2, checkpoint="checkpoint_2", final=True))
+    assert host.end() == "diverged"
+    assert not any(report["final"] for report in desk.reports)
+
+
 def test_a_checkpoint_has_the_metric_whichever_comes_first(tmp_path: Path) -> None:
     desk = Desk()
     host = host_of(desk, tmp_path)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from dray.experiment.outcomes import FAILED
 from dray.experiment.report.seen import MOST_POINTS, Seen
 from dray.experiment.timeline import PHASES
 
@@ -44,7 +45,7 @@ def curves(seen: Seen) -> Figure:
     x = seen.along
     rows = seen.validations.sort_values(["trial_id", "batches"])
     by_trial = dict(iter(rows[rows["trial_id"].isin(seen.drawn.index)].groupby("trial_id")))
-    best = None if seen.ranked.empty else int(seen.ranked.index[0])
+    best = seen.best
     data = []
     for rung in sorted(seen.drawn["rung"].unique()):
         trials = seen.drawn.index[seen.drawn["rung"] == rung]
@@ -101,12 +102,13 @@ def history(seen: Seen) -> Figure:
     began = seen.overview.began or 0.0
     rows = seen.validations
     finite = rows[rows["value"].abs() < math.inf].sort_values("time", kind="stable")
-    so_far = (seen.sign * finite["value"]).cummin()
-    steps = finite[so_far.diff().fillna(-1) < 0]
+    sound = finite[finite["trial_id"].isin(seen.ranked.index[seen.ranked["state"] != FAILED])]
+    so_far = (seen.sign * sound["value"]).cummin()
+    steps = sound[so_far.diff().fillna(-1) < 0]
     last = finite.groupby("trial_id")["time"].max()
     shown = seen.shown[seen.shown.index.isin(last.index)]
     unit_s, unit = _time_unit(float(finite["time"].max() - began) if len(finite) else 0.0)
-    end = [] if finite.empty else [(float(finite["time"].iloc[-1]) - began) / unit_s]
+    end = [] if sound.empty else [(float(finite["time"].iloc[-1]) - began) / unit_s]
     return {
         "data": [
             {

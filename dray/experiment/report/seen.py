@@ -15,6 +15,7 @@ from dray.experiment.command import is_class
 from dray.experiment.config import ExperimentConfig
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.found import Overview
+from dray.experiment.outcomes import FAILED, ranked
 from dray.experiment.report.importance import Importance, importance
 from dray.experiment.result import Result
 from dray.experiment.search import as_extended, build_method, build_space
@@ -67,9 +68,15 @@ class Seen:
 
     @cached_property
     def ranked(self) -> pd.DataFrame:
-        """The trials that have validated, best first; without those with invalid hyperparameters."""
-        table = self.trials[(self.trials["state"] != "INVALID_HP") & self.trials["best_metric"].notna()]
-        return table.sort_values("score", kind="stable")
+        """The trials that have validated, best first, those that failed last; without those with invalid
+        hyperparameters."""
+        return ranked(self.trials, self.sign)
+
+    @property
+    def best(self) -> int | None:
+        """The best trial, of those that have validated and did not fail."""
+        first = self.ranked.head(1)
+        return None if first.empty or first["state"].iloc[0] == FAILED else int(first.index[0])
 
     @cached_property
     def shown(self) -> pd.DataFrame:

@@ -105,6 +105,8 @@ class ExperimentConfig(Section):
         min_checkpoint_period: A trial saves at least this often; None: by ``checkpoint_policy`` and at the end.
         max_restarts: How often one trial may be started again after a failure. It is given up before that when it runs
             out of memory twice, or fails twice with the same error, in the same line, after the same number of batches.
+        stop_on_nan: Losses are the searcher's metric, and training and validation metrics with ``loss`` in their names.
+            The trial is not restarted; what it reported and saved before stands, and the search continues without it.
         hang_timeout_s: A trial that for this long trains and validates no batch and saves no checkpoint is ended, with
             the stacks of its threads in its log, and started again from its latest checkpoint. Start-up counts, and so
             does waiting for other ranks, but not waiting for an object store: choose it well above the longest of
@@ -176,6 +178,12 @@ class ExperimentConfig(Section):
         examples=["{type: directory, container_path: /mnt/results}"],
     )
     max_restarts: int = Field(default=5, ge=0, description="maximum number of restarts of a trial", examples=[5])
+    stop_on_nan: bool = Field(
+        default=False,
+        description="stop a trial at the first report with a loss that is NaN or infinite; otherwise only ASHA stops "
+        "it, at its next rung, where a metric that is NaN is the worst",
+        examples=["true"],
+    )
     log_policies: Annotated[list[LogPolicy], BeforeValidator(policies)] = Field(
         default_factory=list,
         description="what to do when a trial that failed has printed a line with a given pattern",
