@@ -161,9 +161,11 @@ class Result:
         Raises:
             ExperimentError: no trial has validated, or none has a checkpoint.
         """
-        row = self.best_row
-        if row is None:
+        valid = {view.id for view in self.search.trials.values() if view.state != "INVALID_HP"}
+        rows = self._best_rows[self._best_rows["trial_id"].isin(list(valid))]
+        if rows.empty:
             raise ExperimentError(f"no trial of {self.path} has validated yet, so there is no best trial")
+        row = rows.iloc[(self._sign * rows["value"]).argmin()]
         trial_id, batches = int(row["trial_id"]), int(row["batches"])
         store = self._directory.store(trial_id)
         checkpoint = store.find(batches) or store.latest()
@@ -179,13 +181,6 @@ class Result:
             batches=batches,
             checkpoint=_handed_out(store, checkpoint),
         )
-
-    @property
-    def best_row(self) -> pd.Series[Any] | None:
-        """The row of ``metrics`` with the best validation; None if no trial has validated."""
-        valid = {view.id for view in self.search.trials.values() if view.state != "INVALID_HP"}
-        rows = self._best_rows[self._best_rows["trial_id"].isin(list(valid))]
-        return None if rows.empty else rows.iloc[(self._sign * rows["value"]).argmin()]
 
     def load_best_trial(self, trial_kwargs: Mapping[str, Any] | None = None) -> PyTorchTrial:
         """The user's trial with the weights of ``best_trial.checkpoint``, on this machine's first device.
