@@ -5,6 +5,10 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from dray.experiment.outcomes import NEVER_BEST
+
 if TYPE_CHECKING:
     from dray.experiment.result import Result
 
@@ -22,15 +26,13 @@ def as_text(result: Result) -> str:
 def as_html(result: Result) -> str:
     """The same, and a table of the best trials with the hyperparameters that differ between them."""
     try:
-        line, trials, searcher = _line(result), result.trials, result.config.searcher
+        line, best, metric = _line(result), _ranked(result).head(SHOWN), result.config.searcher.metric
     except (OSError, ValueError):
         return f"<p>{escape(as_text(result))}</p>"
-    validated = trials[trials["best_metric"].notna() & (trials["state"] != "INVALID_HP")]
-    drawn = [column for column in trials if str(column).startswith("hparams.")]
-    varying = [column for column in drawn if validated[column].map(str).nunique() > 1]
-    best = validated.sort_values("best_metric", ascending=searcher.smaller_is_better, kind="stable").head(SHOWN)
+    drawn = [column for column in best if str(column).startswith("hparams.")]
+    varying = [column for column in drawn if best[column].map(str).nunique() > 1]
     shown = best[["trial_id", "state", "batches", "best_metric", *varying]].rename(
-        columns={"trial_id": "trial", "best_metric": f"best {searcher.metric}"}
+        columns={"trial_id": "trial", "best_metric": f"best {metric}"}
         | {column: str(column).removeprefix("hparams.") for column in varying}
     )
     table = "" if best.empty else shown.to_html(index=False, border=0, float_format="{:.5g}".format)
@@ -39,13 +41,21 @@ def as_html(result: Result) -> str:
 
 def _line(result: Result) -> str:
     """``12: digits-asha-20261121-175912-ab9a, COMPLETED, 16 trials, best validation_loss 0.031 by trial 7``."""
-    overview, row = result.overview, result.best_row
+    overview, best = result.overview, _ranked(result)
     running = "" if overview.ended == overview.trials else f"{overview.ended} of "
     parts = [
         overview.label,
         overview.state,
         f"{running}{overview.trials} trial{'s' * (overview.trials != 1)}{' ended' if running else ''}",
     ]
-    if row is not None:
-        parts.append(f"best {overview.metric} {row['value']:.5g} by trial {row['trial_id']}")
+    if not best.empty:
+        row = best.iloc[0]
+        parts.append(f"best {overview.metric} {row['best_metric']:.5g} by trial {row['trial_id']}")
     return ", ".join(parts)
+
+
+def _ranked(result: Result) -> pd.DataFrame:
+    """The trials that have validated and did not fail, best first."""
+    trials = result.trials
+    sound = trials[trials["best_metric"].notna() & ~trials["state"].isin(NEVER_BEST)]
+    return sound.sort_values("best_metric", ascending=result.config.searcher.smaller_is_better, kind="stable")

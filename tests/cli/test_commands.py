@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -59,8 +60,10 @@ ON_ONE = {**{name: arguments for name, (arguments, _) in READING.items()}, **DOI
 
 def commands(group: Any, *before: str) -> Iterator[str]:
     for name, command in group.commands.items():
+        if command.hidden:  # another name of one that is not
+            continue
         if hasattr(command, "commands"):
-            yield from () if command.hidden else commands(command, *before, name)
+            yield from commands(command, *before, name)
         else:
             yield " ".join((*before, name))
 
@@ -73,6 +76,21 @@ reading = pytest.mark.parametrize("command", sorted(set(READING) - LATER))
 
 def test_every_command_is_in_these_tables() -> None:
     assert {*ON_ONE, *OTHERS} - LATER == HAS
+
+
+@pytest.mark.parametrize("command", ["", "experiment", "config", *sorted(HAS)])
+def test_help_is_short_to_ask_for_and_gives_flags_no_type(command: str, dray: Dray) -> None:
+    said = dray(*command.split(), "-h")
+    assert said == dray(*command.split(), "--help")
+    assert said.code == 0
+    assert re.search(r"│ .*-h .*Show this message", said.out)
+    assert "bool" not in said.out.lower()
+
+
+@pytest.mark.parametrize("kind", ["", "experiment", "trial", "checkpoint"])
+def test_ls_is_list(kind: str, home: Path, dray: Dray) -> None:
+    of_one = [] if kind in ("", "experiment") else ["latest"]
+    assert dray(*kind.split(), "ls", *of_one).out == dray(*(kind or "experiment").split(), "list", *of_one).out != ""
 
 
 # ------------------------------------------------------------------------------------------------------- bad uses
@@ -167,7 +185,7 @@ def test_a_trial_that_is_not_there_is_one_line(command: str, home: Path, dray: D
     [
         (["experiment", "lits"], "did you mean"),
         (["e", "kill", "7"], "no such command; instead of det experiment kill, use Ctrl-C in its terminal, twice"),
-        (["experiment", "ls"], "no such command; instead of det experiment list, use dray experiment list"),
+        (["experiment", "lt"], "no such command; instead of det experiment list-trials, use dray trial list"),
         (["tensorboard", "start", "7"], "no such command; instead of det tensorboard, use dray ui"),
         (["experiment", "archive", "7"], "no such command 'archive'; see dray experiment --help"),
         (["experiment", "describe"], "EXPERIMENT"),

@@ -14,7 +14,7 @@ import pandas as pd
 from dray.experiment.command import is_class
 from dray.experiment.config import ExperimentConfig
 from dray.experiment.directory import ExperimentDirectory
-from dray.experiment.found import Overview
+from dray.experiment.found import Found, Overview
 from dray.experiment.outcomes import FAILED, ranked
 from dray.experiment.report.importance import Importance, importance
 from dray.experiment.result import Result
@@ -43,9 +43,9 @@ class Seen:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.directory = ExperimentDirectory.open(path)
+        self.overview: Overview = Found(directory=self.directory, where=str(path), is_copy=False).overview()
         self.records: list[dict[str, Any]] = Journal.read(self.directory.journal)
         self.result = Result(path)
-        self.overview: Overview = self.result.overview
         self.config: ExperimentConfig = as_extended(self.directory.config(), self.records)
         self.metric = self.config.searcher.metric
         self.sign = 1 if self.config.searcher.smaller_is_better else -1
