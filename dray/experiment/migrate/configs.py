@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -18,6 +19,7 @@ from dray.experiment.migrate.places import of_container
 from dray.experiment.migrate.python import Sources, is_installed
 from dray.experiment.schema import ExperimentConfig
 from dray.experiment.yaml_file import read_mapping
+from searchers.errors import SHOWN, shown
 
 _LOOKS_LIKE_ONE = re.compile(r"^(searcher|entrypoint)\s*:", re.MULTILINE)
 _AT_LINE = re.compile(r"line (\d+), column \d+")
@@ -74,8 +76,10 @@ class ExperimentFile:
         if "entrypoint" not in (path for path, _ in changes):
             wrong = _entrypoint(self.raw.get("entrypoint"), PurePosixPath(self.name).parent, root, sources)
             changes += [("entrypoint", wrong)] if wrong else []
-        for path, what in changes:
-            yield Finding(self.name, lines.of(path), "change", f"{path}: {what}")
+        for (path, _), told in zip(changes, shown(changes), strict=False):
+            yield Finding(self.name, lines.of(path), "change", told)
+        if len(changes) > SHOWN:
+            yield Finding(self.name, 0, "change", shown(changes)[-1])
         for section in ("data", "hyperparameters"):
             for path, text in _texts(self.raw.get(section), section):
                 if (found := of_container(text, sources.mounts)) is not None:
@@ -146,7 +150,7 @@ def _entrypoint(entrypoint: object, beside: PurePosixPath, root: Path, sources: 
     program = parse_entrypoint(entrypoint)
     folders = [PurePosixPath(), beside]
     if not isinstance(program, str) and program.file is not None:
-        if any((root / folder / program.file).is_file() for folder in folders):
+        if any(os.path.isfile(root / folder / program.file) for folder in folders):
             return None
         return f"no script {program.file} in the directory; give the path of a script, relative to the directory"
     module, _, name = program.partition(":") if isinstance(program, str) else (str(program.module), "", "")
