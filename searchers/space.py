@@ -24,7 +24,7 @@ from random import Random
 from typing import cast
 
 from searchers.domains import Categorical, Const, Domain, Double, Faults, Int, Log, Nested, closest, names
-from searchers.errors import SpaceError
+from searchers.errors import SHOWN, SpaceError
 from searchers.records import FLOAT, hparams_from_json, hparams_to_json
 
 MAX_DRAWS = 1000
@@ -200,7 +200,8 @@ def _fields(spec: Mapping[str, object], path: str, faults: Faults) -> dict[str, 
     allowed = ["type", *_REQUIRED[kind], *_OPTIONAL.get(kind, ())]
     for name in spec:
         if name not in allowed:
-            faults.append((f"{path}.{name}", f"is not a field of type {kind}{closest(name, allowed)}"))
+            hint = closest(name, allowed) if len(faults) < SHOWN else ""
+            faults.append((f"{path}.{name}", f"is not a field of type {kind}{hint}"))
     for name in _REQUIRED[kind]:
         if name not in spec:
             faults.append((f"{path}.{name}", f"is required for type {kind}"))

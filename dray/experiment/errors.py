@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from searchers.errors import shown
+
 
 class Fault(NamedTuple):
     """One thing that is wrong with a config.
@@ -22,7 +24,7 @@ class Fault(NamedTuple):
 
 
 class ConfigError(ValueError):
-    """An experiment config that cannot be run; lists all faults, one per line.
+    """An experiment config that cannot be run; lists its faults, one per line: the first 20 of ``faults``.
 
     Args:
         faults: ``Fault`` or ``(path, what)`` pairs; at least one.
@@ -40,8 +42,9 @@ class ConfigError(ValueError):
         super().__init__(self.faults, source)
 
     def __str__(self) -> str:
-        count = "1 error" if len(self.faults) == 1 else f"{len(self.faults)} errors"
-        return "\n  ".join([f"{self.source} has {count}:", *map(str, self.faults)])
+        count = "1 error" if len(self.faults) == 1 else f"{len(self.faults):,} errors"
+        source = self.source if len(self.source) < 300 else f"{self.source[:300]} ..."
+        return "\n  ".join([f"{source} has {count}:", *shown(self.faults)])
 
 
 class FoundInTraining(ConfigError):

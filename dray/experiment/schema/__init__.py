@@ -24,11 +24,18 @@ from dray.experiment.schema.storage import CheckpointStorage, storage_of
 from dray.masking import masked, texts
 
 MAX_SEED = 2**32 - 1
+MAX_NAME = 200
 
 
 def _entrypoint(raw: object) -> object:
     parse_entrypoint(raw)
     return raw
+
+
+def _one_line(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError(f"must be one line of printable characters, got {name!r:.60}")
+    return name
 
 
 def _period(raw: object) -> Length | None:
@@ -57,7 +64,7 @@ def _precision(raw: object) -> object:
 
 
 Period: TypeAlias = Annotated[Length | None, BeforeValidator(_period), as_dict]
-Seconds: TypeAlias = Annotated[float, Field(gt=0), AfterValidator(whole_if_whole)]
+Seconds: TypeAlias = Annotated[float, Field(gt=0, le=1_000_000_000), AfterValidator(whole_if_whole)]
 
 
 class Optimizations(Section):
@@ -113,7 +120,9 @@ class ExperimentConfig(Section):
             these. None: never.
     """
 
-    name: str = Field(min_length=1, description="the experiment's name", examples=["digits-asha"])
+    name: Annotated[str, AfterValidator(_one_line)] = Field(
+        min_length=1, max_length=MAX_NAME, description="the experiment's name", examples=["digits-asha"]
+    )
     description: str = Field(default="", description="a description, for people", examples=["a first sweep"])
     labels: Annotated[list[str], BeforeValidator(_labels)] = Field(
         default_factory=list, description="labels, for people", examples=["[digits, sweep]"]
