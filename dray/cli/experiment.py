@@ -6,6 +6,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ import typer
 import dray
 from dray.cli import show
 from dray.cli.arguments import Changes, Config, Experiment, Follow, Json, ModelDir, Output, Tail, target
-from dray.cli.errors import FAILED, BadUse, told
+from dray.cli.errors import FAILED, BadUse, ended_by_signals, told
 from dray.cli.reading import Reading, flat, journal, reading
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def create(
     dray experiment create asha.yaml . --local   one trial, for a debugger
     dray experiment create asha.yaml . --config searcher.max_trials=8
     """
-    with told():
+    with told(), nullcontext() if local else ended_by_signals():
         from dray.experiment.config import load_config
 
         _tell_all()
@@ -199,7 +200,7 @@ def resume(experiment: Experiment) -> None:
     \b
     dray experiment resume latest
     """
-    with told():
+    with told(), ended_by_signals():
         from dray.experiment.found import whereabouts
 
         _tell_all()
@@ -222,7 +223,7 @@ def extend(
     \b
     dray experiment extend latest --max-trials 128
     """
-    with told():
+    with told(), ended_by_signals():
         from dray.experiment.found import whereabouts
 
         if max_trials is None and max_length is None:
