@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ import typer
 import dray
 from dray.cli import show
 from dray.cli.arguments import Changes, Config, Experiment, Follow, Json, ModelDir, Output, Tail, target
-from dray.cli.errors import FAILED, SOME_FAILED, BadUse, told
+from dray.cli.errors import FAILED, SOME_FAILED, BadUse, ended_by_signals, told
 from dray.cli.reading import Reading, flat, journal, reading
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def create(
     dray experiment create asha.yaml . --local   one trial, for a debugger
     dray experiment create asha.yaml . --config searcher.max_trials=8
     """
-    with told():
+    with told(), nullcontext() if local else ended_by_signals():
         from dray.experiment.config import load_config
 
         _tell_all()
@@ -217,7 +218,7 @@ def resume(experiment: Experiment) -> None:
     \b
     dray experiment resume latest
     """
-    with told():
+    with told(), ended_by_signals():
         from dray.experiment.found import whereabouts
 
         _tell_all()
@@ -240,7 +241,7 @@ def extend(
     \b
     dray experiment extend latest --max-trials 128
     """
-    with told():
+    with told(), ended_by_signals():
         from dray.experiment.found import whereabouts
 
         if max_trials is None and max_length is None:

@@ -46,7 +46,7 @@ class Watch:
         silent = 0
         while not self._closed.wait(EVERY_S):
             # This comes first: a call to Ray does not return while its head is gone.
-            if not self._answers():
+            if not self.answers():
                 silent += 1
                 if silent == SILENT_FOR:
                     self._silent()
@@ -56,7 +56,8 @@ class Watch:
                 if self._draining is not None and (nodes := draining_nodes()):
                     self._draining(nodes)
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether the head accepts a connection now."""
         try:
             socket.create_connection(self._address, timeout=EVERY_S).close()
         except OSError:

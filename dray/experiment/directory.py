@@ -58,6 +58,17 @@ class ExperimentDirectory:
         self.storage_file = path / "storage.json"
         self.secrets_file = path / "secrets.yaml"
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether it was deleted. What still runs may have made some of its parts anew, but not the config."""
+        try:
+            self.config_file.stat()
+        except FileNotFoundError:
+            return True
+        except OSError:  # of a file system that does not answer
+            pass
+        return False
+
     def trial(self, trial_id: int) -> Path:
         """A trial's own directory."""
         return self.path / f"trial_{trial_id}"

@@ -20,6 +20,7 @@ from dray.experiment.directory import results
 from dray.experiment.forecast import Forecast
 from dray.experiment.logs import in_short
 from dray.experiment.outcomes import FAILED, diverged_told, failures_told, no_best_told, ranked
+from dray.experiment.terminal import stderr
 from searchers.preview import is_simulated, preview
 from searchers.search import Search
 
@@ -122,7 +123,7 @@ class Display:
         console: Console | None = None,
     ) -> None:
         self._path, self._metric, self._sign = path, metric, 1 if smaller_is_better else -1
-        self._console = console or Console(stderr=True)
+        self._console = console or Console(file=stderr())
         self._board = Board(name=name, metric=metric, smaller_is_better=smaller_is_better, unit=unit)
         self._screen: _Screen | None = None
         self._began = time.monotonic()
@@ -228,13 +229,19 @@ class Display:
         if stopped:
             # The picture would not change any more.
             self.__exit__(None, None, None)
-            self.say("stopping: running trials save a checkpoint; interrupt again to stop at once")
+            # With the command already here: where a signal goes to Ray's processes too, Ray may end this one.
+            self.say(f"stopping: running trials save a checkpoint; interrupt again to stop at once, {self._resume}")
 
     def interrupted(self) -> None:
         """Say how far an interrupted run was, and how to resume it."""
         if self._search is not None:
             self.say(f"stopped: {_so_far(self._search)}")
-        self.say(f"resume with: dray experiment resume {self._named()}")
+        self.say(self._resume)
+
+    @property
+    def last_words(self) -> str:
+        """What to print if the run ends without another word."""
+        return f"stopped at once; {self._resume}\n"
 
     def ended(self) -> None:
         """Say that nothing is left to run, and how to extend the search."""
@@ -267,6 +274,10 @@ class Display:
         told = f"{len(trials)} trial{'s' * (len(trials) != 1)} ({states}) in {took}. Results: {self._path}"
         shown.append("\n".join([*best, told, *looks]))
         self._console.print(shown, soft_wrap=True)
+
+    @property
+    def _resume(self) -> str:
+        return f"resume with: dray experiment resume {self._named()}"
 
     def _named(self) -> str:
         """The experiment's name in commands on this machine."""

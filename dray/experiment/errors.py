@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from searchers.errors import shown
@@ -69,3 +70,18 @@ class ExperimentError(RuntimeError):
 
 class DeskLost(ExperimentError):
     """The desk, which the workers talk to, or Ray has died; the experiment can be resumed from its journal."""
+
+
+class DirectoryGone(ExperimentError):
+    """The experiment's directory was deleted, or moved, while it ran.
+
+    Args:
+        path: of the directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"the experiment's directory {self.path} was deleted or moved while it ran, so it was ended"

@@ -18,9 +18,10 @@ from dray.experiment.config import ExperimentConfig, load_config
 from dray.experiment.directory import ExperimentDirectory, check_storage, make_findable, new_path
 from dray.experiment.display import Display
 from dray.experiment.entrypoint import check_entrypoint
-from dray.experiment.errors import ConfigError, DeskLost, EntrypointError, ExperimentError
+from dray.experiment.errors import ConfigError, DeskLost, DirectoryGone, EntrypointError, ExperimentError
 from dray.experiment.faults import missing_field
 from dray.experiment.found import Name, whereabouts
+from dray.experiment.interrupts import Interrupts
 from dray.experiment.metrics_log import MetricsLog
 from dray.experiment.mirror import Mirror, brought
 from dray.experiment.numbering import take_number
@@ -175,7 +176,8 @@ class Experiment:
     def run(self, *, on_message: Callable[[Message], None] | None = None) -> Result:
         """Run the search to its end, from where it is; blocks, and shows progress.
 
-        Ctrl-C (or SIGTERM) lets running trials save, and stops; ``resume(path).run()`` goes on.
+        Ctrl-C lets running trials save, and stops; so do SIGTERM and SIGHUP, if this is the main thread. A second one
+        acts as it would outside of this call. ``resume(path).run()`` continues.
 
         Args:
             on_message: called with what the driver is told of worker groups and leases; for benchmarks.
@@ -185,8 +187,18 @@ class Experiment:
                 extended like that.
             ExperimentError: the search failed: every trial did, or it could not go on.
             ConnectionError: there is no Ray cluster at the address, ``RAY_ADDRESS`` by default.
-            KeyboardInterrupt: it was stopped.
+            KeyboardInterrupt: it was stopped; the argument is the name of the signal, such as "SIGTERM".
         """
+        with Interrupts() as interrupts:
+            directory = self._opened_directory()
+            try:
+                return self._run_in(directory, interrupts, on_message)
+            except Exception:
+                if directory.is_gone:  # then whatever failed is a consequence
+                    raise DirectoryGone(directory.path) from None
+                raise
+
+    def _opened_directory(self) -> ExperimentDirectory:
         if self._resumes or ExperimentDirectory(self.path).config_file.exists():
             directory = ExperimentDirectory.open(self.path)
             check_storage(directory.storage)
@@ -196,6 +208,11 @@ class Experiment:
             if self._is_placed:
                 make_findable(self.path)
         self._resumes = True
+        return directory
+
+    def _run_in(
+        self, directory: ExperimentDirectory, interrupts: Interrupts, on_message: Callable[[Message], None] | None
+    ) -> Result:
         # The mirror is closed last, once everything is on the disk.
         with (
             contextlib.closing(Mirror(directory)),
@@ -211,13 +228,14 @@ class Experiment:
                 smaller_is_better=config.searcher.smaller_is_better,
                 unit=unit_of(config),
             )
+            interrupts.last_words = display.last_words
             observers.begin(records, search.trials, display.say)
             if search.done is not None:
                 display.ended()
             losses = 0
             while search.done is None:
                 try:
-                    self._run(config, directory, journal, observers, search, display, records, on_message)
+                    self._run(config, directory, journal, observers, search, display, interrupts, records, on_message)
                 except DeskLost as lost:
                     known, records = len(records), Journal.read(directory.journal)
                     reported = any(record["event"] == "reported" for record in records[known:])
@@ -292,6 +310,7 @@ class Experiment:
         observers: Observers,
         search: Search,
         display: Display,
+        interrupts: Interrupts,
         records: list[dict[str, object]],
         on_message: Callable[[Message], None] | None,
     ) -> None:
@@ -313,30 +332,29 @@ class Experiment:
                 # Ray's start is mostly waiting for its processes: meanwhile Train and Tune are imported.
                 modules = pool.submit(importlib.import_module, "dray.experiment.run")
                 cluster = connect(self._address)
+                quiet.callback(cluster.close)
                 run = modules.result()
-            try:
-                display.say(f"on {cluster.told}")
-                display.begin(search, records)
-                entrypoint = config.entrypoint
-                self.last_run = run.Run(
-                    config=config,
-                    directory=directory,
-                    journal=journal,
-                    observers=observers,
-                    search=search,
-                    metrics=metrics,
-                    load_trial=FromDirectory(entrypoint=entrypoint, directory=str(directory.code))
-                    if entrypoint is not None
-                    else ByValue(trial=self._trial),
-                    cluster=cluster,
-                    display=display,
-                    records=records,
-                    revived=_ends(records),
-                    on_message=on_message,
-                )
-                self.last_run.run()
-            finally:
-                cluster.close()
+            display.say(f"on {cluster.told}")
+            display.begin(search, records)
+            entrypoint = config.entrypoint
+            self.last_run = run.Run(
+                config=config,
+                directory=directory,
+                journal=journal,
+                observers=observers,
+                search=search,
+                metrics=metrics,
+                load_trial=FromDirectory(entrypoint=entrypoint, directory=str(directory.code))
+                if entrypoint is not None
+                else ByValue(trial=self._trial),
+                cluster=cluster,
+                display=display,
+                interrupts=interrupts,
+                records=records,
+                revived=_ends(records),
+                on_message=on_message,
+            )
+            self.last_run.run()
         except KeyboardInterrupt:
             display.interrupted()
             raise

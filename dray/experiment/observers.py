@@ -194,6 +194,8 @@ class Observers:
                 observer.close(self._done)
                 return
             except Exception as error:
+                if self._directory.is_gone:  # the run says so
+                    return
                 if not failed:
                     told = f"{type(error).__name__}: {error}".strip().splitlines()[0]
                     self._say(f"{name}: can't write for now, the search continues: {told}")

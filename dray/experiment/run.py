@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType, MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -34,8 +33,9 @@ from dray.experiment.config import ExperimentConfig
 from dray.experiment.counts import Counts
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.display import Display
-from dray.experiment.errors import DeskLost, ExperimentError, FoundInTraining
+from dray.experiment.errors import DeskLost, DirectoryGone, ExperimentError, FoundInTraining
 from dray.experiment.groups import IN_TURN_S, Groups, OnEnd, find_slots
+from dray.experiment.interrupts import Interrupts
 from dray.experiment.metrics_log import MetricsLog
 from dray.experiment.nodes import checked_nodes, told_by_worker
 from dray.experiment.observers import Observers
@@ -62,6 +62,8 @@ TUNE_END_S = 60.0
 """How long Tune may take to end. A thread that is inside Ray when Ray is shut down may end the process."""
 STOP_GRACE_S = 120.0
 """How long trials may take to save when the driver is told to stop."""
+LOOK_S = 1.0
+"""How often the driver looks whether the experiment's directory is still there."""
 
 
 class Run:
@@ -71,6 +73,7 @@ class Run:
     revived: trials that had ended, and go on because the search was extended; and how they had ended.
     load_trial: loads the trial's class on the workers.
     cluster: where to run.
+    interrupts: tell whether the run is to stop.
     records: the journal so far.
     on_message: called with each of the desk's messages; for benchmarks and tests.
     """
@@ -87,6 +90,7 @@ class Run:
         load_trial: FromDirectory | ByValue,
         cluster: Cluster,
         display: Display,
+        interrupts: Interrupts,
         records: Sequence[Mapping[str, Any]],
         revived: Mapping[int, Reason] = MappingProxyType({}),
         on_message: Callable[[Message], None] | None = None,
@@ -108,7 +112,7 @@ class Run:
         self._timeline = Timeline(directory.metrics)
         self._lock = threading.RLock()
         self._error: BaseException | None = None
-        self._stop_signals = 0
+        self._interrupts = interrupts
         self._recorded: Counter[int] = Counter()
         self._records = records
         self._retention = Retention(
@@ -197,7 +201,7 @@ class Run:
         """Block until the search is done.
 
         Raises:
-            KeyboardInterrupt: stopped by SIGINT or SIGTERM; running trials have saved a checkpoint.
+            KeyboardInterrupt: stopped by a signal, which it names; running trials have saved a checkpoint.
             DeskLost: the desk died; another run can resume from the journal.
             ExperimentError, ConfigError: it cannot go on.
         """
@@ -208,7 +212,7 @@ class Run:
         self.desk.enqueue.remote(runnable)
         started = [trial.id for trial in self.search.trials.values() if trial.hparams is not None]
         self._retention.start(self._records, started, _metric_at)
-        with self._signals():
+        with self._interrupts.held():
             self.groups.start()
             tune = threading.Thread(target=self._tune.run, name="dray-tune", daemon=True)
             watch = Watch(
@@ -224,22 +228,27 @@ class Run:
                     f"and saved is safe; resume with: dray experiment resume {self._directory.path}"
                 )
             finally:
-                watch.close()
-                self._close(tune)
-        if isinstance(self._error, DeskLost) and self._stop_signals:
-            raise KeyboardInterrupt
+                self._close(tune, watch)
+        if isinstance(self._error, DeskLost):
+            self._interrupts.check()
         if self._error is not None:
             raise self._error
         if self._tune.error is not None:
             raise ExperimentError(f"the search failed: {self._tune.error}") from self._tune.error
-        if self._stop_signals:
-            raise KeyboardInterrupt
+        self._interrupts.check()
 
     def _serve(self, tune: threading.Thread) -> None:
-        began = time.monotonic()
+        began = look_at = time.monotonic()
         self._ask_for_mail()
-        while self._error is None and self._tune.error is None and not self._stop_signals:
+        while self._error is None and self._tune.error is None:
             self._read_mail()
+            if self._interrupts.wanted:  # Ray may be about to end as well
+                break
+            if time.monotonic() >= look_at:
+                look_at = time.monotonic() + LOOK_S
+                if self._directory.is_gone:
+                    self._error = DirectoryGone(self._directory.path)
+                    break
             if tune.ident is None:
                 if self._tune_may_start or time.monotonic() - began > IN_TURN_S:
                     tune.start()
@@ -264,30 +273,39 @@ class Run:
         self._mail = self.desk.messages.remote(dict(self._recorded))
         self._recorded.clear()
 
-    def _close(self, tune: threading.Thread) -> None:
-        """Let running trials save and end, then end Tune, the groups and the desk."""
-        self.display.closing(bool(self._stop_signals))
-        with contextlib.suppress(ray.exceptions.RayError):  # the desk may be gone
-            self._let_trials_save()
-        self._tune.stop()
-        # Tune checks whether to stop only when a handle returns.
-        self.desk.finished.remote()
-        if tune.ident is not None:
-            tune.join(TUNE_END_S)
-        lost = isinstance(self._error, DeskLost)
+    def _close(self, tune: threading.Thread, watch: Watch) -> None:
+        """Let running trials save and end, then end Tune, the groups and the desk, unless Ray itself is gone."""
+        watch.close()
+        self.display.closing(self._interrupts.wanted)
+        try:
+            if not self._directory.is_gone:
+                with contextlib.suppress(ray.exceptions.RayError):  # the desk may be gone
+                    self._let_trials_save(watch)
+        finally:  # also if it is interrupted again
+            self._tune.stop()
+            # Tune checks whether to stop only when a handle returns.
+            self.desk.finished.remote()
+            deadline = time.monotonic() + TUNE_END_S
+            while tune.is_alive() and time.monotonic() < deadline and watch.answers():
+                tune.join(POLL_S)
         self._retention.close()
+        self._timeline.close()
+        if not watch.answers():
+            return
         # On a shared cluster workers first give back what they hold. Without a desk they would try that for ever.
-        self.groups.end(at_once=self.cluster.own or lost)
+        self.groups.end(at_once=self.cluster.own or isinstance(self._error, DeskLost))
         if not self.cluster.own:
             ray.kill(self.desk)
-        self._timeline.close()
 
-    def _let_trials_save(self) -> None:
+    def _let_trials_save(self, watch: Watch) -> None:
         self.desk.close.remote()
-        deadline = time.monotonic() + (STOP_GRACE_S if self._stop_signals < 2 else 0)
-        while time.monotonic() < deadline and self._stop_signals < 2:
-            if ray.get(self.desk.quiet.remote()):
-                break
+        deadline = time.monotonic() + STOP_GRACE_S
+        quiet = self.desk.quiet.remote()
+        while time.monotonic() < deadline and watch.answers():
+            if ray.wait([quiet], timeout=POLL_S)[0]:
+                if ray.get(quiet):
+                    break
+                quiet = self.desk.quiet.remote()
             self._read_mail()
 
     def _read(self, messages: list[Message]) -> None:
@@ -422,21 +440,6 @@ class Run:
             "the head of the Ray cluster does not answer; if it is gone, resume with: dray experiment resume "
             f"{self._directory.path}"
         )
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """In the block SIGINT and SIGTERM ask the run to stop; without effect outside of the main thread."""
-
-        def told(number: int, frame: FrameType | None) -> None:
-            self._stop_signals += 1
-
-        ours = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-        before = {number: signal.signal(number, told) for number in ours}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _is_runnable(trial: TrialView) -> bool:
