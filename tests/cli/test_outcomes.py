@@ -59,7 +59,7 @@ def test_describe_counts_failures_first(story: Story, dray: Dray) -> None:
 
 def test_list_counts_failures_and_names_the_metric(story: Story, dray: Dray) -> None:
     heading, row = dray("e", "list").out.splitlines()
-    assert heading.split() == ["name", "state", "trials", "best", "metric", "started"]
+    assert heading.split() == ["#", "name", "state", "trials", "best", "metric", "started"]
     assert " 3/4, 2 failed   0.5  error   " in row
 
 
