@@ -177,6 +177,7 @@ OURS = frozenset(
         "searcher.points",
         "searcher.sampler",
         "searcher.variant",
+        "stop_on_nan",
     }
 )
 
