@@ -26,6 +26,8 @@ dray checkpoint export latest        export the best model's weights
 EXPERIMENT is a name in ~/dray_results (or DRAY_HOME), a unique prefix of one, 'latest', a path, or s3://...
 
 Short forms: dray e create, dray t logs, dray c list. Shell completion: dray --install-completion.
+
+Exit codes: 0 done, 1 failed, 2 bad usage or config, 3 done but some trials failed, 128+n stopped by signal n.
 """
 
 app = typer.Typer(help=EXAMPLES, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")

@@ -24,7 +24,8 @@ app = typer.Typer(help="Inspect trials: their hyperparameters, metrics and logs.
 def list_(
     experiment: Experiment,
     best: Annotated[
-        bool, typer.Option("--best", help="List the best first, and only trials that have validated.")
+        bool,
+        typer.Option("--best", help="List the best first, failed trials last, and only those that have validated."),
     ] = False,
     state: Annotated[
         str | None,
