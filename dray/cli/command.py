@@ -27,6 +27,8 @@ EXPERIMENT is the number of an experiment in ~/dray_results (or DRAY_HOME), its 
 a path, or s3://...
 
 Short forms: dray ls, dray e create, dray t logs, dray c list. Shell completion: dray --install-completion.
+
+Exit codes: 0 done, 1 failed, 2 bad usage or config, 3 done but some trials failed, 128+n stopped by signal n.
 """
 HELP = ["-h", "--help"]
 

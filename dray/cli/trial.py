@@ -24,7 +24,8 @@ app = typer.Typer(help="Inspect trials: their hyperparameters, metrics and logs.
 def list_(
     experiment: Experiment,
     best: Annotated[
-        bool, typer.Option("--best", help="List the best first, and only trials that have validated.")
+        bool,
+        typer.Option("--best", help="List the best first, failed trials last, and only those that have validated."),
     ] = False,
     state: Annotated[
         str | None,
@@ -115,7 +116,7 @@ def describe(experiment: Experiment, trial: Trial = None, json: Json = False) ->
                 ("trained for", f"{about['batches']} batches"),
                 ("diverged", show.red(since_told(about["nan_since"]))),
                 (f"best {name}", "" if about["best_metric"] is None else f"{show.shown(about['best_metric'])}{at}"),
-                ("last metrics", "\n".join(f"{key} = {show.shown(value)}" for key, value in metrics.items())),
+                ("last metrics", "\n".join(f"{key} = {_reported(value)}" for key, value in metrics.items())),
                 ("started", about["started"] and show.clock(_seconds(read, number, "started"), exact=True)),
                 ("ended", about["ended"] and show.clock(_seconds(read, number, "ended"), exact=True)),
                 ("checkpoints", "\n".join(each.location.uri for each in there)),
@@ -222,7 +223,9 @@ def metrics(
             return
         both = rows["kind"].nunique() > 1
         heading = rows["kind"].str.cat(rows["name"], sep=" ") if both else rows["name"]
-        wide = rows.assign(heading=heading).pivot_table(
+        # As text, since a missing value is NaN in the table.
+        values = rows["value"].astype(object).where(rows["value"].notna(), "NaN")
+        wide = rows.assign(heading=heading, value=values).pivot_table(
             index=["batches", "epochs"], columns="heading", values="value", aggfunc="last", dropna=False, observed=True
         )
         wide = wide.dropna(how="all")
@@ -247,6 +250,10 @@ def _trial(read: Reading, number: int) -> dict[str, Any]:
         "started": show.iso(_seconds(read, number, "started")),
         "ended": show.iso(_seconds(read, number, "ended")),
     }
+
+
+def _reported(value: float) -> str:
+    return "NaN" if math.isnan(value) else show.shown(value)
 
 
 def _number(value: Any) -> float | None:

@@ -178,6 +178,7 @@ OURS = frozenset(
         "searcher.points",
         "searcher.sampler",
         "searcher.variant",
+        "stop_on_nan",
     }
 )
 

@@ -49,7 +49,7 @@ class ConfigError(ValueError):
 
 
 class FoundInTraining(ConfigError):
-    """A fault of the config that only a trial could show: some may have trained by then."""
+    """A fault of the config that only a trial could show, or a worker that was started later: some may have trained."""
 
 
 class EntrypointError(ConfigError):

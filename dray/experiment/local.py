@@ -26,9 +26,8 @@ from dray.hosts import LocalHost, use_host
 from dray.hosts.local import new_directory
 from dray.pytorch.class_entrypoint import train
 from dray.script import Script, ScriptFailed
-from dray.training.divergence import diverged
 from dray.training.host import Reached, Report
-from dray.training.searcher_metric import BY_PROGRAM, check_metric, metric_warning
+from dray.training.metric_checks import MetricChecks
 from dray.training.time_metric import crossed, time_of
 from dray.training.units import ENDLESS, in_batches
 from searchers.search import Search
@@ -59,9 +58,11 @@ class OneTrialHost(LocalHost):
         self.steps_completed = 0 if latest is None else self._store.batches_of(latest)
         searcher = config.searcher
         length = searcher.counted_length
-        self._is_alone = searcher.name == "single"
+        self._checks = MetricChecks(
+            searcher.metric, is_alone=searcher.name == "single", stops_on_nan=config.stop_on_nan
+        )
         self._metric = searcher.metric
-        self.metric = None if self._is_alone else searcher.metric
+        self.metric = self._checks.compared
         self.secrets = config.secrets
         self.source_checkpoint = searcher.source_checkpoint_uuid
         self.max_length = None if length is None else length.to_unit()
@@ -77,14 +78,13 @@ class OneTrialHost(LocalHost):
         self.checkpoint_period = None if saving is None else in_batches(saving.to_unit(), records)
         self._sign = 1 if config.searcher.smaller_is_better else -1
         self._best = math.inf
-        self._warned = self._is_known = self._own_loop = self._has_diverged = False
-        self._stops_on_nan = config.stop_on_nan
+        self._is_known = self._own_loop = self._has_diverged = False
         self.trained = self.latest_checkpoint is not None
         """Whether the search got a report, as on a Ray worker."""
 
     def opened(self) -> None:
         # Without a comparison of trials a program need not report: it may evaluate a model, say.
-        self.trained |= self._is_alone
+        self.trained |= self._checks.is_alone
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
         if self._time_metric is None:
@@ -94,29 +94,17 @@ class OneTrialHost(LocalHost):
 
     def report(self, report: Report) -> bool:
         self._own_loop = True
-        if self.metric is not None and report.validation is not None and report.compared:
-            check_metric(self.metric, report.validation, BY_PROGRAM, known=self._is_known)
-            self._is_known = True
+        self._checks.of_program(report, known=self._is_known)
+        self._is_known |= report.validation is not None and report.compared
         self.worth_saving(report.validation or {})
         return super().report(report)
 
     def publish(self, report: Report) -> bool:
         self.trained = True
-        if self._is_alone and not self._warned and report.validation is not None and report.compared:
-            self._warned = True
-            if warning := metric_warning(self._metric, report.validation):
-                log.warning(warning)
+        self._checks.warning(report)
         told = super().publish(report)
-        return self._diverges(report) or told
-
-    def _diverges(self, report: Report) -> bool:
-        if not self._stops_on_nan or report.final:
-            return False
-        why = diverged(self._metric, {"training": report.training, "validation": report.validation})
-        if why and not self._has_diverged:
-            log.warning("the trial is stopped (stop_on_nan): after %d batches %s", report.batches, why)
-        self._has_diverged |= bool(why)
-        return self._has_diverged
+        self._has_diverged = self._has_diverged or bool(self._checks.diverged(report))
+        return told or self._has_diverged
 
     def how_to_resume(self, checkpoint: str, *, completed: bool) -> str:
         return "" if completed else f"resume with: {self._command} --path {shlex.quote(str(self.directory))}"
@@ -127,8 +115,8 @@ class OneTrialHost(LocalHost):
         Raises:
             SearcherMetricError: it had a loop of its own, and never reported the metric that the search compares.
         """
-        if self.metric is not None and self._own_loop:
-            check_metric(self.metric, {}, BY_PROGRAM, known=self._is_known or self.asked_to_stop())
+        if self._own_loop and not (self._has_diverged or self.asked_to_stop()):
+            self._checks.of_program(None, known=self._is_known)
 
     def best_validation(self) -> float | None:
         return self._sign * self._best if math.isfinite(self._best) else None

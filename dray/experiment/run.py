@@ -33,7 +33,7 @@ from dray.experiment.config import ExperimentConfig
 from dray.experiment.counts import Counts
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.display import Display
-from dray.experiment.errors import DeskLost, DirectoryGone, ExperimentError, FoundInTraining
+from dray.experiment.errors import ConfigError, DeskLost, DirectoryGone, ExperimentError, FoundInTraining
 from dray.experiment.groups import IN_TURN_S, Groups, OnEnd, find_slots
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.metrics_log import MetricsLog
@@ -113,6 +113,7 @@ class Run:
         self._lock = threading.RLock()
         self._error: BaseException | None = None
         self._interrupts = interrupts
+        self._trains = False
         self._recorded: Counter[int] = Counter()
         self._records = records
         self._retention = Retention(
@@ -318,6 +319,8 @@ class Run:
                     self._tune_may_start = True
                 case "broken":
                     self._error = told_by_worker(message.cause, self._directory.path)
+                    if self._trains and isinstance(self._error, ConfigError):
+                        self._error = FoundInTraining(self._error.faults, self._error.source)
                 case "retired" if self.config.resources.reuse_workers:
                     self.display.retired(message.group, message.trial, message.error)
                 case "handle":
@@ -326,6 +329,7 @@ class Run:
                     self._bind(message)
                 case "rows":
                     assert message.report is not None
+                    self._trains = True
                     if warning := message.report.get("warning"):
                         self.display.say(f"warning: trial {message.trial}: {warning}")
                     self._metrics.append(message.trial, message.report["rows"])

@@ -21,7 +21,6 @@ from dray.storage.manifest import Listed
 from dray.training.errors import SearcherMetricError, TrialEnded
 from dray.training.host import Report
 from dray.training.metrics import as_number
-from dray.training.searcher_metric import BY_PROGRAM, check_metric
 from dray.training.time_metric import crossed, time_of
 from dray.training.units import Batch, Epoch
 
@@ -53,7 +52,7 @@ class RayProgramHost(RayHost):
 
     def opened(self) -> None:
         # If nothing is compared, a program need not report: it may evaluate a model, say.
-        self._reported |= self._is_alone
+        self._reported |= self._checks.is_alone
 
     # ------------------------------------------------------------------ reports
     def report(self, report: Report) -> bool:
@@ -63,10 +62,10 @@ class RayProgramHost(RayHost):
     def _report(self, report: Report) -> bool:
         self._own_loop = self._reported = True
         self._began = None  # the time before a program's first report is not all start-up
-        if self.metric is not None and report.validation is not None and report.compared:
-            check_metric(self.metric, report.validation, BY_PROGRAM, known=self._is_known)
+        self._checks.of_program(report, known=self._is_known)
         message = self._message(report)
-        self._warn(report, message)
+        if warning := self._checks.warning(report):
+            message["warning"] = warning
         self._unsaved.add(message["rows"])
         if report.validation is not None:
             self._heed(report, message)
@@ -126,8 +125,8 @@ class RayProgramHost(RayHost):
         return ended
 
     def end(self) -> Ending:
-        if self.metric is not None and self._own_loop and self.outcome == "completed":
-            check_metric(self.metric, {}, BY_PROGRAM, known=self._is_known)
+        if self._own_loop and self.outcome == "completed":
+            self._checks.of_program(None, known=self._is_known)
         self._last = self._last or self._compared
         return super().end()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import logging
 import math
 import time
 from collections import deque
@@ -20,14 +19,11 @@ from dray.hosts.unsaved import Unsaved
 from dray.storage import CheckpointStore
 from dray.storage.manifest import Listed
 from dray.training.distributed import DistributedContext
-from dray.training.divergence import diverged
 from dray.training.host import Reached, Report
+from dray.training.metric_checks import MetricChecks
 from dray.training.plan import Plan
-from dray.training.searcher_metric import metric_warning
 from dray.training.time_metric import crossed, time_of
 from dray.training.units import Batch, Epoch, TrainUnit, in_batches
-
-log = logging.getLogger(__name__)
 
 REPORT = "report.json"
 """A file in a checkpoint: what was measured since the checkpoint before, in case the driver never got it."""
@@ -151,8 +147,12 @@ class RayHost:
         records = int(lease.hparams.get("global_batch_size", 1))
         self.validation_period = in_batches(experiment.validation_period, records)
         self.checkpoint_period = in_batches(experiment.checkpoint_period, records)
-        self._is_alone = experiment.config.get("searcher", {}).get("name") == "single"
-        self.metric: str | None = None if self._is_alone else experiment.metric
+        self._checks = MetricChecks(
+            experiment.metric,
+            is_alone=experiment.config.get("searcher", {}).get("name") == "single",
+            stops_on_nan=bool(experiment.config.get("stop_on_nan")),
+        )
+        self.metric = self._checks.compared
         self.outcome: Ending = "completed"
         self.watched = False  # whether this rank trains, or has trained
         self.heard = False  # whether a program with a loop of its own knows that it is asked to end
@@ -178,7 +178,6 @@ class RayHost:
         self._value: float | None = None
         self._began: float | None = time.monotonic()
         self._found: dict[str, Any] = {}
-        self._warned = False
         self.why = ""  # the trial has diverged
 
     # ------------------------------------------------------------------ checkpoints
@@ -260,13 +259,9 @@ class RayHost:
 
     def _diverges(self, report: Report) -> bool:
         """Whether the trial ends by this report because a loss is NaN."""
-        if not self._experiment.config.get("stop_on_nan") or self.outcome != "completed" or report.final:
-            return False
-        self.why = diverged(self._experiment.metric, {"training": report.training, "validation": report.validation})
-        if self.why:
-            self.outcome = "diverged"
-            log.warning("the trial is stopped (stop_on_nan): after %d batches %s", report.batches, self.why)
-        return bool(self.why)
+        if self.outcome == "completed" and (why := self._checks.diverged(report)):
+            self.outcome, self.why = "diverged", why
+        return self.outcome == "diverged"
 
     def _publish(self, report: Report) -> bool:
         if self._ended or self._last is not None:
@@ -275,7 +270,8 @@ class RayHost:
                 "and ignores any later one; train further models in experiments of their own"
             )
         message = self._message(report)
-        self._warn(report, message)
+        if warning := self._checks.warning(report):
+            message["warning"] = warning  # the driver shows it
         self._reported = True
         if report.validation is not None:
             self._validated = (report.batches, self._metric_of(report.validation))
@@ -373,15 +369,6 @@ class RayHost:
                 return True
             case _:
                 raise LeaseLost(f"trial {self.trial_id} now runs elsewhere")
-
-    def _warn(self, report: Report, message: dict[str, Any]) -> None:
-        """Warn once, here and at the driver, if a trial that is compared with none does not have the metric."""
-        if not self._is_alone or self._warned or report.validation is None or not report.compared:
-            return
-        self._warned = True
-        if warning := metric_warning(self._experiment.metric, report.validation):
-            log.warning(warning)
-            message["warning"] = warning
 
     def _system(self, report: Report) -> Mapping[str, float] | None:
         """The system figures; the first ones also with the time before the training that they cover."""

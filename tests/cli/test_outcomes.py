@@ -99,7 +99,11 @@ def test_a_trial_with_nan_is_flagged_from_its_first_such_report(diverged: Story,
     told = "1 trial diverged: NaN since batch 15 (trial 3)"
     lines = dray("e", "describe", "bad-luck").out.splitlines()
     assert lines[2].split(maxsplit=1) == ["diverged", told]
-    assert "NaN since batch 15" in dray("t", "describe", "bad-luck", 3).out
+    about = dray("t", "describe", "bad-luck", 3).out
+    assert "NaN since batch 15" in about
+    assert "validation error = NaN" in about
+    metrics = dray("t", "metrics", "bad-luck", 3, "--kind", "validation", "--name", "error").out.splitlines()
+    assert [line.split()[-1] for line in metrics] == ["error", "0.375", "inf", "0.25", "NaN", "NaN"]
     assert "NaN since" not in dray("t", "describe", "bad-luck", 1).out
     rows = [line.split() for line in dray("t", "list", "bad-luck").out.splitlines()]
     assert rows[0][:6] == ["trial", "state", "batches", "last", "best", "NaN"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -175,6 +176,24 @@ def test_line_tells_trials_the_best_and_the_time() -> None:
 def test_line_tells_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeCounts, "restarts", Counter({0: 2, 3: 1}))
     assert " · 3 restarts · " in line(search())
+
+
+def test_line_tells_trials_that_diverged_until_they_recover() -> None:
+    made, shown = search(Started(trial=0), Started(trial=1)), Screen()
+    shown.display.begin(made, [])
+    shown.display.rows(0, rows(0, 1.0, value=math.nan))
+    shown.display.rows(1, [{**row, "value": math.inf} for row in rows(1, 1.0)])
+    shown.display.update(made, FakeCounts(), 2, 2)  # type: ignore[arg-type]
+    assert " · 2 running · 2 diverged (NaN) · " in shown.text
+    shown.display.rows(1, rows(1, 2.0))  # it was restarted from a checkpoint, say
+    shown.display._due = 0.0
+    shown.display.update(made, FakeCounts(), 2, 2)  # type: ignore[arg-type]
+    assert " · 2 running · 1 diverged (NaN) · " in shown.text.splitlines()[-1]
+
+
+def test_failed_trial_is_not_the_best() -> None:
+    failed: list[Event] = [Started(trial=1), Reported(trial=1, step=1, value=0.0), Exited(trial=1, reason="errored")]
+    assert "best error 0.5 (trial 0)" in line(search(*ended(0, 0.5), *failed))
 
 
 def test_invalid_trial_is_not_the_best() -> None:

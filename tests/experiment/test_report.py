@@ -21,9 +21,10 @@ from dray.experiment.report import figures, html, seen, write_report
 from dray.experiment.report.importance import importance
 from dray.experiment.report.seen import Seen
 from searchers import parse_space
+from searchers.events import Exited, Started
 from searchers.journal import Journal
 from tests.experiment.simulated import START_S, simulated
-from tests.experiment.test_result import config, told
+from tests.experiment.test_result import Story, config, told
 
 WORKERS = 3
 TRIALS = 48
@@ -274,6 +275,36 @@ def test_report_of_a_running_experiment_says_so_and_of_its_failures(tmp_path: Pa
     assert "3 failures; after 1 of them a trial was not restarted" in text
     story.journal.close()
     assert '<p class="state stopped">' in write_report(story.directory.path).read_text()
+
+
+@pytest.mark.slow
+def test_report_counts_failures_and_nan_first_and_failed_trials_are_never_the_best(tmp_path: Path) -> None:
+    story = told(tmp_path, config())
+    story.validate(1, 10, 0.125)  # better than all others, but it failed
+    story.validate(3, 20, math.nan)
+    story.happen(Exited(trial=3, reason="completed"), Started(trial=4), Exited(trial=4, reason="completed"))
+    story.journal.close()
+    html = write_report(story.directory.path).read_text()
+    head = html.partition("</header>")[0]
+    assert '<p class="state error">completed</p>' in head, "it is not green"
+    assert '<p class="trouble">1 of 5 trials failed.</p>' in head
+    assert '<p class="trouble">1 trial diverged: NaN since batch 20 (trial 3).</p>' in head
+    assert "<b>0.25</b><span>best error</span>" in head
+    text = text_of(html)
+    assert "Trial 0 (completed) had error 0.25 after 10 batches" in text
+    assert Seen(story.directory.path).ranked["trial_id"].tolist() == [0, 3, 1]
+    assert figures.history(Seen(story.directory.path))["data"][1]["y"][-1] == 0.25
+
+
+@pytest.mark.slow
+def test_report_where_every_trial_failed_has_no_best(tmp_path: Path) -> None:
+    story = Story(tmp_path / "e", config())
+    story.happen(Started(trial=0))
+    story.validate(0, 10, 0.5)
+    story.happen(Exited(trial=0, reason="errored"))
+    html = write_report(story.directory.path).read_text()
+    assert "<b>none</b><span>best error</span>" in html
+    assert "no best trial, because every trial that validated failed; the best of these is trial 0" in html
 
 
 def test_one_trial_alone_is_in_no_table_of_the_best(tmp_path: Path) -> None:
