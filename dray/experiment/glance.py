@@ -19,7 +19,7 @@ def as_text(result: Result) -> str:
     """Name, state, trials and the best; only the path if its files can't be read. Raises nothing."""
     try:
         return f"<dray.Result {_line(result)}>"
-    except (OSError, ValueError):
+    except Exception:  # also those of the user's own search method, which is imported
         return f"<dray.Result {result.path}>"
 
 
@@ -27,7 +27,7 @@ def as_html(result: Result) -> str:
     """The same, and a table of the best trials with the hyperparameters that differ between them."""
     try:
         line, best, metric = _line(result), _ranked(result).head(SHOWN), result.config.searcher.metric
-    except (OSError, ValueError):
+    except Exception:
         return f"<p>{escape(as_text(result))}</p>"
     drawn = [column for column in best if str(column).startswith("hparams.")]
     varying = [column for column in drawn if best[column].map(str).nunique() > 1]

@@ -19,6 +19,7 @@ from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.errors import ExperimentError, NoExperiment
 from dray.experiment.report import figures, html, seen, write_report
 from dray.experiment.report.importance import importance
+from dray.experiment.report.scale import LOG, scaled
 from dray.experiment.report.seen import Seen
 from searchers import parse_space
 from searchers.events import Exited, Started
@@ -160,21 +161,81 @@ def test_too_many_stretches_are_not_shown_one_by_one(looked: Seen, monkeypatch: 
     [
         ([0.1, 0.2, 0.3], 1, {}),
         ([0.5], 1, {}),
-        ([0.01, 1.0, math.inf], 1, "log"),
+        ([0.1, 3.0, math.inf], 1, "log"),
+        ([0.1, 3.0], None, "log"),
+        ([0.02, 0.9, 0.95, 1.0], 1, {}),
+        ([2.0, 90.0, 95.0, 100.0], -1, {}),
         ([-0.5, *np.linspace(0, 1, 99), 1e9], 1, (-0.6, 1.2)),
         ([0.5, *np.linspace(0, -1, 99), -1e9], -1, (-1.2, 0.6)),
+        ([0.02, *np.linspace(0.9, 0.98, 15)], -1, (0.8, 1)),
     ],
-    ids=["as it is", "one", "by logarithm", "without an outlier", "or a low one, where more is better"],
+    ids=[
+        "as it is",
+        "one",
+        "a loss, by logarithm",
+        "so is what may be one",
+        "an error rate, bounded by 1",
+        "larger is better",
+        "without an outlier",
+        "or a low one, where more is better",
+        "15 good trials and a bad one",
+    ],
 )
-def test_axis_of_a_metric(values: list[float], sign: int, expected: Any) -> None:
-    axis = figures._axis(values, sign)
+def test_axis_of_a_metric(values: list[float], sign: int | None, expected: Any) -> None:
+    figure = scaled({"layout": {"hovermode": "x"}}, "f1", values, sign)
+    axis = figure["layout"].pop("yaxis")
+    assert figure["layout"] == {"hovermode": "x"}
+    assert axis.pop("title") == {"text": "f1"}
+    assert axis == figure["scales"][figure["scale"]]
     if expected == "log":
         assert axis["type"] == "log"
+        assert "linear" in figure["scales"]
     elif isinstance(expected, tuple):
         low, high = axis["range"]
         assert expected[0] < low < high < expected[1]
+        shown = sum(low <= value <= high for value in values)
+        assert figure["scale"] == f"linear, worst {len(values) - shown} of {len(values)} hidden"
+        assert figure["scales"]["linear, all values"] == {}
     else:
         assert axis == expected
+    finite = [value for value in values if math.isfinite(value)]
+    assert (LOG in figure["scales"]) == (len(finite) > 1 and min(finite) > 0)
+
+
+def test_most_values_are_on_a_linear_scale_whatever_they_are() -> None:
+    # A third of the trials fail: they are as many as an axis may not leave out.
+    values = [0.1] * 5 + [0.9 + number / 100 for number in range(10)]
+    low, high = scaled({"layout": {}}, "f1", values, -1)["layout"]["yaxis"].get("range", (0, 1))
+    assert low <= 0.1
+    assert high >= 0.99
+
+
+def test_a_logarithmic_scale_shows_all_but_what_diverged() -> None:
+    def high(values: list[float]) -> float:
+        return float(10 ** scaled({"layout": {}}, "loss", values, 1)["scales"][LOG]["range"][1])
+
+    losses = [0.05 * 1.05**number for number in range(99)]
+    assert high([*losses, 70.0]) > 70
+    assert losses[-1] < high([*losses, 1e9]) < 100
+
+
+def test_every_metric_has_its_curves(looked: Seen) -> None:
+    labels = [metric.label for metric in looked.other_metrics]
+    assert labels == ["validation accuracy", "training accuracy", "training loss"]
+    rows = looked.result.metrics
+    for metric in looked.other_metrics:
+        figure = figures.curves(looked, metric)
+        mine = rows[(rows["kind"] == metric.kind) & (rows["name"] == metric.name)]
+        assert curves_of(figure) == {
+            trial: list(zip(part["epochs"], part["value"], strict=True)) for trial, part in mine.groupby("trial_id")
+        }
+        assert figure["layout"]["yaxis"]["title"]["text"] == metric.label
+
+
+def test_there_is_room_for_so_many_curves_of_other_metrics(looked: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(looked.validations)
+    monkeypatch.setattr(seen, "MOST_OTHER_POINTS", 2 * size)
+    assert [metric.label for metric in looked.other_metrics] == ["validation accuracy", "training accuracy"]
 
 
 def test_trials_are_compared_where_most_have_been(looked: Seen) -> None:
