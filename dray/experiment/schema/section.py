@@ -7,7 +7,6 @@ from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
-
 #: Linux's.
 MAX_PATH = 4096
 
