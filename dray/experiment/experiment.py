@@ -185,7 +185,8 @@ class Experiment:
         Raises:
             ConfigError: a fault of the config that only a trial or the cluster could show; or the search can't be
                 extended like that.
-            ExperimentError: the search failed: every trial did, or it could not go on.
+            ExperimentError: the search failed: every trial did, or it could not go on. Or it has completed, but could
+                not be copied to its object store; then its ``Result`` is in its directory here.
             ConnectionError: there is no Ray cluster at the address, ``RAY_ADDRESS`` by default.
             KeyboardInterrupt: it was stopped; the argument is the name of the signal, such as "SIGTERM".
         """
@@ -215,7 +216,7 @@ class Experiment:
     ) -> Result:
         # The mirror is closed last, once everything is on the disk.
         with (
-            contextlib.closing(Mirror(directory)),
+            contextlib.closing(Mirror(directory)) as mirror,
             Journal(directory.journal) as journal,
             contextlib.closing(Observers(directory, _observers(directory, self._config))) as observers,
         ):
@@ -256,6 +257,8 @@ class Experiment:
                 "too many trials had invalid hyperparameters (they raised InvalidHP); narrow the search space, see "
                 f"{directory.config_file}"
             )
+        if mirror.missing is not None:
+            raise ExperimentError(f"the search has completed, but {mirror.missing}")
         return result
 
     def _opened(

@@ -196,8 +196,10 @@ class Observers:
             except Exception as error:
                 if self._directory.is_gone:  # the run says so
                     return
-                if not failed:
-                    told = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+                told = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+                if is_last:
+                    self._say(f"{name}: lacks the end of the search, resume the experiment to write it: {told}")
+                elif not failed:
                     self._say(f"{name}: can't write for now, the search continues: {told}")
                 failed = True
             if is_last:

@@ -145,7 +145,10 @@ def test_one_that_fails_is_told_of_once_and_others_go_on(tmp_path: Path) -> None
     story = Followed(tmp_path / "experiment", {"bad": lambda: failing, "notes": lambda: notes})
     tell(story)
     story.close(done=True)
-    assert story.said == ["bad: can't write for now, the search continues: OSError: no space left"]
+    assert story.said == [
+        "bad: can't write for now, the search continues: OSError: no space left",
+        "bad: lacks the end of the search, resume the experiment to write it: OSError: no space left",
+    ]
     assert notes.told == TOLD
     assert failing.done is None
 
@@ -157,7 +160,10 @@ def test_one_that_can_not_be_made_ends_nothing(tmp_path: Path) -> None:
     story = Followed(tmp_path / "experiment", {"bad": make})
     tell(story)
     story.close()
-    assert story.said == ["bad: can't write for now, the search continues: ConnectionError: no such host"]
+    assert story.said == [
+        "bad: can't write for now, the search continues: ConnectionError: no such host",
+        "bad: lacks the end of the search, resume the experiment to write it: ConnectionError: no such host",
+    ]
 
 
 def test_one_that_waits_holds_up_no_other(tmp_path: Path) -> None:
