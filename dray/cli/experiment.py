@@ -22,7 +22,7 @@ from dray.cli.reading import Reading, flat, journal, reading
 if TYPE_CHECKING:
     from dray.experiment.schema import ExperimentConfig
 
-app = typer.Typer(help="Create, inspect, resume and extend experiments.", no_args_is_help=True)
+app = typer.Typer(help="Create, inspect, stop, resume and extend experiments.", no_args_is_help=True)
 
 
 @app.command()
@@ -212,6 +212,27 @@ def logs(experiment: Experiment, follow: Follow = False, tail: Tail = None, json
 
 
 @app.command()
+def stop(experiment: Experiment) -> None:
+    """Stop a running experiment, as Ctrl-C in its own terminal does: its running trials save a checkpoint first.
+
+    Waits until it has ended. Given again meanwhile, it ends the experiment at once.
+
+    \b
+    dray experiment stop latest
+    """
+    with told():
+        from dray.experiment.found import found
+        from dray.experiment.stop import stop as stop_driver
+
+        with found(experiment) as it:
+            stop_driver(it, lambda line: typer.echo(line, err=True))
+            if it.overview().state == "STOPPED":
+                typer.echo(f"stopped; resume with: dray experiment resume {shlex.quote(experiment)}", err=True)
+            else:
+                typer.echo("it ended by itself meanwhile", err=True)
+
+
+@app.command()
 def resume(experiment: Experiment) -> None:
     """Resume an experiment that was stopped, or whose driver died.
 
@@ -294,7 +315,9 @@ def delete(
 
         with found(experiment) as it:
             if not it.is_copy and (driver := Journal.writer(it.directory.journal)) is not None:
-                raise BadUse(f"{it.where} is running, in process {driver}; stop it first, with Ctrl-C or kill {driver}")
+                raise BadUse(
+                    f"{it.where} is running, in process {driver}; stop it first: dray experiment stop {it.name}"
+                )
             if not yes:
                 there = checkpoints(it.directory)
                 what = f"{len(there)} checkpoints, {show.size(sum(each.size for each in there))}"

@@ -58,7 +58,6 @@ class ExperimentDirectory:
         self.storage_file = path / "storage.json"
         self.secrets_file = path / "secrets.yaml"
 
-    @property
     def is_gone(self) -> bool:
         """Whether it was deleted. What still runs may have made some of its parts anew, but not the config."""
         try:

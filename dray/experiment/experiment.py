@@ -195,7 +195,7 @@ class Experiment:
             try:
                 return self._run_in(directory, interrupts, on_message)
             except Exception:
-                if directory.is_gone:  # then whatever failed is a consequence
+                if directory.is_gone():  # then whatever failed is a consequence
                     raise DirectoryGone(directory.path) from None
                 raise
 

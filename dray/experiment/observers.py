@@ -194,7 +194,7 @@ class Observers:
                 observer.close(self._done)
                 return
             except Exception as error:
-                if self._directory.is_gone:  # the run says so
+                if self._directory.is_gone():  # the run says so
                     return
                 told = f"{type(error).__name__}: {error}".strip().splitlines()[0]
                 if is_last:
@@ -206,6 +206,8 @@ class Observers:
                 return
             # By then the disk may have room again, or the server be back.
             self._over.wait(AGAIN_S)
+            if self._directory.is_gone():
+                return
             self._take(name)
             metrics = read_metrics(self._directory.metrics)
 

@@ -247,7 +247,7 @@ class Run:
                 break
             if time.monotonic() >= look_at:
                 look_at = time.monotonic() + LOOK_S
-                if self._directory.is_gone:
+                if self._directory.is_gone():
                     self._error = DirectoryGone(self._directory.path)
                     break
             if tune.ident is None:
@@ -279,7 +279,7 @@ class Run:
         watch.close()
         self.display.closing(self._interrupts.wanted)
         try:
-            if not self._directory.is_gone:
+            if not self._directory.is_gone():
                 with contextlib.suppress(ray.exceptions.RayError):  # the desk may be gone
                     self._let_trials_save(watch)
         finally:  # also if it is interrupted again

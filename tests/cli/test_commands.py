@@ -43,6 +43,7 @@ READING = {
 #: What does something with an experiment.
 DOING = {
     "experiment resume": (),
+    "experiment stop": (),
     "experiment extend": ("--max-trials", "99"),
     "experiment download": ("-o", "copy"),
     "experiment delete": ("--yes",),
@@ -184,7 +185,7 @@ def test_a_trial_that_is_not_there_is_one_line(command: str, home: Path, dray: D
     ("arguments", "says"),
     [
         (["experiment", "lits"], "did you mean"),
-        (["e", "kill", "7"], "no such command; instead of det experiment kill, use Ctrl-C in its terminal, twice"),
+        (["e", "kill", "7"], "no such command; instead of det experiment kill, use dray experiment stop, twice"),
         (["experiment", "lt"], "no such command; instead of det experiment list-trials, use dray trial list"),
         (["tensorboard", "start", "7"], "no such command; instead of det tensorboard, use dray ui"),
         (["experiment", "archive", "7"], "no such command 'archive'; see dray experiment --help"),
