@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import dray
-from dray.cli import show
+from dray.cli import local_runs, show
 from dray.cli.arguments import Changes, Config, Experiment, Follow, Json, ModelDir, Output, Tail, target
 from dray.cli.errors import FAILED, SOME_FAILED, BadUse, ended_by_signals, told
 from dray.cli.reading import Reading, flat, journal, reading
@@ -63,7 +63,8 @@ def create(
             again = ["dray", "experiment", "create", str(config), *([] if model_dir is None else [str(model_dir)])]
             again += [word for change in changes or () for word in ("--config", change)]
             command = shlex.join([*again, "--local"])
-            typer.echo(f"results: {run_local(checked, code, path=path, command=command)}")
+            directory = run_local(checked, code, path=path, command=command)
+            typer.echo(f"results: {directory}")
         else:
             _run(dray.Experiment(checked, model_dir=code, path=path, storage_path=storage_path))
 
@@ -80,7 +81,7 @@ def list_(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List experiments with their state, progress and best metric, the newest last.
+    """List experiments and local runs with their state, progress and best metric, the newest last.
 
     RUNNING: a driver runs it. STOPPED: no driver runs it; it can be resumed. COMPLETED: it has ended. ERROR: it has
     ended without a completed trial.
@@ -128,6 +129,15 @@ def describe(experiment: Experiment, json: Json = False) -> None:
     dray experiment describe latest
     dray e describe digits --json | jq .best.hparams
     """
+    with told():
+        from dray.experiment.found import local_overview, local_run
+
+        if (run := local_run(experiment)) is not None:
+            if json:
+                show.as_json({**_overview(local_overview(run)), **local_runs.details(run)})
+            else:
+                local_runs.describe(run, local_overview(run))
+            return
     with told(), reading(experiment) as read:
         from dray.experiment.outcomes import diverged, diverged_told, failures_told, no_best_told, ranked
 

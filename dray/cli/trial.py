@@ -8,7 +8,7 @@ import math
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from dray.cli import show
 from dray.cli.arguments import Experiment, Follow, Json, Tail, Trial
 from dray.cli.errors import BadUse, told
 from dray.cli.reading import Reading, flat, reading
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 app = typer.Typer(help="Inspect trials: their hyperparameters, metrics and logs.", no_args_is_help=True)
 
@@ -203,10 +206,8 @@ def metrics(
     dray trial metrics latest best --kind validation
     dray t metrics digits 7 --json | jq -c '.[] | [.batches, .name, .value]'
     """
-    with told(), reading(experiment) as read:
-        number = read.trial(trial)
-        rows = read.result.metrics
-        rows = rows[rows["trial_id"] == number]
+    with told():
+        number, rows = _metrics(experiment, trial)
         for column, wanted in (("kind", [kind] if kind else []), ("name", name or [])):
             there = sorted(set(rows[column]))
             for each in wanted:
@@ -233,6 +234,18 @@ def metrics(
             ["batches", "epochs", *map(str, wide.columns)],
             [(*index, *values) for index, values in zip(wide.index, wide.to_numpy().tolist(), strict=True)],
         )
+
+
+def _metrics(experiment: str, trial: str | None) -> tuple[int, pd.DataFrame]:
+    from dray.experiment.found import local_run
+
+    run = local_run(experiment)
+    if run is not None and trial in (None, "0", "best"):
+        return 0, run.metrics()
+    with reading(experiment) as read:
+        number = read.trial(trial)
+        rows = read.result.metrics
+        return number, rows[rows["trial_id"] == number]
 
 
 def _trial(read: Reading, number: int) -> dict[str, Any]:

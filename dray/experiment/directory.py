@@ -16,6 +16,7 @@ import yaml
 from dray.experiment.config import ExperimentConfig, load_config
 from dray.experiment.errors import ConfigError, NoExperiment
 from dray.experiment.ignore import Code, code_of
+from dray.experiment.local_runs import refuse
 from dray.experiment.secret import hide_in, write_secrets
 from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, store_at
 from dray.storage.disk import force_to_disk
@@ -141,6 +142,7 @@ class ExperimentDirectory:
         """
         directory = cls(path)
         if not directory.config_file.exists():
+            refuse(path)
             raise NoExperiment(f"no experiment in {path}: it has no {directory.config_file.name}")
         return directory
 

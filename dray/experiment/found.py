@@ -1,7 +1,7 @@
 """Finds experiments by name, in the default storage, a directory or an object store, and gives an overview of each.
 
 A name is that of a directory below ``DRAY_HOME`` (else ``~/dray_results``), its number, a unique part of it, or
-``latest``.
+``latest``. Local runs, in ``DRAY_HOME/local``, are found and listed with them.
 Reading an experiment in an object store makes a temporary copy of its small files and changes nothing there: it may be
 running on another machine.
 """
@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from dray.experiment.directory import ExperimentDirectory, results
 from dray.experiment.errors import NoExperiment
+from dray.experiment.local_runs import METRICS, LocalRun, is_local_run, local_runs
 from dray.experiment.numbering import number_of, numbered, numbers
 from dray.storage import Location, RemoteDirectory
 from searchers.journal import Journal
@@ -50,7 +51,8 @@ class Overview:
         title: the config's ``name``.
         state: RUNNING: a driver runs it. COMPLETED: it has ended. ERROR: it has ended, and no trial completed. STOPPED:
             it has not ended, and no driver runs it; it can be resumed. UNKNOWN: it has not ended, and is in an object
-            store, where a driver elsewhere can't be seen. DAMAGED: its files can't be read; ``why`` says why.
+            store, where a driver elsewhere can't be seen; or it is a local run of which nobody knows. DAMAGED: its
+            files can't be read; ``why`` says why.
         trials, ended: how many trials there are so far, and how many of them have ended.
         max_trials: how many there will be; None if that is not known in advance.
         metric: the searcher's metric.
@@ -136,7 +138,7 @@ def whereabouts(experiment: Name) -> str:
         has = ExperimentDirectory(own) if ExperimentDirectory(own).config_file.exists() else None
         return str(own) if has is not None and _same(has.storage, location) else experiment
     path, root = location.path, results()
-    if ExperimentDirectory(path).config_file.exists():
+    if ExperimentDirectory(path).config_file.exists() or is_local_run(path):
         return str(path.resolve())
     if os.sep in experiment or experiment.startswith((".", "~")):
         raise NoExperiment(_no_experiment(path))
@@ -221,25 +223,59 @@ def listed(root: str | None = None) -> list[Overview]:
 
 
 def experiments_below(root: Path) -> list[Path]:
-    """The directories of the experiments in a directory, sorted by name; links are resolved."""
+    """The directories of the experiments and local runs in a directory, sorted; links are resolved."""
     if not root.is_dir():
         return []
     # Hidden directories are incomplete copies.
     found = [path for path in root.iterdir() if not path.name.startswith(".") and (path / "experiment.yaml").is_file()]
-    return [path.resolve() if path.is_symlink() else path for path in sorted(found)]
+    return [path.resolve() if path.is_symlink() else path for path in sorted([*found, *local_runs(root)])]
 
 
 def newest_first(experiments: Sequence[Path]) -> list[Path]:
-    """Sorted by creation time, the newest first."""
-    return sorted(experiments, key=lambda path: ((path / "experiment.yaml").stat().st_mtime, path.name), reverse=True)
+    """Sorted by creation time, the newest first; local runs by that of their latest report."""
+
+    def made(path: Path) -> tuple[float, str]:
+        return (path / (METRICS if is_local_run(path) else "experiment.yaml")).stat().st_mtime, path.name
+
+    return sorted(experiments, key=made, reverse=True)
 
 
 def _glance(path: Path, number: int | None) -> Overview:
     where = Found(directory=ExperimentDirectory(path), where=str(path), is_copy=False, number=number)
     try:
-        return where.overview()
+        return local_overview(LocalRun(path)) if is_local_run(path) else where.overview()
     except (OSError, ValueError) as error:
         return Overview(name=path.name, path=str(path), number=number, why=str(error))
+
+
+def local_overview(run: LocalRun) -> Overview:
+    """A local run as an experiment of one trial."""
+    state, times = run.state, [row["time"] for row in run.rows]
+    return Overview(
+        name=run.path.name,
+        path=str(run.path),
+        title=run.path.name,
+        state=state,
+        trials=1,
+        ended=int(state == "COMPLETED"),
+        max_trials=1,
+        metric=str(run.searcher.get("metric", "")),
+        best=None if run.best is None else run.best[0],
+        best_trial=None if run.best is None else 0,
+        began=min(times, default=None),
+        last=max(times, default=None),
+        ran_s=max(times, default=0.0) - min(times, default=0.0),
+    )
+
+
+def local_run(experiment: Name) -> LocalRun | None:
+    """The local run of this name; None if an experiment is meant.
+
+    Raises:
+        NoExperiment: see `whereabouts`.
+    """
+    where = Location.of(whereabouts(experiment))
+    return LocalRun(where.path) if where.is_local and is_local_run(where.path) else None
 
 
 def _glance_afar(location: Location) -> Overview | None:

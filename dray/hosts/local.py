@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Any
@@ -129,11 +131,10 @@ class LocalHost:
         if not usual or threading.current_thread() is not threading.main_thread():
             yield
             return
-        pid = os.getpid()
 
+        # The workers of a DataLoader are forked with this handler. So the terminal, which interrupts them too, does not
+        # end them: training needs them.
         def ask(number: int, frame: FrameType | None) -> None:
-            if os.getpid() != pid:
-                return  # a DataLoader's worker, which the terminal interrupts too: training still needs it
             now = time.monotonic()
             if self._interrupted_at is not None and now > self._interrupted_at + SAME_REQUEST_S:
                 raise KeyboardInterrupt
@@ -168,9 +169,16 @@ class LocalHost:
                 line = bottom_line() if peers.rank and self._shows else None
                 with line if isinstance(line, TerminalLine) else contextlib.nullcontext():
                     yield
+        if peers.rank == 0:
+            self._close_book()
         if any(peers.allgather(self._interrupted_at is not None)):
             self._stopping, self._asked_by = False, ""  # done
             raise KeyboardInterrupt
+
+    def _close_book(self) -> None:
+        """Write down that the training ended, was not killed; if its last report, at which it was stopped, does not."""
+        if self._last is not None and not self._last.final:
+            self._write(_row(replace(self._last, training=None, validation=None, final=True, interrupted=True)))
 
     def _say_end(self, display: ProgressDisplay, plan: Plan, begin: int, error: BaseException | None) -> None:
         batches, last = self._progress()[0], self._last
@@ -279,11 +287,7 @@ class LocalHost:
     def publish(self, report: Report) -> bool:
         if any(part is not None for part in (report.training, report.validation, report.checkpoint, report.groups)):
             row = _row(report)
-            if self._metrics is None:
-                self.directory.mkdir(parents=True, exist_ok=True)
-                # Line-buffered: no row is lost if the process is killed.
-                self._metrics = (self.directory / "metrics.jsonl").open("a", buffering=1)
-            self._metrics.write(json.dumps({**row, "time": time.time()}) + "\n")
+            self._write(row)
             self._unsaved.add([row])
         self._last = report
         if self._display is not None:
@@ -291,6 +295,15 @@ class LocalHost:
         elif report.validation is not None:
             log.info("validated at batch %d: %s", report.batches, _shown(report.validation))
         return self._stopping
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        if self._metrics is None:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            # Line-buffered: no row is lost if the process is killed.
+            self._metrics = (self.directory / "metrics.jsonl").open("a", buffering=1)
+            with contextlib.suppress(OSError):  # another run has it, or the file system has no locks
+                fcntl.flock(self._metrics, fcntl.LOCK_EX | fcntl.LOCK_NB)  # by which others see that it runs
+        self._metrics.write(json.dumps({**row, "time": time.time()}) + "\n")
 
 
 def _row(report: Report) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import os
 import random
@@ -20,7 +21,7 @@ import torch
 
 from dray import pytorch
 from dray.experiment.checkpoints import export
-from dray.hosts import LocalHost, current_host, local, use_host
+from dray.hosts import LocalHost, current_host, local, progress, use_host
 from dray.pytorch import Batch
 from dray.storage import CheckpointError, Location
 from dray.training import stopping
@@ -173,6 +174,7 @@ def test_ctrl_c_saves_says_how_to_resume_and_is_raised(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], listen_s: float
 ) -> None:
     monkeypatch.setattr(stopping, "LISTEN_S", listen_s)
+    monkeypatch.setattr(progress, "log", logging.Logger("nobody listens"))
     far = 1_000_000
     with pytest.raises(KeyboardInterrupt):
         fit(Interrupted, max_length=Batch(far), reporting_period=Batch(far if listen_s < 1 else 2))

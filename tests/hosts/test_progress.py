@@ -26,6 +26,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "results"
 
 
+@pytest.fixture(autouse=True)
+def logging_as_it_is_at_first() -> Iterator[None]:
+    before = logging.root.level  # which a command of an earlier test may have set
+    logging.root.setLevel(logging.WARNING)
+    yield
+    logging.root.setLevel(before)
+
+
 def fit(trial_class: type[OneWeight] = OneWeight, **arguments: Any) -> None:
     with pytorch.init() as context:
         pytorch.Trainer(trial_class(context), context).fit(**arguments)
@@ -93,12 +101,11 @@ def test_in_a_terminal_there_is_a_bar_with_speed_time_left_and_the_latest_metric
 
 
 @pytest.fixture
-def dray_log() -> Iterator[logging.Logger]:
-    log, root = logging.getLogger("dray"), logging.root.level
+def dray_log(logging_as_it_is_at_first: None) -> Iterator[logging.Logger]:
+    log = logging.getLogger("dray")
     yield log
     log.disabled = False
     log.setLevel(logging.NOTSET)
-    logging.root.setLevel(root)
     logging.disable(logging.NOTSET)
 
 
