@@ -120,7 +120,8 @@ def in_short(error: object) -> list[str]:
     If no line of the user's code is involved, only the last line of the error.
     """
     head, *rest = _HEAD_ENDS.split(str(error or "").strip(), maxsplit=1)
-    return head.splitlines()[:3] if rest else [last_line(error)]
+    # The head of an error with a cause may be the cause's traceback.
+    return head.splitlines()[:3] if rest and not head.startswith("Traceback") else [last_line(error)]
 
 
 def last_line(error: object) -> str:

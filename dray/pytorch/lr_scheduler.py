@@ -100,7 +100,7 @@ class LRScheduler:
             for _ in range(self._steps_due(batch_idx, epoch_length, aggregation_frequency)):
                 try:
                     self._scheduler.step()
-                except ValueError as error:
+                except ValueError:
                     total = getattr(self._scheduler, "total_steps", None)
                     if total is None or self._scheduler.last_epoch <= total:
                         raise
@@ -109,7 +109,7 @@ class LRScheduler:
                         f"the learning rate schedule {name} has ended: it was made for total_steps={total}, and has no "
                         f"step after batch {batch_idx}; make it as long as the training, with "
                         "total_steps=context.get_total_batches(...), which an extension of the search enlarges"
-                    ) from error
+                    ) from None  # torch's own error says less
 
     def _steps_due(self, batch_idx: int, epoch_length: int | None, aggregation_frequency: int) -> int:
         """How many steps are due after a batch at which the optimizer stepped."""

@@ -420,6 +420,13 @@ def test_failure_without_a_line_of_the_users_is_told_by_its_last_line_and_not_fo
     assert "dray experiment describe" in told[-1]
 
 
+def test_failure_with_a_cause_is_told_by_its_own_last_line() -> None:
+    screen = Screen()
+    between = "The above exception was the direct cause of the following exception:"
+    screen.display.failure(0, f"{TRACEBACK}\n{between}\n\n{TRACEBACK.replace('lr', 'momentum')}")
+    assert screen.text == "trial 0 failed: KeyError: 'momentum'\n"
+
+
 def test_an_error_without_words_is_told_too() -> None:
     screen = Screen()
     screen.display.failure(0, " \n")

@@ -1,4 +1,5 @@
-"""A trial with OneCycleLR: as long as the training, or, by the hyperparameter `fixed`, as long as it was at first."""
+"""A trial with OneCycleLR, as long as the training; or else (`length: fixed`) as long as it was at first. With
+`length: refused` it has invalid hyperparameters for a longer training."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ class Extended(pytorch.PyTorchTrial):
         self.model = context.wrap_model(torch.nn.Linear(1, 1))
         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
         total = context.get_total_batches(self.build_training_data_loader)
-        steps = 8 if context.get_hparam("fixed") else total
+        length = context.get_hparam("length")
+        if length == "refused" and total > 8:
+            raise pytorch.InvalidHP("it trains for 8 batches")
+        steps = 8 if length == "fixed" else total
         schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, max_lr=0.1, total_steps=steps)
         context.wrap_lr_scheduler(schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH)
         self.total = float(total)
