@@ -29,6 +29,11 @@ from tests.docs.pages import DOCS, PAGES, ROOT, Block, blocks, files
 PYTHON = {
     "README.md": "tests/test_readme.py",
     "checkpoints.md": "tests/docs/test_checkpoints_page.py",
+    "early-stopping.md": "tests/docs/test_how_to.py",
+    "hugging-face.md": "tests/docs/test_how_to.py",
+    "images.md": "tests/docs/test_how_to.py",
+    "torchmetrics.md": "tests/docs/test_how_to.py",
+    "tracking.md": "tests/docs/test_how_to.py",
     "core-api.md": "tests/docs/test_core_api_page.py",
     "cli.md": "tests/docs/test_cli_page.py",
     "index.md": "tests/ray/test_quick_start.py",
@@ -69,7 +74,7 @@ def test_every_page_with_python_has_a_test_that_runs_it() -> None:
 def test_languages_are_those_that_are_tested() -> None:
     assert {block.language for block in blocks()} <= {"python", "yaml", "sh", "text"}
     # Words to be read, in no language: what dray says. Each is compared in the test of its page.
-    pages = ["README.md", "looking.md", "migration.md"]
+    pages = ["README.md", "installing.md", "looking.md", "migration.md"]
     assert Counter(block.page for block in blocks("text")) <= Counter(pages)
 
 
@@ -138,10 +143,12 @@ def check(words: list[str], page: str) -> None:
             parse(DRAY, words)
         case ["make", target]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-        case ["pip", "install", *what]:
+        case ["pip", "install" | "wheel", *what] | ["uv", "pip", "install", *what]:
             for extra in re.findall(r"\[([\w,]+)\]", " ".join(what)):
                 project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
                 assert set(extra.split(",")) <= set(project["optional-dependencies"])
+        case ["python3", "-m", "venv", ".venv"] | ["uv", "venv"] | [".", ".venv/bin/activate"]:
+            pass
         case ["python", file, *_] if file.startswith("clusters/"):
             assert (ROOT / file).exists()
         case ["python", file] | ["torchrun", *_, file]:

@@ -8,13 +8,11 @@ from typing import Any
 
 import optuna
 import pytest
-import yaml
 from plotly.graph_objects import Figure
 
-from dray.experiment.config import load_config
 from dray.experiment.observers import tell_all
 from dray.experiment.optuna_study import OptunaStudy
-from tests.experiment.simulated import config_of, simulated
+from tests.experiment.simulated import simulated
 
 PAGE = (Path(__file__).parents[2] / "docs" / "looking.md").read_text()
 
@@ -39,14 +37,3 @@ def test_the_code_for_optuna_shows_the_study(tmp_path: Path, monkeypatch: pytest
     [bars] = importances.data
     assert set(bars.y) == {"lr", "hidden", "optimizer"}
     assert sum(bars.x) == pytest.approx(1)
-
-
-def test_the_loggers_of_the_page_are_loggers() -> None:
-    found = [load_config({**config_of(4).to_dict(), **yaml.safe_load(block)}) for block in blocks("yaml")]
-    assert [config.to_dict()["loggers"] for config in found] == [
-        {"mlflow": {}, "wandb": {}},
-        {
-            "mlflow": {"tracking_uri": "http://mlflow:5000", "experiment_name": "digits"},
-            "wandb": {"project": "digits", "mode": "offline"},
-        },
-    ]

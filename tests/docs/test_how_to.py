@@ -1,0 +1,221 @@
+"""The pages under "How to" are true: their trials and programs train here, and do what the page says of them.
+
+early-stopping.md, hugging-face.md, images.md, torchmetrics.md, tracking.md; tests/ray/test_how_to.py runs the searches
+of one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import dray
+from dray import imports
+from dray.experiment.config import load_config
+from dray.experiment.local import run_local
+from dray.experiment.loggers.mlflow_runs import MLflowRuns
+from dray.experiment.observers import tell_all
+from tests.docs.pages import DOCS, PAGES, blocks, files
+from tests.experiment.simulated import simulated
+from tests.loggers import WandB
+
+
+@pytest.fixture(autouse=True)
+def _results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
+    path = list(sys.path)
+    yield
+    imports.forget_model_dir()
+    imports._current, imports._older = None, frozenset()
+    sys.path[:] = path
+
+
+def project(page: str, directory: Path) -> Path:
+    """A directory with the page's files."""
+    directory.mkdir()
+    for name, text in files(page).items():
+        (directory / name).write_text(text)
+    return directory
+
+
+def validations(page: str, tmp_path: Path, experiment: str = "const.yaml", **changes: Any) -> list[dict[str, float]]:
+    """Those of a trial of the page's experiment, in this process."""
+    code = project(page, tmp_path / "code")
+    raw = yaml.safe_load((code / experiment).read_text())
+    hparams = {**raw["hyperparameters"], **changes.pop("hyperparameters", {})}
+    run = run_local(load_config({**raw, **changes, "hyperparameters": hparams}), code)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{**row["validation"], "batches": row["batches"]} for row in rows if "validation" in row]
+
+
+def module(page: str, name: str) -> Any:
+    made = ModuleType(name.removesuffix(".py"))
+    exec(files(page)[name], vars(made))
+    return made
+
+
+# ---------------------------------------------------------------------------------------- early-stopping.md
+class Context(SimpleNamespace):
+    asked = False
+
+    def set_stop_requested(self, value: bool) -> None:
+        self.asked = value
+
+
+@pytest.mark.parametrize(
+    ("losses", "validations"),
+    [
+        ([3.0, 2.0, 2.5, 2.0, 1.8, 2.0, 2.0, 2.0, 1.0], 8),
+        ([1.0, math.nan, math.nan, math.nan], 4),
+        ([3.0, 2.95, 2.91, 2.95], 4),  # lower, but by less than 0.1
+        ([3.0, 2.8, 2.6, 2.4], None),
+    ],
+)
+def test_early_stopping_asks_after_its_patience_also_when_it_was_interrupted(
+    losses: list[float], validations: int | None
+) -> None:
+    stopping = module("early-stopping.md", "model_def.py").EarlyStopping
+    state: dict[str, Any] = {}
+    asked_at = None
+    for n, loss in enumerate(losses, 1):
+        context = Context()
+        callback = stopping(context, "loss", patience=3, min_delta=0.1)
+        if state:
+            callback.load_state_dict(state)
+        callback.on_validation_end({"loss": loss})
+        state = callback.state_dict()
+        if context.asked:
+            asked_at = n
+            break
+    assert asked_at == validations
+
+
+@pytest.mark.slow
+def test_the_trial_of_early_stopping_ends_by_itself(tmp_path: Path) -> None:
+    losses = [each["validation_loss"] for each in validations("early-stopping.md", tmp_path)]
+    assert 3 < len(losses) < 200
+    assert min(losses[:-3]) < min(losses[-3:])
+
+
+# ---------------------------------------------------------------------------------------- hugging-face.md
+@pytest.mark.slow
+def test_the_trial_with_a_model_of_hugging_faces_learns(tmp_path: Path) -> None:
+    found = validations("hugging-face.md", tmp_path, "trial.yaml", hyperparameters={"lr": 3e-3})
+    assert found[-1]["batches"] == 160
+    assert found[-1]["accuracy"] > 0.85
+
+
+@pytest.mark.slow
+def test_the_program_with_hugging_faces_trainer_learns_by_itself(tmp_path: Path) -> None:
+    code = project("hugging-face.md", tmp_path / "code")
+    subprocess.run([sys.executable, "train.py"], cwd=code, check=True, timeout=300, env={**os.environ})
+    [run] = (tmp_path / "results" / "local").iterdir()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["validation"]["eval_loss"] for row in rows if "validation" in row]
+    assert len(losses) == 5
+    assert losses[-1] < 0.4 < losses[0] + 0.1  # at chance it is 0.69
+    assert (run / "checkpoint_160").is_dir()
+
+
+# ---------------------------------------------------------------------------------------- images.md
+@pytest.mark.slow
+def test_the_image_classifier_learns(tmp_path: Path) -> None:
+    found = validations("images.md", tmp_path)
+    assert found[-1]["batches"] == 6 * 22
+    assert found[-1]["accuracy"] > 0.85
+
+
+def test_augmentation_moves_each_image_by_itself_and_no_further_than_it_says() -> None:
+    images = module("images.md", "images.py")
+    dot = torch.zeros(64, 1, 33, 33)
+    dot[:, :, 16, 16] = 1  # in the middle: turning and scaling leave it there
+    torch.manual_seed(0)
+    moved = images.augment(dot, shift=0.25)
+    assert moved.shape == dot.shape
+    places = torch.stack([(each[0] == each.max()).nonzero()[0] for each in moved])
+    assert len(places.unique(dim=0)) > 30
+    assert 2 < (places - 16).abs().max() <= 0.25 * 1.2 * 16.5 + 1
+    same = images.augment(dot, shift=0, turn=0)
+    assert all((each[0] == each.max()).nonzero()[0].tolist() == [16, 16] for each in same)
+
+
+def test_the_code_on_a_busy_gpu_reads_the_machines_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = simulated(tmp_path / "experiment", 8).path
+    exec(files("images.md")["busy.py"].replace('"latest"', repr(str(path))), {})
+    assert "training_s" in capsys.readouterr().out
+    named = re.findall(r"`(\w+_s|\w+_second|gpu_\w+)`", PAGES["images.md"])
+    assert len(named) == 4
+    assert [name for name in named if f"| `{name}` |" not in PAGES["results.md"]] == []
+
+
+# ---------------------------------------------------------------------------------------- torchmetrics.md
+@pytest.mark.slow
+def test_torchmetrics_are_those_of_all_the_data(tmp_path: Path) -> None:
+    found = validations("torchmetrics.md", tmp_path)
+    assert len(found) == 4
+    last = found[-1]
+    assert {"validation_loss", "val_accuracy", "val_f1", "val_auroc"} <= set(last)
+    assert last["val_accuracy"] * 360 == pytest.approx(round(last["val_accuracy"] * 360)), "a count of 360 records"
+    assert last["val_f1"] > 0.8
+
+
+# ---------------------------------------------------------------------------------------- tracking.md
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_runs_in_mlflow_are_the_searchs_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = simulated(tmp_path / "experiment", 8)
+    uri = f"sqlite:///{tmp_path}/runs.db"
+    loggers = {"loggers": {"mlflow": {"tracking_uri": uri, "experiment_name": "digits"}}}
+    config = load_config({**directory.config().to_dict(), **loggers})
+    tell_all(directory, lambda: MLflowRuns(directory, config))
+    [code] = [block.text for block in blocks("python", page="tracking.md") if "search_runs" in block.text]
+    names: dict[str, Any] = {"tracking_uri": uri}
+    exec(code, names)
+    assert len(names["runs"]) == 8
+    best = names["best"]["metrics.best/validation_loss"]
+    assert best.is_monotonic_increasing
+    assert best.iloc[0] == dray.Result(directory.path).trials["best_metric"].min()
+    assert "params.lr" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_callback_for_wandb_logs_what_is_reported(tmp_path: Path) -> None:
+    code = project("tracking.md", tmp_path / "code")
+    (code / "model_def.py").write_text(files("index.md")["model_def.py"])
+    subprocess.run([sys.executable, "train.py"], cwd=code, check=True, timeout=300, env={**os.environ})
+    [history] = WandB(code).history.values()
+    assert sum("validation/validation_loss" in row for row in history) == 3
+    assert sum("training/loss" in row for row in history) >= 6
+
+
+def test_the_loggers_of_the_page_are_loggers() -> None:
+    found = [load_config({**BASE, **yaml.safe_load(block.text)}) for block in blocks("yaml", page="tracking.md")]
+    assert [config.to_dict()["loggers"] for config in found] == [
+        {"mlflow": {}, "wandb": {}},
+        {
+            "mlflow": {"tracking_uri": "http://mlflow:5000", "experiment_name": "digits"},
+            "wandb": {"project": "digits", "mode": "offline"},
+        },
+    ]
+
+
+BASE = {"entrypoint": "model_def:Trial", "searcher": {"name": "single", "metric": "loss", "max_length": {"epochs": 1}}}
+
+
+def test_every_page_of_the_section_is_tested_here() -> None:
+    [section] = [
+        item["How to"] for item in yaml.safe_load((DOCS.parent / "mkdocs.yml").read_text())["nav"] if "How to" in item
+    ]
+    assert all(page in str(__doc__) for item in section for page in item.values())
