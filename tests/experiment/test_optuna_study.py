@@ -52,6 +52,14 @@ def time_zone(request: pytest.FixtureRequest) -> Iterator[None]:
     time.tzset()
 
 
+def test_a_trial_that_failed_has_no_value_and_is_never_the_best(tmp_path: Path) -> None:
+    story = told(tmp_path, config())
+    story.validate(1, 10, 0.125, save=False)  # better than all others
+    study = written(story.directory)
+    assert values(study.trials[1]) == (TrialState.FAIL, None, {10: 0.125}, "ERRORED")
+    assert study.best_trial.number == 0
+
+
 @pytest.mark.usefixtures("time_zone")
 def test_the_study_says_of_each_trial_what_the_experiment_does(tmp_path: Path) -> None:
     story = told(tmp_path, config())
