@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dray.experiment.directory import ExperimentDirectory
+from dray.experiment.report import write_report
 from dray.experiment.result import Result
 from dray.storage import RemoteDirectory, store_at
 from searchers.journal import Journal
@@ -75,6 +76,7 @@ def test_a_result_reads_it_from_a_copy_that_goes_with_it(original: ExperimentDir
     assert result.trials.equals(Result(original.path).trials)
     assert repr(result).startswith(f"<dray.Result digits-1, COMPLETED, {TRIALS} trials, best validation_loss 0.")
     assert result.best_trial.checkpoint.filesystem.type_name == "s3"
+    assert write_report(s3.uri("results", "digits-1")) == Path("digits-1-report.html")
     copy = result.path
     assert copy.exists()
     del result

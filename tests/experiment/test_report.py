@@ -368,8 +368,12 @@ def test_report_where_every_trial_failed_has_no_best(tmp_path: Path) -> None:
     assert "no best trial, because every trial that validated failed; the best of these is trial 0" in html
 
 
-def test_one_trial_alone_is_in_no_table_of_the_best(tmp_path: Path) -> None:
-    text = text_of(write_report(simulated(tmp_path / "one", 1).path).read_text())
+def test_one_trial_alone_is_in_no_table_of_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path))
+    simulated(tmp_path / "one", 1)
+    file = write_report("latest")
+    assert file == tmp_path / "one" / "report.html"
+    text = text_of(file.read_text())
     assert "Trial 0 (completed) had validation_loss" in text
     assert "1 best" not in text
 

@@ -15,6 +15,7 @@ import pandas as pd
 
 import dray
 from dray.experiment.errors import ExperimentError
+from dray.experiment.found import Name, found
 from dray.experiment.logs import alike, last_line, where
 from dray.experiment.outcomes import FAILED, diverged_told, failures_told, no_best_told, since_told
 from dray.experiment.report import figures, html
@@ -40,12 +41,14 @@ _PHASE_TOLD = {
 }
 
 
-def write_report(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+def write_report(path: Name, out: str | os.PathLike[str] | None = None) -> Path:
     """Write a report on an experiment, also while it runs: one HTML file that needs nothing else.
 
     Args:
-        path: the experiment's directory.
-        out: the file to write; ``report.html`` in the experiment's directory by default.
+        path: the experiment, as the command takes it: its number, a unique part of its name, ``"latest"``, its
+            directory, or ``s3://...``.
+        out: the file to write; by default ``report.html`` in the experiment's directory, or here for one in an object
+            store.
 
     Returns:
         The file.
@@ -55,7 +58,13 @@ def write_report(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
         ExperimentError: plotly or scikit-learn is not installed.
         JournalError: its journal is damaged.
     """
-    seen = Seen(Path(path).expanduser().resolve())
+    with found(path) as it:
+        if out is None:
+            out = f"{it.name}-report.html" if it.is_copy else it.directory.path / "report.html"
+        return _write(Seen(it.directory.path), Path(out).expanduser())
+
+
+def _write(seen: Seen, file: Path) -> Path:
     try:
         import sklearn  # noqa: F401
         from plotly.offline import get_plotlyjs
@@ -70,7 +79,6 @@ def write_report(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
         .replace("{{figures}}", html.script(page.figures))
         .replace("{{plotly}}", get_plotlyjs().replace("</script", "<\\/script"))
     )
-    file = Path(out).expanduser() if out is not None else seen.path / "report.html"
     unnamed = file.with_name(f".{file.name}.tmp")
     unnamed.write_text(content)
     os.replace(unnamed, file)
