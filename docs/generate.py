@@ -225,7 +225,9 @@ Written by `docs/generate.py` out of what `dray config schema` prints: change `d
 
 The format is that of Determined's experiment configuration. What a search does with it: [searches](search.md); where
 results go: [checkpoints](checkpoints.md); slots: [clusters](clusters.md). Mistakes are told before anything starts, all
-of them at once, each with its path. [An editor](cli.md#the-config-in-an-editor) can complete and check it as you write.
+of them at once (the first 20, if there are more), each with its path. [An editor](cli.md#the-config-in-an-editor) can
+complete and check it as you write. YAML's anchors and merges (`<<`) work. A config has at most 100,000 values, counting
+each where an anchor repeats it, 100 levels, 1,000,000 trials and integers of 64 bits.
 
 A field that is null has its default; what has none, and is not required, may be left out, but for `max_length` where
 nothing else says how long a trial trains. An experiment without a `name` has its file's; without an `experiment_seed`,
@@ -336,7 +338,7 @@ def _form(field: dict[str, Any], anchors: dict[str, str]) -> str:
             limits = [
                 f"{sign} {field[limit]:g}" for limit, sign in signs.items() if limit in field and field[limit] < 1e6
             ]
-            return " ".join([kind, *limits])
+            return " ".join([kind, ", ".join(limits)]).strip()
         case "array":
             return f"list of {_plural(_form(field['items'], anchors))}" if field.get("items") else "list"
         case kind:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
 """This much of a search can be lost with its driver's machine, and more only if the files that grow (journal, newest
-metrics, logs) are larger than `EVERY_S * BYTES_PER_S`: 100 s if they have 100 MiB, which are some 300,000 reports.
+metrics, logs) are larger than `EVERY_S * BYTES_PER_S`: 100 s if they have 100 MiB, a million events.
 Trials that ended in that time run again, from their checkpoints."""
 FIRST_S = 1.0
 PATIENCE_S = 5.0

@@ -101,9 +101,9 @@ for path in sys.argv[1:]:
         errors[path] = str(error)
     except BaseException as error:
         errors[path] = repr(error)[:200]
-# Not ru_maxrss: that of a new process includes the memory of the one that started it.
-most = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(json.dumps([errors, int(most.split()[1]) * 1024]))
+# Not ru_maxrss, which begins with that of the process that this one was forked from.
+[peak] = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM:")]
+print(json.dumps([errors, int(peak) * 1024]))
 """
 
 

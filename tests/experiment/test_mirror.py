@@ -249,8 +249,10 @@ def test_a_search_that_is_done_but_not_copied_says_so_and_is_copied_by_resuming_
     """Nothing is left to train, so this needs no Ray."""
     code = tmp_path / "model"
     code.mkdir()
-    (code / "m.py").write_text("from dray.pytorch import PyTorchTrial\n\n\nclass T(PyTorchTrial):\n    pass\n")
-    config = load_config({**RAW, "checkpoint_storage": f"memory://results/{tmp_path.name}"})
+    (code / "m.py").touch()
+    config = load_config(
+        {**RAW, "entrypoint": "python3 m.py", "checkpoint_storage": f"memory://results/{tmp_path.name}"}
+    )
     directory = ExperimentDirectory.create(tmp_path / "digits-1", config, code)
     with Journal(directory.journal) as journal:
         search = build_search(config, journal.append, records=[])
