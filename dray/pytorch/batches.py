@@ -122,7 +122,8 @@ class SampledBatches(BatchSampler):
         batch_size: None if the sampler gives batches.
         repeat: repeat endlessly, one epoch after another.
         first: batches to leave out at the beginning.
-        seed: seed of the epochs' orders, if they repeat; a single pass is not seeded.
+        seed: seed of the epochs' orders, if they repeat or are shared; another single pass is not seeded.
+        shared: each replica takes some of these batches, so all replicas must have the same ones.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class SampledBatches(BatchSampler):
         repeat: bool = False,
         first: int = 0,
         seed: int = 0,
+        shared: bool = False,
     ) -> None:
         self._sampler = sampler
         self._batch_size = batch_size
@@ -141,6 +143,7 @@ class SampledBatches(BatchSampler):
         self._repeat = repeat
         self._first = first
         self._seed = seed
+        self._seeded = repeat or shared
 
     def __len__(self) -> int:
         return self._batches_in(len(self._sampler))
@@ -170,7 +173,7 @@ class SampledBatches(BatchSampler):
             position = 0
 
     def _items(self, epoch: int) -> Iterator[Any]:
-        if not self._repeat:
+        if not self._seeded:
             return iter(self._sampler)
         with rng.seeded(random.Random(f"{self._seed}:sampler:{epoch}").getrandbits(63)):
             items = iter(self._sampler)

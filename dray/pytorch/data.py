@@ -224,7 +224,12 @@ class DataLoader:
             )
         if self.batch_sampler is not None:
             batches = SampledBatches(
-                self.batch_sampler, batch_size=None, repeat=repeat, first=skip * num_replicas, seed=seed
+                self.batch_sampler,
+                batch_size=None,
+                repeat=repeat,
+                first=skip * num_replicas,
+                seed=seed,
+                shared=num_replicas > 1,
             )
         else:
             batches = SampledBatches(
@@ -234,6 +239,7 @@ class DataLoader:
                 repeat=repeat,
                 first=skip * num_replicas,
                 seed=seed,
+                shared=num_replicas > 1,
             )
         return batches if num_replicas == 1 else DistributedBatchSampler(batches, num_replicas, rank)
 

@@ -403,6 +403,7 @@ def test_init_takes_keywords_and_gives_a_context(host: FakeHost) -> None:
         "distributed",
         "aggregation_frequency",
         "enable_tensorboard_logging",
+        "max_length",  # dray's own
     }
     assert defaults(pytorch.init) == {
         "hparams": None,
@@ -410,6 +411,7 @@ def test_init_takes_keywords_and_gives_a_context(host: FakeHost) -> None:
         "distributed": None,
         "aggregation_frequency": 1,
         "enable_tensorboard_logging": True,
+        "max_length": None,
     }
     with use_host(host), pytorch.init(hparams={"lr": 1}, exp_conf={"name": "x"}) as context:
         assert isinstance(context, pytorch.PyTorchTrialContext)

@@ -174,6 +174,16 @@ def test_a_batch_sampler_is_used_as_it_is() -> None:
     assert batches(made, 3, repeat=True, skip=1) == [[3, 4], [0, 1, 2], [3, 4]]
 
 
+def test_ranks_with_random_numbers_of_their_own_still_share_one_pass() -> None:
+    """As in a validation of unseeded processes under torchrun."""
+    made = loader(12, batch_size=2, sampler=torch.utils.data.SubsetRandomSampler(range(12)))
+    shares = []
+    for rank in (0, 1, 2):
+        torch.manual_seed(rank)
+        shares.append(list(made.get_data_loader(num_replicas=3, rank=rank)))
+    assert sorted(itertools.chain(*itertools.chain(*shares))) == list(range(12))
+
+
 def test_a_rank_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="rank"):
         loader(batch_size=2).get_data_loader(num_replicas=2, rank=2)

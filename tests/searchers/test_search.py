@@ -21,6 +21,7 @@ from searchers import (
     JournalError,
     MethodError,
     Pause,
+    PromotionASHA,
     RandomSearch,
     Reported,
     Resume,
@@ -506,6 +507,41 @@ def test_extensions_are_replayed() -> None:
     assert again.method.dump() == search.method.dump()
     assert dict(again.trials) == dict(search.trials)
     assert again.done is None
+
+
+@pytest.mark.parametrize("kind", [ASHA, PromotionASHA])
+def test_a_trial_whose_extension_fails_can_end_as_it_had_ended(kind: type[ASHA]) -> None:
+    """Then it stays completed, the journal replays, and a further extension is possible."""
+
+    def method() -> ASHA:
+        return kind(max_trials=4, max_length=4, num_rungs=2, divisor=2, max_concurrent_trials=4)
+
+    def run(search: Search, fails: bool) -> None:
+        while search.done is None:
+            trial = next(view.id for view in search.trials.values() if view.state in ("PENDING", "RUNNING"))
+            search.on(Started(trial=trial))
+            for step in () if fails else (2, 4):
+                if search.trials[trial].state == "RUNNING" and not search.trials[trial].stop_requested:
+                    report(search, trial, step, trial / 10)
+            stopped = [view.id for view in search.trials.values() if view.stop_requested and not view.ended]
+            for each in stopped:
+                search.on(Exited(trial=each, reason="stopped"))
+            if search.trials[trial].state == "RUNNING":
+                search.on(Exited(trial=trial, reason="completed"))
+
+    log: list[Record] = []
+    search = new(log, method=method())
+    search.start()
+    run(search, fails=False)
+    states = {trial: view.state for trial, view in search.trials.items()}
+    assert "COMPLETED" in states.values()
+    for length in (8, 16):
+        search.extend(max_length=length)
+        run(search, fails=True)
+        assert search.done == Done(reason="completed")
+        assert {trial: view.state for trial, view in search.trials.items()} == states
+    again = replayed(log, method=method())
+    assert (dict(again.trials), again.method.dump()) == (dict(search.trials), search.method.dump())
 
 
 def test_an_extension_that_cannot_be_changes_nothing() -> None:
