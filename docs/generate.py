@@ -39,7 +39,7 @@ CHAPTERS = {
     },
     "Schedules and metrics": {"pytorch": ["LRScheduler", "Reducer", "MetricReducer"]},
     "Callbacks": {"pytorch": ["PyTorchCallback"]},
-    "TensorBoard": {"pytorch.tensorboard": ["TorchWriter"]},
+    "TensorBoard": {"tensorboard.metric_writers.pytorch": ["TorchWriter"]},
     "Leaving training": {"pytorch": ["ShouldExit", "InvalidHP", "DataExhausted", "PeerFailed"]},
     "Checkpoints": {"pytorch": ["load_trial_from_checkpoint_path", "CheckpointLoadContext"]},
     "Going through a data set once": {

@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dray.experiment.errors import ConfigError as ConfigError
     from dray.experiment.errors import ExperimentError as ExperimentError
+    from dray.experiment.errors import NoExperiment as NoExperiment
     from dray.experiment.experiment import Experiment as Experiment
     from dray.experiment.result import Result as Result
     from dray.imports import import_from_path as import_from_path
     from dray.pytorch import InvalidHP as InvalidHP
+    from dray.pytorch import PyTorchTrial as LegacyTrial
+    from dray.pytorch import PyTorchTrialContext as TrialContext
+    from dray.training.cluster_info import ClusterInfo as ClusterInfo
+    from dray.training.cluster_info import TrialInfo as TrialInfo
     from dray.training.cluster_info import get_cluster_info as get_cluster_info
 
 __version__ = "0.1.0"
@@ -23,22 +28,33 @@ __version__ = "0.1.0"
 LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
 
 _HOMES = {
+    "ClusterInfo": "dray.training.cluster_info",
     "ConfigError": "dray.experiment.errors",
     "Experiment": "dray.experiment.experiment",
     "ExperimentError": "dray.experiment.errors",
     "Result": "dray.experiment.result",
     "InvalidHP": "dray.pytorch",
+    "TrialInfo": "dray.training.cluster_info",
+    "NoExperiment": "dray.experiment.errors",
     "get_cluster_info": "dray.training.cluster_info",
     "import_from_path": "dray.imports",
 }
 
+_RENAMED = {"LegacyTrial": "PyTorchTrial", "TrialContext": "PyTorchTrialContext"}
+"""Determined's names, so that changing `determined` to `dray` in an import is enough."""
+
 __all__ = [
     "LOG_FORMAT",
+    "ClusterInfo",
     "ConfigError",
     "Experiment",
     "ExperimentError",
     "InvalidHP",
+    "LegacyTrial",
+    "NoExperiment",
     "Result",
+    "TrialContext",
+    "TrialInfo",
     "__version__",
     "get_cluster_info",
     "import_from_path",
@@ -46,12 +62,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _HOMES and name not in _RENAMED:
         raise AttributeError(f"module 'dray' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(importlib.import_module(_HOMES.get(name, "dray.pytorch")), _RENAMED.get(name, name))
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, *_RENAMED})

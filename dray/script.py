@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from dray.compat import told_of_real
+from dray.compat import path_for_children, told_of_real
 from dray.imports import forget_askers
 
 _PACKAGE = f"{Path(__file__).parent}{os.sep}"
@@ -48,7 +49,8 @@ class Script:
     def run(self, directory: Path) -> None:
         """Run the program in ``directory``, which `dray.imports.use_model_dir` was called with before.
 
-        ``sys.argv``, ``sys.path``, ``__main__`` and the working directory are restored afterwards.
+        ``sys.argv``, ``sys.path``, ``__main__``, the working directory and the variables by which a process that it
+        starts finds ``determined`` and the commands of this environment are restored afterwards.
 
         Raises:
             ScriptFailed: it exited with a code other than 0, or during training. Its other exceptions are not caught.
@@ -110,12 +112,27 @@ def _within_ours(end: SystemExit) -> bool:
 @contextmanager
 def _as_it_was() -> Iterator[None]:
     argv, path, main, directory = list(sys.argv), list(sys.path), sys.modules["__main__"], os.getcwd()
+    variables = {name: os.environ.get(name) for name in ("PATH", "PYTHONPATH")}
     try:
+        # As in an environment that is activated, which this one need not be.
+        _add_entry("PATH", sysconfig.get_path("scripts"), first=True)
+        _add_entry("PYTHONPATH", path_for_children(), first=False)
         yield
     finally:
         sys.argv[:], sys.path[:], sys.modules["__main__"] = argv, path, main
         os.chdir(directory)
+        for name, value in variables.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
         forget_askers()
+
+
+def _add_entry(variable: str, entry: str, *, first: bool) -> None:
+    value = os.environ.get(variable, "")
+    if entry and entry not in value.split(os.pathsep):
+        parts = [entry, value] if first else [value, entry]
+        os.environ[variable] = os.pathsep.join(part for part in parts if part)
 
 
 def users_traceback(error: BaseException, directory: Path) -> str:

@@ -195,12 +195,12 @@ class ASHA:
         return []
 
     def _leave(self, event: Exited) -> None:
-        """The trial ends: an invalid one leaves its rungs, a failed one is filed as the worst of its next rung."""
+        """The trial ends: an invalid one leaves its rungs, one that failed or diverged is the worst of the next."""
         trial, rung = event.trial, self._next.pop(event.trial, 0)
         if event.reason == "invalid_hp":
             for passed in self._rungs[:rung]:
                 passed.withdraw(trial)
-        elif event.reason in ("errored", "canceled") and self._roster.holds_place(trial) and rung < len(self._rungs):
+        elif event.reason in _WORST and self._roster.holds_place(trial) and rung < len(self._rungs):
             self._rungs[rung].offer(trial, math.inf)
         elif rung == 0:
             self._unranked += 1
@@ -227,6 +227,9 @@ class ASHA:
         self._rungs = [Rung(divisor=self.divisor, least=self._least) for _ in self.rungs]
         for rung, values in zip(self._rungs, cast("list[list[list[object]]]", state["rungs"]), strict=True):
             rung.load(values)
+
+
+_WORST = ("errored", "diverged", "canceled")
 
 
 def rung_lengths(*, max_length: int, num_rungs: int, divisor: float) -> tuple[int, ...]:

@@ -17,6 +17,8 @@ from fractions import Fraction
 from random import Random
 from typing import Any, TypeGuard
 
+from searchers.errors import SHOWN
+
 Faults = list[tuple[str, str]]
 
 _SLACK = 1e-9  # of a bound: base ** exponent, or a sum of steps, may be off by the last digit
@@ -117,6 +119,8 @@ class Int:
     def grid(self, path: str, faults: Faults) -> list[object]:
         size = (self.maxval - self.minval) // self.step + 1
         count = self.count if self.count is not None else size if self.step != 1 else _missing(path, faults)
+        if _is_too_long(min(count, size), path, faults):
+            return []
         if count >= size:
             return [self.minval + self.step * i for i in range(size)]
         points = _even(self.minval, self.maxval, count)
@@ -163,9 +167,12 @@ class Double:
         return float(Fraction(str(self.minval)) + n * Fraction(str(self.step)))
 
     def grid(self, path: str, faults: Faults) -> list[object]:
-        if self.count is None and self.step is not None:
-            return [self._nth(n) for n in range(self._steps() + 1)]
-        count = self.count if self.count is not None else _missing(path, faults)
+        steps = self.count is None and self.step is not None
+        count = self.count if self.count is not None else self._steps() + 1 if steps else _missing(path, faults)
+        if _is_too_long(count, path, faults):
+            return []
+        if steps:
+            return [self._nth(n) for n in range(count)]
         points = [float(point) for point in _even(Fraction(str(self.minval)), Fraction(str(self.maxval)), count)]
         return list(points) if self.step is None else list(dict.fromkeys(map(self.nearest, points)))
 
@@ -214,6 +221,8 @@ class Log:
 
     def grid(self, path: str, faults: Faults) -> list[object]:
         count = self.count if self.count is not None else _missing(path, faults)
+        if _is_too_long(count, path, faults):
+            return []
         exponents = _even(Fraction(str(self.minval)), Fraction(str(self.maxval)), count)
         return list(dict.fromkeys(self.nearest(float(self.base ** float(exponent))) for exponent in exponents))
 
@@ -237,10 +246,12 @@ class Nested:
         return {name: domain.sample(rng) for name, domain in self.domains}
 
     def grid(self, path: str, faults: Faults) -> list[object]:
+        before = len(faults)
         axes = [domain.grid(f"{path}.{name}", faults) for name, domain in self.domains]
         size = math.prod(len(axis) for axis in axes)
         if size > MAX_GRID:
             faults.append((path, f"the grid has {size} points, more than {MAX_GRID}; use fewer, or random search"))
+        if len(faults) > before:
             return []
         names = [name for name, _ in self.domains]
         return [dict(zip(names, values, strict=True)) for values in itertools.product(*axes)]
@@ -252,7 +263,8 @@ class Nested:
         known = [name for name, _ in self.domains]
         for name in value:
             if name not in known:
-                faults.append((f"{path}.{name}", f"is not a hyperparameter of the space{closest(name, known)}"))
+                hint = closest(name, known) if len(faults) < SHOWN else ""
+                faults.append((f"{path}.{name}", f"is not a hyperparameter of the space{hint}"))
         return {name: self._check_one(value, name, domain, f"{path}.{name}", faults) for name, domain in self.domains}
 
     @staticmethod
@@ -321,6 +333,14 @@ def same(value: object, other: object) -> bool:
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_too_long(count: int, path: str, faults: Faults) -> bool:
+    if count > MAX_GRID:
+        faults.append(
+            (path, f"must have at most {MAX_GRID} points on a grid, got {count}; use fewer, or random search")
+        )
+    return count > MAX_GRID
 
 
 def _missing(path: str, faults: Faults) -> int:

@@ -4,6 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+SHOWN = 20
+"""Faults that are shown; the others are counted."""
+_LONGEST = 1000
+
+
+def shown(faults: Sequence[tuple[str, str]]) -> list[str]:
+    """The first faults as lines, and how many more there are. What is too long is cut in its middle.
+
+    >>> shown([("lr", "must be > 0")] * 20_000)[-2:]
+    ['lr: must be > 0', '... and 19,980 more']
+    """
+    lines = [f"{_cut(_printable(path), _LONGEST // 5)}: {_cut(what, _LONGEST)}" for path, what in faults[:SHOWN]]
+    return lines + ([f"... and {len(faults) - SHOWN:,} more"] if len(faults) > SHOWN else [])
+
+
+def _printable(path: str) -> str:
+    """A path on one line; the names in it are the user's."""
+    return path if path.isprintable() else repr(path)[1:-1]
+
+
+def _cut(text: str, most: int) -> str:
+    # Not the end: what to do is there.
+    return text if len(text) <= most else f"{text[: most * 2 // 3]} ... {text[-most // 3 :]}"
+
 
 class FieldError(ValueError):
     """Invalid fields of a configuration, all of them.
@@ -17,7 +41,7 @@ class FieldError(ValueError):
         self.faults = list(faults)
 
     def __str__(self) -> str:
-        return "\n".join(f"{path}: {message}" for path, message in self.faults)
+        return "\n".join(shown(self.faults))
 
 
 class MethodError(FieldError):

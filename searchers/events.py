@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
-Reason = Literal["completed", "stopped", "errored", "invalid_hp", "canceled"]
+Reason = Literal["completed", "stopped", "diverged", "errored", "invalid_hp", "canceled"]
 DoneReason = Literal["completed", "errored", "invalid_hp", "canceled"]
 
 
@@ -45,7 +45,8 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
-    """The trial has ended for good. "stopped": it obeyed a `Stop`; "completed": it ended by itself, at any length."""
+    """The trial has ended for good. "stopped": it obeyed a `Stop`; "completed": it ended by itself, at any length;
+    "diverged": it was ended because its loss was NaN."""
 
     trial: int
     reason: Reason
@@ -83,8 +84,8 @@ class Resume:
 class Done:
     """The search is over: all trials have ended and no action follows.
 
-    "invalid_hp": too many trials were invalid, and the search ended early. Otherwise "completed" if any trial completed
-    or was stopped, else "errored" if any errored, else "canceled".
+    "invalid_hp": too many trials were invalid, and the search ended early. Otherwise "completed" if any trial
+    completed, diverged or was stopped, else "errored" if any errored, else "canceled".
     """
 
     reason: DoneReason

@@ -18,7 +18,7 @@ from searchers.events import Action, Create, Done, Event, Exited, Pause, Reason,
 from searchers.method import Method
 from searchers.search import Search
 
-_REASONS: tuple[Reason, ...] = ("completed", "stopped", "errored", "invalid_hp", "canceled")
+_REASONS: tuple[Reason, ...] = ("completed", "stopped", "diverged", "errored", "invalid_hp", "canceled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

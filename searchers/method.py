@@ -67,6 +67,12 @@ class Method(Protocol):
         """Continue from a `dump()` of an equally configured method."""
 
 
+MAX_TRIALS = 1_000_000
+"""Most trials of a search: its state is kept in memory."""
+MAX_RUNGS = 1_000
+_MOST = {"max_trials": MAX_TRIALS, "max_concurrent_trials": MAX_TRIALS, "num_rungs": MAX_RUNGS, "max_rungs": MAX_RUNGS}
+
+
 class Fields:
     """Checks a method's fields and raises one `MethodError` for all that are invalid.
 
@@ -86,9 +92,12 @@ class Fields:
         self._faults.append((f"searcher.{name}", message))
 
     def whole(self, name: str, value: object, *, at_least: int) -> None:
-        """`value` must be an integer >= `at_least`."""
+        """`value` must be an integer >= `at_least`, and not larger than anything in a search can be."""
+        most = _MOST.get(name, 2**63 - 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-            self.fault(name, f"must be an integer >= {at_least}, got {value!r}")
+            self.fault(name, f"must be an integer >= {at_least}, got {value!r:.80}")
+        elif value > most:
+            self.fault(name, f"must be at most {most}, got a larger integer")
 
     def above(self, name: str, value: object, *, limit: float) -> None:
         """`value` must be a finite number greater than `limit`."""

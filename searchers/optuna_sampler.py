@@ -158,7 +158,7 @@ class OptunaSampler:
             case Exited(trial=trial, reason=reason):
                 self._running.pop(trial, None)
                 if trial in self._trials:
-                    failed = reason in ("errored", "invalid_hp") or self._trials[trial].last == math.inf
+                    failed = reason in ("errored", "diverged", "invalid_hp") or self._trials[trial].last == math.inf
                     if failed and reason != "canceled":
                         self._fail(trial, hparams)
                     elif reason == "completed":

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from random import Random
+from statistics import fmean
+from typing import cast
 
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
@@ -18,6 +19,11 @@ from searchers.simulate import Curve, simulate
 
 WORKERS = 16
 """Of a simulation: methods have so many trials at a time by default."""
+RUNS = 100
+"""How many searches `expected` simulates."""
+SIMULATED = 10_000
+"""How many trials it simulates at most, in all of these: a second's work."""
+LEAST_RUNS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +32,13 @@ class RungPreview:
 
     Attributes:
         length: In the unit of `max_length`; None where the search does not set the length of its trials.
-        trials: Trials that reach it.
+        trials: Trials that reach it; a mean, if it is left to chance.
         last: Those of them that go no further.
     """
 
     length: int | None
-    trials: int
-    last: int
+    trials: float
+    last: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +52,12 @@ class BracketPreview:
     rungs: tuple[RungPreview, ...]
 
     @property
-    def trials(self) -> int:
+    def trials(self) -> float:
         """Trials of the bracket."""
         return self.rungs[0].trials
 
     @property
-    def total(self) -> int | None:
+    def total(self) -> float | None:
         """Length trained by all of its trials together; None where the search does not set lengths."""
         lengths = [(rung.length, rung.last) for rung in self.rungs]
         return (
@@ -65,17 +71,19 @@ class Preview:
 
     Attributes:
         brackets: In the order in which their first trials are created.
+        likely: Nine of ten searches have a `total` in this range; None if it is certain, or not known.
     """
 
     brackets: tuple[BracketPreview, ...]
+    likely: tuple[float, float] | None = None
 
     @property
-    def trials(self) -> int:
+    def trials(self) -> float:
         """Trials of all brackets."""
         return sum(bracket.trials for bracket in self.brackets)
 
     @property
-    def total(self) -> int | None:
+    def total(self) -> float | None:
         """Length trained by all trials together; None where the search does not set lengths."""
         known = [bracket.total for bracket in self.brackets if bracket.total is not None]
         return sum(known) if len(known) == len(self.brackets) else None
@@ -104,8 +112,13 @@ def preview(method: Method) -> Preview:
             rung = RungPreview(length=rungs[-1] if rungs else None, trials=n, last=n)
             return Preview(brackets=(BracketPreview(rungs=(rung,)),))
         case Method():
-            return Preview(brackets=(_simulated(method),))
+            return _simulated(method, 0)
     raise TypeError(f"preview() needs a searchers.Method, got {method!r} of type {type(method).__name__}")
+
+
+def is_certain(method: Method) -> bool:
+    """Whether nothing about the lengths of its trials is left to chance."""
+    return isinstance(method, RandomSearch)
 
 
 def is_simulated(method: Method) -> bool:
@@ -122,11 +135,56 @@ def _halving(asha: ASHA) -> BracketPreview:
     return BracketPreview(rungs=(*rungs, RungPreview(length=asha.rungs[-1], trials=n, last=n)))
 
 
-def _simulated(method: Method) -> BracketPreview:
+def expected(make: Callable[[], Method]) -> Preview:
+    """What a search does on average, and the range in which its total is likely to be, from simulations.
+
+    `preview` is what Determined shows: a floor. A stopping ASHA lets more trials go on, because the first ones at a
+    rung have few to be compared with: small searches train half as much again. In these simulations a trial's rank
+    mostly stays from rung to rung, as it does in training. A search of thousands of trials is not simulated; it gets
+    the floor.
+
+    Args:
+        make: Makes the method, a new one at each call.
+
+    Raises:
+        TypeError, RuntimeError: As `preview`.
+
+    >>> found = expected(lambda: ASHA(max_trials=64, max_length=16, num_rungs=3))
+    >>> [round(rung.trials) for rung in found.brackets[0].rungs], round(found.total)
+    ([64, 16, 6], 186)
+    """
+    first = make()
+    by_rule = preview(first)
+    runs = min(RUNS, SIMULATED // max(round(by_rule.trials), 1))
+    if is_certain(first) or runs < LEAST_RUNS:
+        return by_rule
+    found = [_simulated(make(), run) for run in range(runs)]
+    totals = sorted(each.total for each in found if each.total is not None)
+    brackets = zip(*(each.brackets for each in found), strict=True)
+    return Preview(
+        brackets=tuple(
+            BracketPreview(rungs=tuple(map(_mean, zip(*(b.rungs for b in each), strict=True)))) for each in brackets
+        ),
+        likely=(totals[len(totals) // 20], totals[-1 - len(totals) // 20]) if totals else None,
+    )
+
+
+def _mean(rungs: tuple[RungPreview, ...]) -> RungPreview:
+    trials, last = fmean(each.trials for each in rungs), fmean(each.last for each in rungs)
+    return RungPreview(length=rungs[0].length, trials=_whole(trials), last=_whole(last))
+
+
+def _whole(value: float) -> float:
+    return int(value) if value == int(value) else value
+
+
+def _simulated(method: Method, run: int) -> Preview:
     reached: dict[int, float] = {}
 
     def trial(hparams: Mapping[str, object]) -> Curve:
-        return Curve(lambda step: Random(f"{hparams['trial']}:{step}").random())
+        number = hparams["trial"]
+        quality = Random(f"{run}:{number}").random()
+        return Curve(lambda step: quality + 0.3 * Random(f"{run}:{number}:{step}").random())
 
     def watch(time: float, event: Event, actions: list[Action]) -> None:
         match event:
@@ -135,13 +193,26 @@ def _simulated(method: Method) -> BracketPreview:
             case Reported(trial=number, step=step):
                 reached[number] = step
 
-    lengths = tuple(dict.fromkeys(method.rungs))
-    simulate(method, WORKERS, trial, reports=lengths or (1,), watch=watch)
+    simulate(method, WORKERS, trial, reports=tuple(dict.fromkeys(method.rungs)) or (1,), watch=watch)
+    if not isinstance(method, AdaptiveASHA):
+        return Preview(brackets=(_counted(method.rungs, list(reached.values())),))
+    steps: list[list[float]] = [[] for _ in method.brackets]
+    for number, bracket in enumerate(cast("list[int]", method.dump()["bracket_of"])):
+        steps[bracket].append(reached.get(number, 0))
+    return Preview(
+        brackets=tuple(_counted(each.rungs, mine) for each, mine in zip(method.brackets, steps, strict=True))
+    )
+
+
+def _counted(rungs: Sequence[float], reached: Sequence[float]) -> BracketPreview:
+    """The trials at each rung, from the lengths that they reached."""
+    lengths = tuple(dict.fromkeys(rungs))
     if not lengths:
         return BracketPreview(rungs=(RungPreview(length=None, trials=len(reached), last=len(reached)),))
-    last = Counter(max(step, lengths[0]) for step in reached.values())
-    rungs, n = [], len(reached)
-    for length in lengths:
-        rungs.append(RungPreview(length=int(length), trials=n, last=last[length]))
-        n -= last[length]
-    return BracketPreview(rungs=tuple(rungs))
+    come = [sum(max(step, lengths[0]) >= length for step in reached) for length in lengths]
+    return BracketPreview(
+        rungs=tuple(
+            RungPreview(length=int(length), trials=n, last=n - further)
+            for length, n, further in zip(lengths, come, [*come[1:], 0], strict=True)
+        )
+    )

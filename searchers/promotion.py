@@ -244,7 +244,8 @@ class PromotionASHA(ASHA):
         return actions
 
     def _leave(self, event: Exited) -> None:
-        """The trial ends: an invalid one was never there, a failed one is the worst of the rung it was to come to."""
+        """The trial ends: an invalid one was never there, one that failed or diverged is the worst of the rung that it
+        was to come to."""
         trial, rung = event.trial, self._next.pop(event.trial, 0)
         reached = self._reached.pop(trial, None)
         self._ending.discard(trial)
@@ -258,7 +259,7 @@ class PromotionASHA(ASHA):
             for passed in self._rungs[:rung]:
                 passed.withdraw(trial)
             self._reopen()
-        elif event.reason in ("errored", "canceled") and is_coming:
+        elif event.reason in ("errored", "diverged", "canceled") and is_coming:
             self._rungs[rung].offer(trial, math.inf)
         elif rung == 0:
             self._unranked += 1

@@ -16,7 +16,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,16 @@ HEAD_NODE = {"node:__internal_head__": 0.0001}
 
 HANDLE_DEATHS_IN_VAIN = 5
 """The search ends when its handle has died so often without a result in between."""
+
+ENVIRONMENT = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "86400",
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+"""Tune's settings while it runs here, unless the process has others."""
 
 Decision = Literal["continue", "stop", "pause"]
 
@@ -168,22 +178,16 @@ class TuneDriver:
 
     def run(self) -> None:
         """Block until the search is done. An error ends the run, and is kept in `error`."""
-        for variable, value in {
-            "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-            "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
-            "TUNE_GLOBAL_CHECKPOINT_S": "86400",
-            "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-            "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
-            "RAY_AIR_NEW_OUTPUT": "0",
-        }.items():
-            os.environ.setdefault(variable, value)
+        with _settings(pickle_by_value=self._path is not None):
+            self._run()
+
+    def _run(self) -> None:
         source = {**self._source, "path": None}
         if self._path is not None:
             try:
                 source["path"] = self._path()
             except ray.exceptions.RayError:  # the actor has died, as the driver will find out
                 return
-            cloudpickle.register_pickle_by_value(sys.modules[__name__])
         tuner = tune.Tuner(
             tune.with_resources(Handle, tune.PlacementGroupFactory([HEAD_NODE])),
             param_space=source,
@@ -281,6 +285,26 @@ def feed(search: Search, events: list[Event]) -> tuple[list[Action], tuple[int, 
             stops.append(action.trial)
             actions += search.on(Exited(trial=action.trial, reason="stopped"))
     return actions, tuple(stops)
+
+
+@contextlib.contextmanager
+def _settings(*, pickle_by_value: bool) -> Iterator[None]:
+    """Tune's settings in the block, and this module pickled by value, on request. Neither stays in the process."""
+    before = dict(os.environ)
+    os.environ.update({**ENVIRONMENT, **before})
+    module = sys.modules[__name__]
+    if pickle_by_value:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for name in [name for name in os.environ if name.startswith(("TUNE_", "RAY_AIR_"))]:  # Tune sets some itself
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]
+        if pickle_by_value:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 class _StopAll(_NotStored, tune.Stopper):  # type: ignore[misc]

@@ -1,12 +1,17 @@
-"""Events, actions and hyperparameters as strict JSON, for the records of a journal: NaN and infinities are strings."""
+"""Events, actions and hyperparameters as strict JSON, for the records of a journal: NaN and infinities are strings.
+
+Numbers of other types (NumPy's, `Decimal`, a tensor of one element) become ints and floats here. What has no record is
+refused, so `from_json(to_json(x))` is exactly what a replay will see.
+"""
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import get_args
 
+from searchers.errors import IllegalEvent
 from searchers.events import (
     Action,
     Create,
@@ -20,21 +25,50 @@ from searchers.events import (
     Resume,
     Started,
     Stop,
+    assert_never,
 )
 
-_EVENTS: dict[str, type[Event]] = {"started": Started, "reported": Reported, "exited": Exited}
-_ACTIONS: dict[str, type[Action]] = {"create": Create, "stop": Stop, "pause": Pause, "resume": Resume, "done": Done}
-_NAMES: dict[type[Event] | type[Action], str] = {cls: name for name, cls in (*_EVENTS.items(), *_ACTIONS.items())}
-EVENT_KINDS = frozenset(_EVENTS)
+_NAMES: dict[type[Action], str] = {Create: "create", Stop: "stop", Pause: "pause", Resume: "resume"}
+FLOAT = "$float"
+"""The name in the journal of a hyperparameter's float that is not finite."""
+EVENT_KINDS = frozenset({"started", "reported", "exited"})
 
 
 def event_to_json(event: Event) -> dict[str, object]:
     """`{"event": "reported", "trial": 3, "step": 4, "value": 0.31}`, strict JSON: NaN and infinities are strings.
 
+    A value of True is 1.0.
+
+    Raises:
+        IllegalEvent: A field is not of its type, or too large for a float.
+
     >>> event_to_json(Reported(trial=3, step=4, value=float("nan")))
     {'event': 'reported', 'trial': 3, 'step': 4, 'value': 'nan'}
     """
-    return {"event": _NAMES[type(event)]} | {f.name: number_to_json(getattr(event, f.name)) for f in fields(event)}
+    try:
+        trial = operator.index(event.trial)
+    except TypeError:
+        raise IllegalEvent(f"a trial is known by its number, an integer from 0, got {event.trial!r:.80}") from None
+    match event:
+        case Started():
+            return {"event": "started", "trial": int(trial)}
+        case Reported(step=step, value=value):
+            try:
+                at = number_to_json(_number(step))
+            except ValueError as error:
+                raise IllegalEvent(f"the step of trial {trial} {error}") from None
+            try:
+                measured = None if value is None else number_to_json(float(_number(value, or_bool=True)))
+            except ValueError as error:
+                raise IllegalEvent(f"the value of trial {trial} at step {at} {error}") from None
+            return {"event": "reported", "trial": int(trial), "step": at, "value": measured}
+        case Exited(reason=reason):
+            if reason not in get_args(Reason):
+                known = ", ".join(get_args(Reason))
+                raise IllegalEvent(f"trial {trial} exited with {reason!r:.80}, which must be one of {known}")
+            return {"event": "exited", "trial": int(trial), "reason": reason}
+        case _:
+            assert_never(event)
 
 
 def event_from_json(record: Mapping[str, object]) -> Event:
@@ -59,7 +93,9 @@ def event_from_json(record: Mapping[str, object]) -> Event:
 
 def action_to_json(action: Action) -> dict[str, object]:
     """`{"action": "stop", "trial": 7}`."""
-    return {"action": _NAMES[type(action)]} | {f.name: getattr(action, f.name) for f in fields(action)}
+    if isinstance(action, Done):
+        return {"action": "done", "reason": action.reason}
+    return {"action": _NAMES[type(action)], "trial": operator.index(action.trial)}
 
 
 def action_from_json(record: Mapping[str, object]) -> Action:
@@ -103,15 +139,31 @@ def number_from_json(value: object) -> float | None:
 
 
 def hparams_to_json(value: object) -> object:
-    """Hyperparameters as strict JSON: a float that is not finite becomes {"$float": "inf"}."""
+    """Hyperparameters as strict JSON: a float that is not finite becomes {"$float": "inf"}, a NumPy array a list.
+
+    Raises:
+        ValueError: JSON has nothing like it; the message ends in what was given.
+    """
     match value:
-        case dict():
-            return {name: hparams_to_json(item) for name, item in value.items()}
-        case list():
+        case None | bool():
+            return value
+        case str():
+            return str.__str__(value)  # also of an Enum or numpy.str_
+        case Mapping():
+            odd = next((name for name in value if not isinstance(name, str) or name == FLOAT), None)
+            if odd is not None:
+                raise ValueError(f"a hyperparameter needs a string other than {FLOAT!r} as its name, got {odd!r:.80}")
+            return {str.__str__(name): hparams_to_json(item) for name, item in value.items()}
+        case list() | tuple():
             return [hparams_to_json(item) for item in value]
-        case float() if not math.isfinite(value):
-            return {"$float": number_to_json(value)}
-    return value
+    as_list = getattr(value, "tolist", None)  # of NumPy and torch
+    if callable(as_list) and isinstance(plain := as_list(), list | bool | str):
+        return hparams_to_json(plain)
+    try:
+        number = number_to_json(_number(value))
+    except ValueError as error:
+        raise ValueError(f"a hyperparameter {error}, a string, a bool, null, or lists and mappings of them") from None
+    return {FLOAT: number} if isinstance(number, str) else number
 
 
 def hparams_from_json(value: object) -> object:
@@ -124,3 +176,22 @@ def hparams_from_json(value: object) -> object:
         case list():
             return [hparams_from_json(item) for item in value]
     return value
+
+
+def _number(value: object, *, or_bool: bool = False) -> float:
+    """The number as an int or a float, whatever its type.
+
+    Raises:
+        ValueError: It is none, or too large for a float.
+    """
+    try:
+        item = getattr(value, "item", None)  # of NumPy and torch
+        found = item() if callable(item) else value
+        if not isinstance(found, str | bytes) and (or_bool or not isinstance(found, bool)):
+            near = float(found)  # type: ignore[arg-type]
+            return int(found) if hasattr(found, "__index__") else near
+    except OverflowError:
+        raise ValueError("is larger than any float, but must be a number") from None
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: torch's
+        pass
+    raise ValueError(f"is {value!r:.80} ({type(value).__name__}), but must be a number")

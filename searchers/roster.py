@@ -158,7 +158,7 @@ class Roster:
     def _outcome(self) -> DoneReason:
         if self.exhausted:
             return "invalid_hp"
-        if self._ended["completed"] or self._ended["stopped"] or not self._created:
+        if not self._created or any(self._ended[reason] for reason in ("completed", "stopped", "diverged")):
             return "completed"
         if self._ended["errored"]:
             return "errored"

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from types import MappingProxyType
 from typing import Literal, cast
 
-from searchers.errors import FieldError, IllegalEvent, JournalError
+from searchers.errors import FieldError, IllegalEvent, JournalError, SpaceError
 from searchers.events import (
     Action,
     Create,
@@ -42,7 +43,7 @@ from searchers.events import (
     Stop,
     assert_never,
 )
-from searchers.method import Method
+from searchers.method import Fields, Method
 from searchers.records import (
     EVENT_KINDS,
     action_from_json,
@@ -63,6 +64,7 @@ _KINDS = EVENT_KINDS | {"start", "extended"}
 _ENDS: dict[Reason, State] = {
     "completed": "COMPLETED",
     "stopped": "STOPPED",
+    "diverged": "STOPPED",
     "errored": "ERRORED",
     "invalid_hp": "INVALID_HP",
     "canceled": "CANCELED",
@@ -124,11 +126,11 @@ class Search:
         log: Callable[[Record], None],
         sampler: Sampler | None = None,
     ) -> None:
-        self.method, self.space, self.seed = method, space, seed
+        self.method, self.space, self.seed = method, space, operator.index(seed)
         self.sampler: Sampler = RandomSampler(space, seed) if sampler is None else sampler
         self.done: Done | None = None
         self.started = False
-        self._identity: Record = {"seed": seed, "smaller_is_better": smaller_is_better}
+        self._identity: Record = {"seed": self.seed, "smaller_is_better": bool(smaller_is_better)}
         self._sign = 1 if smaller_is_better else -1
         self._log = log
         self._trials: dict[int, TrialView] = {}
@@ -144,15 +146,20 @@ class Search:
     def on(self, event: Event) -> list[Action]:
         """What to do about the event. Events of a trial that has ended give [] and no record.
 
+        Args:
+            event: Its numbers may be of any type that `float` takes, such as NumPy's; they become ints and floats.
+
         Raises:
-            IllegalEvent: No such trial was created, it reports before it started, or its step is no number. Nothing
-                has changed.
+            IllegalEvent: No such trial was created, it reports before it started, or a field has no record in the log,
+                such as a step that is no number. Nothing has changed.
+            SpaceError: As `params`. Nothing has changed.
         """
+        record = event_to_json(event)
+        event = event_from_json(record)  # as a replay will see it
         if self._is_late(event):
             return []
         hparams = self.params(event.trial) if isinstance(event, Started) else None
         actions = self._apply(event, hparams)
-        record = event_to_json(event)
         if isinstance(event, Started):
             record["hparams"] = hparams_to_json(self._trials[event.trial].hparams)
         self._write(record, actions)
@@ -172,6 +179,7 @@ class Search:
             MethodError: The method cannot, or the budget is not larger. Nothing has changed.
         """
         assert self.started, "the search has not started; configure it with the larger budget instead of extending it"
+        max_trials, max_length = _budget("max_trials", max_trials), _budget("max_length", max_length)
         actions = self._enlarge(max_trials, max_length)
         self._write({"event": "extended", "max_trials": max_trials, "max_length": max_length}, actions)
         return actions
@@ -189,10 +197,11 @@ class Search:
 
         Raises:
             IllegalEvent: No such trial was created.
-            SpaceError: The sampler has none, e.g. because no point meets the space's constraint.
+            SpaceError: The sampler has none, e.g. because no point meets the space's constraint; or what it has is no
+                point of the space.
         """
         bound = self._view(trial).hparams
-        return self.sampler.ask(trial) if bound is None else copy.deepcopy(dict(bound))
+        return self._drawn(trial) if bound is None else copy.deepcopy(dict(bound))
 
     def seed_of(self, trial: int) -> int:
         """The trial's own seed, 31 bits: a function of the search's seed and the trial's number alone."""
@@ -256,6 +265,19 @@ class Search:
             records, _Recorded(records), space, seed=seed, smaller_is_better=smaller_is_better, log=lambda record: None
         )
 
+    def _drawn(self, trial: int) -> dict[str, object]:
+        """What the sampler has for this trial, as a replay will see it."""
+        asked = self.sampler.ask(trial)
+        try:
+            point = hparams_from_json(hparams_to_json(asked))
+            faults = self.space.faults(point, path=self.space.path)
+        except ValueError as error:
+            faults = [(self.space.path, str(error))]
+        if faults:
+            told = f"; {type(self.sampler).__name__}.ask({trial}) must return a point of the space"
+            raise SpaceError([*faults[:-1], (faults[-1][0], faults[-1][1] + told)])
+        return cast("dict[str, object]", point)
+
     def _begin(self) -> list[Action]:
         self.started = True
         actions = self.method.start()
@@ -308,14 +330,10 @@ class Search:
     def _is_late(self, event: Event) -> bool:
         view = self._view(event.trial)
         match event:
-            case Reported(step=step) if not math.isfinite(step) or step < 0:
+            case Reported(step=step) if not 0 <= step < math.inf:
                 raise IllegalEvent(f"trial {event.trial} reported at step {step}, which must be a finite number >= 0")
             case Reported() if view.state == "PENDING" and view.hparams is None:
                 raise IllegalEvent(f"trial {event.trial} reported at step {event.step} before it started")
-            case Exited(reason=reason) if reason not in _ENDS:
-                raise IllegalEvent(
-                    f"trial {event.trial} exited with {reason!r}, which must be one of {', '.join(_ENDS)}"
-                )
         return view.ended
 
     def _apply(self, event: Event, hparams: dict[str, object] | None) -> list[Action]:
@@ -367,6 +385,17 @@ class Search:
                     self.done = action
                 case _:
                     assert_never(action)
+
+
+def _budget(name: str, value: int | None) -> int | None:
+    """An extension's field, also if it is one of NumPy's integers."""
+    check = Fields()
+    if value is not None and not isinstance(value, bool) and hasattr(value, "__index__"):
+        value = operator.index(value)
+    elif value is not None:
+        check.fault(name, f"must be an integer, got {value!r:.80}")
+    check.done()
+    return value
 
 
 class _Recorded:

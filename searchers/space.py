@@ -24,7 +24,8 @@ from random import Random
 from typing import cast
 
 from searchers.domains import Categorical, Const, Domain, Double, Faults, Int, Log, Nested, closest, names
-from searchers.errors import SpaceError
+from searchers.errors import SHOWN, SpaceError
+from searchers.records import FLOAT, hparams_from_json, hparams_to_json
 
 MAX_DRAWS = 1000
 """Points drawn for one trial before the constraint is taken to be unsatisfiable."""
@@ -101,13 +102,17 @@ class Space:
         """The point as it would be drawn: whole floats as integers where those are due, constants filled in.
 
         Args:
-            point: Given by a user.
+            point: Given by a user; its numbers may be of NumPy's types.
             path: Its name in errors, e.g. `searcher.points[2]`.
 
         Raises:
             SpaceError: It is no point of the space. All faults are named, by path.
         """
         faults: Faults = []
+        try:
+            point = hparams_from_json(hparams_to_json(point))
+        except ValueError as error:
+            raise SpaceError([(path, str(error))]) from None
         checked = self.root.check(point, path, faults)
         if not faults and not self.allows(cast("dict[str, object]", checked)):
             faults.append((path, "is refused by the constraint of the space"))
@@ -163,6 +168,8 @@ def _nested(spec: object, path: str, faults: Faults) -> Nested:
         return Nested(domains=())
     names = [name for name in spec if isinstance(name, str)]
     faults.extend((path, f"names must be strings, got {name!r}") for name in spec if not isinstance(name, str))
+    if FLOAT in spec:
+        faults.append((path, f"a hyperparameter can't be called {FLOAT}, which stands for inf and nan in the journal"))
     return Nested(domains=tuple((name, _domain(spec[name], f"{path}.{name}", faults)) for name in sorted(names)))
 
 
@@ -193,7 +200,8 @@ def _fields(spec: Mapping[str, object], path: str, faults: Faults) -> dict[str, 
     allowed = ["type", *_REQUIRED[kind], *_OPTIONAL.get(kind, ())]
     for name in spec:
         if name not in allowed:
-            faults.append((f"{path}.{name}", f"is not a field of type {kind}{closest(name, allowed)}"))
+            hint = closest(name, allowed) if len(faults) < SHOWN else ""
+            faults.append((f"{path}.{name}", f"is not a field of type {kind}{hint}"))
     for name in _REQUIRED[kind]:
         if name not in spec:
             faults.append((f"{path}.{name}", f"is required for type {kind}"))
@@ -282,17 +290,26 @@ def _is_finite_power(base: float, *exponents: float) -> bool:
 
 
 def _number(value: object, path: str, faults: Faults) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, int | float) and not isinstance(value, bool) and _fits(value) and math.isfinite(value):
         return value
     faults.append((path, f"must be a finite number, got {value!r}{_yaml_float(value)}"))
     return 0
 
 
 def _whole(value: object, path: str, faults: Faults) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1:
+    if isinstance(value, int | float) and not isinstance(value, bool) and _fits(value) and value == value // 1:
         return int(value)
     faults.append((path, f"must be an integer, got {value!r}{_yaml_float(value)}"))
     return 0
+
+
+def _fits(value: float) -> bool:
+    """Whether a float can hold it. 10 ** 400 could be drawn, but neither ranked nor shown."""
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def _yaml_float(value: object) -> str:
@@ -305,11 +322,15 @@ def _yaml_float(value: object) -> str:
 
 def _json(value: object, path: str, faults: Faults) -> object:
     """The value as JSON holds it (tuples become lists), so that a journal gives back what was drawn."""
-    if value is None or isinstance(value, str | bool | int | float):
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int | float):
+        if not _fits(value):
+            faults.append((path, "must be a number that a float can hold, got a larger one"))
         return value
     if isinstance(value, list | tuple):
         return [_json(item, f"{path}[{i}]", faults) for i, item in enumerate(value)]
-    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+    if isinstance(value, Mapping) and FLOAT not in value and all(isinstance(name, str) for name in value):
         return {name: _json(item, f"{path}.{name}", faults) for name, item in value.items()}
     faults.append(
         (path, f"must be a number, a string, a bool, null, or lists and mappings of them, got {type(value).__name__}")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
 from random import Random
 from typing import cast
 
@@ -43,6 +45,7 @@ def check_method(make: Make, *, max_creations: int, seeds: Iterable[int] = range
             check_progress_never_falls,
             check_sign_of_the_metric_changes_nothing,
             check_replay_restores,
+            check_only_what_replays_is_accepted,
         ):
             check(make, seed)
         check_creations_are_bounded(make, seed, max_creations=max_creations)
@@ -175,7 +178,7 @@ def check_creations_are_bounded(make: Make, seed: int, *, max_creations: int) ->
 
 def check_done_comes_exactly_once(make: Make, seed: int) -> None:
     """`Done` is the last action of every history, and comes when all trials have ended, not before."""
-    for always in (None, "completed", "errored", "invalid_hp", "canceled"):
+    for always in (None, "completed", "diverged", "errored", "invalid_hp", "canceled"):
         history = play(method := make(), seed, length=_length(method), always=always)
         actions = history.actions()
         assert sum(isinstance(action, Done) for action in actions) == 1, f"seed {seed}: Done must come once"
@@ -263,6 +266,30 @@ def _check_replay(make: Make, seed: int, extensions: Iterable[Extension]) -> Non
             f"seed {seed}: the trials differ after a replay"
         )  # nan
         assert again.done == search.done
+
+
+def check_only_what_replays_is_accepted(make: Make, seed: int) -> None:
+    """Numbers of other types decide as floats do; what has no record is refused, and changes nothing."""
+    log: list[Record] = []
+    search, again = _search(make(), log=log.append), _search(make(), log=(taken := list[Record]()).append)
+    play(search, seed, length=_length(search.method), normalised=False)
+    refused: tuple[Mapping[str, object], ...] = ({"value": "0.5"}, {"value": 10**400}, {"step": True}, {"trial": 0.0})
+    for record in log:
+        event = None if record["event"] == "start" else event_from_json(record)
+        if isinstance(event, Reported):
+            before = json.dumps(again.method.dump())
+            for fields in refused:
+                try:
+                    again.on(replace(event, **fields))  # type: ignore[arg-type]
+                except IllegalEvent:
+                    assert json.dumps(again.method.dump()) == before, f"{fields} were refused, but changed the state"
+                else:
+                    raise AssertionError(f"{fields} can't be replayed, but were accepted")
+            value = event.value if event.value is None else Decimal(event.value)
+            again.on(replace(event, step=Fraction(event.step), value=value))  # type: ignore[arg-type]
+        else:
+            _happens(again, record)
+    assert _through_json(taken) == _through_json(log), f"seed {seed}: other types of numbers led to other actions"
 
 
 def _through_json(records: list[Record]) -> list[Record]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -12,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 import dray
 from dray.cli import app, main
-from dray.experiment.errors import ExperimentError
+from dray.experiment.errors import ExperimentError, FoundInTraining
 from searchers.errors import JournalError
 
 ROOT = Path(__file__).parents[1]
@@ -25,6 +26,7 @@ class FakeExperiment:
 
     made: ClassVar[list[tuple[Any, ...]]] = []
     outcome: ClassVar[BaseException | None] = None
+    states: ClassVar[list[str]] = ["COMPLETED"]
 
     def __init__(
         self, config: Any, model_dir: Any = None, trial: Any = None, path: Any = None, storage_path: str | None = None
@@ -37,9 +39,10 @@ class FakeExperiment:
         cls.made.append(("resume", path, *budget.items()))
         return self
 
-    def run(self) -> None:
+    def run(self) -> Any:
         if self.outcome is not None:
             raise self.outcome
+        return SimpleNamespace(trials={"state": self.states})
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +51,7 @@ def experiment(monkeypatch: pytest.MonkeyPatch) -> type[FakeExperiment]:
     monkeypatch.setitem(vars(dray), "Experiment", FakeExperiment)
     FakeExperiment.made.clear()
     FakeExperiment.outcome = None
+    FakeExperiment.states = ["COMPLETED"]
     return FakeExperiment
 
 
@@ -64,6 +68,27 @@ def run(*arguments: object) -> Result:
 def test_create_runs_the_config_with_the_models_code(config: Path, tmp_path: Path) -> None:
     assert run("experiment", "create", config, tmp_path / "code").exit_code == 0
     assert FakeExperiment.made == [("one", tmp_path / "code", None)]
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        (["COMPLETED", "STOPPED", "INVALID_HP"], 0),
+        (["COMPLETED", "ERRORED"], 3),
+    ],
+)
+def test_a_search_with_failed_trials_has_an_exit_code_of_its_own(config: Path, states: list[str], code: int) -> None:
+    FakeExperiment.states = states
+    for command in (("create", config), ("resume", config.parent), ("extend", config.parent, "--max-trials", 9)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("dray.experiment.found.whereabouts", str)
+            assert run("e", *command).exit_code == code, command
+
+
+def test_a_fault_of_the_config_that_a_trial_found_is_a_failure_and_not_bad_usage(config: Path) -> None:
+    FakeExperiment.outcome = FoundInTraining([("searcher.metric", "no such metric")])
+    result = run("e", "create", config)
+    assert (result.exit_code, "searcher.metric: no such metric" in result.output) == (1, True)
 
 
 def test_model_code_lies_beside_the_config_by_default(config: Path) -> None:

@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import dray
 from dray import imports
+from dray.compat.names import VERSION
 from dray.core import ClusterInfo, TrialInfo
 from dray.script import Script, ScriptFailed, users_traceback
 
@@ -119,6 +122,41 @@ def test_second_run_executes_the_program_anew_with_the_modules_of_the_first(
     script.run(directory)
     script.run(directory)
     assert told(directory)["calls"] == 2
+
+
+STARTS = """
+import json, os, shutil, subprocess, sys
+code = "import determined; print(determined.__version__)"
+done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+with open("told.json", "w") as file:
+    json.dump({"version": done.stdout.strip(), "error": done.stderr, "dray": shutil.which("dray")}, file)
+"""
+
+
+@pytest.mark.api("10.3")
+def test_processes_that_a_program_starts_find_determined_and_the_commands(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setenv("PYTHONPATH", str(directory / "mine"))
+    (directory / "starts.py").write_text(STARTS)
+    before = dict(os.environ)
+    Script(command="python3 starts.py", file="starts.py").run(directory)
+    told = json.loads((directory / "told.json").read_text())
+    assert (told["version"], told["error"]) == (f"{VERSION}+dray{dray.__version__}", "")
+    assert told["dray"] == str(Path(sysconfig.get_path("scripts")) / "dray")
+    assert dict(os.environ) == before, "nothing stays for the next trial"
+
+
+def test_they_find_the_real_determined_where_it_is_installed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = directory / "site-packages"
+    (installed / "determined").mkdir(parents=True)
+    (installed / "determined" / "__init__.py").write_text("__version__ = 'the real one'\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
+    (directory / "starts.py").write_text(f"import os; os.environ['PYTHONPATH'] += ':{installed}'\n{STARTS}")
+    monkeypatch.setenv("PYTHONPATH", str(directory / "mine"))
+    Script(command="python3 starts.py", file="starts.py").run(directory)
+    assert json.loads((directory / "told.json").read_text())["version"] == "the real one"
 
 
 @pytest.mark.parametrize("text", ["", "raise SystemExit", "import sys; sys.exit(0)", "exit(None)"])

@@ -11,8 +11,12 @@ import typer
 def _experiments(incomplete: str) -> list[str]:
     from dray.experiment.directory import results
     from dray.experiment.found import LATEST, experiments_below, newest_first
+    from dray.experiment.numbering import numbers
 
-    names = [LATEST, *(path.name for path in newest_first(experiments_below(results())))]
+    paths, known = newest_first(experiments_below(results())), numbers()
+    # Numbers only once a digit is typed: else they would be in the way of the names.
+    short = [str(known[path.resolve()]) for path in paths if path.resolve() in known] if incomplete else []
+    names = [LATEST, *short, *(path.name for path in paths)]
     return [name for name in names if name.startswith(incomplete)]
 
 
@@ -32,7 +36,7 @@ Experiment: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="EXPERIMENT",
-        help="Name or unique prefix of an experiment, 'latest', a path, or s3://BUCKET/...",
+        help="Number, name or unique part of the name of an experiment, 'latest', a path, or s3://BUCKET/...",
         autocompletion=_experiments,
         show_default=False,
     ),

@@ -14,7 +14,7 @@ from dray.cli.arguments import Batches, Checkpoint, Experiment, Json, Output, Tr
 from dray.cli.errors import FAILED, BadUse, told
 from dray.cli.reading import Reading, reading
 from dray.experiment.errors import NoExperiment
-from dray.storage import CheckpointError, Location, determined_state
+from dray.storage import CheckpointError, Location, holds_a_trial
 
 app = typer.Typer(help="List, verify, download and export checkpoints.", no_args_is_help=True)
 
@@ -227,8 +227,8 @@ def _one(where: str) -> Location | None:
     named = location.name.startswith("checkpoint_")
     if not location.is_local:
         return location if named else None
-    # Determined's checkpoints have other names.
-    is_one = location.path.is_dir() and (named or determined_state(location.path) is not None)
+    # Determined's checkpoints, and copies, have other names.
+    is_one = location.path.is_dir() and (named or holds_a_trial(location.path))
     return Location.of(location.path.resolve()) if is_one else None
 
 

@@ -23,19 +23,27 @@ dray experiment describe latest      show the best trials, and failures
 dray trial logs latest 7 -f          follow the output of trial 7
 dray checkpoint export latest        export the best model's weights
 
-EXPERIMENT is a name in ~/dray_results (or DRAY_HOME), a unique prefix of one, 'latest', a path, or s3://...
+EXPERIMENT is the number of an experiment in ~/dray_results (or DRAY_HOME), its name or a unique part of that, 'latest',
+a path, or s3://...
 
-Short forms: dray e create, dray t logs, dray c list. Shell completion: dray --install-completion.
+Short forms: dray ls, dray e create, dray t logs, dray c list. Shell completion: dray --install-completion.
+
+Exit codes: 0 done, 1 failed, 2 bad usage or config, 3 done but some trials failed, 128+n stopped by signal n.
 """
+HELP = ["-h", "--help"]
 
-app = typer.Typer(help=EXAMPLES, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
-for name, short, commands in (
-    ("experiment", "e", experiment.app),
-    ("trial", "t", trial.app),
-    ("checkpoint", "c", checkpoint.app),
-):
-    app.add_typer(commands, name=name)
-    app.add_typer(commands, name=short, hidden=True)
+app = typer.Typer(
+    help=EXAMPLES,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": HELP},
+)
+for short, group in (("e", experiment), ("t", trial), ("c", checkpoint)):
+    group.app.command(name="ls", hidden=True)(group.list_)
+    app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
+    app.add_typer(group.app, name=short, hidden=True)
+app.command(name="ls", hidden=True)(experiment.list_)
 app.add_typer(config.app, name="config")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(migrate.app, name="migrate")
@@ -72,13 +80,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _command() -> Any:
     """The click command of all of it, made once: that takes longer than most commands, and tests run hundreds."""
     command = typer.main.get_command(app)
-    _join_lines(command)
+    _tidy(command)
     return command
 
 
-def _join_lines(command: Any) -> None:
-    """Join the lines of each paragraph of the help texts: Typer wraps them for the terminal, but keeps line breaks."""
+def _tidy(command: Any) -> None:
+    """Tidy the help: join the lines of each paragraph, as Typer wraps them for the terminal but keeps line breaks, and
+    show flags without their type, which is <bool> for all."""
     paragraphs = (command.help or "").split("\n\n")
     command.help = "\n\n".join(each if each.startswith("\b") else each.replace("\n", " ") for each in paragraphs)
+    for option in command.get_params(command.context_class(command, help_option_names=HELP)):
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
     for inner in getattr(command, "commands", {}).values():
-        _join_lines(inner)
+        _tidy(inner)

@@ -4,22 +4,26 @@ ends in a traceback."""
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import TracebackType
+from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 import typer
 
 from dray.cluster.failure import users_line
 from dray.cluster.startup_hook import HOOK, StartupHookFailed
-from dray.experiment.errors import ConfigError, ExperimentError, NoExperiment
+from dray.experiment.errors import ConfigError, ExperimentError, FoundInTraining, NoExperiment
+from dray.experiment.interrupts import STDERR, Interrupts, restore_handlers, set_handlers, signal_of
 from dray.script import ScriptFailed
 from dray.storage import StorageError, StorageFull
 from searchers.errors import JournalError
 
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+FAILED, BAD_INPUT, SOME_FAILED = 1, 2, 3
+SIGNALLED = 128
+"""The exit code of a command that a signal stopped is this and the signal's number, as shells have it."""
 _UNKNOWN = "no such command"
 
 # The classes of errors in a command line, from click or from the copy of it that newer versions of Typer bring.
@@ -44,8 +48,10 @@ def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
             code = _tell(f"{_UNKNOWN}; {known}" if known else message + see, BAD_INPUT)
     except _ClickException as error:
         code = _tell(_one_line(error.format_message()), BAD_INPUT)
-    except (typer.Abort, KeyboardInterrupt):
-        code = _tell("stopped by Ctrl-C", INTERRUPTED)
+    except typer.Abort:
+        code = _tell_of_signal(KeyboardInterrupt())
+    except KeyboardInterrupt as stopped:
+        code = _tell_of_signal(stopped)
     except Exception as error:  # a bug of ours, or with --local an error of the trial
         raise error.with_traceback(_of_command(error.__traceback__))  # noqa: B904
     sys.exit(code if isinstance(code, int) else 0)
@@ -60,6 +66,8 @@ def told() -> Iterator[None]:
     """
     try:
         yield
+    except FoundInTraining as error:
+        raise typer.Exit(_tell(str(error), FAILED)) from None
     except (ConfigError, NoExperiment, BadUse, JournalError) as error:  # JournalError: damaged, or in use
         raise typer.Exit(_tell(str(error), BAD_INPUT)) from None
     except StartupHookFailed as error:
@@ -75,8 +83,37 @@ def told() -> Iterator[None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit from None
         raise typer.Exit(_tell(str(error), FAILED)) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(_tell("stopped by Ctrl-C", INTERRUPTED)) from None
+    except KeyboardInterrupt as stopped:
+        raise typer.Exit(_tell_of_signal(stopped)) from None
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """In the block a signal that asks for the end ends the process at once, with one line.
+
+    `Experiment.run` has its own handlers, which come here for the second signal.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        told = _named(signal.Signals(number)) + ("" if Interrupts.begun else "; nothing was started")
+        with suppress(OSError):  # the terminal may be closed
+            os.write(STDERR, f"dray: stopped by {told}\n".encode())
+        os._exit(SIGNALLED + number)
+
+    before = set_handlers(end)
+    try:
+        yield
+    finally:
+        restore_handlers(before)
+
+
+def _tell_of_signal(stopped: KeyboardInterrupt) -> int:
+    number = signal_of(stopped)
+    return _tell(f"stopped by {_named(number)}", SIGNALLED + number)
+
+
+def _named(number: signal.Signals) -> str:
+    return "Ctrl-C" if number == signal.SIGINT else number.name
 
 
 def _of_determined(arguments: Sequence[str]) -> str:
@@ -99,7 +136,8 @@ def _of_command(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _tell(message: str, code: int) -> int:
-    typer.echo(f"dray: {message}", err=True)
+    with suppress(OSError):  # the terminal may be closed
+        typer.echo(f"dray: {message}", err=True)
     return code
 
 

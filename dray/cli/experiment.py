@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import dray
-from dray.cli import show
+from dray.cli import local_runs, show
 from dray.cli.arguments import Changes, Config, Experiment, Follow, Json, ModelDir, Output, Tail, target
-from dray.cli.errors import FAILED, BadUse, told
+from dray.cli.errors import FAILED, SOME_FAILED, BadUse, ended_by_signals, told
 from dray.cli.reading import Reading, flat, journal, reading
 
 if TYPE_CHECKING:
     from dray.experiment.schema import ExperimentConfig
 
-app = typer.Typer(help="Create, inspect, resume and extend experiments.", no_args_is_help=True)
+app = typer.Typer(help="Create, inspect, stop, resume and extend experiments.", no_args_is_help=True)
 
 
 @app.command()
@@ -47,7 +49,7 @@ def create(
     dray experiment create asha.yaml . --local   one trial, for a debugger
     dray experiment create asha.yaml . --config searcher.max_trials=8
     """
-    with told():
+    with told(), nullcontext() if local else ended_by_signals():
         from dray.experiment.config import load_config
 
         _tell_all()
@@ -58,9 +60,13 @@ def create(
         if local:
             from dray.experiment.local import run_local
 
-            typer.echo(f"results: {run_local(checked, code, path=path)}")
+            again = ["dray", "experiment", "create", str(config), *([] if model_dir is None else [str(model_dir)])]
+            again += [word for change in changes or () for word in ("--config", change)]
+            command = shlex.join([*again, "--local"])
+            directory = run_local(checked, code, path=path, command=command)
+            typer.echo(f"results: {directory}")
         else:
-            dray.Experiment(checked, model_dir=code, path=path, storage_path=storage_path).run()
+            _run(dray.Experiment(checked, model_dir=code, path=path, storage_path=storage_path))
 
 
 @app.command(name="list")
@@ -75,7 +81,7 @@ def list_(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List experiments with their state, progress and best metric, the newest last.
+    """List experiments and local runs with their state, progress and best metric, the newest last.
 
     RUNNING: a driver runs it. STOPPED: no driver runs it; it can be resumed. COMPLETED: it has ended. ERROR: it has
     ended without a completed trial.
@@ -93,16 +99,19 @@ def list_(
             return
         rows = [
             (
+                each.number,
                 each.name,
                 each.state,
-                f"{each.ended}/{each.max_trials or each.trials}",
+                f"{each.ended}/{each.max_trials or each.trials}{f', {each.failed} failed' if each.failed else ''}",
                 each.best,
+                each.metric,
                 show.clock(each.began),
             )
             for each in there
         ]
         if rows:
-            show.table(["name", "state", "trials", "best", "started"], rows, left=["name", "state"])
+            columns = ["#", "name", "state", "trials", "best", "metric", "started"]
+            show.table(columns, rows, left=["name", "state", "metric"])
         for each in there:
             if each.why:
                 typer.echo(f"{each.name} can't be read: {each.why}", err=True)
@@ -120,7 +129,18 @@ def describe(experiment: Experiment, json: Json = False) -> None:
     dray experiment describe latest
     dray e describe digits --json | jq .best.hparams
     """
+    with told():
+        from dray.experiment.found import local_overview, local_run
+
+        if (run := local_run(experiment)) is not None:
+            if json:
+                show.as_json({**_overview(local_overview(run)), **local_runs.details(run)})
+            else:
+                local_runs.describe(run, local_overview(run))
+            return
     with told(), reading(experiment) as read:
+        from dray.experiment.outcomes import diverged, diverged_told, failures_told, no_best_told, ranked
+
         overview, counts = read.it.overview(), Counter(row["state"] for row in read.trials.values())
         best = _best(read)
         failures = _failures(read.records)
@@ -131,6 +151,7 @@ def describe(experiment: Experiment, json: Json = False) -> None:
                     "smaller_is_better": read.sign == 1,
                     "states": counts,
                     "best": best,
+                    "diverged": diverged(read.result.trials),
                     "restarts": sum(failure["again"] for failure in failures),
                     "failures": failures,
                     "config": read.config.to_dict(),
@@ -146,9 +167,12 @@ def describe(experiment: Experiment, json: Json = False) -> None:
         if overview.state == "STOPPED":
             words |= {"RUNNING": "interrupted"}
         states = ", ".join(f"{count} {words.get(state, state.lower())}" for state, count in counts.items())
+        failed = failures_told(row["state"] for row in read.trials.values())
         show.fields(
             [
-                ("experiment", f"{overview.name}  {overview.state}"),
+                ("experiment", f"{overview.label}  {overview.state}"),
+                ("failed", show.red(failed)),
+                ("diverged", show.red(diverged_told(read.result.trials))),
                 ("description", read.config.description),
                 ("labels", ", ".join(read.config.labels)),
                 ("stored in", overview.path),
@@ -156,7 +180,12 @@ def describe(experiment: Experiment, json: Json = False) -> None:
                 ("search", f"{searcher.name} on {searcher.metric}, {order}"),
                 ("started", f"{show.clock(overview.began, exact=True)}, ran for {show.duration(overview.ran_s)}"),
                 ("trials", f"{of_all}: {states}" if counts else of_all),
-                ("best", "" if best is None else _best_line(best, searcher.metric)),
+                (
+                    "best",
+                    no_best_told(ranked(read.result.trials, read.sign), searcher.metric)
+                    if best is None
+                    else _best_line(best, searcher.metric),
+                ),
                 ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
                 ("failures", "\n".join(_failure_lines(failures))),
                 ("resume with", f"dray experiment resume {read.it.where}" if overview.state == "STOPPED" else ""),
@@ -193,17 +222,38 @@ def logs(experiment: Experiment, follow: Follow = False, tail: Tail = None, json
 
 
 @app.command()
+def stop(experiment: Experiment) -> None:
+    """Stop a running experiment, as Ctrl-C in its own terminal does: its running trials save a checkpoint first.
+
+    Waits until it has ended. Given again meanwhile, it ends the experiment at once.
+
+    \b
+    dray experiment stop latest
+    """
+    with told():
+        from dray.experiment.found import found
+        from dray.experiment.stop import stop as stop_driver
+
+        with found(experiment) as it:
+            stop_driver(it, lambda line: typer.echo(line, err=True))
+            if it.overview().state == "STOPPED":
+                typer.echo(f"stopped; resume with: dray experiment resume {shlex.quote(experiment)}", err=True)
+            else:
+                typer.echo("it ended by itself meanwhile", err=True)
+
+
+@app.command()
 def resume(experiment: Experiment) -> None:
     """Resume an experiment that was stopped, or whose driver died.
 
     \b
     dray experiment resume latest
     """
-    with told():
+    with told(), ended_by_signals():
         from dray.experiment.found import whereabouts
 
         _tell_all()
-        dray.Experiment.resume(whereabouts(experiment)).run()
+        _run(dray.Experiment.resume(whereabouts(experiment)))
 
 
 @app.command()
@@ -222,14 +272,14 @@ def extend(
     \b
     dray experiment extend latest --max-trials 128
     """
-    with told():
+    with told(), ended_by_signals():
         from dray.experiment.found import whereabouts
 
         if max_trials is None and max_length is None:
             raise BadUse("nothing to extend; give --max-trials N, --max-length N, or both")
         _tell_all()
         where = whereabouts(experiment)
-        dray.Experiment.resume(where, max_trials=max_trials, max_length=max_length).run()
+        _run(dray.Experiment.resume(where, max_trials=max_trials, max_length=max_length))
 
 
 @app.command()
@@ -275,7 +325,9 @@ def delete(
 
         with found(experiment) as it:
             if not it.is_copy and (driver := Journal.writer(it.directory.journal)) is not None:
-                raise BadUse(f"{it.where} is running, in process {driver}; stop it first, with Ctrl-C or kill {driver}")
+                raise BadUse(
+                    f"{it.where} is running, in process {driver}; stop it first: dray experiment stop {it.name}"
+                )
             if not yes:
                 there = checkpoints(it.directory)
                 what = f"{len(there)} checkpoints, {show.size(sum(each.size for each in there))}"
@@ -284,6 +336,16 @@ def delete(
                 _ask(f"Delete {' and '.join(map(str, places))} ({what}{afar})?")
             copies.delete(it)
             typer.echo(f"deleted {it.where}", err=True)
+
+
+def _run(experiment: dray.Experiment) -> None:
+    """Run it to its end.
+
+    Raises:
+        typer.Exit: some of its trials failed.
+    """
+    if "ERRORED" in set(experiment.run().trials["state"]):
+        raise typer.Exit(SOME_FAILED)
 
 
 def _tell_all() -> None:
@@ -320,12 +382,14 @@ def _follow(path: Path, known: int, config: ExperimentConfig) -> None:
 def _overview(each: Any) -> dict[str, Any]:
     return {
         "name": each.name,
+        "number": each.number,
         "path": each.path,
         "title": each.title,
         "state": each.state,
         "why": each.why or None,
         "trials": each.trials,
         "ended": each.ended,
+        "failed": each.failed,
         "max_trials": each.max_trials,
         "metric": each.metric or None,
         "best_metric": each.best,
@@ -337,9 +401,8 @@ def _overview(each: Any) -> dict[str, Any]:
 
 
 def _best(read: Reading) -> dict[str, Any] | None:
-    if not read.ranked:
+    if (trial := read.best) is None:
         return None
-    trial = read.ranked[0]
     batches = read.best_batches[trial]
     return {
         "trial": trial,
@@ -361,6 +424,7 @@ def _failures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "trial": record["trial"],
             "again": record["event"] == "restarted",
             "why": record.get("why"),
+            "kept": record.get("kept"),
             "where": record.get("where") or None,
             "batches": record.get("batches"),
             "error": record.get("error"),
@@ -382,5 +446,7 @@ def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
         times = Counter(failure["trial"] for failure in kind)
         some = ", ".join(f"{trial}" + (f" {count}x" if count > 1 else "") for trial, count in times.most_common(5))
         more = f" and {len(times) - 5} more" if len(times) > 5 else ""
-        lines.append(f"trial {some}{more}: {what}")
+        kept = {failure["kept"] for failure in kind if failure["kept"]}
+        still = f"; in the extension, so still {' or '.join(sorted(kept))}" if kept else ""
+        lines.append(f"trial {some}{more}: {what}{still}")
     return lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,9 +39,12 @@ class Reading:
 
     @cached_property
     def trials(self) -> dict[int, dict[str, Any]]:
-        """The rows of ``result.trials``, by trial_id."""
+        """The rows of ``result.trials``, by trial_id; ``nan_since`` is None for <NA>."""
+        from dray.experiment.outcomes import diverged
+
         rows: list[dict[str, Any]] = self.result.trials.to_dict("records")  # type: ignore[assignment]
-        return {row["trial_id"]: row for row in rows}
+        since = diverged(self.result.trials)
+        return {row["trial_id"]: {**row, "nan_since": since.get(row["trial_id"])} for row in rows}
 
     @cached_property
     def hparams(self) -> dict[int, Mapping[str, Any]]:
@@ -56,14 +58,22 @@ class Reading:
 
     @cached_property
     def ranked(self) -> list[int]:
-        """The trials that have validated, best first, without those with invalid hyperparameters."""
-        trials = self.trials
-        valid = [
-            trial
-            for trial, row in trials.items()
-            if row["state"] != "INVALID_HP" and not math.isnan(row["best_metric"])
-        ]
-        return sorted(valid, key=lambda trial: self.sign * trials[trial]["best_metric"])
+        """The trials that have validated, best first; those that failed come last."""
+        from dray.experiment.outcomes import ranked
+
+        return [int(trial) for trial in ranked(self.result.trials, self.sign)["trial_id"]]
+
+    @property
+    def best(self) -> int | None:
+        """The best trial, of those that have validated and did not fail."""
+        first = next(iter(self.ranked), None)
+        return None if first is None or self.trials[first]["state"] == "ERRORED" else first
+
+    @cached_property
+    def validated(self) -> set[int]:
+        """The trials that have reported the searcher's metric, as a number or not."""
+        rows = self.result.metrics
+        return set(rows["trial_id"][(rows["kind"] == "validation") & (rows["name"] == self.config.searcher.metric)])
 
     @cached_property
     def best_batches(self) -> dict[int, int]:
@@ -92,13 +102,21 @@ class Reading:
             raise NoExperiment(f"{self.it.name} has {len(self.trials)} trials; give a trial's number, or 'best'")
         named = named.removeprefix("trial_")
         if named == "best":
-            if not self.ranked:
-                raise NoExperiment(f"no trial of {self.it.name} has validated yet, so there is no best trial")
-            return self.ranked[0]
+            if self.best is None:
+                raise NoExperiment(self._no_best())
+            return self.best
         if not named.isdigit() or int(named) not in self.trials:
             there = f"it has {len(self.trials)}, numbered from 0" if self.trials else "it has none yet"
             raise NoExperiment(f"{self.it.name} has no trial {named!r}; {there}; give a trial's number, or 'best'")
         return int(named)
+
+    def _no_best(self) -> str:
+        if not self.ranked:
+            return f"no trial of {self.it.name} has validated yet, so there is no best trial"
+        from dray.experiment.outcomes import no_best_told, ranked
+
+        told = no_best_told(ranked(self.result.trials, self.sign), self.config.searcher.metric)
+        return f"{self.it.name} has {told}; give its number to take it nevertheless"
 
 
 @contextmanager

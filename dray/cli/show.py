@@ -65,6 +65,11 @@ def fields(pairs: Iterable[tuple[str, object]]) -> None:
         typer.echo(f"{name:{width}}  " + value.replace("\n", f"\n{'':{width}}  "))
 
 
+def red(text: str) -> str:
+    """The text in red on a terminal; "" stays as it is."""
+    return typer.style(text, fg=typer.colors.RED, bold=True) if text and sys.stdout.isatty() else text
+
+
 def lines(all_of_them: Sequence[str], tail: int | None) -> None:
     """Print all lines, or only the last ``tail`` of them."""
     for line in all_of_them if tail is None else all_of_them[max(0, len(all_of_them) - tail) :]:

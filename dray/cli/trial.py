@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json as json_
+import math
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +17,9 @@ from dray.cli.arguments import Experiment, Follow, Json, Tail, Trial
 from dray.cli.errors import BadUse, told
 from dray.cli.reading import Reading, flat, reading
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 app = typer.Typer(help="Inspect trials: their hyperparameters, metrics and logs.", no_args_is_help=True)
 
 
@@ -23,7 +27,8 @@ app = typer.Typer(help="Inspect trials: their hyperparameters, metrics and logs.
 def list_(
     experiment: Experiment,
     best: Annotated[
-        bool, typer.Option("--best", help="List the best first, and only trials that have validated.")
+        bool,
+        typer.Option("--best", help="List the best first, failed trials last, and only those that have validated."),
     ] = False,
     state: Annotated[
         str | None,
@@ -50,13 +55,25 @@ def list_(
             return
         names = _differing(read.hparams.values(), read.config.hyperparameters)
         rows = []
+        any_since = any(read.trials[number]["nan_since"] is not None for number in numbers)
+        not_numbers = {number for number in numbers if math.isnan(read.trials[number]["metric"])} & read.validated
         for number in numbers:
             row = read.trials[number]
             drawn = {name: value for name, value in flat(read.hparams.get(number, {})).items() if name in names}
             rows.append(
-                (number, row["state"], row["batches"], row["metric"], row["best_metric"], row["restarts"], drawn)
+                (
+                    number,
+                    row["state"],
+                    row["batches"],
+                    "NaN" if number in not_numbers else row["metric"],
+                    row["best_metric"],
+                    *([row["nan_since"]] if any_since else []),
+                    row["restarts"],
+                    drawn,
+                )
             )
-        headings = ["trial", "state", "batches", "last", "best", "restarts", "hyperparameters"]
+        since = ["NaN since"] if any_since else []
+        headings = ["trial", "state", "batches", "last", "best", *since, "restarts", "hyperparameters"]
         show.table(headings, rows, left=["state", "hyperparameters"])
 
 
@@ -69,6 +86,7 @@ def describe(experiment: Experiment, trial: Trial = None, json: Json = False) ->
     """
     with told(), reading(experiment) as read:
         from dray.experiment.checkpoints import checkpoints
+        from dray.experiment.outcomes import since_told
 
         number = read.trial(trial)
         about = _trial(read, number)
@@ -99,8 +117,9 @@ def describe(experiment: Experiment, trial: Trial = None, json: Json = False) ->
                 ("trial", f"{number} of {read.it.name}  {about['state']}"),
                 ("hyperparameters", "\n".join(f"{key} = {show.shown(v)}" for key, v in flat(about["hparams"]).items())),
                 ("trained for", f"{about['batches']} batches"),
+                ("diverged", show.red(since_told(about["nan_since"]))),
                 (f"best {name}", "" if about["best_metric"] is None else f"{show.shown(about['best_metric'])}{at}"),
-                ("last metrics", "\n".join(f"{key} = {show.shown(value)}" for key, value in metrics.items())),
+                ("last metrics", "\n".join(f"{key} = {_reported(value)}" for key, value in metrics.items())),
                 ("started", about["started"] and show.clock(_seconds(read, number, "started"), exact=True)),
                 ("ended", about["ended"] and show.clock(_seconds(read, number, "ended"), exact=True)),
                 ("checkpoints", "\n".join(each.location.uri for each in there)),
@@ -110,6 +129,8 @@ def describe(experiment: Experiment, trial: Trial = None, json: Json = False) ->
         last = None
         for record in failures:
             again = "restarted" if record["event"] == "restarted" else "not restarted"
+            if kept := record.get("kept"):
+                again = f"not restarted in the extension, so still {kept}"
             error = "the same error as before" if record.get("error") == last else f"\n{record.get('error')}"
             typer.echo(f"\nfailed at {show.clock(record.get('time'), exact=True)}, {again}: {error}")
             last = record.get("error")
@@ -185,10 +206,8 @@ def metrics(
     dray trial metrics latest best --kind validation
     dray t metrics digits 7 --json | jq -c '.[] | [.batches, .name, .value]'
     """
-    with told(), reading(experiment) as read:
-        number = read.trial(trial)
-        rows = read.result.metrics
-        rows = rows[rows["trial_id"] == number]
+    with told():
+        number, rows = _metrics(experiment, trial)
         for column, wanted in (("kind", [kind] if kind else []), ("name", name or [])):
             there = sorted(set(rows[column]))
             for each in wanted:
@@ -205,7 +224,9 @@ def metrics(
             return
         both = rows["kind"].nunique() > 1
         heading = rows["kind"].str.cat(rows["name"], sep=" ") if both else rows["name"]
-        wide = rows.assign(heading=heading).pivot_table(
+        # As text, since a missing value is NaN in the table.
+        values = rows["value"].astype(object).where(rows["value"].notna(), "NaN")
+        wide = rows.assign(heading=heading, value=values).pivot_table(
             index=["batches", "epochs"], columns="heading", values="value", aggfunc="last", dropna=False, observed=True
         )
         wide = wide.dropna(how="all")
@@ -213,6 +234,18 @@ def metrics(
             ["batches", "epochs", *map(str, wide.columns)],
             [(*index, *values) for index, values in zip(wide.index, wide.to_numpy().tolist(), strict=True)],
         )
+
+
+def _metrics(experiment: str, trial: str | None) -> tuple[int, pd.DataFrame]:
+    from dray.experiment.found import local_run
+
+    run = local_run(experiment)
+    if run is not None and trial in (None, "0", "best"):
+        return 0, run.metrics()
+    with reading(experiment) as read:
+        number = read.trial(trial)
+        rows = read.result.metrics
+        return number, rows[rows["trial_id"] == number]
 
 
 def _trial(read: Reading, number: int) -> dict[str, Any]:
@@ -225,10 +258,15 @@ def _trial(read: Reading, number: int) -> dict[str, Any]:
         "metric": _number(row["metric"]),
         "best_metric": _number(row["best_metric"]),
         "best_batches": read.best_batches.get(number),
+        "nan_since": row["nan_since"],
         "restarts": row["restarts"],
         "started": show.iso(_seconds(read, number, "started")),
         "ended": show.iso(_seconds(read, number, "ended")),
     }
+
+
+def _reported(value: float) -> str:
+    return "NaN" if math.isnan(value) else show.shown(value)
 
 
 def _number(value: Any) -> float | None:

@@ -12,7 +12,7 @@ Decision = Literal["continue", "stop", "pause"]
 """The search's decision on a report: go on; end; leave until the search resumes the trial."""
 Verdict = Literal["continue", "stop", "pause", "interrupt", "fenced"]
 """What to do after a report: the search's decision; save and leave, to be resumed later; drop everything."""
-Outcome = Literal["completed", "stopped", "paused", "interrupted", "errored", "invalid_hp"]
+Outcome = Literal["completed", "stopped", "diverged", "paused", "interrupted", "errored", "invalid_hp"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

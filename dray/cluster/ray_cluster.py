@@ -10,7 +10,9 @@ import contextlib
 import functools
 import logging
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,20 +65,21 @@ def connect(address: str | None) -> Cluster:
         ConnectionError: there is no cluster at the address.
     """
     if ray.is_initialized():
-        os.environ.update(_missing(TRAIN_ENVIRONMENT))
         return Cluster(
             own=False, told=f"the Ray cluster at {ray.get_runtime_context().gcs_address} (already connected)"
         )
     address = address or os.environ.get("RAY_ADDRESS")
     if address and address != "local":
         join(address)
-        # Ray Train passes the driver's variables on to the processes of a run.
-        os.environ.update(_missing(TRAIN_ENVIRONMENT))
         return Cluster(own=False, told=f"the Ray cluster at {address}")
     # Every process of the cluster inherits the variables: a runtime environment would keep Ray from using the processes
     # that it has ready. There is no dashboard: whoever wants one starts Ray first.
-    with _environment({**TRAIN_ENVIRONMENT, **NO_PREEMPTION}), _processes_of_no_use_left_out():
-        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    with _environment({**TRAIN_ENVIRONMENT, **NO_PREEMPTION}), _only_processes_of_use(), _signals_left_alone():
+        try:
+            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        except BaseException:  # also Ctrl-C: no half of a cluster stays
+            ray.shutdown()
+            raise
     return Cluster(own=True, told=f"a new Ray cluster on this machine, {_count(ray.cluster_resources())}")
 
 
@@ -97,7 +100,8 @@ def join(address: str) -> None:
             socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
             refused = refusal(address)
         if not refused:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            with _signals_left_alone():
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
         refused = refusal_here() if address == "auto" else ""
         if not refused:
@@ -169,40 +173,59 @@ def _has() -> list[Mapping[str, float]]:
 
 
 @contextlib.contextmanager
-def _processes_of_no_use_left_out() -> Iterator[None]:
-    """Ray that is started within the block has no autoscaler, no log monitor and no dashboard process.
+def _only_processes_of_use() -> Iterator[None]:
+    """Ray that is started within the block has no autoscaler, no log monitor and no dashboard process, and its other
+    processes are in sessions of their own.
 
     On one machine they have nothing to do (the dashboard's process, without a dashboard, counts usage), and cost a
     second of CPU each. Ray's start waits for the last one, and its end for the first, a second each. There is no public
     way to leave them out.
+
+    A signal to the driver's process group (from `timeout`, or a terminal that is closed) must not end Ray before the
+    trials have saved. The kernel still kills Ray's processes when the driver dies.
     """
-    from ray._private import node, parameter
+    from ray._private import node, parameter, services
 
     def start_api_server(self: Any, **_: Any) -> None:
         self._webui_url = ""
 
-    parameters, server = parameter.RayParams, node.Node.start_api_server
+    parameters, server, popen = parameter.RayParams, node.Node.start_api_server, services.ConsolePopen
     parameter.RayParams = functools.partial(parameters, no_monitor=True, include_log_monitor=False)
     node.Node.start_api_server = start_api_server
+    services.ConsolePopen = functools.partial(popen, start_new_session=True)
     try:
         yield
     finally:
-        parameter.RayParams, node.Node.start_api_server = parameters, server
+        parameter.RayParams, node.Node.start_api_server, services.ConsolePopen = parameters, server, popen
+
+
+@contextlib.contextmanager
+def _signals_left_alone() -> Iterator[None]:
+    """``ray.init()`` in the block leaves the process its own handler of SIGTERM.
+
+    Ray would replace it by one that ends Ray at once, and below Python by one that prints a trace of the stack.
+    """
+    from ray._private import utils
+
+    set_handler = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = set_handler
+        if threading.current_thread() is threading.main_thread() and (own := signal.getsignal(signal.SIGTERM)):
+            signal.signal(signal.SIGTERM, own)
 
 
 @contextlib.contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    added = _missing(variables)
+    added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:
         yield
     finally:
         for name in added:
             os.environ.pop(name, None)
-
-
-def _missing(variables: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if name not in os.environ}
 
 
 def _count(resources: dict[str, float]) -> str:

@@ -37,6 +37,8 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from dray.cluster.ray_cluster import TRAIN_ENVIRONMENT
+
 
 class _Neighbours(Backend):  # type: ignore[misc]  # Ray's classes are untyped here
     # A worker sees the GPUs of all its group's workers on its node, as NCCL wants, and uses that of its local rank.
@@ -129,9 +131,9 @@ class TrainRun(DataParallelTrainer):  # type: ignore[misc]
         where: dict[str, Any] = {}
         if not self._own_cluster:
             # On the driver's node, with its settings of Ray Train, as Train does it.
-            settings = {name: value for name, value in os.environ.items() if name.startswith("RAY_TRAIN_")}
+            given = {name: value for name, value in os.environ.items() if name.startswith("RAY_TRAIN_")}
             node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-            environment = {**self.run_config.worker_runtime_env, "env_vars": settings}
+            environment = {**self.run_config.worker_runtime_env, "env_vars": {**TRAIN_ENVIRONMENT, **given}}
             where = {"runtime_env": environment, "scheduling_strategy": node}
         options["scaling_policy"] = _FixedSize(self.scaling_config)
         self._controller = ray.remote(num_cpus=0, **where)(TrainController).remote(**options)

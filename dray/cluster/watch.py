@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import socket
 import threading
 from collections.abc import Callable, Collection
 
 import ray
+
+log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 SILENT_FOR = 5
@@ -43,20 +45,28 @@ class Watch:
         self._thread.join(END_S)
 
     def _run(self) -> None:
-        silent = 0
+        silent, failed = 0, False
         while not self._closed.wait(EVERY_S):
             # This comes first: a call to Ray does not return while its head is gone.
-            if not self._answers():
+            if not self.answers():
                 silent += 1
                 if silent == SILENT_FOR:
                     self._silent()
                 continue
             silent = 0
-            with contextlib.suppress(Exception):  # the head may be gone by now: try again in a second
+            try:
                 if self._draining is not None and (nodes := draining_nodes()):
                     self._draining(nodes)
+                failed = False
+            except ray.exceptions.RayError:  # the head is gone by now: try again in a second
+                continue
+            except Exception:
+                if not failed:
+                    log.exception("can't save the trials on nodes that will be removed; will try again every second")
+                failed = True
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether the head accepts a connection now."""
         try:
             socket.create_connection(self._address, timeout=EVERY_S).close()
         except OSError:

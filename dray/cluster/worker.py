@@ -131,7 +131,7 @@ class _Left:
     """How a trial ended on this rank.
 
     Attributes:
-        error: a traceback, or a message for the user.
+        error: a traceback, or a message for the user; of "diverged": which loss is NaN.
         fatal: all trials would have the error.
         failure: the error's kind and place, if the trial may be restarted after it.
         alone: this rank was made to leave, while the others train on.
@@ -192,10 +192,10 @@ def _run_trial(
             if outcome is None:
                 assert isinstance(program, Script), "a trial that is a class is one fit()"
                 return _Left(outcome="errored", error=program.never_trained(distributed.rank), fatal=True)
-            return _Left(outcome=outcome)
+            return _Left(outcome=outcome, error=host.why)
         except TrialEnded as e:
             print(e, file=sys.stderr)
-            return _Left(outcome=host.end(), alone=True)
+            return _Left(outcome=host.end(), error=host.why, alone=True)
         except LeaseLost:
             return _Left(outcome="interrupted")
         except pytorch.InvalidHP as e:

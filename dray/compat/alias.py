@@ -83,6 +83,15 @@ def install_if_absent() -> None:
         sys.meta_path.insert(0, _finder)
 
 
+def path_for_children() -> str:
+    """What to add to PYTHONPATH so that processes of this Python give dray for ``import determined``.
+
+    "" if another package of this name is installed, which an entry of PYTHONPATH would hide.
+    """
+    spec = PathFinder.find_spec("determined", [entry for entry in sys.path if entry != str(_PATH)])
+    return str(_PATH) if spec is None or spec.origin is None else ""
+
+
 def real() -> str | None:
     """Where Determined's own package was imported from; None if it was not."""
     module = sys.modules.get("determined")
@@ -232,7 +241,20 @@ class _Loader(Loader):
             module.__spec__ = self._spec
 
 
+class _Inner(MetaPathFinder):
+    """Finds Determined's private modules below dray too, such as `dray.pytorch._trainer`, also without `install`."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """As the import system asks for it."""
+        package, _, rest = name.partition(".")
+        return _finder.find_spec(name) if package == "dray" and f"determined.{rest}" in MODULES else None
+
+
 _finder = _Finder()
+# At the end, so that it costs other imports nothing.
+sys.meta_path.append(_Inner())
 
 
 def _is_ours(module: ModuleType | None) -> bool:

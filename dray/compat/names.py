@@ -19,7 +19,7 @@ MODULES: dict[str, str] = {
     "determined.transformers": "dray.transformers",
     "determined.pytorch.experimental": "dray.pytorch.experimental",
     "determined.pytorch.samplers": "dray.pytorch.samplers",
-    "determined.tensorboard.metric_writers.pytorch": "dray.pytorch.tensorboard",
+    "determined.tensorboard.metric_writers.pytorch": "dray.tensorboard.metric_writers.pytorch",
     # Private modules, but named in Determined's documentation and in code written from it.
     **{f"determined.core.{name}": "dray.core" for name in _INNER_CORE.split()},
     **{f"determined.pytorch.{name}": "dray.pytorch" for name in _INNER_PYTORCH.split()},
@@ -57,7 +57,7 @@ COUNTERPARTS: dict[str, str] = {
     **{f"determined.pytorch.{name}": f"dray.pytorch.{name}" for name in _PYTORCH.split()},
     **{f"determined.pytorch.experimental.{name}": f"dray.pytorch.experimental.{name}" for name in _BATCHES.split()},
     **{f"determined.pytorch.samplers.{name}": f"dray.pytorch.samplers.{name}" for name in _SAMPLERS.split()},
-    "determined.tensorboard.metric_writers.pytorch.TorchWriter": "dray.pytorch.tensorboard.TorchWriter",
+    "determined.tensorboard.metric_writers.pytorch.TorchWriter": "dray.tensorboard.metric_writers.pytorch.TorchWriter",
     "determined.transformers.DetCallback": "dray.transformers.DetCallback",
 }
 """dray's modules and objects, by Determined's name."""

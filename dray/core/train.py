@@ -23,6 +23,7 @@ from dray.training.usage import Usage
 log = logging.getLogger(__name__)
 
 RUN_METADATA = "run_metadata.json"
+MAX_STEPS = 2**63 - 1
 
 
 class EarlyExitReason(enum.Enum):
@@ -257,6 +258,8 @@ def _steps(value: Any, source: str) -> int:
         steps = int(value)
     if steps < 0 or isinstance(value, bool):
         raise ValueError(f"{source}: steps_completed must be an int >= 0, got {value!r}")
+    if steps > MAX_STEPS:
+        raise ValueError(f"{source}: steps_completed must be at most 2**63 - 1, as 64 bits hold it, got a larger one")
     return steps
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dray.experiment.forecast import Forecast
+from dray.experiment.outcomes import NEVER_BEST
+from dray.training.divergence import is_loss
 from searchers.domains import searched
 from searchers.search import Search, TrialView
 
@@ -53,6 +55,7 @@ class Board:
         self._name, self._metric, self._sign, self._unit = name, metric, 1 if smaller_is_better else -1, unit
         self._trained: dict[int, _Trained] = {}
         self._bests: dict[int, tuple[float, float | None]] = {}
+        self._diverged: defaultdict[int, set[tuple[str, str]]] = defaultdict(set)  # each trial's losses that are NaN
         self._began = time.monotonic()
         self._forecast: Forecast | None = None
         self.waits = ""
@@ -74,6 +77,9 @@ class Board:
             trained.batches = max(trained.batches, row["batches"])
             if row["epochs"] is not None:
                 trained.epochs = max(trained.epochs or 0.0, row["epochs"])
+            if is_loss(row["kind"], row["name"], self._metric):
+                losses, loss = self._diverged[trial], (row["kind"], row["name"])
+                losses.discard(loss) if math.isfinite(row["value"]) else losses.add(loss)
             if row["kind"] == "validation" and row["name"] == self._metric:
                 trained.curve.append(row["value"])
                 self._validated(trial, row)
@@ -197,6 +203,7 @@ class Board:
             f"{states['RUNNING']} running" if groups else "",
             f"{states['PAUSED']} paused" if states["PAUSED"] else "",
             f"{states['ERRORED']} failed" if states["ERRORED"] else "",
+            f"{diverged} diverged (NaN)" if (diverged := sum(map(bool, self._diverged.values()))) else "",
             self.waits or _starting(groups, groups_wanted),
             f"{restarts} restart{'s' * (restarts > 1)}" if restarts else "",
         ]
@@ -240,7 +247,7 @@ class Board:
         return math.inf if best is None else self._sign * best[0]
 
     def _best(self, views: Sequence[TrialView]) -> tuple[TrialView, float, float | None] | None:
-        ranked = [view for view in views if view.state != "INVALID_HP" and self._best_of(view) is not None]
+        ranked = [view for view in views if view.state not in NEVER_BEST and self._best_of(view) is not None]
         if not ranked:
             return None
         view = min(ranked, key=self._score)

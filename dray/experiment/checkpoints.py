@@ -103,7 +103,7 @@ def export(checkpoint: Location, target: Path) -> list[Path]:
 
     from dray.training import checkpoint as contents
 
-    with opened(checkpoint) as found, made(target) as partial:
+    with opened(checkpoint, without_manifest=True) as found, made(target) as partial:
         models = contents.read_state(found, [])["models_state_dict"]
         about = contents.describe(found)
         names = ["model.pt"] if len(models) == 1 else [f"model_{number}.pt" for number in range(len(models))]
@@ -135,13 +135,13 @@ def export_determined(checkpoint: Location, target: Path) -> tuple[list[Path], l
     from dray.training.plain_state import read_json
 
     notes = []
-    with opened(checkpoint) as found, made(target) as partial:
+    with opened(checkpoint, without_manifest=True) as found, made(target) as partial:
         if legacy.is_legacy(found):
             raise ValueError(f"{checkpoint} already is a Determined checkpoint; copy it with dray checkpoint download")
         state = contents.read_state(found, [])
         chief = contents.read_rank(found, state, 0, 1)
         metadata = read_json(found / contents.METADATA) or {}
-        epoch_length = (read_json(found / contents.PROGRESS) or {}).get("epoch_length")
+        epoch_length = contents.read_epoch_length(found)
         about = {**contents.describe(found), "framework": metadata.get("framework")}
         legacy.write(
             partial,

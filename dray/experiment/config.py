@@ -16,6 +16,7 @@ from dray.experiment.determined_fields import misspelt, not_used, without_not_us
 from dray.experiment.errors import ConfigError, EntrypointError, Fault
 from dray.experiment.faults import faults_of, missing_field
 from dray.experiment.length import Length, LengthUnit
+from dray.experiment.limits import beyond_limits
 from dray.experiment.rules import broken_rules, counted_steps
 from dray.experiment.schema import ExperimentConfig, Reproducibility
 from dray.experiment.schema.resources import Resources
@@ -72,13 +73,19 @@ def load_config(
         return source
     if isinstance(source, Mapping):
         told, name = "The experiment config", None
+        if faults := list(beyond_limits(source)):
+            raise ConfigError(faults, told)
         try:
             raw = _plain(_with_our_domains(source))
         except SpaceError as error:
             raise ConfigError(error.faults, told) from None
     else:
         path = Path(source)
-        raw, told, name = with_changes(_plain(read_mapping(path)), changes), str(source), path.stem
+        told, name = str(source), path.stem
+        content = with_changes(read_mapping(path), changes)
+        if faults := list(beyond_limits(content)):
+            raise ConfigError(faults, told)
+        raw = _plain(content)
     passed_over, inside = not_used(raw), [Fault(path, what) for path, what in misspelt(raw)]
     raw = _without_nulls(without_not_used(raw))
     raw |= {section: _with_text_names(raw[section]) for section in ("data", "hyperparameters") if section in raw}

@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from searchers.errors import SHOWN
 from searchers.space import spaces_in_lists
 
 _CONTAINER = "trials run in Ray workers, without a container; "
@@ -177,6 +178,7 @@ OURS = frozenset(
         "searcher.points",
         "searcher.sampler",
         "searcher.variant",
+        "stop_on_nan",
     }
 )
 
@@ -227,8 +229,8 @@ def misspelt(raw: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
     """
     for place, known in INSIDE.items():
         for path, found in _mappings_at(raw, place.split(".")):
-            for name in found.keys() - set(known):
-                near = difflib.get_close_matches(str(name), known, n=1)
+            for number, name in enumerate(name for name in found if name not in known):
+                near = difflib.get_close_matches(str(name), known, n=1) if number < SHOWN else []
                 hint = f"did you mean {near[0]}?" if near else f"known fields are {', '.join(known)}"
                 yield f"{path}.{name}", f"unknown field; {hint}"
 

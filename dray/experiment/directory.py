@@ -14,13 +14,17 @@ from pathlib import Path
 import yaml
 
 from dray.experiment.config import ExperimentConfig, load_config
-from dray.experiment.errors import ConfigError
+from dray.experiment.errors import ConfigError, NoExperiment
 from dray.experiment.ignore import Code, code_of
+from dray.experiment.local_runs import refuse
 from dray.experiment.secret import hide_in, write_secrets
 from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, store_at
 from dray.storage.disk import force_to_disk
 
 log = logging.getLogger(__name__)
+
+_LONGEST_NAME = 200
+"""Bytes of an experiment's name in that of its directory; file systems take 255, with the time and more."""
 
 PROBE_S = 10.0
 """How long an unreachable object store is tried before a run begins."""
@@ -54,6 +58,16 @@ class ExperimentDirectory:
         self.ray = path / "ray"
         self.storage_file = path / "storage.json"
         self.secrets_file = path / "secrets.yaml"
+
+    def is_gone(self) -> bool:
+        """Whether it was deleted. What still runs may have made some of its parts anew, but not the config."""
+        try:
+            self.config_file.stat()
+        except FileNotFoundError:
+            return True
+        except OSError:  # of a file system that does not answer
+            pass
+        return False
 
     def trial(self, trial_id: int) -> Path:
         """A trial's own directory."""
@@ -94,13 +108,17 @@ class ExperimentDirectory:
         """Make the directory, with the config and a copy of the model's code.
 
         Raises:
-            ConfigError: there is an experiment already, or the code is too large.
+            ConfigError: there is an experiment already, the directory can't be made, or the code is too large.
         """
         directory = cls(path)
-        if directory.journal.exists():
-            raise ConfigError([("path", f"{path} already has an experiment; resume it, or give another directory")])
-        found = None if code is None else code_of(code, leave_out=path)
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            if directory.journal.exists():
+                raise ConfigError([("path", f"{path} already has an experiment; resume it, or give another directory")])
+            found = None if code is None else code_of(code, leave_out=path)
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            told = f"can't make the experiment's directory: {error}; choose another place"
+            raise ConfigError([("checkpoint_storage", told)]) from None
         if found is not None:
             directory.copy_code(found, config)
         write_secrets(directory.secrets_file, config)
@@ -120,11 +138,12 @@ class ExperimentDirectory:
         """The directory of an existing experiment.
 
         Raises:
-            ConfigError: there is none.
+            NoExperiment: there is none.
         """
         directory = cls(path)
         if not directory.config_file.exists():
-            raise ConfigError([("path", f"no experiment in {path}: it has no {directory.config_file.name}")])
+            refuse(path)
+            raise NoExperiment(f"no experiment in {path}: it has no {directory.config_file.name}")
         return directory
 
     def config(self) -> ExperimentConfig:
@@ -138,6 +157,7 @@ def new_path(config: ExperimentConfig) -> Path:
     where = config.checkpoint_storage.location
     root = where.path if where is not None and where.is_local else results()
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in config.name)
+    name = name.encode()[:_LONGEST_NAME].decode(errors="ignore")
     return (root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}").resolve()
 
 

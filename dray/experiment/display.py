@@ -19,6 +19,8 @@ from dray.experiment.board import Board, duration
 from dray.experiment.directory import results
 from dray.experiment.forecast import Forecast
 from dray.experiment.logs import in_short
+from dray.experiment.outcomes import FAILED, diverged_told, failures_told, no_best_told, ranked
+from dray.experiment.terminal import stderr
 from searchers.preview import is_simulated, preview
 from searchers.search import Search
 
@@ -121,7 +123,7 @@ class Display:
         console: Console | None = None,
     ) -> None:
         self._path, self._metric, self._sign = path, metric, 1 if smaller_is_better else -1
-        self._console = console or Console(stderr=True)
+        self._console = console or Console(file=stderr())
         self._board = Board(name=name, metric=metric, smaller_is_better=smaller_is_better, unit=unit)
         self._screen: _Screen | None = None
         self._began = time.monotonic()
@@ -198,17 +200,21 @@ class Display:
         width, height = screen.size()
         screen.draw(self._board.picture(search, counts, groups, groups_wanted, width=width, height=height))
 
-    def failure(self, trial: int, error: str, ended: str = "") -> None:
+    def failure(self, trial: int, error: str, ended: str = "", kept: str = "") -> None:
         """Say that a trial failed: the error, and the line of the user's code. The journal has the whole traceback.
 
-        ``ended``: why it is not started again; "" if it is.
+        ``ended``: why it is not started again; "" if it is. ``kept``: how the trial had ended before its extension, if
+        it was the extension that failed for good.
         """
         self._failures += 1
         if self._failures <= SHOWN_TRIALS:
             told = in_short(error)
             what, *where = ["the same error again"] if self._told.get(trial) == told else told
             self._told[trial] = told
-            self.say("\n".join([f"trial {trial} failed{f' for good ({ended})' if ended else ''}: {what}", *where]))
+            who = f"the extension of trial {trial}" if kept else f"trial {trial}"
+            self.say("\n".join([f"{who} failed{f' for good ({ended})' if ended else ''}: {what}", *where]))
+            if kept:
+                self.say(f"trial {trial} is still {kept}, with the result and the checkpoint that it had")
         elif self._failures == SHOWN_TRIALS + 1:
             self.say("further failures are not shown here; see: dray experiment describe")
 
@@ -223,13 +229,19 @@ class Display:
         if stopped:
             # The picture would not change any more.
             self.__exit__(None, None, None)
-            self.say("stopping: running trials save a checkpoint; interrupt again to stop at once")
+            # With the command already here: where a signal goes to Ray's processes too, Ray may end this one.
+            self.say(f"stopping: running trials save a checkpoint; interrupt again to stop at once, {self._resume}")
 
     def interrupted(self) -> None:
         """Say how far an interrupted run was, and how to resume it."""
         if self._search is not None:
             self.say(f"stopped: {_so_far(self._search)}")
-        self.say(f"resume with: dray experiment resume {self._named()}")
+        self.say(self._resume)
+
+    @property
+    def last_words(self) -> str:
+        """What to print if the run ends without another word."""
+        return f"stopped at once; {self._resume}\n"
 
     def ended(self) -> None:
         """Say that nothing is left to run, and how to extend the search."""
@@ -238,20 +250,34 @@ class Display:
         )
 
     def result(self, result: Result) -> None:
-        """Print the table of the best trials, and where everything is stored."""
+        """Print what failed, the table of the best trials, and where everything is stored."""
         # All at once, so that it is one output in a notebook.
-        lines = best_trials(result, self._metric, self._sign, width=self._console.width)
-        counts = result.trials["state"].value_counts()
+        trials = result.trials
+        best = best_trials(result, self._metric, self._sign, width=self._console.width)
+        counts = trials["state"].value_counts()
         states = ", ".join(f"{count} {str(state).lower()}" for state, count in counts.items())
         took = duration(time.monotonic() - self._began)
-        named, trials = self._named(), len(result.trials)
-        looks = (
-            [f"inspect with: dray report {named}", f"              dray trial list {named} --best"]
-            if lines
-            else [f"inspect {'failures ' if 'ERRORED' in counts else ''}with: dray experiment describe {named}"]
-        )
-        told = f"{trials} trial{'s' * (trials != 1)} ({states}) in {took}. Results: {self._path}"
-        self.say("\n".join([*lines, told, *looks]))
+        named = self._named()
+        failed = failures_told(trials["state"])
+        looks = [f"inspect failures with: dray experiment describe {named}"] if failed else []
+        if best:
+            looks += [f"inspect with: dray report {named}", f"              dray trial list {named} --best"]
+        elif not failed:
+            looks.append(f"inspect with: dray experiment describe {named}")
+        shown = Text()
+        for told, style in (
+            (failed, "bold red"),
+            (diverged_told(trials), "bold red"),
+            (no_best_told(ranked(trials, self._sign), self._metric), ""),
+        ):
+            shown.append(f"{told}\n" if told else "", style)
+        told = f"{len(trials)} trial{'s' * (len(trials) != 1)} ({states}) in {took}. Results: {self._path}"
+        shown.append("\n".join([*best, told, *looks]))
+        self._console.print(shown, soft_wrap=True)
+
+    @property
+    def _resume(self) -> str:
+        return f"resume with: dray experiment resume {self._named()}"
 
     def _named(self) -> str:
         """The experiment's name in commands on this machine."""
@@ -268,28 +294,29 @@ def _so_far(search: Search) -> str:
 
 
 def best_trials(result: Result, metric: str, sign: int, *, width: int) -> list[str]:
-    """The best trials, best first, as lines of a table, with as many hyperparameters and other metrics as fit. No lines
-    if no trial has validated."""
+    """The best trials, best first, as lines of a table, with as many hyperparameters and other metrics as fit. Trials
+    that failed are left out. No lines if no other has validated."""
     trials = result.trials
-    validated = trials[trials["best_metric"].notna()]  # trials that have not started have no hyperparameters yet
+    there = ranked(trials, sign)  # trials that have not started have no hyperparameters yet
+    validated = there[there["state"] != FAILED]
     if validated.empty:
         return []
     # Compared as text: a hyperparameter can be a list, which has no hash.
     drawn = [column for column in trials.columns if column.startswith("hparams.")]
-    names = [column for column in drawn if validated[column].map(_shown).nunique() > 1]
+    names = [column for column in drawn if there[column].map(_shown).nunique() > 1]
     others = _other_metrics(result, metric)
-    ranked = validated.iloc[(sign * validated["best_metric"]).argsort(kind="stable")[:SHOWN_TRIALS]]
+    top, at_best = validated.head(SHOWN_TRIALS), result.best_batches()
     columns = {
-        "trial": [str(trial) for trial in ranked["trial_id"]],
-        "state": [str(s).lower() for s in ranked["state"]],
+        "trial": [str(trial) for trial in top["trial_id"]],
+        "state": [str(s).lower() for s in top["state"]],
+        "batches": [str(at_best[trial]) for trial in top["trial_id"]],
+        metric: list(map(_shown, top["best_metric"])),
     }
-    columns |= {
-        "batches": [str(batches) for batches in ranked["batches"]],
-        metric: list(map(_shown, ranked["best_metric"])),
-    }
-    more = {name.removeprefix("hparams."): list(map(_shown, ranked[name])) for name in names}
+    if top["nan_since"].notna().any():
+        columns["NaN since"] = top["nan_since"].astype("string").fillna("").tolist()
+    more = {name.removeprefix("hparams."): list(map(_shown, top[name])) for name in names}
     for name in others.columns:
-        more.setdefault(name, [_shown(others[name].get(trial)) for trial in ranked["trial_id"]])
+        more.setdefault(name, [_shown(others[name].get(trial)) for trial in top["trial_id"]])
     left_out = []
     for name, cells in more.items():
         if sum(_width(each, heads) + 2 for each, heads in {**columns, name: cells}.items()) - 2 <= width:

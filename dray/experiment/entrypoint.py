@@ -89,9 +89,9 @@ def _check_program(program: Script, directory: Path) -> None:
             raise _error("entrypoint", no_module(program.module, directory))
         return
     path = directory / program.file
-    if path.is_dir():
+    if os.path.isdir(path):  # not Path's own, which raise if a name is too long for the file system
         raise _error("entrypoint", f"{program.file} in {directory} is a directory; for a package: python3 -m package")
-    if not path.is_file():
+    if not os.path.isfile(path):
         there = sorted(str(file.relative_to(directory)) for file in directory.rglob("*.py"))
         near = difflib.get_close_matches(program.file, there, n=1)
         hint = f"did you mean {near[0]}?" if near else f"its scripts are {', '.join(there[:12]) or 'none'}"

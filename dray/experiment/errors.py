@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
+
+from searchers.errors import shown
 
 
 class Fault(NamedTuple):
@@ -22,7 +25,7 @@ class Fault(NamedTuple):
 
 
 class ConfigError(ValueError):
-    """An experiment config that cannot be run; lists all faults, one per line.
+    """An experiment config that cannot be run; lists its faults, one per line: the first 20 of ``faults``.
 
     Args:
         faults: ``Fault`` or ``(path, what)`` pairs; at least one.
@@ -40,8 +43,13 @@ class ConfigError(ValueError):
         super().__init__(self.faults, source)
 
     def __str__(self) -> str:
-        count = "1 error" if len(self.faults) == 1 else f"{len(self.faults)} errors"
-        return "\n  ".join([f"{self.source} has {count}:", *map(str, self.faults)])
+        count = "1 error" if len(self.faults) == 1 else f"{len(self.faults):,} errors"
+        source = self.source if len(self.source) < 300 else f"{self.source[:300]} ..."
+        return "\n  ".join([f"{source} has {count}:", *shown(self.faults)])
+
+
+class FoundInTraining(ConfigError):
+    """A fault of the config that only a trial could show, or a worker that was started later: some may have trained."""
 
 
 class EntrypointError(ConfigError):
@@ -53,7 +61,7 @@ class ImportRaisedError(EntrypointError):
 
 
 class NoExperiment(LookupError):
-    """There is no such experiment, trial or checkpoint, or there are several; the message is one line."""
+    """There is no such experiment, trial or checkpoint, or several match; the message lists these."""
 
 
 class ExperimentError(RuntimeError):
@@ -62,3 +70,18 @@ class ExperimentError(RuntimeError):
 
 class DeskLost(ExperimentError):
     """The desk, which the workers talk to, or Ray has died; the experiment can be resumed from its journal."""
+
+
+class DirectoryGone(ExperimentError):
+    """The experiment's directory was deleted, or moved, while it ran.
+
+    Args:
+        path: of the directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"the experiment's directory {self.path} was deleted or moved while it ran, so it was ended"

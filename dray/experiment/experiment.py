@@ -18,10 +18,13 @@ from dray.experiment.config import ExperimentConfig, load_config
 from dray.experiment.directory import ExperimentDirectory, check_storage, make_findable, new_path
 from dray.experiment.display import Display
 from dray.experiment.entrypoint import check_entrypoint
-from dray.experiment.errors import ConfigError, DeskLost, EntrypointError, ExperimentError
+from dray.experiment.errors import ConfigError, DeskLost, DirectoryGone, EntrypointError, ExperimentError
 from dray.experiment.faults import missing_field
+from dray.experiment.found import Name, whereabouts
+from dray.experiment.interrupts import Interrupts
 from dray.experiment.metrics_log import MetricsLog
 from dray.experiment.mirror import Mirror, brought
+from dray.experiment.numbering import take_number
 from dray.experiment.observers import Make, Observer, Observers
 from dray.experiment.own import Own
 from dray.experiment.preview import unit_of
@@ -30,9 +33,10 @@ from dray.experiment.search import as_extended, build_sampler, build_search
 from dray.experiment.secret import check_secrets, with_secrets
 from dray.experiment.source import with_source, with_storage
 from searchers.errors import MethodError
-from searchers.events import Exited
+from searchers.events import Exited, Reason
 from searchers.journal import Journal
 from searchers.method import Method
+from searchers.records import event_from_json
 from searchers.samplers import Sampler
 from searchers.search import Record, Search
 from searchers.space import Constraint
@@ -123,7 +127,7 @@ class Experiment:
     @classmethod
     def resume(
         cls,
-        path: str | os.PathLike[str],
+        path: Name,
         *,
         max_trials: int | None = None,
         max_length: int | None = None,
@@ -133,13 +137,14 @@ class Experiment:
         sampler: Sampler | None = None,
         address: str | None = None,
     ) -> Experiment:
-        """The experiment in ``path``, which goes on exactly where its journal ends.
+        """An experiment that was stopped, or finished, ready to continue exactly where its journal ends.
 
         A finished one has nothing left to do, unless it is extended: by more trials, or to a greater length, to which
         the best trials that were paused or completed go on from their checkpoints.
 
         Args:
-            path: its directory, or its place in an object store, e.g. ``s3://bucket/results/digits-1``.
+            path: as the command takes it: its number, a unique part of its name, ``"latest"``, its directory, or its
+                place in an object store, e.g. ``s3://bucket/results/digits-1``.
             max_trials: the new number of trials in all.
             max_length: the new length of a trial, in the same unit.
             trial: the class, if the experiment was given one that only a script or a notebook has.
@@ -148,10 +153,11 @@ class Experiment:
             address: as for a new experiment.
 
         Raises:
-            ConfigError: there is no experiment, or its class must be given.
+            NoExperiment: there is none, or several match.
+            ConfigError: its class must be given.
         """
         self = cls.__new__(cls)
-        directory = ExperimentDirectory.open(brought(path))
+        directory = ExperimentDirectory.open(brought(whereabouts(path)))
         self._config = with_secrets(directory.config(), directory.secrets_file)
         loggers.check_loggers(self._config)
         self._trial, self._code, self._address, self._resumes = trial, None, address, True
@@ -170,7 +176,8 @@ class Experiment:
     def run(self, *, on_message: Callable[[Message], None] | None = None) -> Result:
         """Run the search to its end, from where it is; blocks, and shows progress.
 
-        Ctrl-C (or SIGTERM) lets running trials save, and stops; ``resume(path).run()`` goes on.
+        Ctrl-C lets running trials save, and stops; so do SIGTERM and SIGHUP, if this is the main thread. A second one
+        acts as it would outside of this call. ``resume(path).run()`` continues.
 
         Args:
             on_message: called with what the driver is told of worker groups and leases; for benchmarks.
@@ -178,10 +185,21 @@ class Experiment:
         Raises:
             ConfigError: a fault of the config that only a trial or the cluster could show; or the search can't be
                 extended like that.
-            ExperimentError: the search failed: every trial did, or it could not go on.
+            ExperimentError: the search failed: every trial did, or it could not go on. Or it has completed, but could
+                not be copied to its object store; then its ``Result`` is in its directory here.
             ConnectionError: there is no Ray cluster at the address, ``RAY_ADDRESS`` by default.
-            KeyboardInterrupt: it was stopped.
+            KeyboardInterrupt: it was stopped; the argument is the name of the signal, such as "SIGTERM".
         """
+        with Interrupts() as interrupts:
+            directory = self._opened_directory()
+            try:
+                return self._run_in(directory, interrupts, on_message)
+            except Exception:
+                if directory.is_gone():  # then whatever failed is a consequence
+                    raise DirectoryGone(directory.path) from None
+                raise
+
+    def _opened_directory(self) -> ExperimentDirectory:
         if self._resumes or ExperimentDirectory(self.path).config_file.exists():
             directory = ExperimentDirectory.open(self.path)
             check_storage(directory.storage)
@@ -191,9 +209,14 @@ class Experiment:
             if self._is_placed:
                 make_findable(self.path)
         self._resumes = True
+        return directory
+
+    def _run_in(
+        self, directory: ExperimentDirectory, interrupts: Interrupts, on_message: Callable[[Message], None] | None
+    ) -> Result:
         # The mirror is closed last, once everything is on the disk.
         with (
-            contextlib.closing(Mirror(directory)),
+            contextlib.closing(Mirror(directory)) as mirror,
             Journal(directory.journal) as journal,
             contextlib.closing(Observers(directory, _observers(directory, self._config))) as observers,
         ):
@@ -206,13 +229,14 @@ class Experiment:
                 smaller_is_better=config.searcher.smaller_is_better,
                 unit=unit_of(config),
             )
+            interrupts.last_words = display.last_words
             observers.begin(records, search.trials, display.say)
             if search.done is not None:
                 display.ended()
             losses = 0
             while search.done is None:
                 try:
-                    self._run(config, directory, journal, observers, search, display, records, on_message)
+                    self._run(config, directory, journal, observers, search, display, interrupts, records, on_message)
                 except DeskLost as lost:
                     known, records = len(records), Journal.read(directory.journal)
                     reported = any(record["event"] == "reported" for record in records[known:])
@@ -233,6 +257,8 @@ class Experiment:
                 "too many trials had invalid hyperparameters (they raised InvalidHP); narrow the search space, see "
                 f"{directory.config_file}"
             )
+        if mirror.missing is not None:
+            raise ExperimentError(f"the search has completed, but {mirror.missing}")
         return result
 
     def _opened(
@@ -287,11 +313,14 @@ class Experiment:
         observers: Observers,
         search: Search,
         display: Display,
+        interrupts: Interrupts,
         records: list[dict[str, object]],
         on_message: Callable[[Message], None] | None,
     ) -> None:
         elsewhere = "" if directory.storage.is_local else f", checkpoints in {directory.storage}"
-        display.say(f"experiment {config.name}, stored in {directory.path}{elsewhere}")
+        number = take_number(directory.path)
+        numbered = "experiment" if number is None else f"experiment {number}:"
+        display.say(f"{numbered} {config.name}, stored in {directory.path}{elsewhere}")
         metrics = MetricsLog(directory.metrics)
         quiet = contextlib.ExitStack()
         try:
@@ -306,30 +335,29 @@ class Experiment:
                 # Ray's start is mostly waiting for its processes: meanwhile Train and Tune are imported.
                 modules = pool.submit(importlib.import_module, "dray.experiment.run")
                 cluster = connect(self._address)
+                quiet.callback(cluster.close)
                 run = modules.result()
-            try:
-                display.say(f"on {cluster.told}")
-                display.begin(search, records)
-                entrypoint = config.entrypoint
-                self.last_run = run.Run(
-                    config=config,
-                    directory=directory,
-                    journal=journal,
-                    observers=observers,
-                    search=search,
-                    metrics=metrics,
-                    load_trial=FromDirectory(entrypoint=entrypoint, directory=str(directory.code))
-                    if entrypoint is not None
-                    else ByValue(trial=self._trial),
-                    cluster=cluster,
-                    display=display,
-                    records=records,
-                    revived=frozenset(_trials(records, "exited")),
-                    on_message=on_message,
-                )
-                self.last_run.run()
-            finally:
-                cluster.close()
+            display.say(f"on {cluster.told}")
+            display.begin(search, records)
+            entrypoint = config.entrypoint
+            self.last_run = run.Run(
+                config=config,
+                directory=directory,
+                journal=journal,
+                observers=observers,
+                search=search,
+                metrics=metrics,
+                load_trial=FromDirectory(entrypoint=entrypoint, directory=str(directory.code))
+                if entrypoint is not None
+                else ByValue(trial=self._trial),
+                cluster=cluster,
+                display=display,
+                interrupts=interrupts,
+                records=records,
+                revived=_ends(records),
+                on_message=on_message,
+            )
+            self.last_run.run()
         except KeyboardInterrupt:
             display.interrupted()
             raise
@@ -357,9 +385,10 @@ def _end_stopped(search: Search) -> None:
             search.on(Exited(trial=trial, reason="stopped"))
 
 
-def _trials(records: list[dict[str, object]], event: str) -> list[int]:
-    trials = [record["trial"] for record in records if record.get("event") == event]
-    return [trial for trial in trials if isinstance(trial, int)]
+def _ends(records: list[dict[str, object]]) -> dict[int, Reason]:
+    """How trials have ended, as far as an extension of the search may resume them."""
+    exits = (event_from_json(record) for record in records if record.get("event") == "exited")
+    return {exit.trial: exit.reason for exit in exits if isinstance(exit, Exited)}
 
 
 def _last_error(directory: ExperimentDirectory) -> str:

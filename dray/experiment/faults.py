@@ -15,7 +15,10 @@ from dray.experiment.errors import Fault
 from dray.experiment.schema import SECTIONS
 from dray.experiment.schema.resources import SLOT_FORMS
 from dray.experiment.schema.storage import SECRETS
+from searchers.errors import SHOWN
 
+_UNKNOWN = "unknown field"
+_KNOWN = f"{_UNKNOWN}; known fields are"
 _KINDS = {
     "int_type": "an integer",
     "int_from_float": "an integer",
@@ -36,25 +39,36 @@ def faults_of(error: ValidationError) -> list[Fault]:
     Args:
         error: From validating a section, or the whole config.
     """
-    return [_fault(details) for details in error.errors(include_url=False)]
+    found: list[Fault] = []
+    listed: set[str] = set()
+    for details in error.errors(include_url=False):
+        fault = _fault(details, hint=len(found) < SHOWN)
+        section = fault.path.rpartition(".")[0]
+        if fault.what.startswith(_KNOWN):  # which is long: once for each section
+            fault = fault._replace(what=_UNKNOWN) if section in listed else fault
+            listed.add(section)
+        found.append(fault)
+    return found
 
 
-def unknown_field(location: tuple[str, ...], name: str) -> Fault:
-    """The fault of an unknown field, with the nearest known one."""
+def unknown_field(location: tuple[str, ...], name: str, *, hint: bool = True) -> Fault:
+    """The fault of an unknown field; by default with the nearest known one, which takes a while to find."""
     path = ".".join((*location, name))
     if path in NO_MORE:
         return Fault(path, NO_MORE[path])
+    if not hint:
+        return Fault(path, _UNKNOWN)
     known = SECTIONS[location].model_fields
     prefix = path.removesuffix(name)
     also = [field.removeprefix(prefix) for field in NOT_USED if field.startswith(prefix)]
     near = difflib.get_close_matches(name, [*known, *(field for field in also if "." not in field)], n=1)
     if near:
-        return Fault(path, f"unknown field; did you mean {near[0]}?")
+        return Fault(path, f"{_UNKNOWN}; did you mean {near[0]}?")
     places = [".".join((*place, name)) for place, model in SECTIONS.items() if name in model.model_fields]
     places += [field for field in NOT_USED if field.rpartition(".")[2] == name]
     if places:
         return Fault(path, f"unknown field here; move it to {places[0]}")
-    return Fault(path, f"unknown field; known fields are {', '.join(sorted(known))}")
+    return Fault(path, f"{_KNOWN} {', '.join(sorted(known))}")
 
 
 def missing_field(location: tuple[str, ...], name: str) -> Fault:
@@ -63,11 +77,11 @@ def missing_field(location: tuple[str, ...], name: str) -> Fault:
     return Fault(".".join((*location, name)), f"required, got nothing; {field.description}, {_example(name, field)}")
 
 
-def _fault(details: ErrorDetails) -> Fault:
+def _fault(details: ErrorDetails, *, hint: bool) -> Fault:
     *location, name = (str(part) for part in details["loc"] if part not in SLOT_FORMS)
     place = tuple(location)
     if details["type"] == "extra_forbidden":
-        return unknown_field(place, name)
+        return unknown_field(place, name, hint=hint)
     if details["type"] == "missing":
         return missing_field(place, name)
     return Fault(".".join((*location, name)), _what(details, place, name))
@@ -87,6 +101,8 @@ def _what(details: ErrorDetails, place: tuple[str, ...], name: str) -> str:
         return f"must be one of {_choices(context)}, got {_shown(got)}{_nearest(got, context) or example}"
     if kind in _KINDS:
         return f"must be {_KINDS[kind]}, got {_shown(got)}{example}"
+    if kind == "string_too_long":
+        return f"must have at most {context['max_length']} characters, got {len(got)}"
     if kind == "string_too_short":
         return f"must not be empty{example}"
     for limit, sign in (("gt", ">"), ("ge", ">="), ("le", "<=")):

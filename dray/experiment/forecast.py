@@ -22,7 +22,7 @@ class _Stage:
 
     end: float
     length: float
-    trials: int
+    trials: float
 
 
 class Forecast:

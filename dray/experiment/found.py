@@ -1,6 +1,7 @@
 """Finds experiments by name, in the default storage, a directory or an object store, and gives an overview of each.
 
-A name is that of a directory below ``DRAY_HOME`` (else ``~/dray_results``), or the beginning of one, or ``latest``.
+A name is that of a directory below ``DRAY_HOME`` (else ``~/dray_results``), its number, a unique part of it, or
+``latest``. Local runs, in ``DRAY_HOME/local``, are found and listed with them.
 Reading an experiment in an object store makes a temporary copy of its small files and changes nothing there: it may be
 running on another machine.
 """
@@ -14,23 +15,29 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from dray.experiment.directory import ExperimentDirectory, results
 from dray.experiment.errors import NoExperiment
+from dray.experiment.local_runs import METRICS, LocalRun, is_local_run, local_runs
+from dray.experiment.numbering import number_of, numbered, numbers
 from dray.storage import Location, RemoteDirectory
 from searchers.journal import Journal
 
 State = Literal["RUNNING", "COMPLETED", "STOPPED", "ERROR", "UNKNOWN", "DAMAGED"]
 
+Name: TypeAlias = str | os.PathLike[str] | int
+"""Which experiment: see `whereabouts`."""
 LATEST = "latest"
 PATIENCE_S = 5.0
 """How long an object store is tried: a user waits for the answer."""
 AT_ONCE = 8
 _TRIAL = re.compile(r"trial_\d+/")
 _SHOWN = 5
+_PART_DIGITS = 4
+"""Digits alone are part of a name from this many on: ``delete 7`` must not take any name with a 7 in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,26 +46,31 @@ class Overview:
 
     Attributes:
         name: name of its directory.
+        number: its number in the results directory; None if it has none, see `numbering`.
         path: its directory, or its URI in an object store.
         title: the config's ``name``.
         state: RUNNING: a driver runs it. COMPLETED: it has ended. ERROR: it has ended, and no trial completed. STOPPED:
             it has not ended, and no driver runs it; it can be resumed. UNKNOWN: it has not ended, and is in an object
-            store, where a driver elsewhere can't be seen. DAMAGED: its files can't be read; ``why`` says why.
+            store, where a driver elsewhere can't be seen; or it is a local run of which nobody knows. DAMAGED: its
+            files can't be read; ``why`` says why.
         trials, ended: how many trials there are so far, and how many of them have ended.
         max_trials: how many there will be; None if that is not known in advance.
         metric: the searcher's metric.
-        best, best_trial: the best value in the journal (at a rung, an end, or a checkpoint), and its trial; None if
-            there is none.
+        failed: how many trials have failed.
+        best, best_trial: the best value in the journal (at a rung, an end, or a checkpoint) of a trial that did not
+            fail, and its trial; None if there is none.
         began, last: times of its creation and of its last event; Unix time in s. None before it began.
         ran_s: for how many seconds drivers have run it.
     """
 
     name: str
     path: str
+    number: int | None = None
     title: str = ""
     state: State = "DAMAGED"
     trials: int = 0
     ended: int = 0
+    failed: int = 0
     max_trials: int | None = None
     metric: str = ""
     best: float | None = None
@@ -67,6 +79,11 @@ class Overview:
     last: float | None = None
     ran_s: float = 0.0
     why: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its number, if it has one, and its name."""
+        return self.name if self.number is None else f"{self.number}: {self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +94,13 @@ class Found:
         directory: its directory; for one in an object store, that of a copy.
         where: its path, or its URI.
         is_copy: whether ``directory`` is a copy.
+        number: its number in the results directory; None if it has none.
     """
 
     directory: ExperimentDirectory
     where: str
     is_copy: bool
+    number: int | None = None
 
     @property
     def name(self) -> str:
@@ -98,44 +117,69 @@ class Found:
         # Checked before the journal is read: if a driver ends in between, its last record is read too.
         is_run = None if self.is_copy else Journal.writer(directory.journal) is not None
         records = Journal.read(directory.journal) if directory.journal.exists() else []
-        return _overview(self.where, directory.config_file.read_bytes(), records, is_run)
+        seen = _overview(self.where, directory.config_file.read_bytes(), records, is_run)
+        return replace(seen, number=self.number)
 
 
-def whereabouts(experiment: str) -> str:
+def whereabouts(experiment: Name) -> str:
     """Where an experiment is: the path of its directory, or a URI as it was given.
 
     Args:
-        experiment: a path, ``s3://...``, a name below the default storage, the beginning of one, or ``latest``.
+        experiment: a path, ``s3://...``, or in the default storage: a number, a name, a unique part of one, or
+            ``latest``.
 
     Raises:
         NoExperiment: there is none, or several match.
     """
+    experiment = str(experiment) if isinstance(experiment, int) else os.fspath(experiment)
     location = _location(experiment)
     if not location.is_local:
         own = results() / location.name  # the copy that resuming uses, see `mirror.brought`
         has = ExperimentDirectory(own) if ExperimentDirectory(own).config_file.exists() else None
         return str(own) if has is not None and _same(has.storage, location) else experiment
     path, root = location.path, results()
-    if ExperimentDirectory(path).config_file.exists():
+    if ExperimentDirectory(path).config_file.exists() or is_local_run(path):
         return str(path.resolve())
     if os.sep in experiment or experiment.startswith((".", "~")):
         raise NoExperiment(_no_experiment(path))
+    known = numbered()
+    if experiment.isdecimal() and int(experiment) in known:
+        place = known[int(experiment)]
+        if not ExperimentDirectory(place).config_file.exists():
+            raise NoExperiment(f"experiment {experiment}, {place.name}, is no longer in {root}")
+        return str(place.resolve())
     there = {each.name: each for each in newest_first(experiments_below(root))}
-    names = list(there)
-    if experiment == LATEST and names:
-        return str(there[names[0]])
-    matches = [name for name in names if name.startswith(experiment)]
+    if experiment == LATEST and there:
+        return str(next(iter(there.values())))
+    matches = _matches(experiment, list(there))
     if len(matches) > 1:
         raise NoExperiment(
-            f"{experiment!r} matches {len(matches)} experiments in {root}: {_some(matches)}; give more of the name"
+            f"{experiment!r} matches {len(matches)} experiments in {root}; give a number, or more of the name:"
+            + _candidates([there[name] for name in matches])
         )
     if not matches:
-        raise NoExperiment(_unknown(experiment, names, root, path))
+        raise NoExperiment(_unknown(experiment, list(there), root, path))
     return str(there[matches[0]])
 
 
+def _matches(experiment: str, names: Sequence[str]) -> list[str]:
+    """The names that are meant: the one that is equal, else those that begin with it, else those that contain it."""
+    if experiment in names:
+        return [experiment]
+    if experiment.isdecimal() and len(experiment) < _PART_DIGITS:
+        return []
+    begin = [name for name in names if name.startswith(experiment)]
+    return begin or [name for name in names if experiment in name]
+
+
+def _candidates(paths: Sequence[Path]) -> str:
+    known = numbers()
+    lines = [f"\n{known.get(path.resolve(), ''):>6}  {path.name}" for path in paths[:_SHOWN]]
+    return "".join(lines) + (f"\n        and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
+
+
 @contextmanager
-def found(experiment: str) -> Iterator[Found]:
+def found(experiment: Name) -> Iterator[Found]:
     """The experiment, see `whereabouts`; a copy of a remote one exists only within the block.
 
     Raises:
@@ -145,7 +189,8 @@ def found(experiment: str) -> Iterator[Found]:
     where = whereabouts(experiment)
     location = Location.of(where)
     if location.is_local:
-        yield Found(directory=ExperimentDirectory.open(location.path), where=where, is_copy=False)
+        directory, number = ExperimentDirectory.open(location.path), number_of(location.path)
+        yield Found(directory=directory, where=where, is_copy=False, number=number)
         return
     with tempfile.TemporaryDirectory(prefix="dray-look-") as scratch:
         directory = ExperimentDirectory(Path(scratch) / location.name)
@@ -172,30 +217,65 @@ def listed(root: str | None = None) -> list[Overview]:
     else:
         if root is not None and not location.path.is_dir():
             raise NoExperiment(f"no such directory: {location}")
-        there = [_glance(path) for path in experiments_below(location.path)]
+        known = numbers()
+        there = [_glance(path, known.get(path.resolve())) for path in experiments_below(location.path)]
     return sorted(there, key=lambda each: (each.began or 0, each.name))
 
 
 def experiments_below(root: Path) -> list[Path]:
-    """The directories of the experiments in a directory, sorted by name; links are resolved."""
+    """The directories of the experiments and local runs in a directory, sorted; links are resolved."""
     if not root.is_dir():
         return []
     # Hidden directories are incomplete copies.
     found = [path for path in root.iterdir() if not path.name.startswith(".") and (path / "experiment.yaml").is_file()]
-    return [path.resolve() if path.is_symlink() else path for path in sorted(found)]
+    return [path.resolve() if path.is_symlink() else path for path in sorted([*found, *local_runs(root)])]
 
 
 def newest_first(experiments: Sequence[Path]) -> list[Path]:
-    """Sorted by creation time, the newest first."""
-    return sorted(experiments, key=lambda path: ((path / "experiment.yaml").stat().st_mtime, path.name), reverse=True)
+    """Sorted by creation time, the newest first; local runs by that of their latest report."""
+
+    def made(path: Path) -> tuple[float, str]:
+        return (path / (METRICS if is_local_run(path) else "experiment.yaml")).stat().st_mtime, path.name
+
+    return sorted(experiments, key=made, reverse=True)
 
 
-def _glance(path: Path) -> Overview:
-    where = Found(directory=ExperimentDirectory(path), where=str(path), is_copy=False)
+def _glance(path: Path, number: int | None) -> Overview:
+    where = Found(directory=ExperimentDirectory(path), where=str(path), is_copy=False, number=number)
     try:
-        return where.overview()
+        return local_overview(LocalRun(path)) if is_local_run(path) else where.overview()
     except (OSError, ValueError) as error:
-        return Overview(name=path.name, path=str(path), why=str(error))
+        return Overview(name=path.name, path=str(path), number=number, why=str(error))
+
+
+def local_overview(run: LocalRun) -> Overview:
+    """A local run as an experiment of one trial."""
+    state, times = run.state, [row["time"] for row in run.rows]
+    return Overview(
+        name=run.path.name,
+        path=str(run.path),
+        title=run.path.name,
+        state=state,
+        trials=1,
+        ended=int(state == "COMPLETED"),
+        max_trials=1,
+        metric=str(run.searcher.get("metric", "")),
+        best=None if run.best is None else run.best[0],
+        best_trial=None if run.best is None else 0,
+        began=min(times, default=None),
+        last=max(times, default=None),
+        ran_s=max(times, default=0.0) - min(times, default=0.0),
+    )
+
+
+def local_run(experiment: Name) -> LocalRun | None:
+    """The local run of this name; None if an experiment is meant.
+
+    Raises:
+        NoExperiment: see `whereabouts`.
+    """
+    where = Location.of(whereabouts(experiment))
+    return LocalRun(where.path) if where.is_local and is_local_run(where.path) else None
 
 
 def _glance_afar(location: Location) -> Overview | None:
@@ -222,7 +302,7 @@ def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], i
         sign = 1 if searcher.get("smaller_is_better", True) else -1
     except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"its experiment.yaml can't be read: {' '.join(str(error).split())}") from None
-    ended: set[int] = set()
+    ended: dict[int, str] = {}
     best: dict[int, float] = {}
     done, trials = "", 0
     ran_s, begin, time = 0.0, 0.0, 0.0
@@ -236,9 +316,7 @@ def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], i
             if isinstance(value, int | float) and sign * value < sign * best.get(trial, sign * float("inf")):
                 best[trial] = value
         elif event == "exited":
-            ended.add(trial)
-            if record.get("reason") == "invalid_hp":
-                best.pop(trial, None)
+            ended[trial] = record.get("reason", "")
         elif event == "extended":
             done, max_trials = "", record.get("max_trials") or max_trials
         for action in record.get("actions", ()):
@@ -246,10 +324,12 @@ def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], i
                 case "create":
                     trials += 1
                 case "resume":
-                    ended.discard(action["trial"])
+                    ended.pop(action["trial"], None)
                 case "done":
                     done = action["reason"]
-    leader = min(best, key=lambda trial: sign * best[trial], default=None)
+    failed = {trial for trial, reason in ended.items() if reason == "errored"}
+    sound = [trial for trial in best if trial not in failed and ended.get(trial) != "invalid_hp"]
+    leader = min(sound, key=lambda trial: sign * best[trial], default=None)
     times = [record["time"] for record in records if "time" in record]
     return Overview(
         name=Location.of(where).name,
@@ -258,6 +338,7 @@ def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], i
         state=_state(done, is_run),
         trials=trials,
         ended=len(ended),
+        failed=len(failed),
         max_trials=max_trials,
         metric=metric,
         best=None if leader is None else best[leader],

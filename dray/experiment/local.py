@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import shlex
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,9 +23,11 @@ from dray.experiment.search import build_search
 from dray.experiment.secret import check_secrets
 from dray.experiment.source import with_source
 from dray.hosts import LocalHost, use_host
+from dray.hosts.local import new_directory
 from dray.pytorch.class_entrypoint import train
 from dray.script import Script, ScriptFailed
 from dray.training.host import Reached, Report
+from dray.training.metric_checks import MetricChecks
 from dray.training.time_metric import crossed, time_of
 from dray.training.units import ENDLESS, in_batches
 from searchers.search import Search
@@ -39,17 +42,27 @@ class OneTrialHost(LocalHost):
         config: of the experiment.
         search: the search at its start; its trial 0 is run.
         code_dir: the model's code, which is copied into each checkpoint.
-        directory: for metrics and checkpoints; a fresh one below ``~/dray_results/local`` if None.
+        directory: for metrics and checkpoints. A run that is there already is resumed.
+        command: that runs this again, without its directory.
     """
 
     # This trial is the whole experiment, so the experiment's best is known.
     best_supported = True
 
-    def __init__(self, config: ExperimentConfig, search: Search, *, code_dir: Path, directory: Path | None) -> None:
+    def __init__(
+        self, config: ExperimentConfig, search: Search, *, code_dir: Path, directory: Path, command: str
+    ) -> None:
         super().__init__(directory, trial_seed=search.seed_of(0), code_dir=code_dir)
+        self._command = command
+        self.latest_checkpoint = latest = self._store.latest()
+        self.steps_completed = 0 if latest is None else self._store.batches_of(latest)
         searcher = config.searcher
         length = searcher.counted_length
-        self.metric = searcher.metric
+        self._checks = MetricChecks(
+            searcher.metric, is_alone=searcher.name == "single", stops_on_nan=config.stop_on_nan
+        )
+        self._metric = searcher.metric
+        self.metric = self._checks.compared
         self.secrets = config.secrets
         self.source_checkpoint = searcher.source_checkpoint_uuid
         self.max_length = None if length is None else length.to_unit()
@@ -65,13 +78,13 @@ class OneTrialHost(LocalHost):
         self.checkpoint_period = None if saving is None else in_batches(saving.to_unit(), records)
         self._sign = 1 if config.searcher.smaller_is_better else -1
         self._best = math.inf
-        self._is_alone = searcher.name == "single"
-        self.trained = False
+        self._is_known = self._own_loop = self._has_diverged = False
+        self.trained = self.latest_checkpoint is not None
         """Whether the search got a report, as on a Ray worker."""
 
     def opened(self) -> None:
         # Without a comparison of trials a program need not report: it may evaluate a model, say.
-        self.trained |= self._is_alone
+        self.trained |= self._checks.is_alone
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
         if self._time_metric is None:
@@ -80,18 +93,36 @@ class OneTrialHost(LocalHost):
         return crossed(self._rungs, before, self._time)
 
     def report(self, report: Report) -> bool:
+        self._own_loop = True
+        self._checks.of_program(report, known=self._is_known)
+        self._is_known |= report.validation is not None and report.compared
         self.worth_saving(report.validation or {})
         return super().report(report)
 
     def publish(self, report: Report) -> bool:
         self.trained = True
-        return super().publish(report)
+        self._checks.warning(report)
+        told = super().publish(report)
+        self._has_diverged = self._has_diverged or bool(self._checks.diverged(report))
+        return told or self._has_diverged
+
+    def how_to_resume(self, checkpoint: str, *, completed: bool) -> str:
+        return "" if completed else f"resume with: {self._command} --path {shlex.quote(str(self.directory))}"
+
+    def ended(self) -> None:
+        """The program has ended.
+
+        Raises:
+            SearcherMetricError: it had a loop of its own, and never reported the metric that the search compares.
+        """
+        if self._own_loop and not (self._has_diverged or self.asked_to_stop()):
+            self._checks.of_program(None, known=self._is_known)
 
     def best_validation(self) -> float | None:
         return self._sign * self._best if math.isfinite(self._best) else None
 
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
-        value = validation.get(self.metric or "")
+        value = validation.get(self._metric)
         score = self._sign * value if isinstance(value, int | float) else math.inf
         if not score < self._best:  # true for NaN, too
             return False
@@ -105,6 +136,7 @@ def run_local(
     *,
     trial: type[pytorch.PyTorchTrial] | None = None,
     path: str | os.PathLike[str] | None = None,
+    command: str = "dray experiment create CONFIG MODEL_DIR --local",
 ) -> Path:
     """Train trial 0 of an experiment, with the hyperparameters and the seed that the search would give it.
 
@@ -112,7 +144,9 @@ def run_local(
         config: Any experiment; ``resources`` are ignored: there is one process.
         model_dir: The directory of the model's code.
         trial: The trial's class; by default ``config.entrypoint`` in ``model_dir``, after its ``startup-hook.sh``.
-        path: Where metrics and checkpoints go; by default a new directory below ``~/dray_results/local``.
+        path: Where metrics and checkpoints go; by default a new directory below ``~/dray_results/local``. If it has
+            checkpoints, training resumes from the latest.
+        command: How the user started this; shown with the directory, to resume it.
 
     Returns:
         The directory with metrics and checkpoints.
@@ -127,14 +161,15 @@ def run_local(
     check_secrets(config)
     gpu = config.resources.slot != "cpu" and torch.cuda.is_available()
     with variables_set(config.environment.variables(device(gpu=gpu))):
-        return _run(config, model_dir, trial, path)
+        return _run(config, model_dir, trial, new_directory(config.name) if path is None else Path(path), command)
 
 
 def _run(
     config: ExperimentConfig,
     model_dir: str | os.PathLike[str],
     trial: type[pytorch.PyTorchTrial] | None,
-    path: str | os.PathLike[str] | None,
+    path: Path,
+    command: str,
 ) -> Path:
     if trial is None:
         check_entrypoint(config.entrypoint, model_dir)
@@ -144,9 +179,7 @@ def _run(
     search = build_search(config, lambda record: None, own=Own(directory=Path(model_dir)))
     search.start()
     hparams = dict(search.params(0))
-    host = OneTrialHost(
-        config, search, code_dir=Path(model_dir).resolve(), directory=None if path is None else Path(path)
-    )
+    host = OneTrialHost(config, search, code_dir=Path(model_dir).resolve(), directory=path, command=command)
     log.info("trial 0 of %s, in this process: %s", config.name, hparams)
     info = core.ClusterInfo(
         trial=core.TrialInfo(
@@ -155,7 +188,9 @@ def _run(
             trial_seed=host.trial_seed,
             hparams=hparams,
             config={**config.for_code(), "data": config.data},
+            steps_completed=host.steps_completed,
         ),
+        latest_checkpoint=host.latest_checkpoint,
         user_data=config.data,
     )
     with host, use_host(host), _known_to_trial(info):
@@ -164,8 +199,9 @@ def _run(
                 program.run(Path(model_dir).resolve())
             if not host.trained:
                 raise ScriptFailed(program.never_trained())
+            host.ended()
         else:
-            _train(program, config)
+            _train(program, config, host.latest_checkpoint)
     return host.directory
 
 
@@ -181,9 +217,10 @@ def _launched_alone() -> dict[str, str]:
     return {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in single.items()}}
 
 
-def _train(trial: type[pytorch.PyTorchTrial], config: ExperimentConfig) -> None:
+def _train(trial: type[pytorch.PyTorchTrial], config: ExperimentConfig, latest_checkpoint: str | None) -> None:
+    max_length = None if config.searcher.counted_length is not None else ENDLESS
     try:
-        train(trial, config.to_dict(), max_length=None if config.searcher.counted_length is not None else ENDLESS)
+        train(trial, config.to_dict(), max_length=max_length, latest_checkpoint=latest_checkpoint)
     except SystemExit as end:  # would end the whole process without a message
         told = (
             f"{trial.__name__} called sys.exit({end.code!r}) during training; to end training early, call "

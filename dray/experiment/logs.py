@@ -120,7 +120,8 @@ def in_short(error: object) -> list[str]:
     If no line of the user's code is involved, only the last line of the error.
     """
     head, *rest = _HEAD_ENDS.split(str(error or "").strip(), maxsplit=1)
-    return head.splitlines()[:3] if rest else [last_line(error)]
+    # The head of an error with a cause may be the cause's traceback.
+    return head.splitlines()[:3] if rest and not head.startswith("Traceback") else [last_line(error)]
 
 
 def last_line(error: object) -> str:
@@ -159,7 +160,10 @@ def _told(record: Mapping[str, Any], metric: str, unit: str, space: Space) -> st
         case "restarted":
             return f"{trial} failed and is restarted: {in_short(record.get('error'))[0]}"
         case "gave_up":
-            return f"{trial} failed for good: {record.get('why') or in_short(record.get('error'))[0]}"
+            why = record.get("why") or in_short(record.get("error"))[0]
+            if kept := record.get("kept"):
+                return f"the extension of {trial} failed for good, so it is still {kept}: {why}"
+            return f"{trial} failed for good: {why}"
         case "damaged":
             return f"{trial} skipped a checkpoint: {record.get('error')}"
         case "extended":
@@ -171,6 +175,7 @@ def _told(record: Mapping[str, Any], metric: str, unit: str, space: Space) -> st
 _ENDED = {
     "completed": "completed",
     "stopped": "stopped",
+    "diverged": "was stopped, because its loss is NaN",
     "errored": "ended with an error",
     "invalid_hp": "has invalid hyperparameters",
     "canceled": "was canceled",

@@ -194,14 +194,20 @@ class Observers:
                 observer.close(self._done)
                 return
             except Exception as error:
-                if not failed:
-                    told = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+                if self._directory.is_gone():  # the run says so
+                    return
+                told = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+                if is_last:
+                    self._say(f"{name}: lacks the end of the search, resume the experiment to write it: {told}")
+                elif not failed:
                     self._say(f"{name}: can't write for now, the search continues: {told}")
                 failed = True
             if is_last:
                 return
             # By then the disk may have room again, or the server be back.
             self._over.wait(AGAIN_S)
+            if self._directory.is_gone():
+                return
             self._take(name)
             metrics = read_metrics(self._directory.metrics)
 

@@ -14,7 +14,7 @@ from dray.experiment.own import Own
 from dray.experiment.schema import ExperimentConfig
 from dray.experiment.search import build_method
 from searchers.method import Method
-from searchers.preview import Preview, is_simulated, preview
+from searchers.preview import Preview, expected, is_certain, is_simulated
 
 
 def show_preview(
@@ -24,7 +24,7 @@ def show_preview(
     trials_per_hour: float | None = None,
     console: Console,
 ) -> None:
-    """Print brackets, rungs, trials at each rung, and the totals.
+    """Print brackets, rungs, trials at each rung, and the totals; with a range where chance has a say.
 
     Args:
         config: From ``load_config``.
@@ -35,27 +35,34 @@ def show_preview(
     Raises:
         ConfigError: The user's own method can't be loaded, or breaks the rules of a method.
     """
-    method = build_method(config, Own(directory=model_dir))
-    seen = _previewed(method)
-    console.print(_table(config, seen))
-    for line in _totals(config, seen, trials_per_hour):
+    method, seen = build_method(config, Own(directory=model_dir)), _previewed(config, model_dir)
+    word = "" if is_certain(method) else "expected "
+    console.print(_table(config, seen, word))
+    for line in _totals(config, seen, trials_per_hour, word):
         console.print(Text(line), soft_wrap=True)
     if is_simulated(method):
-        console.print(Text("custom method, simulated once with random metric values"), soft_wrap=True)
+        console.print(Text("custom method, simulated with random metric values"), soft_wrap=True)
 
 
 def preview_as_dict(config: ExperimentConfig, *, model_dir: Path | None = None) -> dict[str, Any]:
-    """The same as plain data: ``trials``, ``total`` and the rungs' ``length`` in ``unit``, ``brackets`` of rungs.
+    """The same as plain data: ``trials``, ``total``, ``likely_total`` (the range of nine in ten, or None) and the
+    ``length`` of rungs in ``unit``, ``brackets`` of rungs.
 
     Raises:
         ConfigError: as ``show_preview``.
     """
-    seen = _previewed(build_method(config, Own(directory=model_dir)))
+    seen = _previewed(config, model_dir)
     brackets = [
         [{"length": rung.length, "trials": rung.trials, "last": rung.last} for rung in bracket.rungs]
         for bracket in seen.brackets
     ]
-    return {"trials": seen.trials, "total": seen.total, "unit": unit_of(config), "brackets": brackets}
+    return {
+        "trials": seen.trials,
+        "total": None if seen.total is None else round(seen.total, 2),
+        "likely_total": seen.likely,
+        "unit": unit_of(config),
+        "brackets": brackets,
+    }
 
 
 def unit_of(config: ExperimentConfig) -> str:
@@ -66,40 +73,54 @@ def unit_of(config: ExperimentConfig) -> str:
     return "batches" if searcher.max_length is None else searcher.max_length.unit
 
 
-def _previewed(method: Method) -> Preview:
+def _previewed(config: ExperimentConfig, model_dir: Path | None) -> Preview:
+    def make() -> Method:
+        return build_method(config, Own(directory=model_dir))
+
     try:
-        return preview(method)
+        return expected(make)
     except RuntimeError as error:
         raise ConfigError([("searcher.name", str(error))]) from error
 
 
-def _table(config: ExperimentConfig, seen: Preview) -> Table:
+def _table(config: ExperimentConfig, seen: Preview, word: str) -> Table:
     table = Table(title=f"{config.name}: {_method(config)}", title_justify="left")
     unit = unit_of(config)
-    for heading in ("bracket", "rung", f"length, {unit}", "trials", "trials ending here", f"total, {unit}"):
+    for heading in ("bracket", "rung", f"length, {unit}", f"{word}trials", "ending here", f"{word}total, {unit}"):
         table.add_column(heading, justify="right")
     for number, bracket in enumerate(seen.brackets, start=1):
         for place, rung in enumerate(bracket.rungs, start=1):
             length = "set by fit()" if rung.length is None else f"{rung.length:,}"
-            total = "" if rung.length is None else f"{rung.length * rung.last:,}"
+            total = "" if rung.length is None else _number(rung.length * rung.last)
             table.add_row(
-                str(number) if place == 1 else "", str(place), length, f"{rung.trials:,}", f"{rung.last:,}", total
+                str(number) if place == 1 else "", str(place), length, _number(rung.trials), _number(rung.last), total
             )
         table.add_section()
     return table
 
 
-def _totals(config: ExperimentConfig, seen: Preview, trials_per_hour: float | None) -> list[str]:
+def _totals(config: ExperimentConfig, seen: Preview, trials_per_hour: float | None, word: str) -> list[str]:
     length, unit = config.searcher.length, unit_of(config)
-    lines, full = [f"{seen.trials:,} trials"], float(seen.trials)
+    lines, full, likely = [f"{_number(seen.trials)} trials"], seen.trials, seen.likely
     if seen.total is not None and length is not None:
         full = seen.total / length
-        lines[0] += f", {seen.total:,} {unit} in total: equivalent to {full:,.1f} trials of {length:,} {unit}"
-        if seen.trials:
-            lines[0] += f", {full / seen.trials:.0%} of training all of them to the end"
+        range_ = "" if likely is None else f" ({likely[0]:,.0f} to {likely[1]:,.0f} in 9 of 10 simulated searches)"
+        at_least = " or more" if word and likely is None else ""
+        lines[0] += f", {word}total {seen.total:,.0f} {unit}{at_least}{range_}"
+        share = f", {full / seen.trials:.0%} of training all of them to the end" if seen.trials else ""
+        lines.append(f"equivalent to {full:,.1f} trials of {length:,} {unit}{share}")
     if trials_per_hour is not None:
-        lines.append(f"about {_hours(full / trials_per_hour)} at {trials_per_hour:g} full-length trials per hour")
+        between = ""
+        if likely is not None and length is not None:
+            between = " (" + " to ".join(_hours(total / length / trials_per_hour) for total in likely) + ")"
+        rate = f"at {trials_per_hour:g} full-length trials per hour"
+        lines.append(f"about {_hours(full / trials_per_hour)}{between} {rate}")
     return lines
+
+
+def _number(value: float) -> str:
+    """A whole number, or the mean of some."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
 
 
 def _method(config: ExperimentConfig) -> str:

@@ -43,19 +43,29 @@ class Restarts:
         self._failures = recorded(records)
         self.counted = Counter({trial: len(failures) for trial, failures in self._failures.items()})
 
-    def failed(self, trial: int, error: str, failure: Failure, dead: Sequence[int]) -> bool:
-        """Record a failure of a trial, whose ranks ``dead`` have died. Returns whether it is to be started again."""
+    def failed(self, trial: int, error: str, failure: Failure, dead: Sequence[int], kept: str = "") -> bool:
+        """Record a failure of a trial, whose ranks ``dead`` have died. Returns whether it is to be started again.
+
+        ``kept``: if the trial had ended and was extended, how it had ended: it keeps that, however the extension ends.
+        """
         failures = self._failures.setdefault(trial, [])
         failures.append(failure)
         why = why_given_up(failures, self._config.max_restarts) or self._forbidden(trial, error)
         if failure.kind == "died" or dead:  # it could not report why itself
             error = self._with_last_words(error, trial, dead)
-        self._display.failure(trial, error, why)
-        told = {"trial": trial, "error": error, **record(failure), "time": time.time()}
-        self._journal.append({"event": "gave_up", "why": why, **told} if why else {"event": "restarted", **told})
-        if not why:
-            self.counted[trial] += 1
-        return not why
+        if why:
+            self.gave_up(trial, error, why, failure, kept)
+            return False
+        self._display.failure(trial, error)
+        self._journal.append({"event": "restarted", **_told(trial, error, failure)})
+        self.counted[trial] += 1
+        return True
+
+    def gave_up(self, trial: int, error: str, why: str, failure: Failure, kept: str = "") -> None:
+        """Record that a trial is not started again; ``kept`` as in `failed`."""
+        self._display.failure(trial, error, why, kept)
+        told = {"event": "gave_up", "why": why, **_told(trial, error, failure)}
+        self._journal.append({**told, "kept": kept} if kept else told)
 
     def _forbidden(self, trial: int, error: str) -> str:
         """Why the log policies forbid to start the trial again; "" if they don't."""
@@ -90,6 +100,10 @@ def why_given_up(failures: Sequence[Failure], max_restarts: int) -> str:
         # It has failed at the same batch in the same way after a restart, so it will do so again.
         return f"the same error twice, after {last.batches} batches: {last.where}"
     return ""
+
+
+def _told(trial: int, error: str, failure: Failure) -> dict[str, Any]:
+    return {"trial": trial, "error": error, **record(failure), "time": time.time()}
 
 
 def record(failure: Failure) -> dict[str, Any]:

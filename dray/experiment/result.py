@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from dray.experiment.code import FromDirectory
 from dray.experiment.config import ExperimentConfig
-from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.errors import ExperimentError
+from dray.experiment.found import Name, Overview, found
 from dray.experiment.metrics_log import read_metrics, read_system
+from dray.experiment.outcomes import nan_since, no_best_told, ranked
 from dray.experiment.search import recorded_search
 from dray.experiment.timeline import read_timeline
 from dray.script import Script
@@ -53,14 +55,45 @@ class Result:
     """An experiment's results.
 
     Args:
-        path: the experiment's directory.
+        path: the experiment, as the command takes it: its number, a unique part of its name, ``"latest"``, its
+            directory, or ``s3://bucket/results/digits-1``, whose small files are then copied for as long as this object
+            lives.
         trial: its class, if the experiment was given one that can't be imported from the copy of its code.
+
+    Attributes:
+        path: the experiment's directory; that of the copy, for one in an object store.
+
+    Raises:
+        NoExperiment: there is none, or several match.
+        StorageError: the object store can't be used.
     """
 
-    def __init__(self, path: Path, *, trial: type[PyTorchTrial] | None = None) -> None:
-        self.path = Path(path)
-        self._directory = ExperimentDirectory.open(self.path)
+    def __init__(self, path: Name, *, trial: type[PyTorchTrial] | None = None) -> None:
+        copies = ExitStack()
+        self._found = copies.enter_context(found(path))
+        weakref.finalize(self, copies.close)
+        self._directory = self._found.directory
+        self.path = self._directory.path
         self._trial = trial
+
+    def __repr__(self) -> str:
+        from dray.experiment.glance import as_text
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from dray.experiment.glance import as_html
+
+        return as_html(self)
+
+    @property
+    def overview(self) -> Overview:
+        """The experiment at a glance, as ``dray experiment list`` shows it: its state, name and number now.
+
+        Raises:
+            JournalError: its journal is damaged.
+        """
+        return self._found.overview()
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -85,7 +118,14 @@ class Result:
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """A row a trial: trial_id, state, hparams.*, batches, metric (last), best_metric, restarts, started, ended."""
+        """A row per trial.
+
+        ``trial_id`` (int), ``state`` (PENDING, RUNNING, PAUSED, COMPLETED, STOPPED, ERRORED, INVALID_HP, CANCELED),
+        ``hparams.<name>`` (one column each), ``batches`` (int, trained), ``metric`` and ``best_metric`` (float: the
+        searcher's metric at the last and at the best validation, NaN before the first), ``nan_since`` (the batches at
+        which a loss was first reported as NaN or infinite, if it has stayed so), ``restarts`` (int), ``started`` and
+        ``ended`` (UTC; NaT if it has not).
+        """
         started, ended, restarts = self._times("started"), self._times("exited"), Counter(self._trials_of("restarted"))
         views = self.search.trials.values()
         hparams = [dict(flat(view.hparams or {})) for view in views]
@@ -94,8 +134,11 @@ class Result:
             table[f"hparams.{name}"] = pd.Series([drawn.get(name) for drawn in hparams])
         ids = table["trial_id"]
         table["batches"] = ids.map(self.metrics.groupby("trial_id")["batches"].max()).fillna(0).astype("int64")
-        table["metric"] = ids.map(self._validations.groupby("trial_id")["value"].last()).astype("float64")
+        # Not groupby().last(), which passes over NaN.
+        last = self._validations.drop_duplicates("trial_id", keep="last").set_index("trial_id")
+        table["metric"] = ids.map(last["value"]).astype("float64")
         table["best_metric"] = ids.map(self._best_rows.set_index("trial_id")["value"]).astype("float64")
+        table["nan_since"] = ids.map(nan_since(self.metrics, self.config.searcher.metric)).astype("Int64")
         table["restarts"] = [restarts[view.id] for view in views]
         for name, times in (("started", started), ("ended", ended)):
             table[name] = pd.to_datetime([times.get(view.id, math.nan) for view in views], unit="s")
@@ -118,17 +161,19 @@ class Result:
 
     @cached_property
     def best_trial(self) -> BestTrial:
-        """The trial with the best validation.
+        """The trial with the best validation, among those that did not fail.
 
         Raises:
-            ExperimentError: no trial has validated, or none has a checkpoint.
+            ExperimentError: no trial has validated, or all that have failed; or the best has no checkpoint.
         """
-        valid = {view.id for view in self.search.trials.values() if view.state != "INVALID_HP"}
-        rows = self._best_rows[self._best_rows["trial_id"].isin(list(valid))]
-        if rows.empty:
+        there = ranked(self.trials, self._sign)
+        if there.empty:
             raise ExperimentError(f"no trial of {self.path} has validated yet, so there is no best trial")
-        row = rows.iloc[(self._sign * rows["value"]).argmin()]
-        trial_id, batches = int(row["trial_id"]), int(row["batches"])
+        if told := no_best_told(there, self.config.searcher.metric):
+            raise ExperimentError(f"{self.path}: {told}")
+        row = there.iloc[0]
+        trial_id = int(row["trial_id"])
+        batches = int(self.best_batches()[trial_id])
         store = self._directory.store(trial_id)
         checkpoint = store.find(batches) or store.latest()
         if checkpoint is None:
@@ -139,7 +184,7 @@ class Result:
         return BestTrial(
             trial_id=trial_id,
             hparams=dict(self.search.trials[trial_id].hparams or {}),
-            metric=float(row["value"]),
+            metric=float(row["best_metric"]),
             batches=batches,
             checkpoint=_handed_out(store, checkpoint),
         )

@@ -19,11 +19,13 @@ from typing import Any
 
 from dray.experiment.config import CheckpointStorage
 from dray.storage import CheckpointStore
+from dray.storage.outage import Outage
 
 log = logging.getLogger(__name__)
 
 CLOSE_S = 60.0
 """How long the end of a run waits for removals; the rest is removed when the experiment is resumed."""
+_LATER = "the rest is deleted when the experiment is resumed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +119,11 @@ class Retention:
         self._changed: set[int] = set()
         self._damaged: set[str] = set()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._failed = False
+        self._outage = Outage(
+            log,
+            fails="can't delete old checkpoints; will retry when there are new ones",
+            works="old checkpoints are deleted again, and none is left over",
+        )
         self._thread = threading.Thread(target=self._run, name="dray-retention", daemon=True)
 
     def start(
@@ -154,29 +160,27 @@ class Retention:
         self._work.put(None)
         if self._thread.ident is not None:
             self._thread.join(CLOSE_S)
+            if self._thread.is_alive():
+                log.warning("deleting old checkpoints takes longer than %.0f s; %s", CLOSE_S, _LATER)
 
     # ------------------------------------------------------------------ in the thread
     def _run(self) -> None:
         goes_on = True
+        todo: list[Callable[[], None]] = []  # what has failed, to be tried again, and what is new
         while goes_on:
-            todo = [self._work.get()]
+            new = [self._work.get()]
             while not self._work.empty():
-                todo.append(self._work.get())
-            for step in todo:
-                if step is None:
-                    goes_on = False
-                else:
-                    self._safely(step)
-            self._safely(self._remove_the_rest)
-
-    def _safely(self, step: Callable[[], None]) -> None:
-        """Run a step; an unreachable store must not end the search: the rest is removed later."""
-        try:
-            step()
-        except Exception as error:
-            if not self._failed:
-                log.warning("can't delete old checkpoints; will retry when there are new ones: %s", error)
-            self._failed = True
+                new.append(self._work.get())
+            goes_on = None not in new
+            todo = [step for step in [*todo, *new] if step is not None]
+            errors: list[Exception] = []
+            todo = [step for step in todo if not _works(step, errors)]
+            if _works(self._remove_the_rest, errors) and not todo:
+                self._outage.ended()
+            elif goes_on:
+                self._outage.began(errors[0])
+            else:
+                log.warning("can't delete all old checkpoints: %s; %s", errors[0], _LATER)
 
     def _recover(
         self,
@@ -261,6 +265,16 @@ class Retention:
     def _record(self, event: str, saved: Saved, **more: object) -> None:
         record = {"event": event, "trial": saved.trial, "batches": saved.batches, "checkpoint": saved.checkpoint}
         self._note({**record, **more, "time": time.time()})
+
+
+def _works(step: Callable[[], None], errors: list[Exception]) -> bool:
+    """Run a step; an unreachable store must not end the search."""
+    try:
+        step()
+    except Exception as error:
+        errors.append(error)
+        return False
+    return True
 
 
 def saved_in(records: Iterable[Mapping[str, Any]]) -> list[Saved]:

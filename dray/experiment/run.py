@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -24,6 +23,7 @@ import dray
 from dray.cluster.demand import Demand
 from dray.cluster.elastic import Elastic
 from dray.cluster.environment import Device, device
+from dray.cluster.failure import Failure
 from dray.cluster.lending import Slots, WorkerGroup, start_desk
 from dray.cluster.messages import Message
 from dray.cluster.ray_cluster import Cluster, slots_now
@@ -33,11 +33,13 @@ from dray.experiment.config import ExperimentConfig
 from dray.experiment.counts import Counts
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.display import Display
-from dray.experiment.errors import ConfigError, DeskLost, ExperimentError
+from dray.experiment.errors import ConfigError, DeskLost, DirectoryGone, ExperimentError, FoundInTraining
 from dray.experiment.groups import IN_TURN_S, Groups, OnEnd, find_slots
+from dray.experiment.interrupts import Interrupts
 from dray.experiment.metrics_log import MetricsLog
 from dray.experiment.nodes import checked_nodes, told_by_worker
 from dray.experiment.observers import Observers
+from dray.experiment.outcomes import NEVER_BEST
 from dray.experiment.restarts import Restarts
 from dray.experiment.retention import Policy, Retention
 from dray.experiment.timeline import Timeline
@@ -47,7 +49,7 @@ from dray.hosts.ray_worker import Experiment as TrialsExperiment
 from dray.storage import CheckpointStore
 from dray.training.units import Batch, TrainUnit
 from searchers.errors import SpaceError
-from searchers.events import Started
+from searchers.events import Reason, Started
 from searchers.journal import Journal
 from searchers.ray_tune import Answer, TuneDriver
 from searchers.search import Search, TrialView
@@ -60,15 +62,18 @@ TUNE_END_S = 60.0
 """How long Tune may take to end. A thread that is inside Ray when Ray is shut down may end the process."""
 STOP_GRACE_S = 120.0
 """How long trials may take to save when the driver is told to stop."""
+LOOK_S = 1.0
+"""How often the driver looks whether the experiment's directory is still there."""
 
 
 class Run:
     """Args:
     config, directory, journal, observers, search, metrics: of the experiment; the search has been started, and the
         config includes its extensions.
-    revived: trials that had ended, and go on because the search was extended.
+    revived: trials that had ended, and go on because the search was extended; and how they had ended.
     load_trial: loads the trial's class on the workers.
     cluster: where to run.
+    interrupts: tell whether the run is to stop.
     records: the journal so far.
     on_message: called with each of the desk's messages; for benchmarks and tests.
     """
@@ -85,8 +90,9 @@ class Run:
         load_trial: FromDirectory | ByValue,
         cluster: Cluster,
         display: Display,
+        interrupts: Interrupts,
         records: Sequence[Mapping[str, Any]],
-        revived: Container[int] = (),
+        revived: Mapping[int, Reason] = MappingProxyType({}),
         on_message: Callable[[Message], None] | None = None,
     ) -> None:
         self.config, self.search, self.display, self.cluster = config, search, display, cluster
@@ -106,7 +112,8 @@ class Run:
         self._timeline = Timeline(directory.metrics)
         self._lock = threading.RLock()
         self._error: BaseException | None = None
-        self._stop_signals = 0
+        self._interrupts = interrupts
+        self._trains = False
         self._recorded: Counter[int] = Counter()
         self._records = records
         self._retention = Retention(
@@ -195,18 +202,18 @@ class Run:
         """Block until the search is done.
 
         Raises:
-            KeyboardInterrupt: stopped by SIGINT or SIGTERM; running trials have saved a checkpoint.
+            KeyboardInterrupt: stopped by a signal, which it names; running trials have saved a checkpoint.
             DeskLost: the desk died; another run can resume from the journal.
             ExperimentError, ConfigError: it cannot go on.
         """
         runnable = [trial.id for trial in self._runnable()]
-        best = [t.best for t in self.search.trials.values() if t.best is not None and t.state != "INVALID_HP"]
+        best = [t.best for t in self.search.trials.values() if t.best is not None and t.state not in NEVER_BEST]
         scores = [self._experiment.score(value) for value in best]
         ray.get(self.desk.set_best.remote(min(scores, default=None)))
         self.desk.enqueue.remote(runnable)
         started = [trial.id for trial in self.search.trials.values() if trial.hparams is not None]
         self._retention.start(self._records, started, _metric_at)
-        with self._signals():
+        with self._interrupts.held():
             self.groups.start()
             tune = threading.Thread(target=self._tune.run, name="dray-tune", daemon=True)
             watch = Watch(
@@ -222,22 +229,27 @@ class Run:
                     f"and saved is safe; resume with: dray experiment resume {self._directory.path}"
                 )
             finally:
-                watch.close()
-                self._close(tune)
-        if isinstance(self._error, DeskLost) and self._stop_signals:
-            raise KeyboardInterrupt
+                self._close(tune, watch)
+        if isinstance(self._error, DeskLost):
+            self._interrupts.check()
         if self._error is not None:
             raise self._error
         if self._tune.error is not None:
             raise ExperimentError(f"the search failed: {self._tune.error}") from self._tune.error
-        if self._stop_signals:
-            raise KeyboardInterrupt
+        self._interrupts.check()
 
     def _serve(self, tune: threading.Thread) -> None:
-        began = time.monotonic()
+        began = look_at = time.monotonic()
         self._ask_for_mail()
-        while self._error is None and self._tune.error is None and not self._stop_signals:
+        while self._error is None and self._tune.error is None:
             self._read_mail()
+            if self._interrupts.wanted:  # Ray may be about to end as well
+                break
+            if time.monotonic() >= look_at:
+                look_at = time.monotonic() + LOOK_S
+                if self._directory.is_gone():
+                    self._error = DirectoryGone(self._directory.path)
+                    break
             if tune.ident is None:
                 if self._tune_may_start or time.monotonic() - began > IN_TURN_S:
                     tune.start()
@@ -262,30 +274,39 @@ class Run:
         self._mail = self.desk.messages.remote(dict(self._recorded))
         self._recorded.clear()
 
-    def _close(self, tune: threading.Thread) -> None:
-        """Let running trials save and end, then end Tune, the groups and the desk."""
-        self.display.closing(bool(self._stop_signals))
-        with contextlib.suppress(ray.exceptions.RayError):  # the desk may be gone
-            self._let_trials_save()
-        self._tune.stop()
-        # Tune checks whether to stop only when a handle returns.
-        self.desk.finished.remote()
-        if tune.ident is not None:
-            tune.join(TUNE_END_S)
-        lost = isinstance(self._error, DeskLost)
+    def _close(self, tune: threading.Thread, watch: Watch) -> None:
+        """Let running trials save and end, then end Tune, the groups and the desk, unless Ray itself is gone."""
+        watch.close()
+        self.display.closing(self._interrupts.wanted)
+        try:
+            if not self._directory.is_gone():
+                with contextlib.suppress(ray.exceptions.RayError):  # the desk may be gone
+                    self._let_trials_save(watch)
+        finally:  # also if it is interrupted again
+            self._tune.stop()
+            # Tune checks whether to stop only when a handle returns.
+            self.desk.finished.remote()
+            deadline = time.monotonic() + TUNE_END_S
+            while tune.is_alive() and time.monotonic() < deadline and watch.answers():
+                tune.join(POLL_S)
         self._retention.close()
+        self._timeline.close()
+        if not watch.answers():
+            return
         # On a shared cluster workers first give back what they hold. Without a desk they would try that for ever.
-        self.groups.end(at_once=self.cluster.own or lost)
+        self.groups.end(at_once=self.cluster.own or isinstance(self._error, DeskLost))
         if not self.cluster.own:
             ray.kill(self.desk)
-        self._timeline.close()
 
-    def _let_trials_save(self) -> None:
+    def _let_trials_save(self, watch: Watch) -> None:
         self.desk.close.remote()
-        deadline = time.monotonic() + (STOP_GRACE_S if self._stop_signals < 2 else 0)
-        while time.monotonic() < deadline and self._stop_signals < 2:
-            if ray.get(self.desk.quiet.remote()):
-                break
+        deadline = time.monotonic() + STOP_GRACE_S
+        quiet = self.desk.quiet.remote()
+        while time.monotonic() < deadline and watch.answers():
+            if ray.wait([quiet], timeout=POLL_S)[0]:
+                if ray.get(quiet):
+                    break
+                quiet = self.desk.quiet.remote()
             self._read_mail()
 
     def _read(self, messages: list[Message]) -> None:
@@ -298,6 +319,8 @@ class Run:
                     self._tune_may_start = True
                 case "broken":
                     self._error = told_by_worker(message.cause, self._directory.path)
+                    if self._trains and isinstance(self._error, ConfigError):
+                        self._error = FoundInTraining(self._error.faults, self._error.source)
                 case "retired" if self.config.resources.reuse_workers:
                     self.display.retired(message.group, message.trial, message.error)
                 case "handle":
@@ -306,6 +329,9 @@ class Run:
                     self._bind(message)
                 case "rows":
                     assert message.report is not None
+                    self._trains = True
+                    if warning := message.report.get("warning"):
+                        self.display.say(f"warning: trial {message.trial}: {warning}")
                     self._metrics.append(message.trial, message.report["rows"])
                     self._observers.rows(message.trial, message.report["rows"])
                     self.display.rows(message.trial, message.report["rows"])
@@ -325,7 +351,7 @@ class Run:
                 try:
                     self.search.on(Started(trial=message.trial))
                 except SpaceError as error:  # no sample meets the constraint
-                    self._error = ConfigError(error.faults, "The search")
+                    self._error = FoundInTraining(error.faults, "The search")
                     return
             lease = Lease(
                 number=message.lease,
@@ -345,18 +371,27 @@ class Run:
 
     def _left(self, message: Message) -> None:
         trial = message.trial
-        if message.outcome not in ("errored", "invalid_hp") or self.search.trials[trial].ended:
+        if message.outcome not in ("errored", "diverged", "invalid_hp") or self.search.trials[trial].ended:
             return
+        # A trial whose extension fails keeps the result that it had.
+        kept = self._revived.get(trial)
         if message.outcome == "invalid_hp":
-            self.desk.finish.remote(trial, "invalid_hp")
+            if kept is not None:
+                failure = Failure(kind="error", where="InvalidHP")
+                self._restarts.gave_up(trial, message.error, "it raised InvalidHP", failure, kept)
+            self.desk.finish.remote(trial, kept or "invalid_hp")
+            return
+        if message.outcome == "diverged":
+            self.display.say(f"trial {trial} is stopped (stop_on_nan): {message.error}")
+            self.desk.finish.remote(trial, "diverged")
             return
         if message.fatal:
             self.display.failure(trial, message.error)
             self._error = _config_error(message.error)
             return
         assert message.failure is not None, "an error is of some kind, unless it ends the search"
-        if not self._restarts.failed(trial, message.error, message.failure, message.dead):
-            self.desk.finish.remote(trial, "errored")
+        if not self._restarts.failed(trial, message.error, message.failure, message.dead, kept or ""):
+            self.desk.finish.remote(trial, kept or "errored")
             return
         with self._lock:
             # If it was paused meanwhile, or paused and queued again, it goes on when its turn comes.
@@ -410,21 +445,6 @@ class Run:
             f"{self._directory.path}"
         )
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """In the block SIGINT and SIGTERM ask the run to stop; without effect outside of the main thread."""
-
-        def told(number: int, frame: FrameType | None) -> None:
-            self._stop_signals += 1
-
-        ours = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-        before = {number: signal.signal(number, told) for number in ours}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
 
 def _is_runnable(trial: TrialView) -> bool:
     """Whether the trial should have workers."""
@@ -444,10 +464,10 @@ def _metric_at(store: CheckpointStore, batches: int) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def _config_error(error: str) -> ConfigError:
+def _config_error(error: str) -> FoundInTraining:
     """From a worker's message, ``field: what is wrong with it``."""
     field_path, _, what = error.partition(": ")
-    return ConfigError([(field_path, what)])
+    return FoundInTraining([(field_path, what)])
 
 
 def _unit(length: Any) -> TrainUnit | None:

@@ -54,7 +54,7 @@ def with_source(config: ExperimentConfig) -> ExperimentConfig:
             found = Location.of(latest)
         elif checkpoint is not None:
             found = _checkpoint(checkpoint, config)
-            with opened(found):
+            with opened(found, without_manifest="/" in checkpoint):
                 pass
         else:
             return config

@@ -36,7 +36,7 @@ def serve(path: Path, *, port: int = PORT, say: Callable[[str], None] = print) -
         say: prints the addresses.
 
     Raises:
-        ConfigError: there is no experiment.
+        NoExperiment: there is none.
         ExperimentError: no port is free.
     """
     directory = ExperimentDirectory.open(path)

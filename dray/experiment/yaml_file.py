@@ -11,10 +11,60 @@ from typing import Any
 import yaml
 
 from dray.experiment.errors import ConfigError
+from dray.experiment.limits import MAX_BYTES, MAX_DEPTH, MAX_VALUES, TOO_DEEP, TOO_MANY
+
+LONGEST_INTEGER = 100
+"""As text, in binary too. Python takes a second for the digits of 100,000, and shows none of more than 4,300."""
+
+
+class _TooLarge(yaml.MarkedYAMLError):
+    """Valid, but no config."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe subset, but ``1e-3`` is a number, ``2026-11-22`` is text, and a key given twice is an error."""
+    """YAML's safe subset, but ``1e-3`` is a number, ``2026-11-22`` is text, and a key given twice is an error.
+
+    So is a file that is too large once its anchors are resolved; that is found before they are.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+        self._sizes: dict[int, tuple[int, int]] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise _TooLarge(problem=TOO_DEEP, problem_mark=event.start_mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if not isinstance(event, yaml.AliasEvent):
+            self._sizes[id(node)] = self._size(node)
+        # An anchor that is not finished contains itself.
+        values, levels = self._sizes.get(id(node), (0, MAX_DEPTH + 1))
+        if values > MAX_VALUES or levels > MAX_DEPTH:
+            raise _TooLarge(problem=TOO_MANY if values > MAX_VALUES else TOO_DEEP, problem_mark=event.start_mark)
+        return node
+
+    def _size(self, node: yaml.Node | None) -> tuple[int, int]:
+        """The values in a node, and its levels."""
+        inner: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            inner = [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            inner = node.value
+        sizes = [self._sizes[id(part)] for part in inner]
+        return 1 + sum(values for values, _ in sizes), max((levels + 1 for _, levels in sizes), default=0)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node.tag == "tag:yaml.org,2002:int" and len(node.value) > LONGEST_INTEGER:
+            problem = f"must be an integer of at most 64 bits, got one of {len(node.value):,} digits"
+            raise _TooLarge(problem=problem, problem_mark=node.start_mark)
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:  # as of !!timestamp 2026-99-99
+            raise yaml.constructor.ConstructorError(None, None, f"{error}", node.start_mark) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -46,6 +96,9 @@ def read_mapping(path: Path) -> dict[Any, Any]:
         ConfigError: there is no such file, or it is not readable, not YAML (with the line), or not a mapping.
     """
     try:
+        if (size := path.stat().st_size) > MAX_BYTES:
+            told = f"{path} has {size:,} bytes, too many for a config; at most {MAX_BYTES:,} are read"
+            raise ConfigError([("config", told)], str(path))
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError([("config", f"no such file: {path}; give the path of a YAML file")], str(path)) from None
@@ -107,5 +160,6 @@ def _fault(error: yaml.YAMLError) -> tuple[str, str]:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         context = f" {error.context}" if error.context else ""
-        return f"line {mark.line + 1}, column {mark.column + 1}", f"not valid YAML{context}: {error.problem}"
-    return "config", f"not valid YAML: {error}"
+        what = error.problem if isinstance(error, _TooLarge) else f"not valid YAML{context}: {error.problem}"
+        return f"line {mark.line + 1}, column {mark.column + 1}", str(what)
+    return "config", f"not valid YAML: {' '.join(str(error).split())}"

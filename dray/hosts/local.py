@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -12,18 +14,27 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Any
 
+from dray.hosts.bottom_line import TerminalLine, bottom_line
+from dray.hosts.progress import ProgressDisplay, is_wanted
 from dray.hosts.unsaved import Unsaved
 from dray.storage import CheckpointStore, Location, verify
 from dray.storage.manifest import Listed
+from dray.training.distributed import DistributedContext
+from dray.training.errors import ShouldExit
 from dray.training.host import Reached, Report
+from dray.training.plan import Plan
 from dray.training.units import TrainUnit
 
 log = logging.getLogger(__name__)
+
+SAME_REQUEST_S = 0.5
+"""A launcher may pass on a Ctrl-C that the terminal has sent already: within this time, both are one request."""
 
 
 def home() -> Path:
@@ -35,7 +46,8 @@ class LocalHost:
     """A run without an experiment.
 
     Nothing is written before the first report. Used as a context manager it turns SIGTERM into a request to stop: the
-    run finishes its current batch, saves, and ends.
+    run finishes its current batch, saves, and ends. While it trains, Ctrl-C does the same, and then raises
+    KeyboardInterrupt; a second one ends it at once.
 
     Args:
         directory: of this run; a new one below `<home>/local` if None.
@@ -66,7 +78,7 @@ class LocalHost:
         store: CheckpointStore | None = None,
     ) -> None:
         # Absolute: the program may change its working directory while a checkpoint is written.
-        self.directory = (directory or _fresh_directory()).absolute()
+        self.directory = (directory or new_directory()).absolute()
         # Not from the global generator: a seeded program would always get the same seed, and lose a draw.
         self.trial_seed = random.SystemRandom().getrandbits(31) if trial_seed is None else trial_seed
         self.code_dir: Path | None = code_dir or Path.cwd()
@@ -77,9 +89,17 @@ class LocalHost:
         self._unsaved = Unsaved()
         self._carried: list[dict[str, Any]] = []
         self._stopping = False
+        self._asked_by = ""
+        self._told_to_wait = False
+        self._interrupted_at: float | None = None
         self._previous: Any = None
         self._brought: tempfile.TemporaryDirectory[str] | None = None
         self._metrics: IO[str] | None = None
+        self._progress: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self._display: ProgressDisplay | None = None
+        self._shows = is_wanted()
+        self._last: Report | None = None
+        self._saved: str | None = None
 
     def __enter__(self) -> LocalHost:
         # Only the main thread may set a handler; in another thread the program's own stays.
@@ -102,7 +122,92 @@ class LocalHost:
             self._brought = None
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        self._stopping = True
+        self._stopping, self._asked_by = True, "SIGTERM"
+
+    @contextlib.contextmanager
+    def _ctrl_c_asks_to_stop(self) -> Iterator[None]:
+        """In the block, unless the program has a handler of its own, or Ctrl-C is ignored."""
+        usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if not usual or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        # The workers of a DataLoader are forked with this handler. So the terminal, which interrupts them too, does not
+        # end them: training needs them.
+        def ask(number: int, frame: FrameType | None) -> None:
+            now = time.monotonic()
+            if self._interrupted_at is not None and now > self._interrupted_at + SAME_REQUEST_S:
+                raise KeyboardInterrupt
+            self._stopping, self._asked_by = True, "Ctrl-C"
+            self._interrupted_at = self._interrupted_at or now
+
+        signal.signal(signal.SIGINT, ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    @contextlib.contextmanager
+    def training(self, plan: Plan, begin: int, peers: DistributedContext) -> Iterator[None]:
+        self._last, self._interrupted_at, self._told_to_wait = None, None, False
+        self._progress = lambda: (begin, 0)
+        with self._ctrl_c_asks_to_stop():
+            if peers.rank == 0 and is_wanted():
+                with ProgressDisplay(plan, begin, line=bottom_line()) as self._display:
+                    self._display.starts(str(self.directory))
+                    try:
+                        yield
+                    except BaseException as error:
+                        self._say_end(self._display, plan, begin, error)
+                        raise
+                    else:
+                        self._say_end(self._display, plan, begin, None)
+                    finally:
+                        self._display = None
+            else:
+                # The terminal may be the chief's, too: what this rank prints must not end up behind the bar.
+                line = bottom_line() if peers.rank and self._shows else None
+                with line if isinstance(line, TerminalLine) else contextlib.nullcontext():
+                    yield
+        if peers.rank == 0:
+            self._close_book()
+        if any(peers.allgather(self._interrupted_at is not None)):
+            self._stopping, self._asked_by = False, ""  # done
+            raise KeyboardInterrupt
+
+    def _close_book(self) -> None:
+        """Write down that the training ended, was not killed; if its last report, at which it was stopped, does not."""
+        if self._last is not None and not self._last.final:
+            self._write(_row(replace(self._last, training=None, validation=None, final=True, interrupted=True)))
+
+    def _say_end(self, display: ProgressDisplay, plan: Plan, begin: int, error: BaseException | None) -> None:
+        batches, last = self._progress()[0], self._last
+        if error is not None and batches == begin:
+            return  # it never began
+        completed = batches >= plan.length or (last is not None and last.final and last.decides)
+        if isinstance(error, KeyboardInterrupt):
+            why = "stopped at once by Ctrl-C"
+        elif error is not None and not isinstance(error, ShouldExit):
+            why = "failed"
+        elif completed:
+            why = ""
+        elif self._asked_by or (last is not None and last.interrupted):
+            why = f"stopped by {self._asked_by}" if self._asked_by else "stopped"
+        else:
+            why = "ended early, as requested,"
+        display.ended(batches, why)
+        if self._saved is None:
+            display.say("no checkpoint was saved")
+        else:
+            display.say(f"latest checkpoint: {self._saved}")
+            if how := self.how_to_resume(self._saved, completed=not why):
+                display.say(how)
+
+    def how_to_resume(self, checkpoint: str, *, completed: bool) -> str:
+        """What to say about training on from the run's latest checkpoint."""
+        if completed:
+            return f'train longer with: fit(max_length=..., latest_checkpoint="{checkpoint}")'
+        return f'resume with: fit(..., latest_checkpoint="{checkpoint}")'
 
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
         return True
@@ -111,7 +216,10 @@ class LocalHost:
         return "nothing"
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
-        """A local run is not watched for hangs: a person is there."""
+        # Not watched for hangs: a person is there, and sees it.
+        self._progress = progress
+        if self._display is not None:
+            self._display.watch(progress)
 
     def new_checkpoint(self, batches: int) -> Path:
         self._carried = self._unsaved.now()
@@ -124,7 +232,7 @@ class LocalHost:
         if not (carried := staging / "metrics.jsonl").exists():  # a program may have a file of this name
             carried.write_text("".join(json.dumps(row) + "\n" for row in rows))
         path = self._store.commit(staging, report.batches, digests, others)
-        self._unsaved.saved = report.batches
+        self._unsaved.saved, self._saved = report.batches, path
         log.info("saved %s", path)
         return self.checkpoint_id(report.batches)
 
@@ -152,13 +260,16 @@ class LocalHost:
         candidates = (Path(checkpoint), home() / "local" / checkpoint, self.directory.parent / checkpoint)
         for path in candidates:
             if path.is_dir():
-                return verify(path)
+                return verify(path, without_manifest=path is candidates[0])
         raise FileNotFoundError(
             f"there is no checkpoint {checkpoint!r}: it is neither an id that on_checkpoint_upload_end() was given, "
             f"nor a directory; looked for {', '.join(str(path) for path in candidates)}"
         )
 
     def asked_to_stop(self) -> bool:
+        if self._stopping and self._display is not None and not self._told_to_wait:
+            self._told_to_wait = True
+            self._display.say("stopping: saving a checkpoint after this batch; Ctrl-C again ends the run at once")
         return self._stopping
 
     def opened(self) -> None:
@@ -176,15 +287,23 @@ class LocalHost:
     def publish(self, report: Report) -> bool:
         if any(part is not None for part in (report.training, report.validation, report.checkpoint, report.groups)):
             row = _row(report)
-            if self._metrics is None:
-                self.directory.mkdir(parents=True, exist_ok=True)
-                # Line-buffered: no row is lost if the process is killed.
-                self._metrics = (self.directory / "metrics.jsonl").open("a", buffering=1)
-            self._metrics.write(json.dumps({**row, "time": time.time()}) + "\n")
+            self._write(row)
             self._unsaved.add([row])
-            if report.validation is not None:
-                log.info("validated at batch %d: %s", report.batches, _shown(report.validation))
+        self._last = report
+        if self._display is not None:
+            self._display.reported(report)
+        elif report.validation is not None:
+            log.info("validated at batch %d: %s", report.batches, _shown(report.validation))
         return self._stopping
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        if self._metrics is None:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            # Line-buffered: no row is lost if the process is killed.
+            self._metrics = (self.directory / "metrics.jsonl").open("a", buffering=1)
+            with contextlib.suppress(OSError):  # another run has it, or the file system has no locks
+                fcntl.flock(self._metrics, fcntl.LOCK_EX | fcntl.LOCK_NB)  # by which others see that it runs
+        self._metrics.write(json.dumps({**row, "time": time.time()}) + "\n")
 
 
 def _row(report: Report) -> dict[str, Any]:
@@ -196,7 +315,15 @@ def _shown(metrics: Mapping[str, object]) -> str:
     return ", ".join(f"{k}={v:.6g}" if isinstance(v, float) else f"{k}={v}" for k, v in metrics.items())
 
 
-def _fresh_directory() -> Path:
-    script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
-    name = "-".join((time.strftime("%Y%m%d-%H%M%S"), script or "python", uuid.uuid4().hex[:6]))
-    return home() / "local" / name
+def new_directory(name: str | None = None) -> Path:
+    """A directory for a run of this name; by default, the program's."""
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in name or _program())
+    return home() / "local" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
+
+
+def _program() -> str:
+    if "ipykernel" in sys.modules:
+        return "notebook"
+    script = Path(sys.argv[0] if sys.argv else "")
+    name = script.parent.name if script.stem == "__main__" else script.stem  # of python -m
+    return name if name not in ("", "-c") else "python"

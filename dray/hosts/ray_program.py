@@ -7,6 +7,7 @@ Each validation that the search compares has to tell the trial's length in the s
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -44,25 +45,29 @@ class RayProgramHost(RayHost):
         self.lengths: Sequence[float] = [length for length in self._ends if known is None or length > known]
         self.closed = bool(self._ends) and not self.lengths
         self._own_loop = False
-        self._names: set[str] = set()
         self._compared: dict[str, Any] | None = None  # the last message with a value to compare
         self._at: Report | None = None  # the last validation
         self._enough = False
         self._late = 0
-        self._is_alone = experiment.config.get("searcher", {}).get("name") == "single"
 
     def opened(self) -> None:
         # If nothing is compared, a program need not report: it may evaluate a model, say.
-        self._reported |= self._is_alone
+        self._reported |= self._checks.is_alone
 
     # ------------------------------------------------------------------ reports
     def report(self, report: Report) -> bool:
+        told = self._report(report)
+        return (not self._enough and self._diverges(report)) or told
+
+    def _report(self, report: Report) -> bool:
         self._own_loop = self._reported = True
         self._began = None  # the time before a program's first report is not all start-up
+        self._checks.of_program(report, known=self._is_known)
         message = self._message(report)
+        if warning := self._checks.warning(report):
+            message["warning"] = warning
         self._unsaved.add(message["rows"])
         if report.validation is not None:
-            self._names |= report.validation.keys()
             self._heed(report, message)
         if self.outcome != "completed" or self._enough:
             return self._late_report(report, message)
@@ -79,6 +84,11 @@ class RayProgramHost(RayHost):
         # A search that compares at one length only lets the program decide how long it trains.
         self._enough = reached == "end" and len(self._ends) > 1
         return told or self._enough
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether the search has had a value to compare, or has one coming."""
+        return self._compared is not None or self._lease.last_step is not None
 
     def _heed(self, report: Report, message: Mapping[str, Any]) -> None:
         """Note a validation for the trial's end, and for a checkpoint at the same batch."""
@@ -115,15 +125,8 @@ class RayProgramHost(RayHost):
         return ended
 
     def end(self) -> Ending:
-        known = self._compared is not None or self._lease.last_step is not None
-        # A program that has reported validation metrics, but not this one, has misspelt its name.
-        needless = self._is_alone and not self._names
-        if self._own_loop and self.outcome == "completed" and not (known or needless):
-            raise SearcherMetricError(
-                f"searcher.metric: the search compares {self.metric!r}, but the program reported "
-                f"{sorted(self._names) or 'no validation metrics'}; report it with "
-                "core_context.train.report_validation_metrics(), or set searcher.metric to one of these"
-            )
+        if self._own_loop and self.outcome == "completed":
+            self._checks.of_program(None, known=self._is_known)
         self._last = self._last or self._compared
         return super().end()
 
@@ -133,7 +136,14 @@ class RayProgramHost(RayHost):
 
     def _message(self, report: Report) -> dict[str, Any]:
         epochs = as_number((report.validation or report.training or {}).get("epochs"))
-        return super()._message(report if epochs is None else replace(report, epochs=epochs))
+        message = super()._message(report if epochs is None else replace(report, epochs=epochs))
+        if (step := message["step"]) is not None and not 0 <= step < math.inf:
+            # The search would refuse it, which ends the whole experiment.
+            raise SearcherMetricError(
+                "searcher.max_length: a trial's length must be a finite number >= 0, but the program reported "
+                f"{step!r} with steps_completed={report.batches}"
+            )
+        return message
 
     def _step(self, report: Report, validation: Mapping[str, object]) -> float | None:
         if not self._own_loop:
@@ -165,10 +175,6 @@ class RayProgramHost(RayHost):
                 records = as_number(validation.get("records"))
                 per_batch = int(self._lease.hparams.get("global_batch_size", 1))
                 return report.batches * per_batch if records is None else records
-
-    def _metric_of(self, validation: Mapping[str, object]) -> float | None:
-        # A program may report other metrics without this one.
-        return super()._metric_of(validation) if self._experiment.metric in validation else None
 
     # ------------------------------------------------------------------ checkpoints
     def checkpoint_id(self, batches: int) -> str:

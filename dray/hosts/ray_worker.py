@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -17,7 +18,10 @@ import ray
 from dray.hosts.unsaved import Unsaved
 from dray.storage import CheckpointStore
 from dray.storage.manifest import Listed
+from dray.training.distributed import DistributedContext
 from dray.training.host import Reached, Report
+from dray.training.metric_checks import MetricChecks
+from dray.training.plan import Plan
 from dray.training.time_metric import crossed, time_of
 from dray.training.units import Batch, Epoch, TrainUnit, in_batches
 
@@ -32,7 +36,7 @@ REPORTS_IN_FLIGHT = 16
 """Reports that may be unanswered before the trial waits for the oldest of them."""
 
 
-Ending = Literal["completed", "stopped", "paused", "interrupted"]
+Ending = Literal["completed", "stopped", "diverged", "paused", "interrupted"]
 
 
 _ENDINGS: dict[str, Ending] = {"stop": "stopped", "pause": "paused", "interrupt": "interrupted"}
@@ -143,7 +147,12 @@ class RayHost:
         records = int(lease.hparams.get("global_batch_size", 1))
         self.validation_period = in_batches(experiment.validation_period, records)
         self.checkpoint_period = in_batches(experiment.checkpoint_period, records)
-        self.metric: str | None = experiment.metric
+        self._checks = MetricChecks(
+            experiment.metric,
+            is_alone=experiment.config.get("searcher", {}).get("name") == "single",
+            stops_on_nan=bool(experiment.config.get("stop_on_nan")),
+        )
+        self.metric = self._checks.compared
         self.outcome: Ending = "completed"
         self.watched = False  # whether this rank trains, or has trained
         self.heard = False  # whether a program with a loop of its own knows that it is asked to end
@@ -169,6 +178,7 @@ class RayHost:
         self._value: float | None = None
         self._began: float | None = time.monotonic()
         self._found: dict[str, Any] = {}
+        self.why = ""  # the trial has diverged
 
     # ------------------------------------------------------------------ checkpoints
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
@@ -182,6 +192,9 @@ class RayHost:
         reached = crossed(self._experiment.time_rungs, self._time, now)
         self._time = now if self._time is None else max(self._time, now)
         return reached
+
+    def training(self, plan: Plan, begin: int, peers: DistributedContext) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()  # the driver shows the progress of all trials
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
         self._progress, self.watched = progress, True
@@ -241,12 +254,24 @@ class RayHost:
             return False
 
     def publish(self, report: Report) -> bool:
+        stop = self._publish(report)
+        return self._diverges(report) or stop
+
+    def _diverges(self, report: Report) -> bool:
+        """Whether the trial ends by this report because a loss is NaN."""
+        if self.outcome == "completed" and (why := self._checks.diverged(report)):
+            self.outcome, self.why = "diverged", why
+        return self.outcome == "diverged"
+
+    def _publish(self, report: Report) -> bool:
         if self._ended or self._last is not None:
             raise RuntimeError(
                 "a trial of an experiment can call fit() only once: the search already has this trial's final report, "
                 "and ignores any later one; train further models in experiments of their own"
             )
         message = self._message(report)
+        if warning := self._checks.warning(report):
+            message["warning"] = warning  # the driver shows it
         self._reported = True
         if report.validation is not None:
             self._validated = (report.batches, self._metric_of(report.validation))
@@ -398,6 +423,6 @@ class RayHost:
                 return report.batches * int(self._lease.hparams["global_batch_size"])
 
     def _metric_of(self, validation: Mapping[str, object]) -> float | None:
-        # Every rank has checked at the validation that the metric is there.
-        value = validation[self._experiment.metric]
+        # Not there: with `single`, and in a program's other validations.
+        value = validation.get(self._experiment.metric)
         return float(value) if isinstance(value, (int, float)) else None

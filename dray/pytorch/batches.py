@@ -257,9 +257,9 @@ class SeededBatch(list[Any]):
         return _arrive, (list(self), self.seed)
 
 
-def drawn_seed() -> int:
-    """A seed from the global RNG, drawn as torch's samplers do."""
-    return int(torch.empty((), dtype=torch.int64).random_().item())
+def drawn_seed(generator: torch.Generator | None = None) -> int:
+    """A seed from a generator, by default the global RNG, drawn as torch's samplers do."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 def _arrive(records: list[Any], seed: int) -> list[Any]:

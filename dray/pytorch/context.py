@@ -20,11 +20,12 @@ from dray.training.amp import MixedPrecision
 from dray.training.cursor import Cursor
 from dray.training.host import Host
 from dray.training.optimisation import Optimisation
+from dray.training.plan import batches_of
 from dray.training.reducers import ReducerRegistry
-from dray.training.spread import SpreadModel, checked_ddp_kwargs
+from dray.training.spread import SpreadModel, checked_ddp_kwargs, share_weights
 from dray.training.tensorboard import TensorBoard
 from dray.training.torchmetrics import TorchMetricReducer, is_torchmetric
-from dray.training.units import is_int
+from dray.training.units import ENDLESS, Epoch, TrainUnit, is_int
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class PyTorchTrialContext:
         average_aggregated_gradients: bool = True,
         gradient_compression: bool = False,
         enable_tensorboard_logging: bool = True,
+        max_length: TrainUnit | None = None,
     ) -> None:
         self.distributed = distributed
         self.device = device
@@ -65,6 +67,8 @@ class PyTorchTrialContext:
         self._hparams = hparams
         self._exp_conf = exp_conf
         self._gradient_compression = gradient_compression
+        self._max_length = max_length
+        self._length = max_length if host.max_length is None else host.max_length
         self._cursor = Cursor()
         self._optimisation = Optimisation(self._cursor, aggregation_frequency, average_aggregated_gradients)
         self._reducers = ReducerRegistry()
@@ -150,7 +154,7 @@ class PyTorchTrialContext:
         return self._host.trial_id
 
     def get_trial_seed(self) -> int:
-        """The seed of Python's, NumPy's and torch's RNGs, and of the order of shuffled data."""
+        """The seed of the order of shuffled data; and of Python's, NumPy's and torch's RNGs if `init()` seeds them."""
         return self._trial_seed
 
     def get_initial_batch(self) -> int:
@@ -160,6 +164,67 @@ class PyTorchTrialContext:
         checkpoint, before the data loaders are built.
         """
         return self._cursor.initial_batch
+
+    def get_total_batches(self, training_loader: Any = None) -> int:
+        """The number of batches on each slot that the trial is to train in all, those before a resume included.
+
+        In an experiment that is the searcher's max_length, as extended; else the length given to `pytorch.init()` or
+        `fit()`. For a schedule that is as long as the training:
+
+        .. code-block:: python
+
+            total = context.get_total_batches(self.build_training_data_loader)
+            schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, max_lr=0.1, total_steps=total)
+            context.wrap_lr_scheduler(schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH)
+
+        A trial that is loaded from a checkpoint gets the number of batches that it was trained for.
+
+        Args:
+            training_loader: the training loader, or the function that builds it, which is then called only if the
+                length is in epochs and `fit()` has not built the loader yet.
+
+        Raises:
+            RuntimeError: the length is not known yet, or a metric decides it; or it is in epochs, and there is no
+                loader yet.
+            ValueError: the length is in epochs, but the loader has no length; or it is below 1.
+        """
+        if self._length is None or self._length == ENDLESS:
+            raise RuntimeError(
+                "get_total_batches(): how long the trial trains is not known; in an experiment, set "
+                "searcher.max_length in batches, records or epochs; elsewhere pass max_length to pytorch.init(), not "
+                "only to fit()"
+            )
+        epoch_length = self.get_epoch_length(training_loader) if isinstance(self._length, Epoch) else None
+        size = self._global_batch_size
+        return batches_of(self._length, name="max_length", epoch_length=epoch_length, global_batch_size=size)
+
+    def get_epoch_length(self, training_loader: Any = None) -> int:
+        """The number of batches of an epoch on each slot, as the trainer counts epochs.
+
+        Args:
+            training_loader: as for `get_total_batches`.
+
+        Raises:
+            RuntimeError: there is no loader yet.
+            ValueError: the loader has no length, and the config no records_per_epoch.
+        """
+        # Here, not above, because it imports this module.
+        from dray.pytorch.loaders import epoch_length
+
+        if self._cursor.epoch_length is not None:
+            return self._cursor.epoch_length
+        if training_loader is None:
+            raise RuntimeError(
+                "the length of an epoch is not known yet; pass what builds the training loader: "
+                "get_epoch_length(self.build_training_data_loader), and so for get_total_batches()"
+            )
+        loader = training_loader() if callable(training_loader) else training_loader
+        if (length := epoch_length(loader, self)) is None:
+            raise ValueError(
+                f"an epoch has no length: {type(loader).__qualname__} has no __len__, and the config no "
+                "records_per_epoch; count in batches"
+            )
+        return length
 
     def get_tensorboard_path(self) -> pathlib.Path:
         """The directory of this trial's event files and traces, for `tensorboard --logdir`."""
@@ -247,16 +312,17 @@ class PyTorchTrialContext:
         return self._cursor.batch_idx
 
     def set_stop_requested(self, stop_requested: bool) -> None:
-        """Request a stop: training goes on to the next boundary, saves and ends, without another validation.
+        """Request a stop: training continues to the next boundary, saves and ends, without another validation.
 
-        One rank's request is enough.
+        One rank's request is enough. Requested before `fit()`, such as in the trial's constructor, it ends training at
+        the first boundary. It counts for one `fit()`: another one trains on.
 
         Raises:
             AssertionError: not a bool.
         """
         if not isinstance(stop_requested, bool):
             raise AssertionError(f"stop_requested must be a bool, got {stop_requested!r}")
-        self._cursor.stop_requested = stop_requested
+        self._cursor.stop_requested, self._cursor.stop_obeyed = stop_requested, False
 
     def get_stop_requested(self) -> bool:
         """Whether this rank has requested a stop."""
@@ -291,6 +357,8 @@ class PyTorchTrialContext:
             if self._gradient_compression:
                 spread.register_comm_hook(None, fp16_compress_hook)
             model = cast(M, spread)
+        elif self.distributed.size > 1:
+            share_weights(model)
         self.models.append(model)
         return model
 

@@ -46,7 +46,8 @@ class DataLoader:
     Args:
         dataset: map-style, with `__len__` and `__getitem__`.
         batch_size: records per batch on this slot: `context.get_per_slot_batch_size()`.
-        generator: seeds `shuffle=True` instead of the trial's seed.
+        generator: seeds `shuffle=True` instead of the trial's seed. Training uses its initial seed, for each epoch's
+            order; outside training each pass draws from it.
         (others): as torch's.
 
     Raises:
@@ -132,7 +133,19 @@ class DataLoader:
             skip: batches of this replica to leave out at the beginning.
             num_replicas, rank: take every num_replicas-th batch, beginning with the rank-th.
         """
-        seed = self._shuffle_seed()
+        return self._loader(repeat, skip, num_replicas, rank, self._shuffle_seed())
+
+    def _epoch_length(self, division: Division, num_replicas: int) -> int:
+        """The chief's batches per epoch, in a run that divided its data so when it began, and has so many replicas."""
+        now = Division(replicas=num_replicas, batch_size=self.batch_size)
+        if division == now or not division.like(now):
+            return len(self._batches(False, 0, num_replicas, 0, 0))
+        whole = self._batches(False, 0, 1, 0, 0, division.batch_size)
+        return len(DividedAnew(whole, replicas=division.replicas, num_replicas=num_replicas, rank=0))
+
+    def _loader(
+        self, repeat: bool, skip: int, num_replicas: int, rank: int, seed: int
+    ) -> torch.utils.data.DataLoader[Any]:
         batches = self._batches(repeat, skip, num_replicas, rank, seed, draws=num_replicas == 1)
         return self._over(batches, skip, rank, seed)
 
@@ -152,8 +165,9 @@ class DataLoader:
         return self._over(batches, skip, rank, seed)
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass over all the data."""
-        return iter(self.get_data_loader())
+        """One pass over all the data. Outside training `shuffle=True` gives each pass another order, as in torch."""
+        seed = drawn_seed(self.generator) if self.seed is None else self._shuffle_seed()
+        return iter(self._loader(False, 0, 1, 0, seed))
 
     def __len__(self) -> int:
         """The number of batches in one pass over all the data."""

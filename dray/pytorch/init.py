@@ -13,8 +13,11 @@ import torch
 
 from dray.core import DistributedContext, get_cluster_info
 from dray.hosts import LocalHost, current_host, current_peers
+from dray.hosts.local import new_directory
 from dray.pytorch.context import PyTorchTrialContext
 from dray.training import checkpoint, rng
+from dray.training.plan import check_length
+from dray.training.units import TrainUnit
 
 log = logging.getLogger(__name__)
 
@@ -27,11 +30,15 @@ def init(
     distributed: DistributedContext | None = None,
     aggregation_frequency: int = 1,
     enable_tensorboard_logging: bool = True,
+    max_length: TrainUnit | None = None,
 ) -> Iterator[PyTorchTrialContext]:
     """Makes a trial's context, to be used in the `with` block, where the trainer is called too.
 
-    Seeds Python's, NumPy's and torch's RNGs with the trial's seed: in an experiment as the experiment says, else
-    `exp_conf["reproducibility"]["experiment_seed"]` if given, else a random one, which is logged.
+    Seeds Python's, NumPy's and torch's RNGs with the trial's seed: the one that an experiment gives each trial, or
+    `exp_conf["reproducibility"]["experiment_seed"]`. Without either their states stay as they are, on each rank, and
+    the trial's seed, which then only orders shuffled data, is the chief's `torch.initial_seed()`: after
+    `torch.manual_seed(7)` a program has the same weights and the same order each time. Models begin with the chief's
+    weights on all ranks.
 
     Args:
         hparams: hyperparameters of the trial; by default, in an experiment, those that the search chose.
@@ -40,23 +47,31 @@ def init(
             of the trial's in an experiment, else this one alone.
         aggregation_frequency: number of batches over which gradients are summed before the optimizer steps.
         enable_tensorboard_logging: write metrics for TensorBoard.
+        max_length: the length of the training, as for `Trainer.fit()`, if the trial's constructor needs it:
+            `context.get_total_batches()`. In an experiment, the searcher's max_length is used instead if it has one.
 
     Raises:
         ValueError: global_batch_size is not an int, or below the number of slots; aggregation_frequency is below 1.
+        TypeError: max_length is neither Batch nor Epoch.
         RuntimeError: there are several processes, but torch.distributed is not initialised for them.
     """
+    check_length(max_length, "max_length")
     peers = distributed or current_peers() or DistributedContext()
     _check_backend(peers)
     with contextlib.ExitStack() as stack:
         host = current_host()
+        seeds = host is not None or _seed_in(exp_conf) is not None
         info = get_cluster_info() if host is not None else None
         if info is not None:
             hparams = dict(info.trial.hparams) if hparams is None else hparams
             exp_conf = dict(info.trial.config) if exp_conf is None else exp_conf
         if host is None:
             host = stack.enter_context(_local_host(peers, exp_conf))
+            if peers.rank > 0:
+                stack.enter_context(_only_errors())
             log.info("local run %s, seed %d", host.directory, host.trial_seed)
-        rng.seed_all(host.trial_seed)
+        if seeds:
+            rng.seed_all(host.trial_seed)
         context = PyTorchTrialContext(
             host=host,
             distributed=peers,
@@ -68,6 +83,7 @@ def init(
             average_aggregated_gradients=_optimizations(exp_conf).get("average_aggregated_gradients", True),
             gradient_compression=_optimizations(exp_conf).get("gradient_compression", False),
             enable_tensorboard_logging=enable_tensorboard_logging,
+            max_length=max_length,
         )
         if host.latest_checkpoint is not None and (saved := Path(host.latest_checkpoint)).is_dir():
             # Where fit() will resume: the trial's constructor may ask for it.
@@ -79,13 +95,32 @@ def init(
 
 
 def _local_host(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> LocalHost:
-    seed = ((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-        raise ValueError(f"exp_conf['reproducibility']['experiment_seed'] must be an int >= 0, got {seed!r}")
-    mine = LocalHost(trial_seed=seed)
+    seed = _seed_in(exp_conf)
+    # Not a draw, which the program would miss; 31 bits, as an experiment's, because NumPy takes no more than 32.
+    seed = torch.initial_seed() % 2**31 if seed is None else seed
+    mine = LocalHost(new_directory((exp_conf or {}).get("name")), trial_seed=seed)
     # The same directory and seed in all processes.
     directory, seed = peers.broadcast((mine.directory, mine.trial_seed))
     return LocalHost(directory, trial_seed=seed) if peers.rank else mine
+
+
+@contextlib.contextmanager
+def _only_errors() -> Iterator[None]:
+    """Let dray log nothing but errors: the chief says the rest for all ranks."""
+    ours = logging.getLogger("dray")
+    before = ours.level
+    ours.setLevel(max(before, logging.ERROR))
+    try:
+        yield
+    finally:
+        ours.setLevel(before)
+
+
+def _seed_in(exp_conf: dict[str, Any] | None) -> int | None:
+    seed = ((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+        raise ValueError(f"exp_conf['reproducibility']['experiment_seed'] must be an int >= 0, got {seed!r}")
+    return seed
 
 
 def _check_backend(peers: DistributedContext) -> None:

@@ -19,6 +19,7 @@ from dray.pytorch.trial import PyTorchTrial
 from dray.storage import opened
 from dray.training import checkpoint
 from dray.training.optimisation import bare
+from dray.training.units import Batch
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class CheckpointLoadContext(PyTorchTrialContext):
             hparams=hparams,
             exp_conf=exp_conf,
             enable_tensorboard_logging=False,
+            max_length=Batch(1),  # nothing is trained, but the constructor may make a schedule
         )
 
 
@@ -77,7 +79,7 @@ def load_trial_from_checkpoint_path(
         )
     if kwargs:
         log.warning("load_trial_from_checkpoint_path(**kwargs) is deprecated: use torch_load_kwargs")
-    with opened(path) as directory:
+    with opened(path, without_manifest=True) as directory:
         return _load(directory, trial_class, dict(trial_kwargs or {}), torch_load_kwargs or kwargs)
 
 
@@ -88,9 +90,11 @@ def _load(
     torch_load_kwargs: dict[str, Any],
 ) -> PyTorchTrial:
     saved = checkpoint.describe(directory)
-    context = arguments.pop("context", None) or CheckpointLoadContext(
-        hparams=saved["hparams"], exp_conf=saved["experiment_config"]
-    )
+    context = arguments.pop("context", None)
+    if context is None:
+        context = CheckpointLoadContext(hparams=saved["hparams"], exp_conf=saved["experiment_config"])
+        context._length = Batch(max(1, checkpoint.read_progress(directory).batches))
+        context._cursor.epoch_length = checkpoint.read_epoch_length(directory)
     if trial_class is None:
         trial_class = _import_class(directory / "code", saved["trial_cls_spec"])
     try:

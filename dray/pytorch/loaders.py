@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +79,23 @@ def _check_allowed(loader: Any, context: PyTorchTrialContext, method: str) -> No
         )
 
 
+def epoch_length(loader: Any, context: PyTorchTrialContext) -> int | None:
+    """What `batches_per_epoch` of the chief's `training_loader` will be, from the trial's own loader."""
+    if not isinstance(loader, DataLoader):
+        return batches_per_epoch(loader, context)
+    size = context.distributed.size
+    began = _first_division(Division(replicas=size, batch_size=loader.batch_size), context, None)
+    return _length_or_configured(lambda: loader._epoch_length(began, size), context)
+
+
 def batches_per_epoch(loader: Any, context: PyTorchTrialContext) -> int | None:
     """The loader's length; else that of the config's records_per_epoch; None if there is neither."""
+    return _length_or_configured(lambda: len(loader), context)
+
+
+def _length_or_configured(length: Callable[[], int], context: PyTorchTrialContext) -> int | None:
     try:
-        return len(loader)
+        return length()
     except TypeError:
         records = (context._exp_conf or {}).get("records_per_epoch")
         if not records or context._global_batch_size is None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
+import logging
 from typing import Any
 
 import torch
 
 from dray.training.units import is_int
+
+log = logging.getLogger(__name__)
 
 
 class LRScheduler:
@@ -79,14 +82,34 @@ class LRScheduler:
         return self._scheduler.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned.
+
+        A `OneCycleLR` that was made for another number of steps, as after an extension of the search, keeps its own and
+        continues at the saved position.
+        """
+        made, saved = getattr(self._scheduler, "total_steps", None), state_dict.get("total_steps")
+        if isinstance(self._scheduler, torch.optim.lr_scheduler.OneCycleLR) and made != saved:
+            log.info("OneCycleLR continues with total_steps=%s instead of the checkpoint's %s", made, saved)
+            shape = {name: vars(self._scheduler)[name] for name in ("total_steps", "_schedule_phases")}
+            state_dict = {**state_dict, **shape}
         self._scheduler.load_state_dict(state_dict)
 
     def after_batch(self, batch_idx: int, *, epoch_length: int | None, aggregation_frequency: int) -> None:
         """Step as often as is due after a batch. Called by the trainer."""
         if (batch_idx + 1) % aggregation_frequency == 0:
             for _ in range(self._steps_due(batch_idx, epoch_length, aggregation_frequency)):
-                self._scheduler.step()
+                try:
+                    self._scheduler.step()
+                except ValueError:
+                    total = getattr(self._scheduler, "total_steps", None)
+                    if total is None or self._scheduler.last_epoch <= total:
+                        raise
+                    name = type(self._scheduler).__name__
+                    raise ValueError(
+                        f"the learning rate schedule {name} has ended: it was made for total_steps={total}, and has no "
+                        f"step after batch {batch_idx}; make it as long as the training, with "
+                        "total_steps=context.get_total_batches(...), which an extension of the search enlarges"
+                    ) from None  # torch's own error says less
 
     def _steps_due(self, batch_idx: int, epoch_length: int | None, aggregation_frequency: int) -> int:
         """How many steps are due after a batch at which the optimizer stepped."""

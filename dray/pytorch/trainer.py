@@ -22,11 +22,18 @@ from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
 from dray.training.executor import Executor, run
 from dray.training.optimisation import bare
-from dray.training.plan import POLICIES, Plan, Policy, Schedule, batches_of, check_unit, schedule_of
+from dray.training.plan import POLICIES, Plan, Policy, Schedule, batches_of, check_length, check_unit, schedule_of
 from dray.training.progress import Progress
 from dray.training.units import Batch, TrainUnit
 
 log = logging.getLogger(__name__)
+
+
+class _Default(str):
+    """The default of a parameter, which is not the same object as an equal argument."""
+
+
+DEFAULT_POLICY = _Default("best")
 
 CHECKPOINT_HOOKS = ("on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end")
 
@@ -65,7 +72,7 @@ class Trainer:
         validation_period: TrainUnit | None = None,
         max_length: TrainUnit | None = None,
         reporting_period: TrainUnit = Batch(100),  # noqa: B008 - immutable in effect, and shown as the default
-        checkpoint_policy: str = "best",
+        checkpoint_policy: str = DEFAULT_POLICY,
         latest_checkpoint: str | None = None,
         step_zero_validation: bool = False,
         test_mode: bool = False,
@@ -76,31 +83,39 @@ class Trainer:
         Periods are `Batch(n)` or `Epoch(n)`: with an int, every n-th one (every one if n <= 0); with a container of
         ints, those, counted from 1. Training always ends with a validation and a checkpoint.
 
+        A local run shows its progress: a line at the start, at each validation and at the end, and in a terminal or a
+        notebook also a progress bar. `logging.getLogger("dray").setLevel(logging.WARNING)` turns this off. Ctrl-C ends
+        a local run after the current batch, with a checkpoint; a second one ends it at once.
+
         Args:
             checkpoint_period: when to save. None: in an experiment, its config's min_checkpoint_period.
             validation_period: when to validate. None: in an experiment, its config's min_validation_period.
-            max_length: total length in batches or epochs, including what was trained before a resume. In an experiment,
-                the searcher's max_length is used instead if it has one.
+            max_length: total length in batches or epochs, including what was trained before a resume. None: as passed
+                to `pytorch.init()`. In an experiment, the searcher's max_length is used instead if it has one.
             reporting_period: when to report training metrics, which is also done at each validation and checkpoint.
-            checkpoint_policy: "best": save after a validation that is the experiment's best (a local run takes this as
-                "all"); "all": save after each validation; "none": save only at checkpoint_period and at the end.
+            checkpoint_policy: "best": save after a validation that is the experiment's best; "all": save after each
+                validation; "none": save only at checkpoint_period and at the end. A local run can't tell which is best:
+                it takes "best" as "all", with a warning; by default it saves at checkpoint_period if that is given,
+                else after each validation.
             latest_checkpoint: the id of a checkpoint, as passed to `on_checkpoint_upload_end`, or its directory.
             step_zero_validation: validate before the first batch.
             test_mode: train on one batch, validate on one, save and return.
             profiling_enabled: has no effect.
 
         Raises:
-            ValueError: max_length is missing; a period or length is invalid; no model or optimizer was wrapped; not
-                exactly one of the evaluate methods is overridden; the checkpoint does not fit the trial.
+            ValueError: max_length is missing, or differs from that of `pytorch.init()`; a period or length is invalid;
+                no model or optimizer was wrapped; not exactly one of the evaluate methods is overridden; the checkpoint
+                does not fit the trial.
             TypeError: a period or length is neither Batch nor Epoch.
             RuntimeError: a loader is not a `pytorch.DataLoader`; the training or validation data is empty.
             FileNotFoundError: there is no such checkpoint.
+            KeyboardInterrupt: Ctrl-C ended a local run; on every rank.
         """
         if profiling_enabled:
             log.error("fit(profiling_enabled=True) has no effect; use context.set_profiler() or torch.profiler")
         context, trial, host = self._context, self._trial, self._context._host
-        length = self._length(max_length)
-        policy = self._policy(checkpoint_policy)
+        length = context._length = self._length(max_length)
+        policy = self._policy(checkpoint_policy, checkpoint_period)
         periods = {
             "reporting_period": reporting_period,
             "validation_period": validation_period if validation_period is not None else host.validation_period,
@@ -112,6 +127,7 @@ class Trainer:
         peers, cursor = context.distributed, context._cursor
         try:
             with contextlib.ExitStack() as stack:
+                stack.callback(setattr, cursor, "stop_obeyed", True)
                 with all_or_none(peers, "starting training"):
                     full_dataset = self._check_trial()
                     directory = None if latest_checkpoint is None else host.open_checkpoint(latest_checkpoint)
@@ -129,13 +145,14 @@ class Trainer:
                     validation_loader = loaders.validation_loader(trial, context, full_dataset=full_dataset)
                     if directory is not None:
                         loaders.recover_order(directory, training_loader, cursor)
+                    plan = self._plan(at, length, periods, policy, step_zero_validation, test_mode)
+                    stack.enter_context(host.training(plan, at.batches, peers))
                     training_data = stack.enter_context(loaders.iterating(training_loader))
                     if directory is not None:
                         self._load(directory, callbacks)
                         loaders.draw_order(directory, training_loader, cursor, peers.size)
                     elif source_state is not None:
                         self._load_state(source_state, callbacks)
-                    plan = self._plan(at, length, periods, policy, step_zero_validation, test_mode)
                     to_device = context._mover()
                     evaluation = Evaluation(
                         trial=trial,
@@ -176,25 +193,32 @@ class Trainer:
     # ------------------------------------------------------------------------------------------------- arguments
 
     def _length(self, max_length: TrainUnit | None) -> TrainUnit:
-        check_unit(max_length, "max_length")
-        if max_length is not None and not isinstance(max_length.value, int):
-            raise TypeError(f"max_length must hold an int, for example pytorch.Epoch(1), got {max_length!r}")
-        wanted = self._context._host.max_length
-        if wanted is None:
-            if max_length is None:
-                raise ValueError("fit() needs max_length, for example max_length=pytorch.Epoch(1)")
-            return max_length
-        if max_length is not None and max_length != wanted:
-            log.warning("fit(max_length=%r) is not used: the searcher's max_length is %r", max_length, wanted)
-        return wanted
+        check_length(max_length, "max_length")
+        known, wanted = self._context._max_length, self._context._host.max_length
+        if wanted is not None:
+            for name, given in (("init", known), ("fit", max_length)):
+                if given is not None and given != wanted:
+                    log.warning("%s(max_length=%r) is not used: the searcher's max_length is %r", name, given, wanted)
+            return wanted
+        if known is not None and max_length not in (None, known):
+            raise ValueError(
+                f"fit(max_length={max_length!r}) differs from pytorch.init(max_length={known!r}), by which the trial "
+                "may have made its schedules; leave out the one in fit()"
+            )
+        length = max_length if known is None else known
+        if length is None:
+            raise ValueError("fit() needs max_length, for example max_length=pytorch.Epoch(1)")
+        return length
 
-    def _policy(self, policy: str) -> Policy:
+    def _policy(self, policy: str, checkpoint_period: TrainUnit | None) -> Policy:
         if policy not in POLICIES:
             raise ValueError(f"checkpoint_policy must be one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
-        if policy == "best" and not self._context._host.best_supported:
-            log.warning("checkpoint_policy='best' works only in an experiment; this run uses 'all'")
-            return "all"
-        return policy
+        if policy != "best" or self._context._host.best_supported:
+            return policy
+        if policy is DEFAULT_POLICY:
+            return "all" if checkpoint_period is None else "none"
+        log.warning("checkpoint_policy='best' works only in an experiment; this run uses 'all'")
+        return "all"
 
     def _check_trial(self) -> bool:
         """Whether the trial validates by `evaluate_full_dataset`."""
@@ -223,7 +247,8 @@ class Trainer:
             # So that the data keep their order even if this run drew a new seed.
             context._trial_seed = seed
         at = Progress() if directory is None else checkpoint.read_progress(directory)
-        cursor.batch_idx, cursor.initial_batch, cursor.stop_requested = None, at.batches, False
+        cursor.batch_idx, cursor.initial_batch = None, at.batches
+        cursor.stop_requested = cursor.stop_requested and not cursor.stop_obeyed
         cursor.drawn = None if directory is None else checkpoint.read_drawn(directory)
         return at
 

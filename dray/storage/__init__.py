@@ -3,7 +3,7 @@
 from dray.storage.checkpoints import CheckpointStore, opened, store_at
 from dray.storage.errors import CheckpointError, StorageError, StorageFull, writing
 from dray.storage.location import Location, bucket_uri
-from dray.storage.manifest import determined_state, verify
+from dray.storage.manifest import determined_state, holds_a_trial, verify
 from dray.storage.remote import RemoteDirectory
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "StorageFull",
     "bucket_uri",
     "determined_state",
+    "holds_a_trial",
     "opened",
     "store_at",
     "verify",

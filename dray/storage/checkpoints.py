@@ -201,7 +201,8 @@ class CheckpointStore:
         """
         location = self._location(checkpoint)
         if location.is_local:
-            return verify(location.path)
+            # A checkpoint of this trial may be half written or half deleted; another path is one that the user gave.
+            return verify(location.path, without_manifest=location.path.parent != self.trial_dir)
         return _downloaded(self._remote(location), self.trial_dir)
 
     def filesystem_of(self, checkpoint: str) -> tuple[Any, str]:
@@ -304,15 +305,21 @@ def store_at(location: Location, scratch: Path) -> CheckpointStore:
 
 
 @contextmanager
-def opened(checkpoint: str | os.PathLike[str] | Location) -> Iterator[Path]:
+def opened(checkpoint: str | os.PathLike[str] | Location, *, without_manifest: bool = False) -> Iterator[Path]:
     """The local directory of any checkpoint, by its path, URI or location; verified, and there until the block ends.
+
+    Args:
+        without_manifest: as for `verify`; only of a local directory.
 
     Raises:
         FileNotFoundError, CheckpointError, StorageError: as `CheckpointStore.open`.
     """
     with tempfile.TemporaryDirectory(prefix="dray-checkpoint-") as scratch:
         place = Location.of(checkpoint)
-        yield verify(place.path) if place.is_local else _downloaded(RemoteDirectory(place), Path(scratch))
+        if place.is_local:
+            yield verify(place.path, without_manifest=without_manifest)
+        else:
+            yield _downloaded(RemoteDirectory(place), Path(scratch))
 
 
 def _downloaded(remote: RemoteDirectory, scratch: Path) -> Path:

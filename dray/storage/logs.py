@@ -7,19 +7,24 @@ copies it: `logs/rank_0.20261121T190202.123Z.log`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import platform
 import re
 import threading
 from pathlib import Path
 
-from dray.storage.errors import StorageError
 from dray.storage.location import Location
+from dray.storage.outage import Outage
 from dray.storage.remote import RemoteDirectory
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
 """How often logs are copied: if a machine is lost, so much of them may be lost with it."""
+BYTES_PER_S = 1 << 20
+"""What copying takes at most, on average. A file in an object store can't be appended to: all of a log is copied again
+when it has grown, so those of many MiB are copied more rarely."""
 PATIENCE_S = 5.0
 NAME = re.compile(r"rank_(\d+)(?:\.[\dTZ.]+)?\.log")
 """A log's name, on a machine and in a store."""
@@ -64,7 +69,11 @@ class LogCopies:
         self._ended: set[Path] = set()
         self._copied: dict[Path, int] = {}
         self._over = threading.Event()
-        self._failed = False
+        self._outage = Outage(
+            log,
+            fails="the trials' logs can't be copied beside their checkpoints for now, will try again",
+            works="the trials' logs are copied beside their checkpoints again, and nothing is missing there",
+        )
         self._thread: threading.Thread | None = None
 
     def begin(self, path: Path, trial: Location) -> None:
@@ -92,27 +101,36 @@ class LogCopies:
             self._thread.join()
 
     def _run(self) -> None:
-        over = False
+        over, wait_s = False, EVERY_S
         while not over:
-            over = self._over.wait(EVERY_S)
+            over = self._over.wait(wait_s)
+            sent, failures = 0, dict[Path, OSError]()
             for path, remote in list(self._growing.items()):
                 ended = path in self._ended
-                if self._copy(path, remote) and ended and path in self._ended:
+                try:
+                    sent += self._copy(path, remote)
+                except OSError as error:  # StorageError, or a file here that can't be read
+                    failures[path] = error
+                    continue
+                if ended and path in self._ended:
                     self._ended.discard(path)
                     self._growing.pop(path)
                     self._copied.pop(path, None)
+            wait_s = max(EVERY_S, sent / BYTES_PER_S)
+            if not failures:
+                self._outage.ended()
+            for path, failure in failures.items():
+                if over:
+                    log.error("the end of %s on %s is not in the trial's store: %s", path, platform.node(), failure)
+                else:
+                    self._outage.began(failure)
 
-    def _copy(self, path: Path, remote: RemoteDirectory) -> bool:
-        try:
+    def _copy(self, path: Path, remote: RemoteDirectory) -> int:
+        """Copy a log if it has grown; returns the bytes that were sent."""
+        with contextlib.suppress(FileNotFoundError):
             content = path.read_bytes()
             if content and self._copied.get(path) != len(content):
                 remote.write(stored_as(path), content)
                 self._copied[path] = len(content)
-        except FileNotFoundError:
-            pass
-        except StorageError as error:
-            if not self._failed:
-                log.warning("the trials' logs can't be copied beside their checkpoints for now: %s", error)
-            self._failed = True
-            return False
-        return True
+                return len(content)
+        return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dray.storage.errors import CheckpointError
+
+log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -102,12 +105,14 @@ def check_files(sizes: dict[str, int], listed: dict[str, Listed], checkpoint: ob
         raise damaged(f"{more} is not in its manifest")
 
 
-def verify(checkpoint: Path, name: object = None) -> Path:
+def verify(checkpoint: Path, name: object = None, *, without_manifest: bool = False) -> Path:
     """Return `checkpoint` if it is valid. One that Determined wrote can't be checked, and passes.
 
     Args:
         checkpoint: a local directory.
         name: its name in errors; by default its path.
+        without_manifest: also accept, with a warning, one of dray's that lacks its manifest. For a path that a user
+            gave: it may be a copy that was made in `on_checkpoint_write_end`, before the manifest was written.
 
     Raises:
         FileNotFoundError: there is no such directory.
@@ -118,6 +123,9 @@ def verify(checkpoint: Path, name: object = None) -> Path:
         raise FileNotFoundError(f"there is no checkpoint {str(name)!r}: no such directory")
     if not (checkpoint / MANIFEST).is_file():
         if determined_state(checkpoint) is not None:
+            return checkpoint
+        if without_manifest and holds_a_trial(checkpoint):
+            log.warning("%s has no %s, so it can't be verified: a file may be damaged or missing", name, MANIFEST)
             return checkpoint
         raise never_completed(name)
     listed = parse_manifest((checkpoint / MANIFEST).read_bytes(), name)
@@ -131,6 +139,11 @@ def verify(checkpoint: Path, name: object = None) -> Path:
 def never_completed(checkpoint: object) -> CheckpointError:
     """The error of a directory without a manifest."""
     return CheckpointError(f"{checkpoint} is not a checkpoint: it has no {MANIFEST}, so it was never completed")
+
+
+def holds_a_trial(directory: Path) -> bool:
+    """Whether a directory has a trial's state, dray's or Determined's; it may be incomplete."""
+    return (directory / _PROGRESS).is_file() or determined_state(directory) is not None
 
 
 def determined_state(checkpoint: Path) -> Path | None:

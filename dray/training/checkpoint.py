@@ -159,6 +159,12 @@ def read_progress(directory: Path) -> Progress:
     return Progress.from_dict(json.loads((directory / PROGRESS).read_text()))
 
 
+def read_epoch_length(directory: Path) -> int | None:
+    """The batches of an epoch in the run that wrote a checkpoint; None if unknown, or if its epochs have no end."""
+    length = (read_json(directory / PROGRESS) or {}).get("epoch_length")
+    return length if isinstance(length, int) else None
+
+
 def read_division(directory: Path) -> Division | None:
     """How the run that wrote a checkpoint divided its data; None if unknown."""
     if legacy.is_legacy(directory):

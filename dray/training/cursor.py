@@ -11,17 +11,19 @@ class Cursor:
         epoch_length: batches per epoch, None for one endless epoch.
         initial_batch: the batch that this run starts at, 0 for a fresh trial.
         stop_requested: whether the trial has asked to stop at the next boundary.
+        stop_obeyed: whether training has ended since then: it does not stop the next one.
         drawn: the seeds drawn for the epochs' orders, by epoch, in a run resumed from a checkpoint of Determined's;
             None in others.
     """
 
-    __slots__ = ("batch_idx", "drawn", "epoch_length", "initial_batch", "stop_requested")
+    __slots__ = ("batch_idx", "drawn", "epoch_length", "initial_batch", "stop_obeyed", "stop_requested")
 
     def __init__(self) -> None:
         self.batch_idx: int | None = None
         self.epoch_length: int | None = None
         self.initial_batch = 0
         self.stop_requested = False
+        self.stop_obeyed = False
         self.drawn: dict[int, int] | None = None
 
     def epoch_of(self, batch_idx: int) -> int:

@@ -22,7 +22,7 @@ from dray.training import checkpoint, metrics, rng
 from dray.training.agreement import on_chief
 from dray.training.cursor import Cursor
 from dray.training.distributed import DistributedContext
-from dray.training.errors import DataExhausted, SearcherMetricError, ShouldExit
+from dray.training.errors import DataExhausted, ShouldExit
 from dray.training.evaluation import Evaluation
 from dray.training.host import Host, Reached, Report
 from dray.training.leaving import Leaving
@@ -32,6 +32,7 @@ from dray.training.plan import Plan
 from dray.training.progress import Progress
 from dray.training.reducers import ReducerRegistry
 from dray.training.saver import Saver
+from dray.training.searcher_metric import check_metric
 from dray.training.spread import SpreadModel, hang_up
 from dray.training.stopping import StopLine
 from dray.training.tensorboard import TensorBoard
@@ -296,7 +297,7 @@ class Executor:
         # Metrics that callbacks add to the dict are reported too.
         self._validation = metrics.jsonable(shown, source="on_validation_end()")
         if self.host.metric is not None:
-            _check_metric(self.host.metric, self._validation)
+            check_metric(self.host.metric, self._validation)
         self._write_scalars(
             {name if name.startswith("val") else f"val_{name}": value for name, value in self._validation.items()}
         )
@@ -384,18 +385,6 @@ class Executor:
 
     def _position(self) -> dict[str, Any]:
         return {"batches": self._trained, "epochs": self._epochs() or 0.0}
-
-
-def _check_metric(metric: str, found: Mapping[str, Any]) -> None:
-    if metric not in found:
-        raise SearcherMetricError(
-            f"searcher.metric: the search compares {metric!r}, but validation returned {sorted(found)}; "
-            "return it from evaluate_batch() or evaluate_full_dataset(), or set searcher.metric to one of these"
-        )
-    if metrics.as_number(found[metric]) is None:
-        raise SearcherMetricError(
-            f"searcher.metric: {metric!r} must be a number, but validation returned {found[metric]!r}"
-        )
 
 
 def _epoch_start(callback: Callback) -> Callable[[int], None]:

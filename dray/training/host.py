@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from dray.storage.location import Location
 from dray.storage.manifest import Listed
+from dray.training.distributed import DistributedContext
+from dray.training.plan import Plan
 from dray.training.units import TrainUnit
 
 Reached = Literal["nothing", "rung", "end"]
@@ -79,7 +82,7 @@ class Host(Protocol):
     #: When to validate and save if `fit()` does not say; None: only at rungs and at the end.
     validation_period: TrainUnit | None
     checkpoint_period: TrainUnit | None
-    #: The validation metric that the search compares; None if there is no search.
+    #: The validation metric that the search compares; None if there is no search, or it compares nothing.
     metric: str | None
     #: Whether `checkpoint_policy="best"` is possible: only in an experiment is its best validation known.
     best_supported: bool
@@ -95,6 +98,14 @@ class Host(Protocol):
 
         Raises:
             SearcherMetricError: the metric is missing, or its value is not a length.
+        """
+        ...
+
+    def training(self, plan: Plan, begin: int, peers: DistributedContext) -> AbstractContextManager[None]:
+        """The block in which a plan is performed, from batch `begin` on. Entered and left together by every rank.
+
+        Raises:
+            KeyboardInterrupt: at its end, on every rank, if the user has interrupted the training of any.
         """
         ...
 

@@ -218,11 +218,12 @@ def average_batches(ranks: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any
 
 
 def as_number(value: Any) -> float | None:
-    """The value as a float, if it is a number or holds exactly one; else None."""
-    if isinstance(value, (int, float)):
-        return float(value)
-    if isinstance(value, (numbers.Real, np.number, np.bool_)):
-        return float(value)
+    """The value as a float, if it is a number that a float can hold, or holds exactly one; else None."""
+    if isinstance(value, (int, float, numbers.Real, np.number, np.bool_)):
+        try:
+            return float(value)
+        except OverflowError:
+            return None
     if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "fiub":
         return float(value.reshape(()))
     return None
@@ -373,14 +374,16 @@ def jsonable(metrics: Mapping[str, Any], *, source: str) -> dict[str, Any]:
 
 
 def _plain(value: Any, *, name: str, source: str) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, float, str)):
         return value
+    value = to_numpy(value)
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "fiubU":
+        return value.item() if value.size == 1 else value.tolist()
     number = as_number(value)
     if number is not None:
-        return int(number) if isinstance(value, (np.integer, numbers.Integral)) else number
-    value = to_numpy(value)
-    if isinstance(value, np.ndarray) and value.dtype.kind in "fiubU":
-        return value.tolist()
+        return int(value) if isinstance(value, numbers.Integral) else number
+    if isinstance(value, numbers.Real):
+        raise TypeError(f"{source} returned the metric {name!r} with a number that is larger than any float")
     if isinstance(value, (list, tuple)):
         return [_plain(item, name=name, source=source) for item in value]
     if isinstance(value, dict):

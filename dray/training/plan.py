@@ -110,6 +110,13 @@ def batches_of(length: TrainUnit, *, name: str, epoch_length: int | None, global
     return length.value
 
 
+def check_length(length: TrainUnit | None, name: str) -> None:
+    """Raise TypeError unless it is a Batch or an Epoch with an int, or None."""
+    check_unit(length, name)
+    if length is not None and not isinstance(length.value, int):
+        raise TypeError(f"{name} must hold an int, for example pytorch.Epoch(1), got {length!r}")
+
+
 def check_unit(unit: TrainUnit | None, name: str) -> None:
     """Raise TypeError unless it is a Batch, an Epoch or None."""
     if not isinstance(unit, (Batch, Epoch, NoneType)):

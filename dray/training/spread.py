@@ -73,6 +73,14 @@ class SpreadModel(DistributedDataParallel):
             setattr(self, name, None)
 
 
+def share_weights(model: torch.nn.Module) -> None:
+    """Give all ranks the chief's weights of a model that is not trained, as DistributedDataParallel does of others."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        shared = tensor.detach().contiguous()
+        dist.broadcast(shared, 0)
+        tensor.detach().copy_(shared)
+
+
 def checked_ddp_kwargs(ddp_kwargs: dict[str, Any] | None) -> dict[str, Any]:
     """Checked with a single process too, so that a mistake does not show only in the first distributed run."""
     if ddp_kwargs is None:

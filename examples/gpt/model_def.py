@@ -39,7 +39,8 @@ class GPTTrial(pytorch.PyTorchTrial):
         rest = [p for p in self.model.parameters() if p.dim() < 2]
         groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
         self.optimizer = context.wrap_optimizer(torch.optim.AdamW(groups, lr=hparam("lr"), betas=(0.9, 0.95)))
-        warm_up, steps = hparam("warm_up_steps"), hparam("steps")
+        warm_up = hparam("warm_up_steps")
+        steps = context.get_total_batches(self.build_training_data_loader) // hparam("aggregation_frequency")
         context.wrap_lr_scheduler(
             torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: share_of_lr(step, warm_up, steps)),
             pytorch.LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP,
@@ -79,5 +80,5 @@ def share_of_lr(step: int, warm_up: int, steps: int) -> float:
     """
     if step < warm_up:
         return (step + 1) / warm_up
-    progress = min(1.0, (step - warm_up) / (steps - warm_up))
+    progress = min(1.0, (step - warm_up) / max(1, steps - warm_up))
     return 0.1 + 0.45 * (1 + math.cos(math.pi * progress))

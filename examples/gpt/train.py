@@ -44,10 +44,10 @@ def main() -> None:
         exp_conf=config,
         distributed=peers() if info is None else None,
         aggregation_frequency=hparams["aggregation_frequency"],
+        max_length=pytorch.Batch(options.batches),
     ) as context:
         trial = GPTTrial(context)
         pytorch.Trainer(trial, context).fit(
-            max_length=pytorch.Batch(options.batches),
             validation_period=pytorch.Batch(200),
             checkpoint_policy="none",
             latest_checkpoint=None if info is None else info.latest_checkpoint,

@@ -149,6 +149,7 @@ ROWS = {
     "10.1": "TorchWriter",
     "10.2": "import determined gives the same objects",
     "10.3": "unmodified programs run",
+    "10.5": "changing determined to dray in an import is enough",
 }
 
 #: Rows that no test here shows, and why.

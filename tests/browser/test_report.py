@@ -116,6 +116,38 @@ def test_nothing_went_wrong_and_webgl_drew_the_parallel_coordinates(page: Any) -
     assert colours > 100
 
 
+CHOOSE = """
+const choice = document.querySelector(`[data-${arguments[0]}="${arguments[1]}"]`);
+choice.value = arguments[2];
+choice.dispatchEvent(new Event("change"));
+return choice.value;
+"""
+
+
+def test_another_metric_is_drawn_once_it_is_chosen(page: Any, result: dray.Result) -> None:
+    accuracy = result.metrics.query("kind == 'validation' and name == 'accuracy'")
+    assert page.execute_script(CHOOSE, "metric", "curves", "validation accuracy") == "validation accuracy"
+    same(points(page, "curves"), accuracy[["epochs", "value"]])
+    title = "return document.getElementById('curves').querySelector('.ytitle').textContent"
+    assert page.execute_script(title) == "validation accuracy"
+    assert page.execute_script(CHOOSE, "metric", "curves", "validation_loss") == "validation_loss"
+    same(points(page, "curves"), validations(result)[["epochs", "value"]])
+
+
+def test_a_scale_is_chosen_and_the_points_stay(page: Any, result: dray.Result) -> None:
+    """`points` takes values from where they are on the screen by the axis's scale."""
+    types = "return document.getElementById('history')._fullLayout.yaxis.type"
+    scales = page.execute_script(
+        "return [...document.querySelector('[data-scale=history]').options].map(option => option.value)"
+    )
+    assert {"logarithmic"} < set(scales)
+    before = [value for _, value in points(page, "history")]
+    for scale in [*scales[1:], scales[0]]:
+        assert page.execute_script(CHOOSE, "scale", "history", scale) == scale
+        assert page.execute_script(types) == ("log" if scale == "logarithmic" else "linear")
+        assert [value for _, value in points(page, "history")] == pytest.approx(before, rel=0.01)
+
+
 def test_page_fits_a_phone(page: Any, tmp_path: Path) -> None:
     phone = {"width": NARROW, "height": 800, "deviceScaleFactor": 1, "mobile": True}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import typer
 from dray.cli import app, main
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.metrics_log import TAIL
+from dray.experiment.numbering import take_number
 from dray.experiment.result import Result
 from searchers.journal import Journal
 from tests.cli.conftest import TRIALS, WEIGHT, checkpoint
@@ -41,6 +43,7 @@ READING = {
 #: What does something with an experiment.
 DOING = {
     "experiment resume": (),
+    "experiment stop": (),
     "experiment extend": ("--max-trials", "99"),
     "experiment download": ("-o", "copy"),
     "experiment delete": ("--yes",),
@@ -58,8 +61,10 @@ ON_ONE = {**{name: arguments for name, (arguments, _) in READING.items()}, **DOI
 
 def commands(group: Any, *before: str) -> Iterator[str]:
     for name, command in group.commands.items():
+        if command.hidden:  # another name of one that is not
+            continue
         if hasattr(command, "commands"):
-            yield from () if command.hidden else commands(command, *before, name)
+            yield from commands(command, *before, name)
         else:
             yield " ".join((*before, name))
 
@@ -74,6 +79,21 @@ def test_every_command_is_in_these_tables() -> None:
     assert {*ON_ONE, *OTHERS} - LATER == HAS
 
 
+@pytest.mark.parametrize("command", ["", "experiment", "config", *sorted(HAS)])
+def test_help_is_short_to_ask_for_and_gives_flags_no_type(command: str, dray: Dray) -> None:
+    said = dray(*command.split(), "-h")
+    assert said == dray(*command.split(), "--help")
+    assert said.code == 0
+    assert re.search(r"│ .*-h .*Show this message", said.out)
+    assert "bool" not in said.out.lower()
+
+
+@pytest.mark.parametrize("kind", ["", "experiment", "trial", "checkpoint"])
+def test_ls_is_list(kind: str, home: Path, dray: Dray) -> None:
+    of_one = [] if kind in ("", "experiment") else ["latest"]
+    assert dray(*kind.split(), "ls", *of_one).out == dray(*(kind or "experiment").split(), "list", *of_one).out != ""
+
+
 # ------------------------------------------------------------------------------------------------------- bad uses
 
 
@@ -84,11 +104,16 @@ def test_an_unknown_name_is_one_line(command: str, home: Path, dray: Dray) -> No
 
 
 @on_one
-def test_an_ambiguous_name_is_one_line(command: str, home: Path, dray: Dray) -> None:
+def test_an_ambiguous_name_lists_the_candidates(command: str, home: Path, dray: Dray) -> None:
     (home / "digits-2").mkdir()
     (home / "digits-2" / "experiment.yaml").write_text("{}")
-    told = dray(*command.split(), "digits", *ON_ONE[command]).is_one_line()
-    assert f"'digits' matches 2 experiments in {home}: digits-2, digits-1; give more of the name" in told
+    assert take_number(home / "digits-2") == 1
+    said = dray(*command.split(), "digits", *ON_ONE[command])
+    assert (said.code, said.out) == (2, "")
+    assert said.err == (
+        f"dray: 'digits' matches 2 experiments in {home}; give a number, or more of the name:\n"
+        "     1  digits-2\n        digits-1\n"
+    )
 
 
 @on_one
@@ -160,8 +185,8 @@ def test_a_trial_that_is_not_there_is_one_line(command: str, home: Path, dray: D
     ("arguments", "says"),
     [
         (["experiment", "lits"], "did you mean"),
-        (["e", "kill", "7"], "no such command; instead of det experiment kill, use Ctrl-C in its terminal, twice"),
-        (["experiment", "ls"], "no such command; instead of det experiment list, use dray experiment list"),
+        (["e", "kill", "7"], "no such command; instead of det experiment kill, use dray experiment stop, twice"),
+        (["experiment", "lt"], "no such command; instead of det experiment list-trials, use dray trial list"),
         (["tensorboard", "start", "7"], "no such command; instead of det tensorboard, use dray ui"),
         (["experiment", "archive", "7"], "no such command 'archive'; see dray experiment --help"),
         (["experiment", "describe"], "EXPERIMENT"),
@@ -208,8 +233,9 @@ def test_json_is_all_that_is_on_standard_output(command: str, home: Path, dray: 
         assert dray(*command.split(), "digits", *ON_ONE[command], "--json").value
 
 
-def test_names_are_directories_their_beginnings_latest_and_paths(digits: ExperimentDirectory, dray: Dray) -> None:
-    for name in ("digits-1", "dig", "latest", digits.path, "results/digits-1", f"{digits.path}/"):
+def test_names_are_numbers_directories_their_parts_latest_and_paths(digits: ExperimentDirectory, dray: Dray) -> None:
+    number = take_number(digits.path)
+    for name in (number, "digits-1", "dig", "its", "latest", digits.path, "results/digits-1", f"{digits.path}/"):
         assert dray("e", "describe", name, "--json").value["path"] == str(digits.path)
 
 
@@ -252,7 +278,7 @@ def test_list_tells_states_and_the_best_newest_last(digits: ExperimentDirectory,
     assert found["best_metric"] == pytest.approx(best)
     assert found["began"] == "2023-11-14T22:13:20+00:00"  # simulated.BEGAN
     table = dray("e", "list")
-    assert [line.split()[:3] for line in table.out.splitlines()[1:]] == [
+    assert [line.split()[1:4] for line in table.out.splitlines()[1:]] == [
         ["broken", "DAMAGED", "0/0"],
         ["digits-1", "COMPLETED", f"{TRIALS}/{TRIALS}"],
     ]
@@ -365,6 +391,21 @@ def test_failures_are_told_with_the_error(digits: ExperimentDirectory, dray: Dra
     assert dray("t", "describe", "digits", "3", "--json").value["errors"] == [error, error]
 
 
+def test_a_failed_extension_is_told_beside_the_state_that_the_trial_keeps(
+    digits: ExperimentDirectory, dray: Dray
+) -> None:
+    error = "ValueError: the learning rate schedule OneCycleLR has ended"
+    with Journal(digits.journal) as journal:
+        told = {"trial": 3, "error": error, "where": "", "why": "the same error twice"}
+        journal.append({"event": "restarted", **told})
+        journal.append({"event": "gave_up", **told, "kept": "completed"})
+    assert f"trial 3 2x: {error}; in the extension, so still completed\n" in dray("e", "describe", "digits").out
+    assert [each["kept"] for each in dray("e", "describe", "digits", "--json").value["failures"]] == [None, "completed"]
+    assert "not restarted in the extension, so still completed" in dray("t", "describe", "digits", "3").out
+    log = dray("e", "logs", "digits").out
+    assert "the extension of trial 3 failed for good, so it is still completed: the same error twice" in log
+
+
 def test_a_report_is_one_file(digits: ExperimentDirectory, dray: Dray) -> None:
     assert dray("report", "digits", "-o", "one.html").out.strip().endswith("one.html")
     assert "validation_loss" in Path("one.html").read_text()
@@ -390,6 +431,10 @@ def test_a_damaged_checkpoint_is_found(digits: ExperimentDirectory, dray: Dray) 
     assert [Path(each["path"]).parent.name for each in listed if not each["is_whole"]] == ["trial_2", "trial_3"]
     assert dray("c", "verify", "digits", "1").code == 0
     assert dray("c", "verify", digits.trial(2) / "checkpoint_10").code == 1
+    copy = digits.trial(3) / "checkpoint_10"
+    copy.rename(digits.path / "copied")  # as from on_checkpoint_write_end, without the manifest
+    assert dray("c", "verify", digits.path / "copied").code == 1
+    assert dray("c", "export", digits.path / "copied", "-o", digits.path / "exported").code == 0
     for command in ("download", "export"):
         assert "is damaged" in dray("c", command, "digits", "2", "-o", "copy").is_one_line()
     assert not Path("copy").exists(), "nothing is left of it"

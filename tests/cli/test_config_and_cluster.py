@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dray.experiment.json_schema import json_schema
+from dray.experiment.numbering import take_number
 from tests.cli.said import Said
 from tests.ray.harness import DIGITS
 
@@ -55,6 +56,7 @@ def test_an_experiment_on_a_cluster_that_does_not_answer_ends_at_once(
     said = dray("experiment", "create", str(DIGITS / "asha.yaml"), str(DIGITS))
     assert said.code == 1
     assert said.err.splitlines()[-1].startswith("dray: no Ray cluster answers at 127.0.0.1:1")
+    assert "experiment 1: digits-asha, stored in" in said.out + said.err
     assert "Traceback" not in said.err
 
 
@@ -72,6 +74,8 @@ def test_a_shell_completes_experiments_and_trials(
 
     assert "digits-1" in completed("dray experiment describe d")
     assert "latest" in completed("dray e logs l")
+    assert take_number(home / "digits-1") == 1
+    assert "1" in completed("dray e logs 1")
     assert "7" in completed("dray trial logs digits-1 7")
     assert "best" in completed("dray t logs dig b")
     assert "experiment" in completed("dray exp")

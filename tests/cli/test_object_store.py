@@ -70,6 +70,17 @@ def test_it_is_listed_and_read_and_nothing_changes_there(
     assert s3.files() == before
 
 
+def test_a_result_reads_it_from_a_copy_that_goes_with_it(original: ExperimentDirectory, s3: LocalS3) -> None:
+    result = Result(s3.uri("results", "digits-1"))
+    assert result.trials.equals(Result(original.path).trials)
+    assert repr(result).startswith(f"<dray.Result digits-1, COMPLETED, {TRIALS} trials, best validation_loss 0.")
+    assert result.best_trial.checkpoint.filesystem.type_name == "s3"
+    copy = result.path
+    assert copy.exists()
+    del result
+    assert not copy.exists()
+
+
 def test_one_that_has_not_ended_may_be_running_elsewhere(
     original: ExperimentDirectory, s3: LocalS3, dray: Dray
 ) -> None:

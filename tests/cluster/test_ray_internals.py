@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -48,6 +49,14 @@ USES = [
         {
             "ray._private.parameter:RayParams": {"no_monitor", "include_log_monitor"},
             "ray._private.node:Node.start_api_server": {"include_dashboard", "raise_on_failure"},
+        },
+    ),
+    Use(
+        "dray/cluster/ray_cluster.py",
+        "start Ray's processes out of the reach of signals to the driver's group, and keep the driver's own handlers",
+        {
+            "ray._private.services:ConsolePopen": None,
+            "ray._private.utils:set_sigterm_handler": {"sigterm_handler"},
         },
     ),
     Use(
@@ -299,6 +308,31 @@ def test_helper_actors_that_dray_leaves_out_are_still_train_callbacks() -> None:
         DatasetsCallback,
         PlacementGroupCleanerCallback,
     }
+
+
+def test_processes_of_a_cluster_that_dray_starts_get_no_signal_of_its_group_and_die_with_it() -> None:
+    from ray._private import services
+
+    from dray.cluster.ray_cluster import _only_processes_of_use
+
+    with _only_processes_of_use():
+        started = services.start_ray_process(["sleep", "600"], "sleep", fate_share=True).process
+    try:
+        assert os.getsid(started.pid) == started.pid, (
+            "Ray starts its processes in another way than by services.ConsolePopen: see dray/cluster/ray_cluster.py"
+        )
+    finally:
+        started.kill()
+        started.wait()
+
+
+def test_handler_of_sigterm_is_still_set_by_the_function_that_dray_leaves_out() -> None:
+    from ray._private import node, worker
+
+    for module in (node.Node._register_shutdown_hooks, worker.init):
+        source = inspect.getsource(module)
+        assert "ray._private.utils.set_sigterm_handler(" in source, "see dray/cluster/ray_cluster.py"
+        assert "signal.signal(" not in source, "see dray/cluster/ray_cluster.py"
 
 
 def test_print_is_pythons_own_again_after_train_has_put_its_own_in_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import ray
 
 from dray.cluster import watch as watch_module
 from dray.cluster.watch import Watch
@@ -61,3 +62,29 @@ def test_a_head_that_does_not_answer_is_told_once_and_asked_nothing(monkeypatch:
         finally:
             watch.close()
     assert not asked
+
+
+def test_only_a_head_that_is_gone_is_no_news(
+    head: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anything else that fails would leave trials unsaved on nodes that are taken away; it is reported once."""
+    seen = threading.Event()
+
+    def drained() -> set[str]:
+        for error in errors:
+            raise error
+        seen.set()
+        return set()
+
+    gone = ray.exceptions.RaySystemError("Failed to connect to GCS")
+    errors = iter([gone, AttributeError("renamed"), gone, AttributeError("renamed")])
+    monkeypatch.setattr(watch_module, "draining_nodes", drained)
+    watch = Watch(address(head), draining=lambda nodes: None, silent=lambda: None)
+    try:
+        assert seen.wait(30)
+    finally:
+        watch.close()
+    [record] = caplog.records
+    assert record.getMessage() == "can't save the trials on nodes that will be removed; will try again every second"
+    assert record.exc_info is not None
+    assert str(record.exc_info[1]) == "renamed"

@@ -79,6 +79,32 @@ def test_every_public_name_of_determined_has_a_counterpart_or_an_answer(alias: N
     assert all(found(name) is not None for name in names)
 
 
+@pytest.mark.api("10.1", "10.5")
+def test_changing_determined_to_dray_in_an_import_is_enough(run_python: Any) -> None:
+    """Also where nothing has put up the alias."""
+    names = list(COUNTERPARTS)
+    assert "determined.tensorboard.metric_writers.pytorch.TorchWriter" in names
+    program = f"""
+        import importlib, sys
+        from dray.compat.names import COUNTERPARTS, MODULES
+        for name in {names}:
+            ours = name.replace("determined", "dray", 1)
+            module, _, attribute = ours.rpartition(".")
+            home, _, known = COUNTERPARTS[name].rpartition(".")
+            if name in MODULES:
+                assert importlib.import_module(ours) is importlib.import_module(COUNTERPARTS[name]), name
+            else:
+                there = getattr(importlib.import_module(module), attribute)
+                assert there is getattr(importlib.import_module(home), known), name
+        import dray.tensorboard.metric_writers.pytorch as writers
+        from dray.pytorch._trainer import Trainer
+        assert writers.__name__ == "dray.tensorboard.metric_writers.pytorch"
+        assert Trainer is sys.modules["dray.pytorch"].Trainer
+        print("determined" in sys.modules)
+        """
+    assert run_python(program) == "False"
+
+
 def test_the_names_are_those_of_the_last_version() -> None:
     known = set(listed("determined-0.38.1.txt"))
     older = {"determined.estimator", "determined.profiler", "determined.pytorch.dsat", "determined.pytorch.lightning"}

@@ -114,6 +114,14 @@ def test_metrics_go_to_the_directory_of_the_run(home: Path) -> None:
     ]
 
 
+def test_a_tensor_of_one_element_is_a_number(home: Path) -> None:
+    with core.init() as context:
+        context.train.report_validation_metrics(
+            1, {"loss": torch.tensor([0.5], requires_grad=True), "n": torch.tensor([[3]]), "array": np.array([0.25])}
+        )
+    assert rows(home) == [{"batches": 1, "validation": {"loss": 0.5, "n": 3, "array": 0.25}}]
+
+
 def test_nothing_is_written_before_there_is_something_to_write(home: Path) -> None:
     with core.init() as context:
         assert context.info is None
@@ -128,6 +136,8 @@ def test_nothing_is_written_before_there_is_something_to_write(home: Path) -> No
         (lambda train: train.report_training_metrics("7", {}), "steps_completed must be an int, got '7'"),
         (lambda train: train.report_training_metrics(True, {}), "steps_completed must be an int >= 0, got True"),
         (lambda train: train.report_validation_metrics(-1, {}), "steps_completed must be an int >= 0, got -1"),
+        (lambda train: train.report_validation_metrics(2**63, {}), "steps_completed must be at most 2.*63 - 1"),
+        (lambda train: train.report_validation_metrics(1, {"n": 10**400}), "'n' with a number that is larger than any"),
         (lambda train: train.report_validation_metrics(1, 0.5), r"report_validation_metrics\(\) takes a dict of metr"),
         (lambda train: train.report_validation_metrics(1, {"loss": None}), "the metric 'loss' is None; report a num"),
         (

@@ -84,8 +84,8 @@ def test_snippet_trains(snippet: str, tmp_path: Path) -> None:
         if isinstance(thing, type) and issubclass(thing, names["DigitsTrial"]) and thing is not names["DigitsTrial"]
     ]
     host = FakeHost(tmp_path)
-    with use_host(host), pytorch.init(hparams=HPARAMS) as context:
-        pytorch.Trainer(trial_class(context), context).fit(max_length=pytorch.Batch(2))
+    with use_host(host), pytorch.init(hparams=HPARAMS, max_length=pytorch.Batch(2)) as context:
+        pytorch.Trainer(trial_class(context), context).fit()
     validation = host.reports[-1].validation
     assert validation is not None
     assert {"accuracy", "mistakes"} & validation.keys()

@@ -10,7 +10,7 @@ import pytest
 from dray.experiment import ignore
 from dray.experiment.config import ExperimentConfig, load_config
 from dray.experiment.directory import ExperimentDirectory, new_path
-from dray.experiment.errors import ConfigError
+from dray.experiment.errors import ConfigError, NoExperiment
 from dray.experiment.source import with_storage
 from tests.storage.power import Disk
 
@@ -75,13 +75,13 @@ def test_creation_that_was_killed_is_no_experiment_and_can_be_made_again(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(os, "replace", killed)
         ExperimentDirectory.create(tmp_path / "e", CONFIG, code)
-    with pytest.raises(ConfigError, match="no experiment in"):
+    with pytest.raises(NoExperiment, match="no experiment in"):
         ExperimentDirectory.open(tmp_path / "e")
     assert ExperimentDirectory.create(tmp_path / "e", CONFIG, code).config() == CONFIG
 
 
 def test_opening_what_is_no_experiment_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no experiment in .*: it has no experiment\.yaml"):
+    with pytest.raises(NoExperiment, match=r"no experiment in .*: it has no experiment\.yaml"):
         ExperimentDirectory.open(tmp_path / "nothing")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -58,6 +59,7 @@ class FakeResult:
             "batches": [20, 10, 20, 0],
             "metric": [0.5, 0.75, 0.25, None],
             "best_metric": [0.5, 0.625, 0.125, None],
+            "nan_since": pd.array([None] * 4, "Int64"),
         }
     )
     metrics = pd.DataFrame(
@@ -174,6 +176,24 @@ def test_line_tells_trials_the_best_and_the_time() -> None:
 def test_line_tells_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeCounts, "restarts", Counter({0: 2, 3: 1}))
     assert " · 3 restarts · " in line(search())
+
+
+def test_line_tells_trials_that_diverged_until_they_recover() -> None:
+    made, shown = search(Started(trial=0), Started(trial=1)), Screen()
+    shown.display.begin(made, [])
+    shown.display.rows(0, rows(0, 1.0, value=math.nan))
+    shown.display.rows(1, [{**row, "value": math.inf} for row in rows(1, 1.0)])
+    shown.display.update(made, FakeCounts(), 2, 2)  # type: ignore[arg-type]
+    assert " · 2 running · 2 diverged (NaN) · " in shown.text
+    shown.display.rows(1, rows(1, 2.0))  # it was restarted from a checkpoint, say
+    shown.display._due = 0.0
+    shown.display.update(made, FakeCounts(), 2, 2)  # type: ignore[arg-type]
+    assert " · 2 running · 1 diverged (NaN) · " in shown.text.splitlines()[-1]
+
+
+def test_failed_trial_is_not_the_best() -> None:
+    failed: list[Event] = [Started(trial=1), Reported(trial=1, step=1, value=0.0), Exited(trial=1, reason="errored")]
+    assert "best error 0.5 (trial 0)" in line(search(*ended(0, 0.5), *failed))
 
 
 def test_invalid_trial_is_not_the_best() -> None:
@@ -400,6 +420,13 @@ def test_failure_without_a_line_of_the_users_is_told_by_its_last_line_and_not_fo
     assert "dray experiment describe" in told[-1]
 
 
+def test_failure_with_a_cause_is_told_by_its_own_last_line() -> None:
+    screen = Screen()
+    between = "The above exception was the direct cause of the following exception:"
+    screen.display.failure(0, f"{TRACEBACK}\n{between}\n\n{TRACEBACK.replace('lr', 'momentum')}")
+    assert screen.text == "trial 0 failed: KeyError: 'momentum'\n"
+
+
 def test_an_error_without_words_is_told_too() -> None:
     screen = Screen()
     screen.display.failure(0, " \n")
@@ -410,24 +437,24 @@ def table(screen: Screen) -> list[list[str]]:
     """The cells of the final table, its headings first."""
     screen.display.result(FakeResult())  # type: ignore[arg-type]
     lines = screen.text.splitlines()
-    assert lines[0] == "best trials by error:"
-    return [line.replace("[1, 2]", "[1,2]").split() for line in lines[1:5]]
+    assert lines[:2] == ["1 of 4 trials failed", "best trials by error:"]
+    return [line.replace("[1, 2]", "[1,2]").split() for line in lines[2:6]]
 
 
 def test_table_has_the_best_first_and_leaves_out_what_all_trials_share() -> None:
     assert table(Screen()) == [
         ["trial", "state", "batches", "error", "lr", "layers", "accuracy"],
-        ["2", "completed", "20", "0.125", "0.3", "[3]", "0.95"],
+        ["2", "completed", "15", "0.125", "0.3", "[3]", "0.95"],
         ["0", "completed", "20", "0.5", "0.1", "[1,2]", "0.9"],
-        ["1", "stopped", "10", "0.625", "0.2", "[1,2]", "0.7"],
-    ]
+        ["1", "stopped", "5", "0.625", "0.2", "[1,2]", "0.7"],
+    ], "batches and other metrics are those of the best validation"
 
 
 def test_table_has_no_more_columns_than_there_is_room_for() -> None:
     screen = Screen(width=40)
     assert table(screen)[0] == ["trial", "state", "batches", "error", "lr"]
-    assert screen.text.splitlines()[5] == "(not shown: layers, accuracy)"
-    assert max(map(len, screen.text.splitlines()[1:5])) <= 40
+    assert screen.text.splitlines()[6] == "(not shown: layers, accuracy)"
+    assert max(map(len, screen.text.splitlines()[2:6])) <= 40
 
 
 def test_table_is_turned_round_where_larger_is_better() -> None:
@@ -448,9 +475,56 @@ def test_end_where_no_trial_validated_has_no_table_and_tells_where_to_see_what_f
     screen = Screen()
     screen.display.result(Failed())  # type: ignore[arg-type]
     assert screen.text == (
-        f"1 trial (1 errored) in 0:00. Results: {LONG_PATH}\n"
+        f"1 of 1 trial failed\n1 trial (1 errored) in 0:00. Results: {LONG_PATH}\n"
         f"inspect failures with: dray experiment describe {LONG_PATH}\n"
     )
+
+
+class TwoFailed(FakeResult):
+    """The best and the second best of four trials failed."""
+
+    trials = FakeResult.trials.assign(state=["ERRORED", "STOPPED", "ERRORED", "PENDING"])
+
+
+def test_failures_come_first_in_red_and_failed_trials_are_not_among_the_best() -> None:
+    screen = Screen(terminal=True)
+    screen.display.result(TwoFailed())  # type: ignore[arg-type]
+    assert screen.text.startswith("\x1b[1;31m2 of 4 trials failed\x1b[0m\n")
+    plain = Screen()
+    plain.display.result(TwoFailed())  # type: ignore[arg-type]
+    lines = plain.text.splitlines()
+    assert lines[:2] == ["2 of 4 trials failed", "best trials by error:"]
+    assert lines[3].replace("[1, 2]", "[1,2]").split() == ["1", "stopped", "5", "0.625", "0.2", "[1,2]", "0.7"]
+    assert lines[4].startswith("4 trials (")
+    assert f"inspect failures with: dray experiment describe {LONG_PATH}" in lines
+
+
+def test_where_every_trial_that_validated_failed_there_is_no_best() -> None:
+    class AllFailed(FakeResult):
+        trials = FakeResult.trials.assign(state="ERRORED")
+
+    screen = Screen()
+    screen.display.result(AllFailed())  # type: ignore[arg-type]
+    assert screen.text.splitlines()[:3] == [
+        "4 of 4 trials failed",
+        "no best trial, because every trial that validated failed; the best of these is trial 2 (error 0.125)",
+        f"4 trials (4 errored) in 0:00. Results: {LONG_PATH}",
+    ]
+
+
+def test_trials_that_diverged_are_counted_and_named() -> None:
+    class Diverged(FakeResult):
+        trials = FakeResult.trials.assign(nan_since=pd.array([None, 10, 18, 3], "Int64"), state="COMPLETED")
+
+    screen = Screen()
+    screen.display.result(Diverged())  # type: ignore[arg-type]
+    lines = screen.text.splitlines()
+    assert lines[0] == "3 trials diverged: NaN since batch 10 (trial 1), 18 (trial 2), 3 (trial 3)"
+    assert lines[2].split()[:6] == ["trial", "state", "batches", "error", "NaN", "since"]
+    assert [line.split()[:5] for line in lines[3:5]] == [
+        ["2", "completed", "15", "0.125", "18"],
+        ["0", "completed", "20", "0.5", "0.1"],
+    ]
 
 
 def test_end_where_nothing_was_measured_and_nothing_failed_does_not_speak_of_failures() -> None:

@@ -316,6 +316,83 @@ def test_program_of_the_core_api_need_not_report_where_nothing_is_compared(
         run_local(config, model_dir, path=model_dir / "run")
 
 
+REPORTS = """
+from dray import core
+with core.init() as context:
+    for step in (1, 2, 3):
+        context.train.report_training_metrics(step, {"loss": 1.0})
+        context.train.report_validation_metrics(step, {"accuracy": 0.5})
+        print("validated", step)
+"""
+RANDOM = {"name": "random", "metric": "error", "max_trials": 2}
+
+
+def test_program_without_the_metric_fails_at_its_first_validation_if_trials_are_compared(
+    program: dict[str, Any], model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model_dir / "reports.py").write_text(REPORTS)
+    config = load_config({**program, "entrypoint": "python3 reports.py", "searcher": RANDOM})
+    with pytest.raises(SearcherMetricError, match=r"compares 'error', but the program reported \['accuracy'\]"):
+        run_local(config, model_dir, path=model_dir / "run")
+    assert "validated" not in capsys.readouterr().out
+    (model_dir / "reports.py").write_text(REPORTS.replace("report_validation_metrics", "report_training_metrics"))
+    with pytest.raises(SearcherMetricError, match=r"the program reported no validation metrics"):
+        run_local(config, model_dir, path=model_dir / "at-its-end")
+
+
+def test_single_program_without_the_metric_is_warned_and_trains_to_its_end(
+    program: dict[str, Any], model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (model_dir / "reports.py").write_text(REPORTS)
+    directory = run_local(load_config({**program, "entrypoint": "python3 reports.py"}), model_dir, path=model_dir / "r")
+    assert len((directory / "metrics.jsonl").read_text().splitlines()) == 6
+    assert [text for text in caplog.messages if "searcher.metric is 'error'" in text] == caplog.messages[-1:]
+
+
+@pytest.mark.parametrize("searcher", ["single", "random"])
+def test_class_without_the_metric_ends_as_a_program_does(
+    searcher: str, model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    more = {} if searcher == "single" else {"max_trials": 2}
+    named = {"name": searcher, "metric": "accuracy", "max_length": {"batches": 4}, **more}
+    config = load_config({**CONFIG, "searcher": named, "min_validation_period": {"batches": 1}})
+    if searcher == "single":
+        assert checkpoints(run_local(config, model_dir, path=model_dir / "run")) == {4}
+        [warning] = [text for text in caplog.messages if text.startswith("searcher.metric")]
+        assert "'accuracy', but the validation metrics are ['error']. The trial trains on" in warning
+        return
+    with pytest.raises(SearcherMetricError, match=r"compares 'accuracy', but validation returned \['error'\]"):
+        run_local(config, model_dir, path=model_dir / "run")
+    assert not (model_dir / "run" / "metrics.jsonl").exists(), "it was the first validation"
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_class_with_nan_stops_if_the_config_says_so(
+    stops: bool, model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = TRIAL.replace('return {"loss": loss}', 'return {"loss": loss / (0.0 if batch_idx >= 2 else 1.0)}')
+    (model_dir / "my_weight.py").write_text(code)
+    config = load_config({**CONFIG, "stop_on_nan": stops, "min_validation_period": {"batches": 1}})
+    directory = run_local(config, model_dir, path=model_dir / "run")
+    assert list(validations(directory)) == ([1, 2, 3] if stops else list(range(1, 9)))
+    assert ("after 3 batches the training metric loss is inf" in caplog.text) is stops
+
+
+def test_program_with_nan_is_asked_to_stop_if_the_config_says_so(program: dict[str, Any], model_dir: Path) -> None:
+    (model_dir / "reports.py").write_text(
+        "from dray import core\n"
+        "with core.init() as context:\n"
+        "    for step in range(1, 9):\n"
+        "        context.train.report_training_metrics(step, {'loss': float('nan') if step == 3 else 1.0})\n"
+        "        if context.preempt.should_preempt():\n"
+        "            break\n"
+    )
+    # It never validates: where trials are compared, that would be an error at its end.
+    config = load_config({**program, "entrypoint": "python3 reports.py", "searcher": RANDOM, "stop_on_nan": True})
+    directory = run_local(config, model_dir, path=model_dir / "run")
+    assert len((directory / "metrics.jsonl").read_text().splitlines()) == 3
+
+
 def test_class_that_exits_is_an_error_with_its_line(model_dir: Path) -> None:
     code = TRIAL.replace("loss = self.loss(batch)", "raise SystemExit(3)")
     (model_dir / "my_weight.py").write_text(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -145,7 +146,10 @@ def test_one_that_fails_is_told_of_once_and_others_go_on(tmp_path: Path) -> None
     story = Followed(tmp_path / "experiment", {"bad": lambda: failing, "notes": lambda: notes})
     tell(story)
     story.close(done=True)
-    assert story.said == ["bad: can't write for now, the search continues: OSError: no space left"]
+    assert story.said == [
+        "bad: can't write for now, the search continues: OSError: no space left",
+        "bad: lacks the end of the search, resume the experiment to write it: OSError: no space left",
+    ]
     assert notes.told == TOLD
     assert failing.done is None
 
@@ -157,7 +161,10 @@ def test_one_that_can_not_be_made_ends_nothing(tmp_path: Path) -> None:
     story = Followed(tmp_path / "experiment", {"bad": make})
     tell(story)
     story.close()
-    assert story.said == ["bad: can't write for now, the search continues: ConnectionError: no such host"]
+    assert story.said == [
+        "bad: can't write for now, the search continues: ConnectionError: no such host",
+        "bad: lacks the end of the search, resume the experiment to write it: ConnectionError: no such host",
+    ]
 
 
 def test_one_that_waits_holds_up_no_other(tmp_path: Path) -> None:
@@ -196,6 +203,23 @@ def test_at_the_end_one_that_failed_is_told_everything_again(tmp_path: Path) -> 
     assert story.said[1:] == ["notes: works again, and has everything that it missed"]
     assert len(made) == 2
     assert (made[1].told, made[1].done) == (TOLD, True)
+
+
+def test_one_whose_experiment_was_deleted_is_not_made_anew(tmp_path: Path) -> None:
+    made: list[Notebook] = []
+    deleted = threading.Event()
+
+    def make() -> Notebook:
+        made.append(Notebook(fails=lambda: deleted.wait(30)))
+        return made[-1]
+
+    story = Followed(tmp_path / "experiment", {"notes": make})
+    tell(story)
+    shutil.rmtree(tmp_path / "experiment")
+    deleted.set()
+    story.close()
+    assert len(made) == 1
+    assert story.said == []  # the run says it
 
 
 def test_one_that_failed_is_made_anew_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,12 +282,12 @@ def test_preview_of_a_method_of_ones_own_is_a_simulation(code: Path) -> None:
     loaded = load_config(EXAMPLES / "own_method" / "digits.yaml")
     show_preview(loaded, model_dir=EXAMPLES, console=Console(file=file, width=120))
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in file.getvalue().splitlines() if "│" in line]
-    lengths, come, last = ([int(row[column]) for row in rows] for column in (2, 3, 4))
+    lengths, come, last = ([float(row[column]) for row in rows] for column in (2, 3, 4))
     assert lengths == [1, 4, 16]
-    assert come[0] == sum(last) == 24
+    assert come[0] == pytest.approx(sum(last), abs=0.2) == 24
     assert 24 > come[1] > come[2] > 2
-    assert (come[1], come[2]) == (24 - last[0], last[2])
-    assert "custom method, simulated once with random metric values" in file.getvalue()
+    assert (come[1], come[2]) == pytest.approx((24 - last[0], last[2]), abs=0.2)
+    assert "custom method, simulated with random metric values" in file.getvalue()
 
 
 def test_preview_tells_that_a_method_breaks_the_rules(code: Path) -> None:

@@ -1,8 +1,10 @@
-"""What `dray preview` shows, against numbers made by hand."""
+"""What `dray preview` shows: by hand where nothing is left to chance, else expectations with a range."""
 
 from __future__ import annotations
 
 import io
+import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +26,58 @@ def shown(config: ExperimentConfig, trials_per_hour: float | None = None) -> tup
     return rows, "\n".join(lines[[n for n, line in enumerate(lines) if line.startswith("└")][-1] + 1 :])
 
 
-def test_adaptive_shows_each_bracket_with_its_rungs() -> None:
+def added_up(rows: list[list[str]]) -> float:
+    """The total of all rows, each of which is the number of trials that end there times its length."""
+    for row, after in pairwise(rows):
+        if after[0] == "":
+            assert float(row[3]) - float(row[4]) == pytest.approx(float(after[3]), abs=0.11), (
+                "what does not end goes on"
+            )
+    assert [float(row[5]) for row in rows] == pytest.approx([float(row[4]) * int(row[2]) for row in rows], abs=0.9)
+    return sum(float(row[5]) for row in rows)
+
+
+def test_adaptive_shows_each_bracket_with_its_rungs_and_a_range() -> None:
     # Two brackets: 4**2/3 and 4/2 are as 8 to 3; of 24 trials 17 and 6, and the one that is left to the first.
     rows, below = shown(load_config(EXAMPLES / "adaptive.yaml"), 6)
-    assert rows == [
-        ["1", "1", "1", "18", "14", "14"],
-        ["", "2", "4", "4", "3", "12"],
-        ["", "3", "16", "1", "1", "16"],
-        ["2", "1", "4", "6", "5", "20"],
-        ["", "2", "16", "1", "1", "16"],
+    assert [row[:3] for row in rows] == [
+        ["1", "1", "1"],
+        ["", "2", "4"],
+        ["", "3", "16"],
+        ["2", "1", "4"],
+        ["", "2", "16"],
     ]
-    assert below == (
-        "24 trials, 78 epochs in total: equivalent to 4.9 trials of 16 epochs, 20% of training all of them to the end\n"
-        "about 49 min at 6 full-length trials per hour"
+    assert (rows[0][3], rows[3][3]) == ("18", "6")
+    found = re.match(
+        r"24 trials, expected total (\d+) epochs \((\d+) to (\d+) in 9 of 10 simulated searches\)\n", below
     )
+    assert found is not None, below
+    total, low, high = map(int, found.groups())
+    assert total == pytest.approx(added_up(rows), abs=1)
+    # More than by Determined's rule, by which 4 and 1 of 18 go on, and 1 of 6.
+    assert 14 + 12 + 16 + 20 + 16 < low < total < high < 24 * 16
+    times = [f"{round(10 * length / 16) // 60} h {round(10 * length / 16) % 60} min" for length in (total, high)]
+    assert below.endswith(f"\nabout {times[0]} (58 min to {times[1]}) at 6 full-length trials per hour"), below
 
 
-def test_promotion_trains_as_much_as_stopping_is_expected_to() -> None:
-    # 32, 8, 2.
+def test_promotion_trains_at_least_what_its_rule_says() -> None:
     rows, below = shown(load_config(EXAMPLES / "promotion.yaml"))
-    assert rows == [["1", "1", "1", "32", "24", "24"], ["", "2", "4", "8", "6", "24"], ["", "3", "16", "2", "2", "32"]]
-    assert below.startswith("32 trials, 80 epochs in total: equivalent to 5.0 trials of 16 epochs")
+    assert [row[:3] for row in rows] == [["1", "1", "1"], ["", "2", "4"], ["", "3", "16"]]
+    assert rows[0][3] == "32"
+    assert added_up(rows) > 24 + 24 + 32
+    assert "(80 to " in below  # of 32, 8 and 2 go on, if the best come first
+
+
+def test_what_is_expected_is_called_so_and_what_is_certain_is_not() -> None:
+    def text(name: str, *changes: str) -> str:
+        file = io.StringIO()
+        show_preview(load_config(EXAMPLES / name, changes), console=Console(file=file, width=120))
+        return file.getvalue()
+
+    assert "expected trials" in text("asha.yaml")
+    assert "expected" not in text("grid.yaml") + text("script.yaml")
+    # Too many to be simulated.
+    assert "100,000 trials, expected total 250,000 epochs or more\n" in text("asha.yaml", "searcher.max_trials=100000")
 
 
 def test_grid_has_its_points() -> None:
@@ -71,5 +104,7 @@ def test_lengths_are_in_the_searchs_unit(length: dict[str, Any], unit: str) -> N
     searcher = {"name": "asha", "metric": "loss", "max_trials": 4, "num_rungs": 2, "divisor": 2, **length}
     made = {"min_validation_period": {"batches": 1}, "hyperparameters": {"global_batch_size": 1}, "searcher": searcher}
     rows, below = shown(load_config(made))
-    assert rows == [["1", "1", "2", "4", "2", "4"], ["", "2", "4", "2", "2", "8"]]
-    assert below.startswith(f"4 trials, 12 {unit} in total: equivalent to 3.0 trials of 4 {unit}")
+    assert (rows[0][:4], rows[1][:3]) == (["1", "1", "2", "4"], ["", "2", "4"])
+    total = added_up(rows)
+    assert below.startswith(f"4 trials, expected total {total:.0f} {unit} (")
+    assert f"\nequivalent to {total / 4:.1f} trials of 4 {unit}, " in below

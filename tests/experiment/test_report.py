@@ -16,14 +16,16 @@ import pytest
 
 from dray.experiment.config import load_config
 from dray.experiment.directory import ExperimentDirectory
-from dray.experiment.errors import ConfigError, ExperimentError
+from dray.experiment.errors import ExperimentError, NoExperiment
 from dray.experiment.report import figures, html, seen, write_report
 from dray.experiment.report.importance import importance
+from dray.experiment.report.scale import LOG, scaled
 from dray.experiment.report.seen import Seen
 from searchers import parse_space
+from searchers.events import Exited, Started
 from searchers.journal import Journal
 from tests.experiment.simulated import START_S, simulated
-from tests.experiment.test_result import config, told
+from tests.experiment.test_result import Story, config, told
 
 WORKERS = 3
 TRIALS = 48
@@ -159,21 +161,81 @@ def test_too_many_stretches_are_not_shown_one_by_one(looked: Seen, monkeypatch: 
     [
         ([0.1, 0.2, 0.3], 1, {}),
         ([0.5], 1, {}),
-        ([0.01, 1.0, math.inf], 1, "log"),
+        ([0.1, 3.0, math.inf], 1, "log"),
+        ([0.1, 3.0], None, "log"),
+        ([0.02, 0.9, 0.95, 1.0], 1, {}),
+        ([2.0, 90.0, 95.0, 100.0], -1, {}),
         ([-0.5, *np.linspace(0, 1, 99), 1e9], 1, (-0.6, 1.2)),
         ([0.5, *np.linspace(0, -1, 99), -1e9], -1, (-1.2, 0.6)),
+        ([0.02, *np.linspace(0.9, 0.98, 15)], -1, (0.8, 1)),
     ],
-    ids=["as it is", "one", "by logarithm", "without an outlier", "or a low one, where more is better"],
+    ids=[
+        "as it is",
+        "one",
+        "a loss, by logarithm",
+        "so is what may be one",
+        "an error rate, bounded by 1",
+        "larger is better",
+        "without an outlier",
+        "or a low one, where more is better",
+        "15 good trials and a bad one",
+    ],
 )
-def test_axis_of_a_metric(values: list[float], sign: int, expected: Any) -> None:
-    axis = figures._axis(values, sign)
+def test_axis_of_a_metric(values: list[float], sign: int | None, expected: Any) -> None:
+    figure = scaled({"layout": {"hovermode": "x"}}, "f1", values, sign)
+    axis = figure["layout"].pop("yaxis")
+    assert figure["layout"] == {"hovermode": "x"}
+    assert axis.pop("title") == {"text": "f1"}
+    assert axis == figure["scales"][figure["scale"]]
     if expected == "log":
         assert axis["type"] == "log"
+        assert "linear" in figure["scales"]
     elif isinstance(expected, tuple):
         low, high = axis["range"]
         assert expected[0] < low < high < expected[1]
+        shown = sum(low <= value <= high for value in values)
+        assert figure["scale"] == f"linear, worst {len(values) - shown} of {len(values)} hidden"
+        assert figure["scales"]["linear, all values"] == {}
     else:
         assert axis == expected
+    finite = [value for value in values if math.isfinite(value)]
+    assert (LOG in figure["scales"]) == (len(finite) > 1 and min(finite) > 0)
+
+
+def test_most_values_are_on_a_linear_scale_whatever_they_are() -> None:
+    # A third of the trials fail: they are as many as an axis may not leave out.
+    values = [0.1] * 5 + [0.9 + number / 100 for number in range(10)]
+    low, high = scaled({"layout": {}}, "f1", values, -1)["layout"]["yaxis"].get("range", (0, 1))
+    assert low <= 0.1
+    assert high >= 0.99
+
+
+def test_a_logarithmic_scale_shows_all_but_what_diverged() -> None:
+    def high(values: list[float]) -> float:
+        return float(10 ** scaled({"layout": {}}, "loss", values, 1)["scales"][LOG]["range"][1])
+
+    losses = [0.05 * 1.05**number for number in range(99)]
+    assert high([*losses, 70.0]) > 70
+    assert losses[-1] < high([*losses, 1e9]) < 100
+
+
+def test_every_metric_has_its_curves(looked: Seen) -> None:
+    labels = [metric.label for metric in looked.other_metrics]
+    assert labels == ["validation accuracy", "training accuracy", "training loss"]
+    rows = looked.result.metrics
+    for metric in looked.other_metrics:
+        figure = figures.curves(looked, metric)
+        mine = rows[(rows["kind"] == metric.kind) & (rows["name"] == metric.name)]
+        assert curves_of(figure) == {
+            trial: list(zip(part["epochs"], part["value"], strict=True)) for trial, part in mine.groupby("trial_id")
+        }
+        assert figure["layout"]["yaxis"]["title"]["text"] == metric.label
+
+
+def test_there_is_room_for_so_many_curves_of_other_metrics(looked: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(looked.validations)
+    monkeypatch.setattr(seen, "MOST_OTHER_POINTS", 2 * size)
+    assert [metric.label for metric in looked.other_metrics] == ["validation accuracy", "training accuracy"]
 
 
 def test_trials_are_compared_where_most_have_been(looked: Seen) -> None:
@@ -270,10 +332,40 @@ def test_report_of_a_running_experiment_says_so_and_of_its_failures(tmp_path: Pa
     assert "<b>17</b>" not in html
     assert "1 trial had invalid hyperparameters" in text
     # "layers" is [1, 2] in all that have validated, and nothing yet in one that has not started.
-    assert "trial state batches error lr 0 completed 20 0.25 0.1726" in text
+    assert "trial state batches error lr 0 completed 10 0.25 0.1726" in text
     assert "3 failures; after 1 of them a trial was not restarted" in text
     story.journal.close()
     assert '<p class="state stopped">' in write_report(story.directory.path).read_text()
+
+
+@pytest.mark.slow
+def test_report_counts_failures_and_nan_first_and_failed_trials_are_never_the_best(tmp_path: Path) -> None:
+    story = told(tmp_path, config())
+    story.validate(1, 10, 0.125)  # better than all others, but it failed
+    story.validate(3, 20, math.nan)
+    story.happen(Exited(trial=3, reason="completed"), Started(trial=4), Exited(trial=4, reason="completed"))
+    story.journal.close()
+    html = write_report(story.directory.path).read_text()
+    head = html.partition("</header>")[0]
+    assert '<p class="state error">completed</p>' in head, "it is not green"
+    assert '<p class="trouble">1 of 5 trials failed.</p>' in head
+    assert '<p class="trouble">1 trial diverged: NaN since batch 20 (trial 3).</p>' in head
+    assert "<b>0.25</b><span>best error</span>" in head
+    text = text_of(html)
+    assert "Trial 0 (completed) had error 0.25 after 10 batches" in text
+    assert Seen(story.directory.path).ranked["trial_id"].tolist() == [0, 3, 1]
+    assert figures.history(Seen(story.directory.path))["data"][1]["y"][-1] == 0.25
+
+
+@pytest.mark.slow
+def test_report_where_every_trial_failed_has_no_best(tmp_path: Path) -> None:
+    story = Story(tmp_path / "e", config())
+    story.happen(Started(trial=0))
+    story.validate(0, 10, 0.5)
+    story.happen(Exited(trial=0, reason="errored"))
+    html = write_report(story.directory.path).read_text()
+    assert "<b>none</b><span>best error</span>" in html
+    assert "no best trial, because every trial that validated failed; the best of these is trial 0" in html
 
 
 def test_one_trial_alone_is_in_no_table_of_the_best(tmp_path: Path) -> None:
@@ -334,7 +426,7 @@ def test_numbers_and_names_cannot_break_the_page() -> None:
 
 
 def test_what_is_missing_is_told(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="no experiment in"):
+    with pytest.raises(NoExperiment, match="no experiment in"):
         write_report(tmp_path)
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     monkeypatch.setitem(sys.modules, "sklearn", None)

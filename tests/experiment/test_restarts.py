@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from io import StringIO
+from pathlib import Path
+
 import pytest
+from rich.console import Console
 
 from dray.cluster.failure import Failure, Kind
-from dray.experiment.restarts import record, recorded, why_given_up
+from dray.experiment.config import load_config
+from dray.experiment.directory import ExperimentDirectory
+from dray.experiment.display import Display
+from dray.experiment.restarts import Restarts, record, recorded, why_given_up
+from searchers.journal import Journal
+
+CONFIG = {
+    "entrypoint": "model_def:Trial",
+    "hyperparameters": {"global_batch_size": 2},
+    "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 16}},
+}
 
 
 def error(batches: int, where: str = "ValueError at model.py:3 in train_batch", kind: Kind = "error") -> Failure:
@@ -54,6 +68,29 @@ def test_reason_is_told_with_the_place() -> None:
     told = why_given_up([error(4), error(4)], 5)
     assert told == "the same error twice, after 4 batches: ValueError at model.py:3 in train_batch"
     assert why_given_up([OOM, OOM], 5) == "out of memory twice"
+
+
+def test_a_failed_extension_is_recorded_with_the_end_that_the_trial_keeps(tmp_path: Path) -> None:
+    config = load_config(CONFIG)
+    directory = ExperimentDirectory.create(tmp_path / "experiment", config, None)
+    screen = StringIO()
+    display = Display(
+        name="x", path=tmp_path, metric="loss", smaller_is_better=True, console=Console(file=screen, width=200)
+    )
+    with Journal(directory.journal) as journal:
+        restarts = Restarts([], config=config, directory=directory, journal=journal, display=display, has_logs=True)
+        assert restarts.failed(3, "ValueError: over", error(16), (), "completed")
+        assert not restarts.failed(3, "ValueError: over", error(16), (), "completed")
+    again, end = Journal.read(directory.journal)
+    assert (again["event"], end["event"]) == ("restarted", "gave_up")
+    assert "kept" not in again
+    assert end["kept"] == "completed"
+    assert recorded([again, end]) == {3: [error(16)]}
+    assert screen.getvalue().splitlines()[1:] == [
+        "the extension of trial 3 failed for good (the same error twice, after 16 batches: ValueError at model.py:3 in "
+        "train_batch): the same error again",
+        "trial 3 is still completed, with the result and the checkpoint that it had",
+    ]
 
 
 def test_failures_are_those_of_the_journal_after_a_resume() -> None:

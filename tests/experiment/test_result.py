@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 
 from dray.experiment.config import ExperimentConfig, build_method, build_space, load_config
 from dray.experiment.directory import ExperimentDirectory
-from dray.experiment.errors import ConfigError, ExperimentError
+from dray.experiment.errors import ExperimentError, NoExperiment
 from dray.experiment.metrics_log import MetricsLog
+from dray.experiment.numbering import take_number
 from dray.experiment.result import Result
 from dray.storage import CheckpointStore
 from searchers.events import Event, Exited, Reported, Started
@@ -198,6 +200,39 @@ def test_metrics_are_all_rows_of_all_trials(story: Story) -> None:
     assert metrics.query("trial_id == 0 and name == 'accuracy'")["epochs"].tolist() == [2.5, 5.0]
 
 
+def test_it_is_found_as_the_command_finds_it(story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path))
+    monkeypatch.chdir("/")
+    number = take_number(story.directory.path)
+    assert number is not None
+    for name in (number, str(number), "latest", "experiment", "perim", Path("experiment"), str(story.directory.path)):
+        assert Result(name).path == story.directory.path
+    with pytest.raises(NoExperiment, match="no experiment 'digits'") as raised:
+        Result("digits")
+    assert "config" not in str(raised.value)
+
+
+def test_it_shows_its_name_state_trials_and_best(story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path))
+    take_number(story.directory.path)
+    story.journal.close()
+    shown = "1: experiment, STOPPED, 3 of 5 trials ended, best error 0.25 by trial 0"
+    result = story.result
+    assert repr(result) == f"<dray.Result {shown}>"
+    html = result._repr_html_()
+    assert f"<b>{shown}</b>" in html
+    assert re.findall("<th>(.*)</th>", html) == ["trial", "state", "batches", "best error", "lr"]
+    cells = re.findall("<td>(.*)</td>", html)
+    assert (cells[:4], cells[5:9]) == (["0", "COMPLETED", "20", "0.25"], ["3", "RUNNING", "10", "0.375"])
+
+
+def test_it_shows_its_path_where_its_files_are_gone(story: Story) -> None:
+    result = story.result
+    story.directory.config_file.unlink()
+    assert repr(result) == f"<dray.Result {story.directory.path}>"
+    assert str(story.directory.path) in result._repr_html_()
+
+
 def test_a_result_is_read_from_an_experiment_only(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no experiment in"):
+    with pytest.raises(NoExperiment, match="no experiment in"):
         Result(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -228,31 +229,76 @@ def test_one_that_is_written_anew_counts_again(experiment: Experiment) -> None:
     assert experiment.end() == {0: [20]}
 
 
-def test_a_store_that_fails_ends_nothing_and_is_tried_again(
+class Away:
+    """A store where deleting, or another method, fails while it is away."""
+
+    def __init__(self, kind: type[CheckpointStore], monkeypatch: pytest.MonkeyPatch, method: str = "delete") -> None:
+        self.away, real = True, getattr(kind, method)
+
+        def tried(store: CheckpointStore, *arguments: Any) -> Any:
+            if self.away:
+                raise OSError("away")
+            return real(store, *arguments)
+
+        monkeypatch.setattr(kind, method, tried)
+
+
+def settle(experiment: Experiment) -> None:
+    """Wait until the thread has done all that it was told so far, and has looked at the rest."""
+    assert experiment.retention is not None
+    for _ in range(2):
+        reached = threading.Event()
+        experiment.retention._work.put(reached.set)
+        assert reached.wait(30)
+
+
+FAILS = "can't delete old checkpoints; will retry when there are new ones: away"
+WORKS = "old checkpoints are deleted again, and none is left over"
+
+
+def test_each_outage_is_reported_once_and_its_end(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The removal fails the first time."""
-    kind = type(experiment.store(0))
-    real, failures = kind.delete, iter([OSError("away")])
+    store = Away(type(experiment.store(0)), monkeypatch)
+    experiment.begin(Policy(trial_best=0))
+    batches = iter(range(10, 100, 10))
+    for away in (False, True, False, True, False):
+        store.away = away
+        for _ in range(2):
+            experiment.save(0, next(batches, 100), None)
+            settle(experiment)
+    assert experiment.end() == {0: [100]}
+    assert [record.getMessage() for record in caplog.records] == [FAILS, WORKS, FAILS, WORKS]
 
-    def delete(store: CheckpointStore, batches: int) -> None:
-        for failure in failures:
-            raise failure
-        real(store, batches)
 
-    monkeypatch.setattr(kind, "delete", delete)
+def test_what_could_not_be_deleted_at_the_end_is_reported_and_deleted_when_it_is_resumed(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Away(type(experiment.store(0)), monkeypatch)
     experiment.begin(Policy(trial_best=0))
     for batches in (10, 20, 30):
         experiment.save(0, batches, None)
-    for _ in range(3):
-        assert experiment.retention is not None
-        experiment.retention.look([0])
-    experiment.end()
+        settle(experiment)
+    assert experiment.end() == {0: [30, 20, 10]}
+    told = "can't delete all old checkpoints: away; the rest is deleted when the experiment is resumed"
+    assert [record.getMessage() for record in caplog.records] == [FAILS, told]
+    store.away = False
     experiment.begin(Policy(trial_best=0), trials=[0])
     assert experiment.end() == {0: [30]}
-    assert [record.getMessage() for record in caplog.records].count(
-        "can't delete old checkpoints; will retry when there are new ones: away"
-    ) == 1
+
+
+def test_what_earlier_runs_left_is_found_when_the_store_is_back(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for batches in (10, 20, 30):
+        experiment.save(0, batches, 0.5, tell=False)
+    away = Away(type(experiment.store(0)), monkeypatch, "listed")
+    experiment.begin(Policy(trial_best=0), trials=[0])
+    settle(experiment)
+    away.away = False
+    assert experiment.retention is not None
+    experiment.retention.look([0])
+    assert experiment.end() == {0: [30]}
 
 
 @pytest.mark.parametrize("policy", [Policy(trial_best=0), Policy(experiment_best=1, trial_best=0, trial_latest=0)])

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import logging
+import multiprocessing
 import os
+import random
+import re
+import shutil
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from dray import pytorch
-from dray.hosts import LocalHost, current_host, use_host
+from dray.experiment.checkpoints import export
+from dray.hosts import LocalHost, current_host, local, progress, use_host
 from dray.pytorch import Batch
-from dray.storage import CheckpointError
+from dray.storage import CheckpointError, Location
 from dray.training import stopping
-from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
+from tests.pytorch.fakes import FakeHost, Ones, OneWeight, one_weight
 
 
 @pytest.fixture
@@ -87,6 +95,30 @@ def test_an_id_and_a_path_both_name_a_checkpoint(home: Path) -> None:
         fit(max_length=Batch(3), latest_checkpoint=ids[0])
 
 
+@pytest.mark.api("7.9")
+def test_a_copy_made_before_the_manifest_loads_by_its_path_with_a_warning(
+    home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Copying(OneWeight):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            class Copies(pytorch.PyTorchCallback):
+                def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+                    shutil.copytree(checkpoint_dir, tmp_path / "best")
+
+            return {"copies": Copies()}
+
+    fit(Copying, max_length=Batch(2))
+    copy = tmp_path / "best"
+    assert not (copy / "manifest.json").exists()
+    assert fit(max_length=Batch(5), latest_checkpoint=str(copy)).weight == one_weight(5)
+    told = f"{copy} has no manifest.json, so it can't be verified: a file may be damaged or missing"
+    assert caplog.messages.count(told) == 1
+    assert pytorch.load_trial_from_checkpoint_path(copy, trial_class=OneWeight).weight == one_weight(2)  # type: ignore[attr-defined]
+    assert caplog.messages.count(told) == 2
+    export(Location.of(copy), tmp_path / "exported")
+    assert json.loads((tmp_path / "exported" / "checkpoint.json").read_text())["batches"] == 2
+
+
 @pytest.mark.api("8.16")
 def test_sigterm_asks_for_a_stop_that_saves(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping, "LISTEN_S", 1000)  # so that it is the next report that ends it
@@ -124,6 +156,103 @@ def test_sigterm_far_from_the_next_report_ends_the_run_with_what_it_has_trained(
     assert [path.name for path in (home / "local").glob("*/checkpoint_*")] == [f"checkpoint_{trial.begun}"]
 
 
+class Interrupted(OneWeight):
+    """Interrupts its process at these batches."""
+
+    at: tuple[int, ...] = (2,)
+    begun = 0
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        Interrupted.begun = batch_idx + 1
+        if batch_idx in self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+@pytest.mark.parametrize("listen_s", [0.001, 1000], ids=["far from a report", "at a report"])
+def test_ctrl_c_saves_says_how_to_resume_and_is_raised(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], listen_s: float
+) -> None:
+    monkeypatch.setattr(stopping, "LISTEN_S", listen_s)
+    monkeypatch.setattr(progress, "log", logging.Logger("nobody listens"))
+    far = 1_000_000
+    with pytest.raises(KeyboardInterrupt):
+        fit(Interrupted, max_length=Batch(far), reporting_period=Batch(far if listen_s < 1 else 2))
+    done = Interrupted.begun
+    assert 2 < done < far
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    told = capsys.readouterr().err.splitlines()
+    assert f"stopped by Ctrl-C after {done:,} of 1,000,000 batches ({done / 5:.4g} epochs)" in told
+    resume = re.fullmatch(r'resume with: fit\(\.\.\., latest_checkpoint="(.*)"\)', told[-1])
+    assert resume, told
+    assert resume[1].endswith(f"/checkpoint_{done}")
+    assert fit(max_length=Batch(done + 3), latest_checkpoint=resume[1]).weight == one_weight(done + 3)
+
+
+def test_a_second_ctrl_c_ends_the_run_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "LISTEN_S", 1000)
+    monkeypatch.setattr(local, "SAME_REQUEST_S", 0)
+    monkeypatch.setattr(Interrupted, "at", (2, 4))
+    with pytest.raises(KeyboardInterrupt):
+        fit(Interrupted, max_length=Batch(50))
+    assert Interrupted.begun == 5
+    assert not list((home / "local").glob("*/checkpoint_*"))
+
+
+def test_a_ctrl_c_that_arrives_twice_is_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "LISTEN_S", 1000)
+    monkeypatch.setattr(local, "SAME_REQUEST_S", 1000)
+    monkeypatch.setattr(Interrupted, "at", (2, 3))
+    with pytest.raises(KeyboardInterrupt):
+        fit(Interrupted, max_length=Batch(50), reporting_period=Batch(5))
+    assert [path.name for path in (home / "local").glob("*/checkpoint_*")] == ["checkpoint_5"]
+
+
+def test_ctrl_c_while_nothing_trains_is_as_always(home: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), pytorch.init():
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.sigtimedwait([], 60)
+    assert not home.exists()
+
+
+def test_a_handler_of_the_programs_own_stays(home: Path) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        assert fit(Interrupted, max_length=Batch(4)).weight == one_weight(4)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT]
+
+
+def test_workers_of_the_loader_outlive_a_ctrl_c_which_the_terminal_sends_to_them_too(home: Path) -> None:
+    class Loading(OneWeight):
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            return pytorch.DataLoader(Ones(10), batch_size=2, num_workers=1, multiprocessing_context="fork")
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == 2:
+                [worker] = multiprocessing.active_children()
+                assert worker.pid is not None
+                os.kill(worker.pid, signal.SIGINT)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    assert fit(Loading, max_length=Batch(20)).weight == one_weight(20)
+
+
+def test_a_run_is_named_after_its_program_or_its_config(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/here/train_digits.py", "--epochs", "3"])
+    fit(max_length=Batch(1))
+    monkeypatch.setattr(sys, "argv", ["/here/my_package/__main__.py"])
+    fit(max_length=Batch(1))
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    fit(max_length=Batch(1))
+    with pytorch.init(exp_conf={"name": "my digits/2"}) as context:
+        pytorch.Trainer(OneWeight(context), context).fit(max_length=Batch(1))
+    names = {re.sub(r"-\d{8}-\d{6}-[0-9a-f]{4}$", "", run.name) for run in (home / "local").iterdir()}
+    assert names == {"train_digits", "my_package", "python", "my-digits-2"}
+
+
 def test_a_run_in_another_thread_leaves_signals_alone(home: Path) -> None:
     trials: list[OneWeight] = []
     thread = threading.Thread(target=lambda: trials.append(fit(max_length=Batch(2))))
@@ -133,17 +262,59 @@ def test_a_run_in_another_thread_leaves_signals_alone(home: Path) -> None:
 
 
 @pytest.mark.api("2.5")
-def test_the_seed_is_the_configs_or_a_fresh_one_each_time(home: Path) -> None:
-    def draw(exp_conf: dict[str, Any] | None) -> tuple[int, float]:
+def test_a_seed_in_the_config_seeds_the_process(home: Path) -> None:
+    def draw(exp_conf: dict[str, Any]) -> tuple[int, float]:
         with pytorch.init(exp_conf=exp_conf) as context:
             return context.get_trial_seed(), torch.rand(()).item()
 
     fixed = {"reproducibility": {"experiment_seed": 7}}
     assert draw(fixed) == draw(fixed)
     assert draw(fixed)[0] == 7
-    assert draw(None) != draw(None)
     with pytest.raises(ValueError, match="experiment_seed'] must be an int >= 0, got -1"):
         draw({"reproducibility": {"experiment_seed": -1}})
+
+
+def draws() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), torch.rand(()).item()
+
+
+@pytest.mark.api("2.5")
+def test_without_a_seed_the_callers_random_numbers_are_those_without_dray(home: Path) -> None:
+    def seed_all(seed: int) -> None:
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+
+    seed_all(7)
+    weight, following = torch.nn.Linear(3, 3).weight, draws()
+    seed_all(7)
+    with pytorch.init(exp_conf={"name": "digits"}) as context:
+        model = context.wrap_model(torch.nn.Linear(3, 3))
+        assert torch.equal(model.weight, weight)
+        assert draws() == following
+
+
+@pytest.mark.api("2.5")
+def test_a_seeded_program_has_the_same_order_each_time(home: Path) -> None:
+    def order(seed: int) -> tuple[int, list[float]]:
+        seen: list[float] = []
+
+        class Shuffled(OneWeight):
+            def build_training_data_loader(self) -> pytorch.DataLoader:
+                return pytorch.DataLoader(torch.arange(16.0), batch_size=1, shuffle=True)
+
+            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+                seen.append(batch.item())
+                return super().train_batch(torch.ones(1), epoch_idx, batch_idx)
+
+        torch.manual_seed(seed)
+        trial = fit(Shuffled, max_length=pytorch.Epoch(1))
+        return trial.context.get_trial_seed(), seen
+
+    assert order(7) == order(7)
+    assert order(7)[0] == 7
+    assert order(7)[1] != order(8)[1]
+    assert 0 <= order(2**40 + 7)[0] < 2**31, "as a seed for NumPy"
 
 
 @pytest.mark.api("9.10")

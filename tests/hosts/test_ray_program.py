@@ -14,7 +14,7 @@ import pytest
 
 from dray.hosts import ray_program, ray_worker
 from dray.hosts.ray_program import RayProgramHost
-from dray.hosts.ray_worker import Experiment, Lease
+from dray.hosts.ray_worker import Experiment, Lease, RayHost
 from dray.storage import CheckpointStore
 from dray.training.errors import SearcherMetricError, TrialEnded
 from dray.training.host import ProgramHost, Report
@@ -159,6 +159,26 @@ def test_a_metric_called_batches_has_to_be_a_length(batches: float, tmp_path: Pa
         host.report(validation(7, batches=batches))
 
 
+@pytest.mark.parametrize("epochs", [math.nan, math.inf, -1.0])
+def test_epochs_have_to_be_a_length(epochs: float, tmp_path: Path) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path, BY_EPOCHS)
+    with pytest.raises(
+        SearcherMetricError, match=r"length must be a finite number >= 0, but .* reported (nan|inf|-1.0)"
+    ):
+        host.report(validation(7, epochs=epochs))
+    assert desk.reports == []
+
+
+@pytest.mark.parametrize("loss", ["0.5", [0.5, 0.25], {"train": 0.5}])
+def test_what_a_search_compares_has_to_be_a_number(loss: object, tmp_path: Path) -> None:
+    host = host_of(Desk(), tmp_path)
+    with pytest.raises(SearcherMetricError, match=r"searcher.metric: 'loss' must be a number, but .* reported .*0.5"):
+        host.report(Report(batches=7, validation={"loss": loss}))
+    alone = host_of(Desk(), tmp_path, replace(BY_BATCHES, config={"searcher": {"name": "single"}}))
+    assert not alone.report(Report(batches=7, validation={"loss": loss})), "nothing is compared"
+
+
 @pytest.mark.parametrize("unit", [None, Batch(1), Epoch(1)])
 def test_a_search_without_rungs_leaves_the_length_to_the_program(unit: TrainUnit | None, tmp_path: Path) -> None:
     desk = Desk()
@@ -225,10 +245,29 @@ def test_lengths_that_the_search_has_had_a_report_of_are_not_told_again(tmp_path
     assert desk.decided == [], "it trains again what it had no checkpoint of"
 
 
+def test_a_first_validation_without_the_metric_is_an_error_at_once(tmp_path: Path) -> None:
+    host = host_of(Desk(), tmp_path)
+    host.report(Report(batches=1, training={"loss": 1.0}))
+    with pytest.raises(SearcherMetricError, match=r"compares 'loss', but the program reported \['accuracy'\]"):
+        host.report(Report(batches=1, validation={"accuracy": 0.5}))
+    with pytest.raises(SearcherMetricError, match=r"'loss' must be a number, but the program reported 'low'"):
+        host.report(Report(batches=1, validation={"loss": "low"}))
+
+
+@pytest.mark.parametrize("known", ["reported", "before a restart"])
+def test_once_the_search_has_had_the_metric_other_validations_need_not_have_it(known: str, tmp_path: Path) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path, last_step=None if known == "reported" else 1)
+    if known == "reported":
+        host.report(validation(1))
+    host.report(Report(batches=2, validation={"accuracy": 0.5}))
+    assert [row["name"] for row in desk.reports[-1]["rows"]] == ["accuracy"]
+
+
 def test_what_the_search_never_heard_of_is_an_error_at_the_end(tmp_path: Path) -> None:
     host = host_of(Desk(), tmp_path)
-    host.report(Report(batches=1, validation={"accuracy": 0.5}, training={"loss": 1.0}))
-    with pytest.raises(SearcherMetricError, match=r"compares 'loss', but the program reported \['accuracy'\]"):
+    host.report(Report(batches=1, training={"loss": 1.0}))
+    with pytest.raises(SearcherMetricError, match=r"compares 'loss', but the program reported no validation metrics"):
         host.end()
     stopped = host_of(Desk(), tmp_path)
     stopped.report(Report(batches=1, training={"loss": 1.0}))
@@ -251,12 +290,84 @@ def test_where_nothing_is_compared_a_program_need_not_report_the_metric(
     assert (desk.reports[-1]["final"], desk.reports[-1]["step"]) == (True, None)
 
 
-def test_a_validation_without_the_metric_is_an_error_also_where_nothing_is_compared(tmp_path: Path) -> None:
-    host = host_of(Desk(), tmp_path, replace(BY_BATCHES, rungs=(), config={"searcher": {"name": "single"}}))
+def test_where_nothing_is_compared_a_validation_without_the_metric_is_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path, replace(BY_BATCHES, rungs=(), config={"searcher": {"name": "single"}}))
     host.opened()
-    host.report(Report(batches=1, validation={"accuracy": 0.5}))
-    with pytest.raises(SearcherMetricError, match=r"compares 'loss', but the program reported \['accuracy'\]"):
-        host.end()
+    for batches in (1, 2):
+        host.report(Report(batches=batches, validation={"accuracy": 0.5}))
+    assert host.end() == "completed"
+    [warning] = [report["warning"] for report in desk.reports if "warning" in report]
+    assert "searcher.metric is 'loss', but the validation metrics are ['accuracy']" in warning
+    assert caplog.messages == [warning], "in the trial's log, too"
+
+
+def test_a_trial_that_is_a_class_is_warned_in_the_same_way(tmp_path: Path) -> None:
+    desk = Desk()
+    store, experiment = CheckpointStore(tmp_path), replace(BY_BATCHES, config={"searcher": {"name": "single"}})
+    lease = Lease(number=1, trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None)
+    host = RayHost(desk=desk, lease=lease, experiment=experiment, code_dir=None)
+    assert host.metric is None, "so that the executor does not look for it"
+    host.publish(Report(batches=1, validation={"accuracy": 0.5}, checkpoint="checkpoint_1"))
+    host.publish(Report(batches=2, validation={"accuracy": 0.5}, final=True))
+    assert [("warning" in report, report["value"]) for report in desk.reports] == [(True, None), (False, None)]
+
+
+STOPPING = replace(BY_BATCHES, config={"stop_on_nan": True})
+
+
+@pytest.mark.parametrize(
+    ("losses", "why"),
+    [
+        ({"training": {"train_loss": math.inf, "grad_norm": math.nan}}, "the training metric train_loss is inf"),
+        ({"validation": {"loss": math.nan}}, "the validation metric loss is nan"),
+        ({"groups": {"inference": {"loss": math.nan}}, "training": {"grad_norm": math.inf}}, ""),
+    ],
+)
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_loss_that_is_nan_ends_the_trial_if_the_config_says_so(
+    losses: dict[str, Any], why: str, stops: bool, tmp_path: Path
+) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path, STOPPING if stops else BY_BATCHES)
+    assert not host.report(validation(1))
+    assert host.report(Report(batches=2, **losses)) is (stops and why != "")
+    assert host.why == (why if stops else "")
+    assert host.end() == ("diverged" if host.why else "completed")
+    assert any(report["final"] for report in desk.reports) is not bool(host.why), "the desk tells of its end"
+
+
+def test_a_trial_that_the_search_ends_has_not_diverged(tmp_path: Path) -> None:
+    stopped = host_of(Desk(at_4="stop"), tmp_path, STOPPING)
+    assert stopped.report(validation(4, loss=math.nan))
+    assert stopped.end() == "stopped"
+    at_its_end = host_of(Desk(), tmp_path, STOPPING)
+    assert at_its_end.report(validation(16, loss=math.nan))
+    assert at_its_end.end() == "completed"
+
+
+def test_a_program_that_goes_on_after_it_diverged_is_ended(tmp_path: Path) -> None:
+    host = host_of(Desk(), tmp_path, STOPPING)
+    host.report(validation(1, loss=math.nan))
+    for batches in (2, 3):
+        assert host.report(validation(batches, loss=math.nan))
+    with pytest.raises(TrialEnded):
+        host.report(validation(5))
+    assert host.end() == "diverged"
+
+
+def test_a_trial_that_is_a_class_diverges_in_the_same_way(tmp_path: Path) -> None:
+    desk, store = Desk(), CheckpointStore(tmp_path)
+    lease = Lease(number=1, trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None)
+    host = RayHost(desk=desk, lease=lease, experiment=STOPPING, code_dir=None)
+    assert not host.publish(Report(batches=1, training={"loss": 0.5}))
+    assert host.publish(Report(batches=2, training={"loss": math.nan}))
+    # What the loop saves at its end.
+    host.publish(Report(batches=2, checkpoint="checkpoint_2", final=True))
+    assert host.end() == "diverged"
+    assert not any(report["final"] for report in desk.reports)
 
 
 def test_a_checkpoint_has_the_metric_whichever_comes_first(tmp_path: Path) -> None:

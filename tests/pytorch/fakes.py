@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from torch import nn
 
 from dray import pytorch
 from dray.storage import CheckpointStore, verify
+from dray.training.distributed import DistributedContext
 from dray.training.host import Reached, Report
+from dray.training.plan import Plan
 from dray.training.units import TrainUnit
 
 
@@ -59,6 +62,9 @@ class FakeHost:
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
         return "nothing"
+
+    def training(self, plan: Plan, begin: int, peers: DistributedContext) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
         self.progress = progress

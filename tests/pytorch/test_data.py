@@ -99,6 +99,23 @@ def test_outside_of_training_shuffling_follows_torchs_seed() -> None:
     assert list(made) == first != second
 
 
+def test_outside_of_training_each_pass_continues_its_generator() -> None:
+    def passes(seed: int, count: int) -> list[list[int]]:
+        made = loader(9, batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(seed))
+        made.seed = None
+        return [list(itertools.chain(*made)) for _ in range(count)]
+
+    first, second, third = passes(7, 3)
+    assert sorted(first) == sorted(second) == sorted(third) == list(range(9))
+    assert first != second != third != first
+    assert passes(7, 3) == [first, second, third]
+    assert passes(8, 1) != [first]
+
+    before = torch.get_rng_state()
+    passes(7, 2)
+    assert torch.equal(torch.get_rng_state(), before)  # only the generator is drawn from
+
+
 def test_loading_leaves_the_models_random_numbers_alone() -> None:
     torch.manual_seed(1)
     expected = torch.rand(())

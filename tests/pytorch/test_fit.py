@@ -89,6 +89,28 @@ def test_a_trial_can_ask_to_stop(fit: Fit, host: FakeHost) -> None:
     assert all(r.validation is None for r in host.reports)
 
 
+@pytest.mark.api("2.12")
+def test_a_stop_requested_in_the_constructor_ends_training_at_the_first_boundary(fit: Fit, host: FakeHost) -> None:
+    class Stopping(OneWeight):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            context.set_stop_requested(True)
+
+    trial = fit(Stopping, max_length=Batch(9), reporting_period=Batch(2))
+    assert trial.weight == one_weight(2)
+    assert len(host.checkpoints()) == 1
+    assert all(r.validation is None for r in host.reports)
+
+    context = trial.context
+    assert context.get_stop_requested()
+    again = pytorch.Trainer(trial, context)
+    again.fit(max_length=Batch(5), reporting_period=Batch(2), latest_checkpoint=host.checkpoints()[0])
+    assert trial.weight == one_weight(5), "a request counts for one fit()"
+    context.set_stop_requested(True)
+    again.fit(max_length=Batch(9), reporting_period=Batch(2), latest_checkpoint=host.checkpoints()[-1])
+    assert trial.weight == one_weight(6), "and a new one between two of them for the next"
+
+
 @pytest.mark.api("8.11")
 def test_should_exit_leaves_at_once_and_saves(fit: Fit, host: FakeHost) -> None:
     class Leaving(OneWeight):
@@ -180,9 +202,20 @@ def test_policy_best_acts_as_all_where_there_is_no_best(
     fit: Fit, host: FakeHost, caplog: pytest.LogCaptureFixture
 ) -> None:
     host.best_supported = False
-    fit(OneWeight, max_length=Batch(3), validation_period=Batch(1))
+    fit(OneWeight, max_length=Batch(3), validation_period=Batch(1), checkpoint_policy="best")
     assert [r.batches for r in host.reports if r.checkpoint] == [1, 2, 3]
     assert "this run uses 'all'" in caplog.text
+
+
+@pytest.mark.api("8.7")
+@pytest.mark.parametrize(("period", "saved"), [(None, [1, 2, 3, 4, 5]), (Batch(2), [2, 4, 5])])
+def test_default_policy_where_there_is_no_best_obeys_the_period_and_says_nothing(
+    fit: Fit, host: FakeHost, caplog: pytest.LogCaptureFixture, period: Batch | None, saved: list[int]
+) -> None:
+    host.best_supported = False
+    fit(OneWeight, max_length=Batch(5), validation_period=Batch(1), checkpoint_period=period)
+    assert [r.batches for r in host.reports if r.checkpoint] == saved
+    assert not caplog.records
 
 
 @pytest.mark.api("8.9")

@@ -165,6 +165,7 @@ def test_a_damaged_checkpoint_and_a_missing_class_say_so(fit: Fit, host: FakeHos
     with pytest.raises(ValueError, match=r"can't import the trial's class.*pass trial_class="):
         pytorch.load_trial_from_checkpoint_path(path)
     (path / "manifest.json").unlink()
+    (path / "progress.json").unlink()
     with pytest.raises(CheckpointError, match="never completed"):
         pytorch.load_trial_from_checkpoint_path(path, trial_class=OneWeight)
     with pytest.raises(FileNotFoundError):

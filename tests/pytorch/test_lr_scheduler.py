@@ -119,6 +119,45 @@ def test_a_schedule_and_a_frequency_are_needed() -> None:
         LRScheduler(Counting(), Mode.MANUAL_STEP, frequency=0)
 
 
+def one_cycle(total: int) -> tuple[torch.optim.Optimizer, LRScheduler]:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=total, cycle_momentum=False)
+    return optimizer, LRScheduler(schedule, Mode.STEP_EVERY_BATCH)
+
+
+def rates(optimizer: torch.optim.Optimizer, wrapped: LRScheduler, batches: range) -> list[float]:
+    seen = []
+    for batch_idx in batches:
+        optimizer.step()
+        wrapped.after_batch(batch_idx, epoch_length=5, aggregation_frequency=1)
+        seen += wrapped.get_last_lr()
+    return seen
+
+
+def test_a_schedule_that_ended_is_named() -> None:
+    optimizer, wrapped = one_cycle(4)
+    rates(optimizer, wrapped, range(4))
+    with pytest.raises(
+        ValueError, match=r"schedule OneCycleLR has ended: .* total_steps=4, and has no step after batch 4;"
+    ):
+        rates(optimizer, wrapped, range(4, 5))
+
+
+def test_a_one_cycle_that_was_made_longer_continues_where_it_was() -> None:
+    """As after an extension of the search."""
+    optimizer, short = one_cycle(4)
+    rates(optimizer, short, range(4))
+    state = short.state_dict(), optimizer.state_dict()
+    optimizer, long = one_cycle(8)
+    optimizer.load_state_dict(state[1])
+    long.load_state_dict(state[0])
+    assert rates(optimizer, long, range(4, 8)) == pytest.approx(rates(*one_cycle(8), range(8))[4:])
+
+    optimizer, same = one_cycle(4)
+    same.load_state_dict(state[0])
+    assert same.state_dict() == state[0]
+
+
 def test_torchs_schedules_are_stepped_for_real() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     wrapped = LRScheduler(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), Mode.STEP_EVERY_BATCH)

@@ -20,7 +20,6 @@ from torch import nn
 from dray import pytorch
 from dray.hosts import use_host
 from dray.pytorch import Batch
-from dray.storage import CheckpointError
 from dray.training import checkpoint, legacy, rng
 from dray.training.progress import Progress
 from tests.pytorch import resuming
@@ -309,7 +308,9 @@ def test_what_is_left_of_one_of_ours_is_not_taken_for_an_old_one(
     shutil.copytree(whole[Trial][1], rest)
     (rest / "manifest.json").unlink()
     (rest / "state_dict.pth").write_bytes(b"a callback's")
-    with pytest.raises(CheckpointError, match="never completed"):
+    pytorch.load_trial_from_checkpoint_path(rest, trial_class=Trial)  # from its own state-dict.pth
+    (rest / "state-dict.pth").unlink()
+    with pytest.raises(ValueError, match=r"has no state-dict\.pth"):
         pytorch.load_trial_from_checkpoint_path(rest, trial_class=Trial)
 
 

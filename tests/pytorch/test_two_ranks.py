@@ -134,6 +134,17 @@ def test_attributes_of_a_wrapped_model_stay_reachable(ranks: list[dict[str, Any]
 
 
 @pytest.mark.api("2.12")
+def test_unseeded_ranks_begin_with_the_chiefs_weights_of_frozen_models_too(ranks: list[dict[str, Any]]) -> None:
+    chief, other = (rank["unseeded"] for rank in ranks)
+    assert chief["seed"] == other["seed"] == 40
+    for drawn, elsewhere, begun, there in zip(
+        chief["drawn"], other["drawn"], chief["begun"], other["begun"], strict=True
+    ):
+        assert not torch.equal(drawn, elsewhere), "no rank's random numbers were changed"
+        assert torch.equal(begun, drawn)
+        assert torch.equal(there, drawn)
+
+
 def test_a_stop_asked_for_on_one_rank_ends_both(ranks: list[dict[str, Any]]) -> None:
     assert [rank["stop_on_one_rank"]["error"] for rank in ranks] == [None, None]
     reports = ranks[0]["stop_on_one_rank"]["reports"]

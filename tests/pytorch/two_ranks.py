@@ -161,6 +161,20 @@ def from_one_process(directory: Path) -> dict[str, Any]:
     )
 
 
+def unseeded(directory: Path) -> dict[str, Any]:
+    """A local run, whose ranks come with random numbers of their own."""
+    os.environ["DRAY_HOME"] = str(directory)
+    peers = DistributedContext.from_torch_distributed()
+    torch.manual_seed(40 + peers.rank)
+    with pytorch.init(distributed=peers) as context:
+        trained, frozen = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).requires_grad_(False)
+        nn.init.normal_(frozen[1].running_mean)
+        drawn = [tensor.clone() for tensor in (trained.weight, frozen[0].weight, frozen[1].running_mean)]
+        trained, frozen = context.wrap_model(trained), context.wrap_model(frozen)
+        begun = [trained.module.weight, frozen[0].weight, frozen[1].running_mean]
+        return {"drawn": drawn, "begun": [each.detach() for each in begun], "seed": context.get_trial_seed()}
+
+
 def wrapped_attributes(directory: Path) -> Any:
     class Asking(Regression):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
@@ -308,6 +322,7 @@ SCENARIOS = [
     dropout_whole,
     dropout_resumed,
     from_one_process,
+    unseeded,
     wrapped_attributes,
     stop_on_one_rank,
     invalid_on_one_rank,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from ray import cloudpickle
 
 from dray import imports
 from tests.ray.harness import DIGITS, TRIALS, Driver
@@ -31,6 +33,21 @@ def no_thread_left() -> Iterator[None]:
     yield
     left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("dray-")]
     assert not left, f"an experiment in this process has ended, and left {left}"
+
+
+@pytest.fixture(autouse=True)
+def no_setting_left() -> Iterator[None]:
+    """Variables of Tune and Train, and modules that are pickled by value, would change what else the process does."""
+    yield
+    assert _settings() - SETTINGS == set(), "an experiment in this process has ended, and left these"
+
+
+def _settings() -> set[str]:
+    variables = {name for name in os.environ if name.startswith(("TUNE_", "RAY_TRAIN_", "RAY_AIR_"))}
+    return variables | set(cloudpickle.list_registry_pickle_by_value())
+
+
+SETTINGS = _settings()
 
 
 @pytest.fixture(scope="module")

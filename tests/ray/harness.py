@@ -238,8 +238,7 @@ class Driver:
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
-                # What is sent to the driver must not reach Ray's processes too: they are to find out by themselves.
-                start_new_session=True,
+                start_new_session=True,  # a process group of its own, see `signal_group`
             )
 
     def wait(self, timeout_s: float = 2 * STARTS_IN_S) -> int:
@@ -259,6 +258,10 @@ class Driver:
     def interrupt(self) -> None:
         """Ctrl-C, to this process alone."""
         self.process.send_signal(signal.SIGINT)
+
+    def signal_group(self, number: int) -> None:
+        """To this process and all in its group, as a shell, `timeout` and a batch system send it."""
+        os.killpg(self.process.pid, number)
 
     def kill(self) -> list[str]:
         """kill -9 the driver; the processes that it has left behind after 45 s. These are then ended.

@@ -224,7 +224,17 @@ def test_invalid_hyperparameters_are_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_program_that_never_reports_the_metric_is_told_what_it_reported(tmp_path: Path) -> None:
+def test_a_program_that_does_not_report_the_metric_fails_at_its_first_validation(tmp_path: Path) -> None:
     told = r"searcher\.metric: the search compares 'error', but the program reported \['accuracy'\]; report it with"
     with pytest.raises(ConfigError, match=told):
-        program("forgetful", tmp_path, {"name": "single"}).run()
+        program("forgetful", tmp_path, {"name": "random", "max_trials": 1}).run()
+
+
+@pytest.mark.long
+def test_a_single_program_that_does_not_report_the_metric_is_warned_and_completes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = program("forgetful", tmp_path, {"name": "single"}).run()
+    assert result.trials["state"].tolist() == ["COMPLETED"]
+    warning = "warning: trial 0: searcher.metric is 'error', but the validation metrics are ['accuracy']"
+    assert capfd.readouterr().err.count(warning) == 1

@@ -1,7 +1,15 @@
-"""Ctrl-C: running trials save what they have, the command says how to go on, and going on ends the search."""
+"""Ctrl-C and other signals: running trials save what they have, the command says how to go on, and going on ends the
+search."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import termios
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +18,8 @@ import pytest
 
 import dray
 from tests.ray.harness import (
+    ROOT,
+    STARTS_IN_S,
     TRIALS,
     Attempt,
     Driver,
@@ -58,7 +68,8 @@ def story(drive: Callable[..., Driver], tmp_path_factory: pytest.TempPathFactory
     driver.wait_for(lambda: ends(path), "the first trial's end")
     driver.wait_for(lambda: all_held(running()), "the middle of those that run now")
     family = descendants(driver.process.pid)
-    driver.interrupt()
+    for _ in range(2):  # as `timeout` does
+        driver.signal_group(signal.SIGTERM)
     driver.wait_for(lambda: "running trials save a checkpoint" in driver.log.read_text(), "a word on it")
     (directory / "until").touch()
     code, output = driver.wait(), driver.log.read_text()
@@ -69,8 +80,9 @@ def story(drive: Callable[..., Driver], tmp_path_factory: pytest.TempPathFactory
     return Story(record=record, code=code, output=output, stopped=stopped, saved=saved, result=dray.Result(path))
 
 
-def test_exit_code_is_130(story: Story) -> None:
-    assert story.code == 130
+def test_exit_code_and_the_last_line_name_the_signal(story: Story) -> None:
+    assert story.code == 128 + signal.SIGTERM
+    assert "dray: stopped by SIGTERM\n" in story.output
 
 
 @pytest.mark.api("8.16")
@@ -103,8 +115,54 @@ def test_a_trial_that_reports_once_in_a_thousand_batches_saves_as_soon(
     config = recorded(record, trials=1, batches=1000, pause_s=0.2, min_validation_period=None)
     driver = drive("create", write_config(tmp_path, config), TRIALS, "--path", path)
     driver.wait_for(lambda: len(lines(record)) > 5, "batches")
-    driver.interrupt()
+    assert drive("stop", path).wait() == 0, driver.log.read_text()
     # Its next report is minutes away: it would end before that.
     assert driver.wait() == 130
+    assert "dray: stopped by Ctrl-C\n" in driver.log.read_text()
     [attempt] = attempts(record)[0]
     assert saved_batches(path, 0) == len(attempt.batches) < 1000
+
+
+def test_trials_save_when_the_terminal_is_closed(tmp_path: Path) -> None:
+    record, path = tmp_path / "record", tmp_path / "experiment"
+    config = write_config(tmp_path, recorded(record, trials=1, batches=1000, pause_s=0.2))
+    terminal, inner = os.openpty()
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "dray.cli", "experiment", "create", config, TRIALS, "--path", path],
+        stdin=inner,
+        stdout=inner,
+        stderr=inner,
+        cwd=ROOT,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(inner)
+    os.set_blocking(terminal, False)
+
+    def trains() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            os.read(terminal, 1 << 16)  # a terminal that nobody reads holds up who writes
+        assert driver.poll() is None
+        return len(lines(record)) > 5
+
+    with driver:
+        try:
+            wait_for(trains, "batches")
+            os.close(terminal)
+            assert driver.wait(STARTS_IN_S) == 128 + signal.SIGHUP
+        finally:
+            driver.kill()
+    [attempt] = attempts(record)[0]
+    assert saved_batches(path, 0) == len(attempt.batches) < 1000
+
+
+def test_an_experiment_that_is_deleted_ends_with_one_line(drive: Callable[..., Driver], tmp_path: Path) -> None:
+    record, path = tmp_path / "record", tmp_path / "experiment"
+    config = recorded(record, trials=1, batches=1000, pause_s=0.2)
+    driver = drive("create", write_config(tmp_path, config), TRIALS, "--path", path)
+    driver.wait_for(lambda: len(lines(record)) > 12, "a validation")
+    begin = len(driver.log.read_text())
+    path.rename(tmp_path / "elsewhere")  # all of it at once
+    assert driver.wait() == 1
+    said = [line for line in driver.log.read_text()[begin:].splitlines() if not line.startswith("recorded · ")]
+    assert said == [f"dray: the experiment's directory {path} was deleted or moved while it ran, so it was ended"]

@@ -170,6 +170,11 @@ def test_startup_hook_has_run_once_for_all_workers_and_its_exports_are_in_each_t
     assert {line["after"] for line in lines(codes.path.parent / "record") if "after" in line} == {"yes"}
 
 
+@pytest.mark.api("10.3")
+def test_processes_that_a_program_starts_may_import_determined(codes: dray.Result) -> None:
+    assert {line["child"] for line in lines(codes.path.parent / "record") if "after" in line} == {""}
+
+
 def test_failing_startup_hook_ends_the_run_with_its_output(ray_is_up: None, tmp_path: Path) -> None:
     experiment = program("codes", tmp_path, trials=2, hook="echo can not reach the data\nexit 9\n")
     with pytest.raises(ConfigError, match=r"startup-hook\.sh: exited with code 9; .*\n    \| can not reach the data"):

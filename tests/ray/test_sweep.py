@@ -112,6 +112,7 @@ def test_trials_have_a_row_each_and_the_documented_columns(result: dray.Result) 
         "batches",
         "metric",
         "best_metric",
+        "nan_since",
         "restarts",
         "started",
         "ended",

@@ -150,11 +150,12 @@ def test_constant_metric_stops_nobody() -> None:
     assert all(report(method, trial, step, 0.5) == [] for step in (1, 4, 16) for trial in range(8))
 
 
-def test_failed_trial_counts_as_the_worst_where_it_was_going() -> None:
+@pytest.mark.parametrize("reason", ["errored", "diverged"])
+def test_failed_or_diverged_trial_counts_as_the_worst_where_it_was_going(reason: Reason) -> None:
     method = asha()
     report(method, 0, 1, 0.1)
-    assert leave(method, 0, "errored") == [Create(trial=4)]
-    assert leave(method, 1, "errored") == [Create(trial=5)]
+    assert leave(method, 0, reason) == [Create(trial=4)]
+    assert leave(method, 1, reason) == [Create(trial=5)]
     assert ranked(method) == [[(0, 0.1), (1, math.inf)], [(0, math.inf)], []]
 
 
@@ -210,6 +211,7 @@ def test_space_that_is_always_invalid_ends() -> None:
         (["errored", "canceled", "canceled", "errored"], "errored"),
         (["errored", "errored", "completed", "errored"], "completed"),
         (["stopped", "canceled", "errored", "canceled"], "completed"),
+        (["diverged", "canceled", "errored", "canceled"], "completed"),
     ],
 )
 def test_how_it_ended(reasons: list[Reason], outcome: str) -> None:

@@ -283,7 +283,7 @@ def test_asking_changes_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reason", ["errored", "invalid_hp"])
+@pytest.mark.parametrize("reason", ["errored", "diverged", "invalid_hp"])
 def test_what_failed_is_not_proposed_again(reason: str) -> None:
     """Of four values one fails; after the first failure it never comes again."""
     space = parse_space({"x": {"type": "categorical", "vals": [0, 1, 2, 3]}})

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from random import Random
+from statistics import fmean
+from typing import cast
 
 import pytest
 
@@ -20,6 +23,8 @@ from searchers import (
     Stop,
     preview,
 )
+from searchers.preview import expected
+from searchers.simulate import Curve, simulate
 
 
 def trained(method: Method, worse: int) -> tuple[int, float]:
@@ -72,6 +77,28 @@ def test_stopping_trains_what_its_preview_says_when_the_best_trials_come_first()
 def test_random_search_trains_what_its_preview_says() -> None:
     assert trained(method := RandomSearch(max_trials=9, max_length=5), 1) == (9, 45)
     assert (preview(method).trials, preview(method).total) == (9, 45)
+
+
+def test_what_is_expected_is_what_searches_with_other_values_do() -> None:
+    def make() -> ASHA:
+        return ASHA(max_trials=32, max_length=16, num_rungs=3)
+
+    def total(seed: int) -> float:
+        ranks = Random(seed).sample(range(32), 32)
+        return simulate(make(), 4, lambda hparams: Curve(lambda _: ranks[cast("int", hparams["trial"])])).trained
+
+    found = expected(make)
+    assert found == expected(make), "the same each time"
+    assert found.likely is not None
+    assert found.total is not None
+    totals = [total(seed) for seed in range(60)]
+    assert fmean(totals) == pytest.approx(found.total, rel=0.15)
+    assert sum(found.likely[0] <= each <= found.likely[1] for each in totals) > 40
+
+
+def test_what_is_certain_is_expected_without_a_range() -> None:
+    found = expected(lambda: RandomSearch(max_trials=9, max_length=5))
+    assert (found, found.likely) == (preview(RandomSearch(max_trials=9, max_length=5)), None)
 
 
 def test_an_adaptive_search_is_the_sum_of_its_brackets() -> None:

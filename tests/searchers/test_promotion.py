@@ -269,10 +269,11 @@ def test_a_value_that_is_not_finite_stops_its_trial_and_counts_as_the_worst() ->
     assert report(method, 3, 1, 0.9) == [], "the best of four"
 
 
-def test_a_failed_trial_counts_as_the_worst_where_it_was_going() -> None:
+@pytest.mark.parametrize("reason", ["errored", "diverged"])
+def test_a_failed_or_diverged_trial_counts_as_the_worst_where_it_was_going(reason: Reason) -> None:
     method = asha()
     first_rung(method, [0.5, 0.3, 0.4, 0.6])
-    assert leave(method, 1, "errored") == [Create(trial=4)]
+    assert leave(method, 1, reason) == [Create(trial=4)]
     assert ranked(method)[1] == [(1, math.inf)]
 
 

@@ -225,6 +225,7 @@ def test_a_requested_stop_shows_until_and_after_it_is_obeyed() -> None:
     [
         ("completed", "COMPLETED"),
         ("stopped", "STOPPED"),
+        ("diverged", "STOPPED"),
         ("errored", "ERRORED"),
         ("invalid_hp", "INVALID_HP"),
         ("canceled", "CANCELED"),

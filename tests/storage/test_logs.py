@@ -100,4 +100,38 @@ def test_a_store_that_is_away_is_told_of_once_and_written_to_when_it_is_back(
         until(lambda: not copies._growing)
     copies.close()
     assert names(trial) == ["logs/rank_0.20261121T090202.123Z.log"]
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "the trials' logs can't be copied beside their checkpoints for now, will try again: no store",
+        "the trials' logs are copied beside their checkpoints again, and nothing is missing there",
+    ]
+
+
+def test_a_last_copy_that_fails_names_the_log(
+    tmp_path: Path, trial: Location, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(self: RemoteDirectory, name: str, content: bytes) -> None:
+        raise StorageError("no store")
+
+    monkeypatch.setattr(RemoteDirectory, "write", refused)
+    path = log(tmp_path, f"{MORNING} one")
+    copied(path, trial)
+    [record] = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.getMessage().startswith(f"the end of {path} on ")
+    assert record.getMessage().endswith("is not in the trial's store: no store")
+
+
+def test_a_long_log_is_copied_more_rarely(tmp_path: Path, trial: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = log(tmp_path, f"{MORNING} {'x' * (30 * logs.BYTES_PER_S)}")
+    waits: list[float] = []
+
+    class Over:
+        def wait(self, timeout_s: float) -> bool:
+            waits.append(timeout_s)
+            return len(waits) == 3
+
+    copies = LogCopies()
+    copies._over = Over()  # type: ignore[assignment]
+    copies._growing[path] = RemoteDirectory(trial.child("logs"))
+    copies._run()
+    assert waits == [logs.EVERY_S, pytest.approx(30, rel=0.01), logs.EVERY_S]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path, PurePosixPath
@@ -20,6 +21,7 @@ from dray.experiment.migrate.python import Sources
 from dray.experiment.schema import ExperimentConfig
 from dray.experiment.yaml_file import read_mapping
 from dray.script import Script
+from searchers.errors import SHOWN, shown
 
 _LOOKS_LIKE_ONE = re.compile(r"^(searcher|entrypoint)\s*:", re.MULTILINE)
 _AT_LINE = re.compile(r"line (\d+), column \d+")
@@ -79,8 +81,10 @@ class ExperimentFile:
         if "entrypoint" not in (path for path, _ in changes):
             wrong = _entrypoint(self.raw.get("entrypoint"), self._folders, root, sources)
             changes += [("entrypoint", wrong)] if wrong else []
-        for path, what in changes:
-            yield Finding(self.name, lines.of(path), "change", f"{path}: {what}")
+        for (path, _), told in zip(changes, shown(changes), strict=False):
+            yield Finding(self.name, lines.of(path), "change", told)
+        if len(changes) > SHOWN:
+            yield Finding(self.name, 0, "change", shown(changes)[-1])
         for section in ("data", "hyperparameters"):
             for path, text in _texts(self.raw.get(section), section):
                 if (found := of_container(text, sources.mounts)) is not None:
@@ -160,7 +164,7 @@ def _entrypoint(entrypoint: object, folders: _Folders, root: Path, sources: Sour
         return "required, got nothing; for example model_def:DigitsTrial or python3 train.py"
     program = parse_entrypoint(entrypoint)
     files = _files(program, folders)
-    is_there = any((root / file).is_file() for file in files)
+    is_there = any(os.path.isfile(root / file) for file in files)  # False for a name that no file can have
     if not isinstance(program, str) and program.file is not None:
         if is_there:
             return None

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from dray.experiment.report.seen import MOST_POINTS, Seen
+from dray.experiment.outcomes import FAILED
+from dray.experiment.report.scale import logarithms, scaled, ticks_of
+from dray.experiment.report.seen import MOST_POINTS, Metric, Seen
 from dray.experiment.timeline import PHASES
 
 Figure = dict[str, Any]
-"""With "data" and "layout"."""
+"""With "data" and "layout"; with "scales" and "scale" if it has a metric's axis, see `scale.scaled`."""
 
 RUNG_COLOURS = ("#8796aa", "#2f86d1", "#12a07a", "#e39a00", "#d5493a", "#9a4fc4")
 BEST_COLOUR = "#d81b60"
@@ -39,12 +41,14 @@ _BELOW_MODEBAR = {"l": 62, "r": 12, "t": 34, "b": 48}
 """The margins of a figure without a legend, where plotly's buttons would cover the bars."""
 
 
-def curves(seen: Seen) -> Figure:
-    """The searcher's metric over each trial's training: a trace per rung, gaps between trials; the best on top."""
+def curves(seen: Seen, metric: Metric | None = None) -> Figure:
+    """A metric, by default the searcher's, over each trial's training: a trace per rung, gaps between trials; the best
+    trial on top."""
     x = seen.along
-    rows = seen.validations.sort_values(["trial_id", "batches"])
+    rows = (seen.validations if metric is None else seen.rows_of(metric)).sort_values(["trial_id", "batches"])
+    rows = rows[rows[x].notna()]
     by_trial = dict(iter(rows[rows["trial_id"].isin(seen.drawn.index)].groupby("trial_id")))
-    best = None if seen.ranked.empty else int(seen.ranked.index[0])
+    best = seen.best
     data = []
     for rung in sorted(seen.drawn["rung"].unique()):
         trials = seen.drawn.index[seen.drawn["rung"] == rung]
@@ -52,17 +56,11 @@ def curves(seen: Seen) -> Figure:
         data.append(
             _lines(seen, parts, x, seen.rung_name(int(rung)), rung_colour(seen, int(rung)), opacity=0.75, width=1.3)
         )
-    if best is not None:
+    if best is not None and best in by_trial:
         data.append(_lines(seen, [_thin(by_trial[best])], x, f"trial {best}, the best", BEST_COLOUR, width=2.8))
-    values = seen.validations["value"]
-    return {
-        "data": data,
-        "layout": {
-            "xaxis": {"title": {"text": x}, "rangemode": "tozero"},
-            "yaxis": {"title": {"text": seen.metric}, **_axis(values, seen.sign)},
-            "hovermode": "closest",
-        },
-    }
+    figure = {"data": data, "layout": {"xaxis": {"title": {"text": x}, "rangemode": "tozero"}, "hovermode": "closest"}}
+    title, sign = (seen.metric, seen.sign) if metric is None else (metric.label, None)
+    return scaled(figure, title, rows["value"], sign)
 
 
 def _lines(
@@ -101,13 +99,14 @@ def history(seen: Seen) -> Figure:
     began = seen.overview.began or 0.0
     rows = seen.validations
     finite = rows[rows["value"].abs() < math.inf].sort_values("time", kind="stable")
-    so_far = (seen.sign * finite["value"]).cummin()
-    steps = finite[so_far.diff().fillna(-1) < 0]
+    sound = finite[finite["trial_id"].isin(seen.ranked.index[seen.ranked["state"] != FAILED])]
+    so_far = (seen.sign * sound["value"]).cummin()
+    steps = sound[so_far.diff().fillna(-1) < 0]
     last = finite.groupby("trial_id")["time"].max()
     shown = seen.shown[seen.shown.index.isin(last.index)]
     unit_s, unit = _time_unit(float(finite["time"].max() - began) if len(finite) else 0.0)
-    end = [] if finite.empty else [(float(finite["time"].iloc[-1]) - began) / unit_s]
-    return {
+    end = [] if sound.empty else [(float(finite["time"].iloc[-1]) - began) / unit_s]
+    figure = {
         "data": [
             {
                 "type": "scatter",
@@ -129,11 +128,9 @@ def history(seen: Seen) -> Figure:
                 "line": {"color": BEST_COLOUR, "shape": "hv", "width": 2.2},
             },
         ],
-        "layout": {
-            "xaxis": {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"},
-            "yaxis": {"title": {"text": seen.metric}, **_axis(seen.ranked["best_metric"], seen.sign)},
-        },
+        "layout": {"xaxis": {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"}},
     }
+    return scaled(figure, seen.metric, seen.ranked["best_metric"], seen.sign)
 
 
 def parallel(seen: Seen) -> Figure:
@@ -141,7 +138,7 @@ def parallel(seen: Seen) -> Figure:
     shown = seen.shown.iloc[::-1]  # the best are drawn last, on top
     dimensions = [_dimension(seen, name, shown[f"hparams.{name}"]) for name in seen.varying]
     values = shown["best_metric"]
-    log = _axis(values, seen.sign).get("type") == "log"
+    log = scaled({"layout": {}}, seen.metric, values, seen.sign)["layout"]["yaxis"].get("type") == "log"
     dimensions.append(_numbers(seen.metric, values, log=log))
     return {
         "data": [
@@ -179,7 +176,7 @@ def _numbers(label: str, values: pd.Series[Any], *, log: bool) -> dict[str, Any]
         return {"label": label, "values": values.tolist()}
     exponents = np.log10(values.astype(float))
     low, high = float(exponents.min()), float(exponents.max())
-    ticks = [tick for tick in _log_ticks(low, high) if low - 1e-9 <= math.log10(tick) <= high + 1e-9]
+    ticks = [tick for tick in logarithms(low, high) if low - 1e-9 <= math.log10(tick) <= high + 1e-9]
     return {
         "label": label,
         "values": exponents.tolist(),
@@ -188,22 +185,9 @@ def _numbers(label: str, values: pd.Series[Any], *, log: bool) -> dict[str, Any]
     }
 
 
-def _log_ticks(low: float, high: float) -> list[float]:
-    decades = range(math.floor(low), math.ceil(high) + 1)
-    steps = (1,) if high - low > 2.5 else (1, 2, 5)
-    return [step * 10.0**decade for decade in decades for step in steps]
-
-
-def _ticks(low: float, high: float) -> dict[str, Any]:
-    """Ticks of a logarithmic axis, few enough for a small figure."""
-    ticks = _log_ticks(low, high)
-    return {"tickmode": "array", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
-
-
 def slices(seen: Seen) -> dict[str, Figure]:
     """For each hyperparameter, the trials' best values over it, coloured by rung."""
     figures = {}
-    axis = _axis(seen.ranked["best_metric"], seen.sign)
     for name in seen.varying:
         data = []
         for rung in sorted(seen.shown["rung"].unique()):
@@ -224,16 +208,16 @@ def slices(seen: Seen) -> dict[str, Figure]:
         x: dict[str, Any] = {"type": "linear" if seen.is_number(name) else "category"}
         if seen.is_log(name):
             exponents = np.log10(seen.shown[f"hparams.{name}"].astype(float))
-            x = {"type": "log", **_ticks(float(exponents.min()), float(exponents.max()))}
-        figures[name] = {
+            x = {"type": "log", **ticks_of(float(exponents.min()), float(exponents.max()))}
+        figure = {
             "data": data,
             "layout": {
                 "xaxis": {"title": {"text": name}, **x},
-                "yaxis": {"title": {"text": seen.metric}, **axis},
                 "showlegend": False,
                 "margin": {"l": 55, "r": 10, "t": 10, "b": 45},
             },
         }
+        figures[name] = scaled(figure, seen.metric, seen.ranked["best_metric"], seen.sign)
     return figures
 
 
@@ -360,23 +344,6 @@ def rung_colour(seen: Seen, rung: int) -> str:
         return RUNG_COLOURS[1]
     place = rung / len(seen.rungs) * (len(RUNG_COLOURS) - 1)
     return RUNG_COLOURS[round(place)] if len(seen.rungs) > len(RUNG_COLOURS) - 1 else RUNG_COLOURS[rung]
-
-
-def _axis(values: Iterable[float], sign: int) -> dict[str, Any]:
-    """A metric's axis: logarithmic if the values span a factor of 20; without the worst values if they are far out."""
-    found = np.array([value for value in values if math.isfinite(value)])
-    if len(found) < 2:
-        return {}
-    if found.min() > 0 and found.max() / found.min() > 20:
-        low, high = math.log10(found.min()), math.log10(np.quantile(found, 0.98) if sign > 0 else found.max())
-        edge = 0.05 * (high - low)
-        return {"type": "log", "range": [low - edge, high + edge], **_ticks(low, high)}
-    best, middle, far = np.quantile(sign * found, [0.0, 0.5, 0.98])
-    worst = float((sign * found).max())
-    if worst - middle <= 5 * (middle - best) or far <= best:
-        return {}
-    edge = 0.05 * (far - best)
-    return {"range": sorted([sign * (best - edge), sign * (far + edge)])}
 
 
 def _short(name: str) -> str:

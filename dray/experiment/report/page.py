@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pandas as pd
 import dray
 from dray.experiment.errors import ExperimentError
 from dray.experiment.logs import alike, last_line, where
+from dray.experiment.outcomes import FAILED, diverged_told, failures_told, no_best_told, since_told
 from dray.experiment.report import figures, html
 from dray.experiment.report.figures import PHASE_COLOURS, PHASE_NAMES, RANK_SCALE, Figure
 from dray.experiment.report.seen import MOST_CURVES, MOST_TRIALS, Seen
@@ -49,7 +51,7 @@ def write_report(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
         The file.
 
     Raises:
-        ConfigError: there is no experiment.
+        NoExperiment: there is none.
         ExperimentError: plotly or scikit-learn is not installed.
         JournalError: its journal is damaged.
     """
@@ -95,21 +97,27 @@ class _Page:
         states = seen.trials["state"].value_counts()
         words = {"INVALID_HP": "with invalid hyperparameters"}
         counted = ", ".join(f"{count:,} {words.get(str(state), str(state).lower())}" for state, count in states.items())
-        best = seen.ranked.iloc[0] if not seen.ranked.empty else None
+        none = "none yet" if seen.ranked.empty else "none"
+        best = none if seen.best is None else html.number(seen.ranked.iloc[0]["best_metric"])
         slot_s = float(((seen.timeline["end"] - seen.timeline["start"]) * seen.timeline["slots"]).sum())
         tiles = [
-            (f"best {seen.metric}", html.number(best["best_metric"]) if best is not None else "none yet"),
+            (f"best {seen.metric}", best),
             ("trials", f"{len(seen.trials):,}"),
             ("time", html.duration(seen.overview.ran_s)),
             ("slot time", html.duration(slot_s)) if slot_s else ("batches", f"{int(seen.trials['batches'].sum()):,}"),
         ]
         began = seen.overview.began
         told = f"Created {html.clock(began)}. " if began else ""
-        state = seen.overview.state
+        state = seen.overview.state.lower()
+        failed, diverged = failures_told(seen.trials["state"]), diverged_told(seen.trials)
+        # A search is no success as a whole if trials of it failed.
+        colour = "error" if failed and state == "completed" else state
+        troubles = "".join(f'<p class="trouble">{escape(told)}.</p>' for told in (failed, diverged) if told)
         return f"""<header>
-<p class="state {state.lower()}">{state.lower()}</p>
+<p class="state {colour}">{state}</p>
 <h1>{escape(seen.config.name)}</h1>
 <p class="quiet">{told}As of {html.clock(now)}: {counted}. <span class="path">{escape(str(seen.path))}</span></p>
+{troubles}
 <div class="tiles">{"".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in tiles)}
 </div></header>"""
 
@@ -140,7 +148,9 @@ class _Page:
 
     def _best(self) -> str:
         seen = self.seen
-        trial, row = int(seen.ranked.index[0]), seen.ranked.iloc[0]
+        if (trial := seen.best) is None:
+            return f"<section><h2>The best trial</h2><p>{escape(no_best_told(seen.ranked, seen.metric))}.</p></section>"
+        row = seen.ranked.iloc[0]
         at = int(seen.result.best_batches()[trial])
         drawn = seen.views[trial].hparams or {}
         hparams = html.table(["hyperparameter", "value"], [(name, html.shown(value)) for name, value in flat(drawn)])
@@ -151,18 +161,21 @@ class _Page:
         )
         python = f"import dray\n\nresult = dray.Result({str(seen.path)!r})\ntrial = result.load_best_trial()"
         columns = [f"hparams.{name}" for name in seen.varying]
-        top = seen.ranked.head(BEST_SHOWN)
+        top = seen.ranked[seen.ranked["state"] != FAILED].head(BEST_SHOWN)
+        at_best = seen.result.best_batches()
+        since = top["nan_since"].notna().any()
         rows = [
             [
                 str(index),
                 str(one["state"]).lower(),
-                f"{int(one['batches']):,}",
+                f"{at_best[one['trial_id']]:,}",
                 html.number(one["best_metric"]),
+                *([since_told(one["nan_since"])] if since else []),
                 *(html.shown(value) for value in one[columns]),
             ]
             for index, one in top.iterrows()
         ]
-        ten = html.table(["trial", "state", "batches", seen.metric, *seen.varying], rows)
+        ten = html.table(["trial", "state", "batches", seen.metric, *([""] if since else []), *seen.varying], rows)
         return f"""<section><h2>The best trial</h2>
 <p>Trial <b>{trial}</b> ({str(row["state"]).lower()}) had {escape(seen.metric)} <b>{html.number(row["best_metric"])}</b>
 after {at:,} batches.</p>
@@ -175,12 +188,15 @@ after {at:,} batches.</p>
     def _learning(self) -> str:
         seen = self.seen
         coloured = "Coloured by the rung that a trial reached. " if len(seen.rungs) > 1 else ""
+        curves = figures.curves(seen)
+        curves["others"] = {metric.label: figures.curves(seen, metric) for metric in seen.other_metrics}
         return f"""<section><h2>Learning curves</h2>
-{self._place("curves", figures.curves(seen), tall=True)}
-<p class="quiet">{self._left_out(len(seen.drawn), MOST_CURVES, "curves")}{coloured}Double-click to show everything,
-including values far off the scale.</p>
+{_controls("curves", curves, [seen.metric, *curves["others"]])}
+{self._place("curves", curves, tall=True)}
+<p class="quiet">{self._left_out(len(seen.drawn), MOST_CURVES, "curves")}{coloured}</p>
 <h3>Best value over time</h3>
-{self._place("history", figures.history(seen))}</section>"""
+{_controls("history", history := figures.history(seen))}
+{self._place("history", history)}</section>"""
 
     def _hyperparameters(self) -> str:
         seen = self.seen
@@ -199,8 +215,9 @@ including values far off the scale.</p>
             f'<p class="quiet"><span class="scale">best {scale} worst, by rank.</span> '
             f"Drag along an axis to select trials. {left_out}</p>"
         )
-        parts.append('<h3>One by one</h3><div class="grid">')
-        parts += [self._place(f"slice-{i}", figure) for i, figure in enumerate(figures.slices(seen).values())]
+        slices = {f"slice-{i}": figure for i, figure in enumerate(figures.slices(seen).values())}
+        parts.append(f'<h3>One by one</h3>{_controls(" ".join(slices), slices["slice-0"])}<div class="grid">')
+        parts += [self._place(name, figure) for name, figure in slices.items()]
         legend = "".join(
             f'<span><i style="background:{figures.rung_colour(seen, int(rung))}"></i>'
             f"{escape(seen.rung_name(int(rung)))}</span>"
@@ -302,6 +319,16 @@ how much worse a random forest predicts a trial's rank when one hyperparameter i
         if shown == there:
             return ""
         return f"{shown:,} of {there:,} {what} are shown: the {most // 2:,} best, and others evenly by rank. "
+
+
+def _controls(names: str, figure: Figure, metrics: Sequence[str] = ()) -> str:
+    """Controls above plots: the metric that is shown, if there are several, and the scale of its axis."""
+    choices = [("metric", metrics)] if len(metrics) > 1 else []
+    labels = ""
+    for what, options in [*choices, ("scale", sorted(figure["scales"], key=lambda each: each != figure["scale"]))]:
+        told = "".join(f"<option>{escape(option)}</option>" for option in options)
+        labels += f'<label>{what} <select data-{what}="{names}">{told}</select></label>'
+    return f'<p class="controls">{labels}</p>'
 
 
 def _system(seen: Seen) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,7 @@ from dray.experiment.command import is_class
 from dray.experiment.config import ExperimentConfig
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.found import Found, Overview
+from dray.experiment.outcomes import FAILED, ranked
 from dray.experiment.report.importance import Importance, importance
 from dray.experiment.result import Result
 from dray.experiment.search import as_extended, build_method, build_space
@@ -27,9 +28,28 @@ MOST_TRIALS = 2_000
 MOST_CURVES = 300
 MOST_POINTS = 200
 """Most points of one curve."""
+MOST_OTHER_POINTS = 150_000
+"""Most points of the curves of metrics beside the searcher's: five megabytes of the page."""
 ONE_OF = {"batches": "batch", "epochs": "epoch", "records": "record"}
 COMPARABLE = 2 / 3
 """Trials are compared at a length that this share of them has reached."""
+
+
+class Metric(NamedTuple):
+    """A metric that trials have reported.
+
+    Attributes:
+        kind: training or validation.
+        name: as reported.
+    """
+
+    kind: str
+    name: str
+
+    @property
+    def label(self) -> str:
+        """As people call it: "validation accuracy"."""
+        return self.name if self.name.startswith(self.kind) else f"{self.kind} {self.name}"
 
 
 class Seen:
@@ -67,9 +87,15 @@ class Seen:
 
     @cached_property
     def ranked(self) -> pd.DataFrame:
-        """The trials that have validated, best first; without those with invalid hyperparameters."""
-        table = self.trials[(self.trials["state"] != "INVALID_HP") & self.trials["best_metric"].notna()]
-        return table.sort_values("score", kind="stable")
+        """The trials that have validated, best first, those that failed last; without those with invalid
+        hyperparameters."""
+        return ranked(self.trials, self.sign)
+
+    @property
+    def best(self) -> int | None:
+        """The best trial, of those that have validated and did not fail."""
+        first = self.ranked.head(1)
+        return None if first.empty or first["state"].iloc[0] == FAILED else int(first.index[0])
 
     @cached_property
     def shown(self) -> pd.DataFrame:
@@ -119,6 +145,28 @@ class Seen:
         """The searcher's metric, of all trials."""
         rows = self.result.metrics
         return rows[(rows["kind"] == "validation") & (rows["name"] == self.metric)]
+
+    def rows_of(self, metric: Metric) -> pd.DataFrame:
+        """A metric, of all trials."""
+        rows = self.result.metrics
+        return rows[(rows["kind"] == metric.kind) & (rows["name"] == metric.name)]
+
+    @cached_property
+    def other_metrics(self) -> list[Metric]:
+        """The metrics of which there are curves beside the searcher's, those of validation first."""
+        rows = self.result.metrics
+        found, points = [], 0
+        drawn = rows[rows["trial_id"].isin(self.drawn.index) & rows["value"].notna()]
+        sizes = drawn.groupby(["kind", "name", "trial_id"], observed=True).size().clip(upper=MOST_POINTS)
+        for kind in ("validation", "training"):
+            of_kind = sizes[sizes.index.get_level_values("kind") == kind].groupby("name", observed=True).sum()
+            for name, size in of_kind.items():
+                if (kind, name) == ("validation", self.metric):
+                    continue
+                points += int(size)
+                if points <= MOST_OTHER_POINTS:
+                    found.append(Metric(kind, str(name)))
+        return found
 
     @cached_property
     def timeline(self) -> pd.DataFrame:

@@ -24,11 +24,18 @@ from dray.experiment.schema.storage import CheckpointStorage, storage_of
 from dray.masking import masked, texts
 
 MAX_SEED = 2**32 - 1
+MAX_NAME = 200
 
 
 def _entrypoint(raw: object) -> object:
     parse_entrypoint(raw)
     return raw
+
+
+def _one_line(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError(f"must be one line of printable characters, got {name!r:.60}")
+    return name
 
 
 def _period(raw: object) -> Length | None:
@@ -57,7 +64,7 @@ def _precision(raw: object) -> object:
 
 
 Period: TypeAlias = Annotated[Length | None, BeforeValidator(_period), as_dict]
-Seconds: TypeAlias = Annotated[float, Field(gt=0), AfterValidator(whole_if_whole)]
+Seconds: TypeAlias = Annotated[float, Field(gt=0, le=1_000_000_000), AfterValidator(whole_if_whole)]
 
 
 class Optimizations(Section):
@@ -105,13 +112,17 @@ class ExperimentConfig(Section):
         min_checkpoint_period: A trial saves at least this often; None: by ``checkpoint_policy`` and at the end.
         max_restarts: How often one trial may be started again after a failure. It is given up before that when it runs
             out of memory twice, or fails twice with the same error, in the same line, after the same number of batches.
+        stop_on_nan: Losses are the searcher's metric, and training and validation metrics with ``loss`` in their names.
+            The trial is not restarted; what it reported and saved before stands, and the search continues without it.
         hang_timeout_s: A trial that for this long trains and validates no batch and saves no checkpoint is ended, with
             the stacks of its threads in its log, and started again from its latest checkpoint. Start-up counts, and so
             does waiting for other ranks, but not waiting for an object store: choose it well above the longest of
             these. None: never.
     """
 
-    name: str = Field(min_length=1, description="the experiment's name", examples=["digits-asha"])
+    name: Annotated[str, AfterValidator(_one_line)] = Field(
+        min_length=1, max_length=MAX_NAME, description="the experiment's name", examples=["digits-asha"]
+    )
     description: str = Field(default="", description="a description, for people", examples=["a first sweep"])
     labels: Annotated[list[str], BeforeValidator(_labels)] = Field(
         default_factory=list, description="labels, for people", examples=["[digits, sweep]"]
@@ -176,6 +187,12 @@ class ExperimentConfig(Section):
         examples=["{type: directory, container_path: /mnt/results}"],
     )
     max_restarts: int = Field(default=5, ge=0, description="maximum number of restarts of a trial", examples=[5])
+    stop_on_nan: bool = Field(
+        default=False,
+        description="stop a trial at the first report with a loss that is NaN or infinite; otherwise only ASHA stops "
+        "it, at its next rung, where a metric that is NaN is the worst",
+        examples=["true"],
+    )
     log_policies: Annotated[list[LogPolicy], BeforeValidator(policies)] = Field(
         default_factory=list,
         description="what to do when a trial that failed has printed a line with a given pattern",

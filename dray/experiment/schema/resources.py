@@ -9,12 +9,15 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from dray.experiment.schema.section import Section
 
+#: More than any cluster has.
+MAX_SLOTS = 1_000_000
+
 
 class SlotRange(Section):
     """As many slots as are available, within bounds; only if one trial runs at a time."""
 
-    min: int = Field(ge=1, description="minimum number of workers, which a trial waits for", examples=[1])
-    max: int = Field(ge=1, description="maximum number of workers", examples=[4])
+    min: int = Field(ge=1, le=MAX_SLOTS, description="minimum number of workers, which a trial waits for", examples=[1])
+    max: int = Field(ge=1, le=MAX_SLOTS, description="maximum number of workers", examples=[4])
 
 
 def _slots_form(raw: object) -> str:
@@ -24,7 +27,7 @@ def _slots_form(raw: object) -> str:
 #: The two forms of the number of slots, by their names in pydantic's error locations.
 SLOT_FORMS = ("as a number", "as a range")
 SlotsPerTrial: TypeAlias = Annotated[
-    Annotated[int, Field(ge=1), Tag(SLOT_FORMS[0])] | Annotated[SlotRange, Tag(SLOT_FORMS[1])],
+    Annotated[int, Field(ge=1, le=MAX_SLOTS), Tag(SLOT_FORMS[0])] | Annotated[SlotRange, Tag(SLOT_FORMS[1])],
     Discriminator(_slots_form),
 ]
 

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from dray.experiment.command import is_class
 from dray.experiment.length import Length, LengthUnit, parse_length
 from dray.experiment.schema.section import Section, as_dict, as_text, whole_if_whole
+from searchers.method import MAX_RUNGS, MAX_TRIALS
 
 Variant: TypeAlias = Literal["stopping", "promotion"]
 Mode: TypeAlias = Literal["aggressive", "standard", "conservative"]
@@ -98,15 +99,23 @@ class Searcher(Section):
     max_length: MaxLength | None = Field(
         default=None, description="maximum length of a trial", examples=["{epochs: 16}"]
     )
-    max_trials: int | None = Field(default=None, ge=1, description="number of trials", examples=[64])
+    max_trials: int | None = Field(default=None, ge=1, le=MAX_TRIALS, description="number of trials", examples=[64])
     max_concurrent_trials: int = Field(
-        default=16, ge=0, description="maximum number of trials that run at a time, 0 for no limit", examples=[16]
+        default=16,
+        ge=0,
+        le=MAX_TRIALS,
+        description="maximum number of trials that run at a time, 0 for no limit",
+        examples=[16],
     )
     divisor: Annotated[float, AfterValidator(whole_if_whole)] = Field(
         default=4, gt=1, description="one in this many trials continues at each rung", examples=[4]
     )
     num_rungs: int | None = Field(
-        default=None, ge=1, description="number of rungs, the lengths that trials are compared at", examples=[3]
+        default=None,
+        ge=1,
+        le=MAX_RUNGS,
+        description="number of rungs, the lengths that trials are compared at",
+        examples=[3],
     )
     variant: Variant = Field(
         default="stopping",
@@ -127,9 +136,14 @@ class Searcher(Section):
         examples=["seconds"],
     )
     mode: Mode = Field(default="standard", description="determines the number of brackets", examples=["standard"])
-    max_rungs: int = Field(default=5, ge=1, description="maximum number of rungs of a bracket", examples=[5])
-    bracket_rungs: list[Annotated[int, Field(ge=1)]] = Field(
-        default_factory=list, description="number of rungs of each bracket, instead of mode", examples=["[3, 2]"]
+    max_rungs: int = Field(
+        default=5, ge=1, le=MAX_RUNGS, description="maximum number of rungs of a bracket", examples=[5]
+    )
+    bracket_rungs: list[Annotated[int, Field(ge=1, le=MAX_RUNGS)]] = Field(
+        default_factory=list,
+        max_length=MAX_RUNGS,
+        description="number of rungs of each bracket, instead of mode",
+        examples=["[3, 2]"],
     )
     sampler: Annotated[SamplerChoice, BeforeValidator(_named_sampler)] = Field(
         default_factory=SamplerChoice, description="how hyperparameters are sampled", examples=["tpe"]

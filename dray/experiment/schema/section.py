@@ -7,6 +7,9 @@ from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
+#: Linux's.
+MAX_PATH = 4096
+
 
 class Section(BaseModel):
     """A mapping with these fields only."""
@@ -34,6 +37,6 @@ def _without_credentials(url: str) -> str:
 
 
 Url: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_without_credentials)]
-Directory: TypeAlias = Annotated[str, Field(min_length=1), BeforeValidator(as_text)]
+Directory: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_PATH), BeforeValidator(as_text)]
 #: Serialises a ``Length`` to the form of a config.
 as_dict = PlainSerializer(lambda length: None if length is None else length.to_dict())

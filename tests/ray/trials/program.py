@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from typing import Any
 
@@ -58,7 +59,9 @@ def codes(info: Any) -> None:
         pytorch.Trainer(Recorded(context), context).fit(
             max_length=pytorch.Batch(8), latest_checkpoint=info.latest_checkpoint
         )
-    note(info.trial.hparams["record"], trial=trial, pid=os.getpid(), after=attempt, went_on=info.latest_checkpoint)
+    child = subprocess.run([sys.executable, "-c", "import determined"], check=False, capture_output=True, text=True)
+    told = {"after": attempt, "went_on": info.latest_checkpoint, "child": child.stderr}
+    note(info.trial.hparams["record"], trial=trial, pid=os.getpid(), **told)
     if trial == 2 and info.latest_checkpoint is None:
         raise OSError("what comes after training failed")
     os.environ["LEFT_BY"] = str(trial)

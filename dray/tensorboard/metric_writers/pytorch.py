@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from dray.training.tensorboard import TensorBoard, latest
+from dray.training.tensorboard import latest
 
-__all__ = ["TensorBoard", "TorchWriter"]
+__all__ = ["TorchWriter"]
 
 
 class TorchWriter:

@@ -1,0 +1,43 @@
+"""What ``dray experiment describe`` prints of a local run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dray.cli import show
+
+if TYPE_CHECKING:
+    from dray.experiment.found import Overview
+    from dray.experiment.local_runs import LocalRun
+
+
+def details(run: LocalRun) -> dict[str, Any]:
+    """What a local run has besides an overview."""
+    last = run.metrics().drop_duplicates(["kind", "name"], keep="last")
+    return {
+        "batches": max((row["batches"] for row in run.rows), default=0),
+        "metrics": {
+            f"{kind} {name}": value for kind, name, value in zip(last["kind"], last["name"], last["value"], strict=True)
+        },
+        "checkpoints": [{"batches": batches, "path": path} for batches, path in run.checkpoints],
+    }
+
+
+def describe(run: LocalRun, overview: Overview) -> None:
+    """Print it."""
+    found = details(run)
+    resumable = found["checkpoints"] and overview.state in ("STOPPED", "UNKNOWN")
+    resume = f'fit(..., latest_checkpoint="{found["checkpoints"][0]["path"]}")' if resumable else ""
+    best = "" if run.best is None else f"{overview.metric} {show.shown(run.best[0])} after {run.best[1]} batches"
+    show.fields(
+        [
+            ("local run", f"{overview.name}  {overview.state}"),
+            ("stored in", overview.path),
+            ("started", f"{show.clock(overview.began, exact=True)}, ran for {show.duration(overview.ran_s)}"),
+            ("trained for", f"{found['batches']} batches"),
+            ("best", best),
+            ("last metrics", "\n".join(f"{name} = {show.shown(value)}" for name, value in found["metrics"].items())),
+            ("checkpoints", "\n".join(each["path"] for each in found["checkpoints"])),
+            ("resume with", resume),
+        ]
+    )

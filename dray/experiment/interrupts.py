@@ -1,0 +1,99 @@
+"""The signals that ask a run to stop: SIGINT (Ctrl-C), SIGTERM, and SIGHUP, which a closed terminal sends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType, TracebackType
+from typing import Any, ClassVar
+
+TOGETHER_S = 1.0
+"""Signals that come within this time are one request: `timeout` sends its signal to its child and to the child's group,
+and a shell and the kernel both tell of a closed terminal."""
+STDERR = 2
+
+
+class Interrupts:
+    """In a ``with`` block, the first signal raises ``KeyboardInterrupt`` with the signal's name, or, within `held`, is
+    only noted. A second one, later, does what it would have done without the block: usually it ends the process.
+
+    A SIGHUP that the process ignores, as under ``nohup``, stays ignored. In a thread other than the main one the block
+    has no effect.
+    """
+
+    begun: ClassVar[bool] = False
+    """Whether a run was begun in this process."""
+
+    def __init__(self) -> None:
+        self.last_words = ""
+        """Printed when the second signal comes."""
+        self._first: signal.Signals | None = None
+        self._at = 0.0
+        self._held = False
+        self._before: dict[int, Any] = {}
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a signal has asked for the end."""
+        return self._first is not None
+
+    def check(self) -> None:
+        """Raise the ``KeyboardInterrupt`` of a signal that has come."""
+        if self._first is not None:
+            raise KeyboardInterrupt(self._first.name)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """In the block, the first signal is noted and raises nothing."""
+        self._held = True
+        try:
+            self.check()  # Python can't raise from a signal's handler everywhere: it may have come before
+            yield
+        finally:
+            self._held = False
+
+    def __enter__(self) -> Interrupts:
+        Interrupts.begun = True
+        if threading.current_thread() is threading.main_thread():
+            self._before = set_handlers(self._received)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        restore_handlers(self._before)
+
+    def _received(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            self._first, self._at = signal.Signals(number), now
+            if not self._held:
+                self.check()
+        elif now - self._at > TOGETHER_S:
+            with contextlib.suppress(OSError):
+                # Not print(), which this signal may have interrupted.
+                os.write(STDERR, self.last_words.encode())
+            restore_handlers(self._before)
+            signal.raise_signal(number)
+
+
+def set_handlers(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
+    """Have the signals handled by this function; returns their handlers before. Only in the main thread."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return {number: signal.signal(number, handler) for number in numbers}
+
+
+def restore_handlers(before: Mapping[int, Any]) -> None:
+    """Undo `set_handlers`."""
+    for number, handler in before.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set by Python
+
+
+def signal_of(error: KeyboardInterrupt) -> signal.Signals:
+    """The signal that the exception came from; SIGINT if it does not say."""
+    name = str(error.args[0]) if error.args else ""
+    return signal.Signals[name] if name in signal.Signals.__members__ else signal.SIGINT

@@ -1,0 +1,73 @@
+"""Stops a running experiment from another process, as Ctrl-C in its own terminal does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dray.experiment.errors import NoExperiment
+from dray.experiment.found import Found
+from searchers.journal import Journal
+
+LOOK_S = 0.2
+
+
+class NotRunning(NoExperiment):
+    """No process that can be stopped from here runs the experiment; the message is one line."""
+
+
+def stop(it: Found, say: Callable[[str], None]) -> None:
+    """Interrupt the experiment's driver, and wait until it has ended.
+
+    Args:
+        it: the experiment.
+        say: tells the user what is waited for.
+
+    Raises:
+        NotRunning: no process of this machine and this user runs it.
+    """
+    if it.is_copy:
+        raise NotRunning(f"{it.where} is in an object store; if it is running, stop it on the machine of its driver")
+    journal = it.directory.journal
+    driver = Journal.writer(journal)
+    if driver is None:
+        raise NotRunning(f"{it.where} is not running")
+    try:
+        if not driver or not _has_open(driver, journal.with_name(f"{journal.name}.lock")):
+            raise ProcessLookupError
+        os.kill(driver, signal.SIGINT)
+    except ProcessLookupError:
+        number = f", as process {driver} there" if driver else ""
+        raise NotRunning(
+            f"{it.where} is running on another machine or in another container{number}; stop it there"
+        ) from None
+    except PermissionError:
+        raise NotRunning(f"{it.where} is running in process {driver} of another user, who can stop it") from None
+    say(f"stopping {it.name}, process {driver}: waiting until its running trials have saved a checkpoint")
+    while Journal.writer(journal) == driver:
+        time.sleep(LOOK_S)
+
+
+def _has_open(process: int, file: Path) -> bool:
+    """Whether this process of this machine has the file open: the journal's lock may name one of another machine.
+
+    Raises:
+        ProcessLookupError, PermissionError: there is no such process, or it is another user's.
+    """
+    if not Path("/proc/self/fd").exists():  # not Linux: the number must do
+        return True
+    try:
+        descriptors = list(Path(f"/proc/{process}/fd").iterdir())
+    except FileNotFoundError:
+        raise ProcessLookupError from None
+    mine = file.stat()
+    for descriptor in descriptors:
+        try:
+            if os.path.samestat(descriptor.stat(), mine):
+                return True
+        except FileNotFoundError:  # it was closed meanwhile, or is no file
+            continue
+    return False

@@ -1,0 +1,169 @@
+"""A line that stays below all other output: at the bottom of a terminal, or of a notebook's cell.
+
+Written by hand rather than with rich's `Live`: that takes a millisecond to draw, wraps what the program prints, and
+sends standard output to standard error, also where only one of them is a terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import importlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO, cast
+
+_ERASE = "\r\x1b[2K"
+
+
+class TerminalLine:
+    """The last line of the terminal that standard error is. A context manager.
+
+    In the block, what the program prints or logs appears above it. While the program is in the middle of a line of its
+    own, such as a prompt or another progress bar, the line is not drawn.
+    """
+
+    every_s = 0.0
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr
+        self._lock = threading.RLock()  # a signal handler may print, too
+        self._pid = os.getpid()
+        self._text = ""
+        self._midline = False
+        self._open = False
+        self._restore = contextlib.ExitStack()
+
+    def __enter__(self) -> TerminalLine:
+        above: dict[Any, TextIO] = {}
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is not None and stream.isatty():
+                above[stream] = cast(TextIO, _Above(stream, self))
+                setattr(sys, name, above[stream])
+                self._restore.callback(_put_back, name, above[stream], stream)
+        for handler in _stream_handlers():
+            if handler.stream in above:
+                self._restore.callback(handler.setStream, handler.stream)
+                handler.setStream(above[handler.stream])
+        self._open = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._write(_ERASE if not self._midline else "")
+            self._open = False
+        self._restore.close()
+
+    def size(self) -> int:
+        """Columns that the text may fill."""
+        try:
+            columns = os.get_terminal_size(self._terminal.fileno()).columns
+        except OSError:
+            columns = 0
+        return (columns or 80) - 1
+
+    def draw(self, text: str) -> None:
+        with self._lock:
+            self._text = text
+            if self._open and not self._midline:
+                self._write(f"{_ERASE}{text}")
+
+    def above(self, stream: TextIO, text: str) -> int:
+        """Write text of the program."""
+        if not self._open:
+            return stream.write(text)
+        if os.getpid() != self._pid:  # in a forked worker of a DataLoader: the line and its lock are the parent's
+            self._write(_ERASE)
+            return stream.write(text)
+        with self._lock:
+            if not self._midline:
+                self._write(_ERASE)
+            written = stream.write(text)
+            stream.flush()
+            if text:
+                self._midline = not text.endswith("\n")
+            if not self._midline:
+                self._write(self._text)
+        return written
+
+    def _write(self, text: str) -> None:
+        # Past the stream's buffer, whose lock a process that is forked meanwhile would inherit.
+        with contextlib.suppress(OSError):  # the terminal is gone
+            os.write(self._terminal.fileno(), text.encode(self._terminal.encoding or "utf-8", "replace"))
+
+
+class _Above:
+    """A stream of the program's whose text appears above the line."""
+
+    def __init__(self, stream: TextIO, line: TerminalLine) -> None:
+        self._stream, self._line = stream, line
+
+    def write(self, text: str) -> int:
+        return self._line.above(self._stream, text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class NotebookLine:
+    """One output of the notebook's cell, which is replaced. A context manager, as `TerminalLine`."""
+
+    every_s = 1.0
+
+    def __init__(self) -> None:
+        self._ipython = importlib.import_module("IPython.display")  # which every notebook has
+
+    def __enter__(self) -> NotebookLine:
+        self._handle = self._ipython.display(self._shown(""), display_id=True)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.draw("")
+
+    def size(self) -> int:
+        return 110
+
+    def draw(self, text: str) -> None:
+        self._handle.update(self._shown(text))
+
+    def _shown(self, text: str) -> Any:
+        return self._ipython.HTML(f"<pre>{html.escape(text)}</pre>" if text else "")
+
+
+def bottom_line() -> TerminalLine | NotebookLine | None:
+    """A line where there can be one; None if standard error is a file or a pipe."""
+    if _in_notebook():
+        return NotebookLine()
+    if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        return TerminalLine()
+    return None
+
+
+def _in_notebook() -> bool:
+    if "IPython" not in sys.modules:
+        return False
+    from rich.console import Console
+
+    return Console().is_jupyter
+
+
+def _stream_handlers() -> list[logging.StreamHandler[Any]]:
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    handlers = {handler for logger in loggers if isinstance(logger, logging.Logger) for handler in logger.handlers}
+    return [handler for handler in handlers if isinstance(handler, logging.StreamHandler)]
+
+
+def _put_back(name: str, ours: TextIO, before: TextIO) -> None:
+    if getattr(sys, name) is ours:  # otherwise the program has replaced it, too
+        setattr(sys, name, before)

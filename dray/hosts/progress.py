@@ -1,0 +1,226 @@
+"""Shows a local run's training to its user: a line at its start, at each validation and at its end; in a terminal or a
+notebook, also a progress bar below them.
+
+All of it belongs to the logger `dray`, at level INFO, and is turned off with it. It is shown unless turned off: where
+logging is configured to take it, through logging, else on standard error.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+from dray.hosts.bottom_line import NotebookLine, TerminalLine
+from dray.training.host import Report
+from dray.training.plan import Plan
+from dray.training.units import ENDLESS
+
+log = logging.getLogger("dray")
+
+LOOK_EVERY_S = 0.25
+BAR = 24
+"""Columns of the bar itself."""
+SPEED_OVER = 120
+"""The speed is that of so many looks: half a minute."""
+
+
+def is_wanted() -> bool:
+    """Whether progress is shown: unless logging is disabled, the logger `dray` is, or its level is above INFO.
+
+    The root logger's default level, WARNING, does not count: nobody has chosen it.
+    """
+    if log.disabled or log.manager.disable >= logging.INFO:
+        return False
+    return log.level <= logging.INFO if log.level else logging.root.level <= logging.WARNING
+
+
+class ProgressDisplay:
+    """The display of one training. A context manager, which ends the bar.
+
+    Args:
+        plan: what is to be done.
+        begin: the batch that it begins at.
+        line: where the bar is drawn; None: nowhere.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        begin: int,
+        *,
+        line: TerminalLine | NotebookLine | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._length = None if plan.length == ENDLESS.value else plan.length
+        self._epoch_length, self._begin = plan.epoch_length, begin
+        self._line, self._clock = line, clock
+        self._progress: Callable[[], tuple[int, int]] = lambda: (begin, 0)
+        self._seen = begin, 0
+        self._looked = self._opened = clock()
+        self._began: tuple[float, int] | None = None
+        self._trained_s = 0.0
+        self._samples: deque[tuple[float, int]] = deque(maxlen=SPEED_OVER)
+        self._validating = False
+        self._training: dict[str, float] = {}
+        self._validation: dict[str, float] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="dray-progress", daemon=True)
+
+    def __enter__(self) -> ProgressDisplay:
+        if self._line is not None:
+            self._line.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._over.is_set():
+            self._over.set()
+            self._thread.join()
+            if self._line is not None:
+                self._line.__exit__()
+
+    def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
+        """Take a function that returns (batches trained, batches of the latest validation)."""
+        self._progress = progress
+
+    # ------------------------------------------------------------------------------------------------------- lines
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        if log.hasHandlers() and log.isEnabledFor(logging.INFO):
+            log.info("%s", text)
+        else:
+            print(text, file=sys.stdout if isinstance(self._line, NotebookLine) else sys.stderr, flush=True)
+
+    def starts(self, where: str) -> None:
+        """Say what is trained, and where it is stored."""
+        of = "" if self._length is None else f" {self._length:,} batches{self._in_epochs(self._length)}"
+        since = f", from batch {self._begin:,} on" if self._begin else ""
+        self.say(f"training{of}{since}; metrics and checkpoints go to {where}")
+
+    def reported(self, report: Report) -> None:
+        """Take the metrics of a report; say those of a validation."""
+        self._training = _numbers(report.training) or self._training
+        if report.validation is None:
+            return
+        self._validation = {
+            name if name.startswith("val") else f"val_{name}": value
+            for name, value in _numbers(report.validation).items()
+        }
+        how = [self._speed(report.batches)] if report.batches > self._begin else []
+        if how and self._length is not None and report.batches < self._length:
+            how.append(f"{_clock(self._left(report.batches))} left")
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in {**self._training, **self._validation}.items())
+        where = f"batch {self._of(report.batches)}{self._in_epochs(report.batches)}"
+        self.say(f"{', '.join([where, *how])}: {metrics}")
+
+    def ended(self, batches: int, why: str) -> None:
+        """End the bar, and say how far training came.
+
+        Args:
+            batches: trained.
+            why: it ended before its length, such as "stopped by Ctrl-C"; "" if it did not.
+        """
+        self.__exit__(None, None, None)
+        if why:
+            self.say(f"{why} after {self._of(batches)} batches{self._in_epochs(batches)}")
+        else:
+            spent = _clock(self._clock() - self._opened)
+            so_far = f", from batch {self._begin:,} on," if self._begin else ""
+            self.say(f"trained {batches:,} batches{self._in_epochs(batches)}{so_far} in {spent}")
+
+    def _of(self, batches: int) -> str:
+        return f"{batches:,}" if self._length is None else f"{batches:,} of {self._length:,}"
+
+    def _in_epochs(self, batches: int) -> str:
+        if not self._epoch_length:
+            return ""
+        epochs = batches / self._epoch_length
+        return f" ({epochs:.4g} epoch{'s' * (epochs != 1)})"
+
+    # --------------------------------------------------------------------------------------------------------- bar
+    def _watch(self) -> None:
+        shown: object = None
+        drawn = -math.inf
+        while not self._over.wait(LOOK_EVERY_S):
+            self.look()
+            picture = self._seen, self._training, self._validation
+            # Not while nothing changes: the user may be at a debugger's prompt.
+            if self._line is not None and picture != shown and self._clock() >= drawn + self._line.every_s:
+                shown, drawn = picture, self._clock()
+                self._line.draw(self.picture(self._line.size()))
+
+    def look(self) -> None:
+        """Note how far training is. Called a few times a second, so that it costs the training nothing."""
+        now, seen = self._clock(), self._progress()
+        if seen[0] != self._seen[0]:
+            self._validating = False
+        elif seen[1] != self._seen[1]:
+            self._validating = True
+        self._trained_s += 0.0 if self._validating else now - self._looked
+        if seen[0] > self._begin and seen[0] != self._seen[0]:
+            # From the first batch on, which may compile the model or start the loader's workers.
+            self._began = self._began or (now, seen[0])
+            self._samples.append((self._trained_s, seen[0]))
+        self._looked, self._seen = now, seen
+
+    def picture(self, columns: int) -> str:
+        """The bar and what is known, in so many columns."""
+        trained, validated = self._seen
+        parts = []
+        if self._validating:
+            parts.append(f"validating, {validated:,} batch{'es' * (validated != 1)}")
+        elif len(self._samples) > 1:
+            parts.append(self._speed(trained))
+        if self._length is not None and self._began is not None and trained > self._began[1]:
+            parts.append(f"{_clock(self._left(trained))} left")
+        parts += [f"{name} {value:.4g}" for name, value in {**self._training, **self._validation}.items()]
+        head, done = "", ""
+        if self._epoch_length and self._length is not None:
+            epochs = math.ceil(self._length / self._epoch_length)
+            head = f"epoch {min(trained // self._epoch_length + 1, epochs)}/{epochs} "
+        if self._length is not None:
+            filled = round(BAR * min(1.0, trained / self._length))
+            done = f"{'━' * filled}{'╌' * (BAR - filled)} "
+        text = f"{head}{done}{trained:,}{'' if self._length is None else f'/{self._length:,}'} batches"
+        text = "  ".join([text, *parts])
+        return text if len(text) <= columns else f"{text[: columns - 1]}…"
+
+    def _speed(self, batches: int) -> str:
+        """The latest speed of training itself, in batches a second; in the first moments that since the beginning."""
+        samples = list(self._samples)
+        spent, done = self._clock() - self._opened, batches - self._begin
+        if len(samples) > 1 and samples[-1][0] > samples[0][0]:
+            spent, done = samples[-1][0] - samples[0][0], samples[-1][1] - samples[0][1]
+        speed = done / spent if spent else math.inf
+        return f"{speed:,.0f} batches/s" if speed >= 100 else f"{speed:.3g} batches/s"
+
+    def _left(self, batches: int) -> float:
+        """Seconds that are left if validations and checkpoints take as much of them as so far."""
+        since, first = self._began or (self._opened, self._begin)
+        if batches <= first:  # no second batch has been seen yet
+            since, first = self._opened, self._begin
+        if self._length is None or batches <= first:
+            return math.nan
+        return (self._clock() - since) / (batches - first) * (self._length - batches)
+
+
+def _numbers(metrics: Mapping[str, object] | None) -> dict[str, float]:
+    return {name: value for name, value in (metrics or {}).items() if isinstance(value, int | float)}
+
+
+def _clock(seconds: float) -> str:
+    """Hours, minutes and seconds: 1:02:03, or 2:03."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

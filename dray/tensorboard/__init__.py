@@ -1,0 +1,1 @@
+"""Where Determined has it: `dray.tensorboard.metric_writers.pytorch.TorchWriter`."""

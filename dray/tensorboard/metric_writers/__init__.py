@@ -1,0 +1,1 @@
+"""Writers of metrics: `pytorch.TorchWriter`."""

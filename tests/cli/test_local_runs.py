@@ -1,0 +1,132 @@
+"""Local runs in the command: listed and found by name; stopped by Ctrl-C and resumed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import dray as package
+from dray import imports, pytorch
+from dray.experiment.errors import NoExperiment
+from dray.pytorch import Batch
+from tests.cli.said import Said
+from tests.pytorch.fakes import OneWeight
+
+Dray = Callable[..., Said]
+
+TRIAL = """
+import os, signal
+from tests.pytorch.fakes import OneWeight
+
+
+class Trial(OneWeight):
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        if batch_idx == 2 and os.environ.pop("INTERRUPT", None):
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+"""
+CONFIG = """
+name: one weight
+entrypoint: my_trial:Trial
+hyperparameters: {global_batch_size: 2}
+scheduling_unit: 2
+searcher: {name: single, metric: validation_loss, max_length: {batches: 8}}
+min_validation_period: {batches: 4}
+"""
+
+
+@pytest.fixture
+def config(home: Path, tmp_path: Path) -> Iterator[Path]:
+    path, level = list(sys.path), logging.root.level
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "my_trial.py").write_text(TRIAL)
+    (tmp_path / "one.yaml").write_text(CONFIG)
+    yield tmp_path / "one.yaml"
+    imports.forget_model_dir()
+    imports._current, imports._older = None, frozenset()
+    sys.path[:] = path
+    logging.root.setLevel(level)
+
+
+@pytest.fixture
+def script(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run of a script, which validates at 2 and 4 batches."""
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    with pytorch.init() as context:
+        pytorch.Trainer(OneWeight(context), context).fit(max_length=Batch(4), validation_period=Batch(2))
+    [run] = (home / "local").iterdir()
+    return run
+
+
+def test_a_run_of_a_script_is_listed_and_described(script: Path, dray: Dray) -> None:
+    names = {each["name"]: each for each in dray("experiment", "list", "--json").value}
+    assert set(names) == {"digits-1", script.name}
+    assert script.name.startswith("train-")
+    there = names[script.name]
+    assert (there["state"], there["trials"], there["ended"], there["best_metric"]) == ("COMPLETED", 1, 1, None)
+    assert script.name in dray("e", "list").out
+    told = dray("e", "describe", "latest")
+    assert told.code == 0, told.err
+    assert f"{script.name}  COMPLETED" in told.out
+    assert "trained for   4 batches" in told.out
+    value = dray("e", "describe", script.name[:9], "--json").value
+    assert value["metrics"]["validation validation_loss"] == pytest.approx(0.5**8)
+    assert [each["path"] for each in value["checkpoints"]] == [f"{script}/checkpoint_4", f"{script}/checkpoint_2"]
+
+
+def test_its_metrics_are_printed_as_a_trials(script: Path, dray: Dray) -> None:
+    rows = dray("trial", "metrics", "train", "--kind", "validation", "--json").value
+    assert [(row["batches"], row["value"]) for row in rows] == [(2, 0.0625), (4, pytest.approx(0.5**8))]
+    assert "validation validation_loss" in dray("trial", "metrics", "train").out
+
+
+def test_its_state_says_whether_it_runs_and_how_it_ended(script: Path, dray: Dray) -> None:
+    def state() -> str:
+        return str(dray("e", "describe", "train", "--json").value["state"])
+
+    metrics = script / "metrics.jsonl"
+    with metrics.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert state() == "RUNNING"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    del rows[-1]["decides"]  # it stopped early
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert state() == "STOPPED"
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]) + '{"torn')
+    assert state() == "UNKNOWN"
+    assert f'fit(..., latest_checkpoint="{script}/checkpoint_4")' in dray("e", "describe", "train").out
+
+
+@pytest.mark.parametrize("command", [["report", "train"], ["e", "resume", "train"], ["trial", "list", "train"]])
+def test_what_only_experiments_can_do_says_what_to_use_instead(script: Path, dray: Dray, command: list[str]) -> None:
+    said = dray(*command).is_one_line()
+    assert f"{script.name} is a local run, not an experiment: look at it with dray experiment describe" in said
+    with pytest.raises(NoExperiment, match="is a local run"):
+        package.Result(script.name)
+
+
+def test_local_is_named_after_its_config_stopped_by_ctrl_c_and_resumed_by_the_command_that_it_says(
+    home: Path, config: Path, dray: Dray, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("INTERRUPT", "1")
+    said = dray("experiment", "create", config, config.parent / "model", "--local", "--config", "max_restarts=0")
+    assert said.code == 130
+    [run] = (home / "local").iterdir()
+    assert re.fullmatch(r"one-weight-\d{8}-\d{6}-[0-9a-f]{4}", run.name)
+    assert dray("e", "describe", "one", "--json").value["state"] == "STOPPED"
+    again = re.search(r"resume with: dray (.*)", caplog.text)
+    assert again, caplog.text
+    assert again[1].endswith(f"--config max_restarts=0 --local --path {run}")
+    resumed = dray(*shlex.split(again[1]))
+    assert resumed.code == 0, resumed.err
+    assert re.search(r"training 8 batches .*, from batch [34] on", caplog.text)
+    there = dray("e", "describe", "one", "--json").value
+    assert (there["state"], there["batches"], there["best_metric"]) == ("COMPLETED", 8, pytest.approx(0.25**8))

@@ -1,0 +1,196 @@
+"""What a local run shows: a bar in a terminal, lines in a file, nothing if logging is turned off."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray import pytorch
+from dray.hosts import progress, use_host
+from dray.hosts.progress import ProgressDisplay
+from dray.pytorch import Batch, Epoch
+from dray.training.host import Report
+from dray.training.plan import Plan
+from tests.hosts.terminal import terminal
+from tests.pytorch.fakes import FakeHost, OneWeight
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
+    return tmp_path / "results"
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_is_at_first() -> Iterator[None]:
+    before = logging.root.level  # which a command of an earlier test may have set
+    logging.root.setLevel(logging.WARNING)
+    yield
+    logging.root.setLevel(before)
+
+
+def fit(trial_class: type[OneWeight] = OneWeight, **arguments: Any) -> None:
+    with pytorch.init() as context:
+        pytorch.Trainer(trial_class(context), context).fit(**arguments)
+
+
+LINES = [
+    r"training 10 batches \(2 epochs\); metrics and checkpoints go to (.*)",
+    r"batch 5 of 10 \(1 epoch\), [\d,.e+]+ batches/s, \d:\d\d left: loss 0\.2664, validation_loss 0\.0009766",
+    r"batch 10 of 10 \(2 epochs\), [\d,.e+]+ batches/s: loss 0\.0002602, validation_loss 9\.537e-07",
+    r"trained 10 batches \(2 epochs\) in \d:\d\d",
+    r"latest checkpoint: (.*/checkpoint_10)",
+    r'train longer with: fit\(max_length=..., latest_checkpoint="(.*)"\)',
+]
+
+
+def are_lines(lines: list[str], home: Path) -> None:
+    assert len(lines) == len(LINES), lines
+    found = [re.fullmatch(pattern, line) for pattern, line in zip(LINES, lines, strict=True)]
+    assert all(found), lines
+    (run,) = (home / "local").iterdir()
+    paths = [match.group(1) for match in found if match and match.groups()]
+    assert paths == [str(run), str(run / "checkpoint_10"), str(run / "checkpoint_10")]
+
+
+def test_in_a_file_it_is_a_line_per_validation_with_where_it_is_and_how_to_go_on(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(max_length=Epoch(2), validation_period=Epoch(1))
+    out, err = capsys.readouterr()
+    assert out == ""
+    are_lines(err.splitlines(), home)
+
+
+def test_in_a_terminal_there_is_a_bar_with_speed_time_left_and_the_latest_metrics(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LOOK_EVERY_S", 0.001)
+    with terminal(columns=120) as screen:
+
+        class Watched(OneWeight):
+            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+                if batch_idx:
+                    screen.wait_for(f" {batch_idx}/10 batches")
+                if batch_idx == 8:
+                    print("the trial prints this")
+                    screen.wait_for("prints this")
+                return super().train_batch(batch, epoch_idx, batch_idx)
+
+            def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
+                # While it waits for the first, no batch of the validation is done.
+                screen.wait_for([" 5/10 batches", "validating, 1 batch ", "validating, 2 batches"][batch_idx])
+                return super().evaluate_batch(batch, batch_idx)
+
+        fit(Watched, max_length=Epoch(2), validation_period=Epoch(1))
+    lines = screen.screen()
+    bar = (
+        r"epoch 2/2 ━{17}╌{7} 7/10 batches  [\d,.e+]+ batches/s  \d:\d\d left  loss 0\.2664  "
+        r"validation_loss 0\.0009766"
+    )
+    assert re.search(rf"\x1b\[2K{bar}[\r\x1b]", screen.written), screen.written
+    # Nothing of the bar remains.
+    assert lines.pop() == ""
+    lines.remove("the trial prints this")
+    are_lines(lines, home)
+
+
+@pytest.fixture
+def dray_log(logging_as_it_is_at_first: None) -> Iterator[logging.Logger]:
+    log = logging.getLogger("dray")
+    yield log
+    log.disabled = False
+    log.setLevel(logging.NOTSET)
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize(
+    "turn_off",
+    [
+        lambda log: log.setLevel(logging.WARNING),
+        lambda log: setattr(log, "disabled", True),
+        lambda log: logging.disable(),
+        lambda log: logging.root.setLevel(logging.ERROR),
+    ],
+    ids=["level", "disabled", "disable()", "root"],
+)
+def test_nothing_is_shown_if_logging_is_turned_off(
+    dray_log: logging.Logger, turn_off: Any, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    turn_off(dray_log)
+    fit(max_length=Epoch(2), validation_period=Epoch(1))
+    assert capsys.readouterr() == ("", "")
+    assert not caplog.records
+
+
+def test_lines_go_through_logging_once_where_it_takes_them(
+    home: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level(logging.INFO):
+        fit(max_length=Epoch(2), validation_period=Epoch(1))
+    assert capsys.readouterr().err == ""
+    are_lines([record.getMessage() for record in caplog.records if record.name == "dray"], home)
+
+
+def test_a_trial_of_an_experiment_shows_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with use_host(FakeHost(tmp_path / "trial")):
+        fit(max_length=Epoch(2), validation_period=Epoch(1))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_failed_run_says_where_its_latest_checkpoint_is(capsys: pytest.CaptureFixture[str]) -> None:
+    class Failing(OneWeight):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == 3:
+                raise ValueError("a bug")
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    with pytest.raises(ValueError, match="a bug"):
+        fit(Failing, max_length=Batch(9), checkpoint_period=Batch(2))
+    told = capsys.readouterr().err.splitlines()[-3:]
+    assert told[0] == "failed after 3 of 9 batches (0.6 epochs)"
+    assert re.fullmatch(r'resume with: fit\(\.\.\., latest_checkpoint=".*/checkpoint_2"\)', told[2])
+
+
+# ------------------------------------------------------------------------------------------------- without training
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_speed_is_that_of_training_and_the_time_left_counts_validations_too() -> None:
+    clock, at = Clock(), [(0, 0)]
+    display = ProgressDisplay(Plan(length=100, epoch_length=50), 0, clock=clock)
+    display.watch(lambda: at[0])
+    for seconds, seen in [(5, (10, 0)), (1, (20, 0)), (1, (30, 0)), (10, (30, 8)), (1, (40, 8)), (1, (50, 8))]:
+        clock.now += seconds
+        at[0] = seen
+        display.look()
+    # 40 batches in 4 s of training; in 14 s with the validation, which 50 more will have, too.
+    assert display.picture(100) == "epoch 2/2 ━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌ 50/100 batches  10 batches/s  0:18 left"
+    assert display.picture(20) == "epoch 2/2 ━━━━━━━━━…"
+
+
+def test_training_without_a_known_length_or_epochs_has_a_speed_only() -> None:
+    clock, at = Clock(), [(7, 0)]
+    display = ProgressDisplay(Plan(length=2**53), 7, clock=clock)
+    display.watch(lambda: at[0])
+    for batches in (8, 9, 1009):
+        clock.now += 1
+        at[0] = batches, 0
+        display.look()
+    assert display.picture(100) == "1,009 batches  500 batches/s"
+
+
+def test_metrics_other_than_numbers_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    display = ProgressDisplay(Plan(length=100), 0, clock=Clock())
+    display.reported(Report(batches=10, training={"loss": 0.5}))
+    display.reported(Report(batches=10, validation={"loss": 0.25, "per_class": [1, 2], "name": "x"}))
+    assert re.fullmatch(r"batch 10 of 100, .* left: loss 0\.5, val_loss 0\.25\n", capsys.readouterr().err)

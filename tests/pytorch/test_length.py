@@ -1,0 +1,127 @@
+"""How long a trial trains, as its constructor can ask: in an experiment, locally, extended, and loaded again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dray import pytorch
+from dray.pytorch import Batch, Epoch, loaders
+from dray.training.units import ENDLESS, Records, TrainUnit
+from tests.pytorch.conftest import Fit
+from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
+from tests.pytorch.test_context import make, ranks
+
+
+class Planned(OneWeight):
+    """Asks in its constructor, as for a schedule."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.total = context.get_total_batches(self.build_training_data_loader)
+
+
+class OneCycle(OneWeight):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        total = context.get_total_batches(self.build_training_data_loader)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, max_lr=0.1, total_steps=total)
+        context.wrap_lr_scheduler(self.schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH)
+
+
+@pytest.mark.parametrize(("length", "batches"), [(Batch(7), 7), (Epoch(3), 15), (Records(9), 5)])
+def test_a_trial_of_an_experiment_knows_how_long_it_trains(
+    fit: Fit, tmp_path: Path, length: TrainUnit, batches: int
+) -> None:
+    host = FakeHost(tmp_path, max_length=length)
+    trial = fit(Planned, host, init={"hparams": {"global_batch_size": 2}})
+    assert trial.total == batches == host.reports[-1].batches
+    assert trial.context.get_total_batches() == batches
+    assert trial.context.get_epoch_length() == 5
+
+
+def test_a_local_trial_knows_it_from_init(fit: Fit) -> None:
+    trial = fit(Planned, init={"max_length": Epoch(2)})
+    assert trial.total == 10
+    assert trial.weight == one_weight(10)
+    assert fit(Planned, init={"max_length": Batch(3)}, max_length=Batch(3)).weight == one_weight(3)
+    with pytest.raises(
+        ValueError, match=r"fit\(max_length=Epoch\(3\)\) differs from pytorch\.init\(max_length=Epoch\(2"
+    ):
+        fit(Planned, init={"max_length": Epoch(2)}, max_length=Epoch(3))
+    with pytest.raises(TypeError, match=r"max_length must be a pytorch\.Batch or a pytorch\.Epoch, got 3"):
+        fit(Planned, init={"max_length": 3})
+
+
+def test_the_searchers_length_goes_before_both(fit: Fit, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trial = fit(Planned, FakeHost(tmp_path, max_length=Batch(4)), init={"max_length": Batch(9)}, max_length=Batch(9))
+    assert (trial.total, trial.weight) == (4, one_weight(4))
+    told = "(max_length=Batch(9)) is not used: the searcher's max_length is Batch(4)"
+    assert [message for message in caplog.messages if told in message] == [f"init{told}", f"fit{told}"]
+
+
+def test_what_is_not_known_yet_is_told_with_the_cure(fit: Fit, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"pass max_length to pytorch\.init\(\), not only to fit\(\)"):
+        fit(Planned, max_length=Batch(3))
+    with pytest.raises(RuntimeError, match=r"set searcher\.max_length"):
+        make(FakeHost(tmp_path, max_length=ENDLESS)).get_total_batches()
+    epochs = make(FakeHost(tmp_path, max_length=Epoch(3)))
+    with pytest.raises(RuntimeError, match=r"get_epoch_length\(self\.build_training_data_loader\)"):
+        epochs.get_total_batches()
+    with pytest.raises(ValueError, match="generator has no __len__"):
+        epochs.get_total_batches(torch.ones(1) for _ in range(3))
+
+
+def test_an_epoch_of_a_loader_without_a_length_is_as_long_as_the_config_says(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"hparams": {"global_batch_size": 4}, "exp_conf": {"records_per_epoch": 21}}
+    context = make(FakeHost(tmp_path, max_length=Epoch(3)), **arguments)
+    assert context.get_total_batches(torch.ones(1) for _ in range(3)) == 15
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+@pytest.mark.parametrize("arguments", [{"shuffle": True}, {"drop_last": True}, {"batch_sampler": [[0, 1], [2]]}])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_it_is_counted_as_the_trainer_counts(
+    host: FakeHost, size: int, arguments: dict[str, Any], elastic: bool
+) -> None:
+    config = {"resources": {"slots_per_trial": {"min": 1, "max": 4}}} if elastic else {}
+    context = make(host, distributed=ranks(size), exp_conf=config)
+    batch_size = {} if "batch_sampler" in arguments else {"batch_size": 3}
+
+    class Sized(OneWeight):
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            return pytorch.DataLoader(torch.arange(20.0), **batch_size, **arguments)
+
+    trial, before = Sized.__new__(Sized), torch.get_rng_state()
+    asked = context.get_epoch_length(trial.build_training_data_loader)
+    assert torch.equal(torch.get_rng_state(), before)
+    loader, _ = loaders.training_loader(trial, context, 0, None)
+    assert asked == loaders.batches_per_epoch(loader, context)
+
+
+def test_a_loaded_trial_gets_what_it_trained_and_needs_no_data(fit: Fit, tmp_path: Path) -> None:
+    host = FakeHost(tmp_path, max_length=Epoch(1))
+    fit(Planned, host)
+
+    class Elsewhere(Planned):
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            raise FileNotFoundError("the data are on another machine")
+
+    trial: Any = pytorch.load_trial_from_checkpoint_path(host.checkpoints()[-1], trial_class=Elsewhere)
+    assert (trial.total, trial.weight) == (5, one_weight(5))
+    assert trial.context.get_epoch_length() == 5
+    assert pytorch.CheckpointLoadContext().get_total_batches() == 1
+
+
+def test_an_extended_trial_continues_with_a_schedule_of_its_new_length(fit: Fit, tmp_path: Path) -> None:
+    short = FakeHost(tmp_path / "short", max_length=Epoch(1))
+    fit(OneCycle, short)
+    extended = fit(
+        OneCycle, FakeHost(tmp_path / "long", max_length=Epoch(2)), latest_checkpoint=short.checkpoints()[-1]
+    )
+    at_once = fit(OneCycle, FakeHost(tmp_path / "whole", max_length=Epoch(2)))
+    assert extended.schedule.last_epoch == 10
+    assert extended.schedule.get_last_lr() == pytest.approx(at_once.schedule.get_last_lr())
