@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from dray import core
 from dray.core import ClusterInfo, TrialInfo
@@ -208,6 +207,7 @@ class Linear(torch.nn.Module):
 @pytest.mark.slow
 def test_with_the_real_trainer(callback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped by the search, gone on with: as if it had not been."""
+    import transformers  # not where no test of it is chosen: it takes a second
 
     def run(name: str, latest: str | None = None, stop_at: int | None = None) -> tuple[Searching, Linear]:
         in_trial(monkeypatch, latest)

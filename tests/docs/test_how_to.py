@@ -25,7 +25,6 @@ import dray
 from dray import imports
 from dray.experiment.config import load_config
 from dray.experiment.local import run_local
-from dray.experiment.loggers.mlflow_runs import MLflowRuns
 from dray.experiment.observers import tell_all
 from tests.docs.pages import DOCS, PAGES, blocks, files
 from tests.experiment.simulated import simulated
@@ -175,6 +174,8 @@ def test_torchmetrics_are_those_of_all_the_data(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_runs_in_mlflow_are_the_searchs_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from dray.experiment.loggers.mlflow_runs import MLflowRuns  # brings mlflow
+
     directory = simulated(tmp_path / "experiment", 8)
     uri = f"sqlite:///{tmp_path}/runs.db"
     loggers = {"loggers": {"mlflow": {"tracking_uri": uri, "experiment_name": "digits"}}}
