@@ -92,7 +92,8 @@ class TrainContext:
 
         Raises:
             TypeError, ValueError: as `report_training_metrics`; or a metric is None.
-            SearcherMetricError: the report does not have the trial's length in the search's unit.
+            SearcherMetricError: the search compares trials, and the program's first validation lacks its metric; or the
+                report does not have the trial's length in the search's unit.
         """
         self._report("validation", steps_completed, metrics)
 

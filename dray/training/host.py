@@ -174,7 +174,8 @@ class ProgramHost(Host, Protocol):
         As `publish`, but the host finds out from the report whether the search decides here.
 
         Raises:
-            SearcherMetricError: the report does not have the trial's length in the search's unit.
+            SearcherMetricError: the search compares trials, and the first validation lacks its metric; or the report
+                does not have the trial's length in the search's unit.
             TrialEnded: the program was told to stop before, and went on.
         """
         ...
