@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -168,14 +169,14 @@ def test_preview_shows_rungs_and_totals_of_asha_yaml() -> None:
     result = run("preview", DIGITS / "asha.yaml", "--trials-per-hour", 12)
     assert result.exit_code == 0
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line]
-    # By hand: of 64, 16 go on; of these, 4. 48 * 1 + 12 * 4 + 4 * 16 = 160 epochs = 10 trials of 16.
-    assert rows == [
-        ["1", "1", "1", "64", "48", "48"],
-        ["", "2", "4", "16", "12", "48"],
-        ["", "3", "16", "4", "4", "64"],
-    ]
-    assert "64 trials, 160 epochs in total: equivalent to 10.0 trials of 16 epochs, 16% of training" in result.stdout
-    assert "about 50 min at 12 full-length trials per hour" in result.stdout
+    assert [row[:3] for row in rows] == [["1", "1", "1"], ["", "2", "4"], ["", "3", "16"]]
+    # By Determined's rule: of 64, 16 go on; of these, 4; 160 epochs. A few more do, see `searchers.preview.expected`.
+    trials = [float(row[3]) for row in rows]
+    assert trials == [64, pytest.approx(17, abs=2), pytest.approx(6, abs=2)]
+    said = re.search(r"64 trials, expected total (\d+) epochs \((\d+) to (\d+) in 9 of 10 simu", result.stdout)
+    assert said is not None
+    assert 100 < int(said[2]) < 160 < int(said[1]) < int(said[3]) < 320
+    assert re.search(r"about \d+ min \(\d+ min to .*\) at 12 full-length trials per hour", result.stdout)
 
 
 def test_fields_are_changed_from_the_command_line() -> None:
@@ -183,8 +184,8 @@ def test_fields_are_changed_from_the_command_line() -> None:
     result = run("preview", DIGITS / "asha.yaml", *changed)
     assert result.exit_code == 0
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line]
-    # By hand: of 16, 4 go on after 32 / 16 epochs, and of these 1 after 32 / 4.
-    assert [row[2:4] for row in rows] == [["2", "16"], ["8", "4"], ["32", "1"]]
+    assert [row[2] for row in rows] == ["2", "8", "32"]
+    assert rows[0][3] == "16"
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,22 @@ def test_schema_is_printed(home: Path, dray: Dray) -> None:
 
 def test_preview_is_also_json(home: Path, dray: Dray) -> None:
     found = dray("preview", ROOT / "examples" / "digits" / "asha.yaml", "--json").value
-    # By hand: of 64, 16 go on after 1 epoch; of these, 4 after 4.
-    assert found["brackets"] == [
-        [
-            {"length": 1, "trials": 64, "last": 48},
-            {"length": 4, "trials": 16, "last": 12},
-            {"length": 16, "trials": 4, "last": 4},
-        ]
-    ]
-    assert (found["trials"], found["total"], found["unit"]) == (64, 160, "epochs")
+    [rungs] = found["brackets"]
+    assert [rung["length"] for rung in rungs] == [1, 4, 16]
+    assert rungs[0]["trials"] == found["trials"] == 64
+    assert found["total"] == pytest.approx(sum(rung["length"] * rung["last"] for rung in rungs), abs=0.01)
+    low, high = found["likely_total"]
+    assert 100 < low < found["total"] < high < 320
+    assert found["unit"] == "epochs"
+    grid = dray("preview", ROOT / "examples" / "digits" / "grid.yaml", "--json").value
+    # By hand: 8 points of 8 epochs.
+    assert grid == {
+        "trials": 8,
+        "total": 64,
+        "likely_total": None,
+        "unit": "epochs",
+        "brackets": [[{"length": 8, "trials": 8, "last": 8}]],
+    }
 
 
 def test_without_a_cluster_it_says_what_an_experiment_would_do(home: Path, dray: Dray) -> None:

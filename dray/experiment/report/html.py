@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -18,6 +18,16 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, raw: bool = Fal
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
     headings = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     return f'<div class="wide"><table><thead><tr>{headings}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def controls(names: str, figure: Mapping[str, Any], metrics: Sequence[str] = ()) -> str:
+    """Controls above plots: the metric that is shown, if there are several, and the scale of its axis."""
+    choices = [("metric", metrics)] if len(metrics) > 1 else []
+    labels = ""
+    for what, options in [*choices, ("scale", sorted(figure["scales"], key=lambda each: each != figure["scale"]))]:
+        told = "".join(f"<option>{escape(option)}</option>" for option in options)
+        labels += f'<label>{what} <select data-{what}="{names}">{told}</select></label>'
+    return f'<p class="controls">{labels}</p>'
 
 
 def domain_told(domain: Domain) -> tuple[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -199,11 +198,11 @@ after {at:,} batches.</p>
         curves = figures.curves(seen)
         curves["others"] = {metric.label: figures.curves(seen, metric) for metric in seen.other_metrics}
         return f"""<section><h2>Learning curves</h2>
-{_controls("curves", curves, [seen.metric, *curves["others"]])}
+{html.controls("curves", curves, [seen.metric, *curves["others"]])}
 {self._place("curves", curves, tall=True)}
 <p class="quiet">{self._left_out(len(seen.drawn), MOST_CURVES, "curves")}{coloured}</p>
 <h3>Best value over time</h3>
-{_controls("history", history := figures.history(seen))}
+{html.controls("history", history := figures.history(seen))}
 {self._place("history", history)}</section>"""
 
     def _hyperparameters(self) -> str:
@@ -224,7 +223,7 @@ after {at:,} batches.</p>
             f"Drag along an axis to select trials. {left_out}</p>"
         )
         slices = {f"slice-{i}": figure for i, figure in enumerate(figures.slices(seen).values())}
-        parts.append(f'<h3>One by one</h3>{_controls(" ".join(slices), slices["slice-0"])}<div class="grid">')
+        parts.append(f'<h3>One by one</h3>{html.controls(" ".join(slices), slices["slice-0"])}<div class="grid">')
         parts += [self._place(name, figure) for name, figure in slices.items()]
         legend = "".join(
             f'<span><i style="background:{figures.rung_colour(seen, int(rung))}"></i>'
@@ -327,16 +326,6 @@ how much worse a random forest predicts a trial's rank when one hyperparameter i
         if shown == there:
             return ""
         return f"{shown:,} of {there:,} {what} are shown: the {most // 2:,} best, and others evenly by rank. "
-
-
-def _controls(names: str, figure: Figure, metrics: Sequence[str] = ()) -> str:
-    """Controls above plots: the metric that is shown, if there are several, and the scale of its axis."""
-    choices = [("metric", metrics)] if len(metrics) > 1 else []
-    labels = ""
-    for what, options in [*choices, ("scale", sorted(figure["scales"], key=lambda each: each != figure["scale"]))]:
-        told = "".join(f"<option>{escape(option)}</option>" for option in options)
-        labels += f'<label>{what} <select data-{what}="{names}">{told}</select></label>'
-    return f'<p class="controls">{labels}</p>'
 
 
 def _system(seen: Seen) -> str:
