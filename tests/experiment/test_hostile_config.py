@@ -50,7 +50,7 @@ HOSTILE = {
     "long key": (f"{BASE}? {'k' * 100_000}\n: 1\n", "kkk: unknown field; known fields are"),
     "long value": (f"{BASE}checkpoint_policy: {'k' * 99_999}\n", "must be one of best, all, none, got 'kkk"),
     "longer value": (f"{BASE}description: {'k' * 100_001}\n", "must be text, of at most 100,000 characters, got 100,"),
-    "unknown keys": (BASE + "".join(f"key_{n}: 1\n" for n in range(20_000)), "... and 19,980 more"),
+    "unknown keys": (BASE + "".join(f"key_{n}: 1\n" for n in range(5_000)), "... and 4,980 more"),
     "unknown keys inside": (f"{BASE}resources: {many(500)}\n", "... and 480 more"),
     "unknown keys of Determined": (f"{BASE}resources: {{devices: {many(500)}}}\n", "... and 480 more"),
     "unknown keys of a space": (
