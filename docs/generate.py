@@ -227,7 +227,7 @@ The format is that of Determined's experiment configuration. What a search does 
 results go: [checkpoints](checkpoints.md); slots: [clusters](clusters.md). Mistakes are told before anything starts, all
 of them at once (the first 20, if there are more), each with its path. [An editor](cli.md#the-config-in-an-editor) can
 complete and check it as you write. YAML's anchors and merges (`<<`) work. A config has at most 100,000 values, counting
-each where an anchor repeats it, 100 levels, 1,000,000 trials and integers of 64 bits.
+each where an anchor repeats it, 100 levels, 100,000,000 trials and integers of 64 bits.
 
 A field that is null has its default; what has none, and is not required, may be left out, but for `max_length` where
 nothing else says how long a trial trains. An experiment without a `name` has its file's; without an `experiment_seed`,

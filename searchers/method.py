@@ -67,8 +67,8 @@ class Method(Protocol):
         """Continue from a `dump()` of an equally configured method."""
 
 
-MAX_TRIALS = 1_000_000
-"""Most trials of a search: its state is kept in memory."""
+MAX_TRIALS = 100_000_000
+"""Most trials of a search; so many stand for a search without an end."""
 MAX_RUNGS = 1_000
 _MOST = {"max_trials": MAX_TRIALS, "max_concurrent_trials": MAX_TRIALS, "num_rungs": MAX_RUNGS, "max_rungs": MAX_RUNGS}
 

@@ -16,19 +16,22 @@ from typing import cast, get_args
 from searchers.errors import IllegalEvent
 from searchers.events import Action, Create, Done, DoneReason, Reason, Resume
 
+MAX_AT_ONCE = 1_000_000
+"""Most places, also where nothing limits them: each takes memory from the start on."""
+
 
 class Roster:
     """Trials of one search.
 
     Args:
         max_trials: Trials to create; those with invalid hyperparameters don't count, their replacements do.
-        width: Places, i.e. trials created and not yet stopped, paused or ended.
+        width: Places, i.e. trials created and not yet stopped, paused or ended; at most `MAX_AT_ONCE` are used.
         max_invalid: How many invalid trials are replaced. After one more no trial is created, live ones go on to their
             end, and the search is done with the reason "invalid_hp". None: an invalid trial counts like any other.
     """
 
     def __init__(self, *, max_trials: int, width: int, max_invalid: int | None) -> None:
-        self.max_trials, self._width, self._max_invalid = max_trials, width, max_invalid
+        self.max_trials, self._width, self._max_invalid = max_trials, min(width, MAX_AT_ONCE), max_invalid
         self._created = 0
         self._live: set[int] = set()  # created and not ended
         self._placed: set[int] = set()  # live and not told to stop or pause
@@ -143,7 +146,7 @@ class Roster:
 
     def extend(self, *, max_trials: int, width: int, max_invalid: int | None, again: Iterable[int] = ()) -> None:
         """Enlarge the budget. The trials `again`, which have ended, are resumed first. The search is live again."""
-        self.max_trials, self._width, self._max_invalid = max_trials, width, max_invalid
+        self.max_trials, self._width, self._max_invalid = max_trials, min(width, MAX_AT_ONCE), max_invalid
         self._again.extend(again)
         self._done = False
         self._shown = 0.0

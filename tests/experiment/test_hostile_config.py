@@ -17,7 +17,7 @@ from dray.experiment.errors import ConfigError
 from dray.experiment.limits import MAX_DEPTH
 from dray.experiment.migrate import check
 from dray.experiment.schema import MAX_NAME, SECTIONS
-from searchers import MethodError, RandomSearch
+from searchers import MethodError, RandomSearch, roster
 
 BASE = "entrypoint: m:T\nsearcher: {name: single, metric: loss, max_length: {epochs: 1}}\n"
 RANDOM = BASE.replace("single", "random")
@@ -50,7 +50,7 @@ HOSTILE = {
     "long key": (f"{BASE}? {'k' * 100_000}\n: 1\n", "kkk: unknown field; known fields are"),
     "long value": (f"{BASE}checkpoint_policy: {'k' * 99_999}\n", "must be one of best, all, none, got 'kkk"),
     "longer value": (f"{BASE}description: {'k' * 100_001}\n", "must be text, of at most 100,000 characters, got 100,"),
-    "unknown keys": (BASE + "".join(f"key_{n}: 1\n" for n in range(20_000)), "... and 19,980 more"),
+    "unknown keys": (BASE + "".join(f"key_{n}: 1\n" for n in range(5_000)), "... and 4,980 more"),
     "unknown keys inside": (f"{BASE}resources: {many(500)}\n", "... and 480 more"),
     "unknown keys of Determined": (f"{BASE}resources: {{devices: {many(500)}}}\n", "... and 480 more"),
     "unknown keys of a space": (
@@ -211,9 +211,16 @@ def test_every_field_refuses_what_is_too_large_in_a_short_error(value: object) -
             assert len(str(error.value)) < 3000, (place, field)
 
 
+def test_there_is_a_limit_of_trials_at_a_time_where_the_config_sets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was all trials at once, each of which takes memory."""
+    assert roster.MAX_AT_ONCE == 1_000_000
+    monkeypatch.setattr(roster, "MAX_AT_ONCE", 10)
+    assert len(RandomSearch(max_trials=100_000_000, max_concurrent_trials=0).start()) == 10
+
+
 def test_an_extension_can_be_too_large_too() -> None:
     method = RandomSearch(max_trials=4, max_length=8)
-    with pytest.raises(MethodError, match=r"searcher.max_trials: must be at most 1000000, got a larger integer"):
+    with pytest.raises(MethodError, match=r"searcher.max_trials: must be at most 100000000, got a larger integer"):
         method.extend(max_trials=10**30)
     with pytest.raises(MethodError, match=r"searcher.max_length: must be at most 9223372036854775807, got a larger"):
         method.extend(max_length=10**5000)
