@@ -173,7 +173,10 @@ def test_torchmetrics_are_those_of_all_the_data(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------- tracking.md
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_the_runs_in_mlflow_are_the_searchs_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_runs_in_mlflow_are_the_searchs_trials(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # without a server MLflow keeps artifacts there
     from dray.experiment.loggers.mlflow_runs import MLflowRuns  # brings mlflow
 
     directory = simulated(tmp_path / "experiment", 8)
