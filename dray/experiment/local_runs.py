@@ -13,9 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-
-from dray.experiment.errors import NoExperiment
+from dray.experiment.errors import ConfigError, NoExperiment
+from dray.experiment.yaml_file import read_mapping
 from dray.storage import CheckpointStore
 from dray.storage.manifest import MANIFEST
 
@@ -82,12 +81,9 @@ class LocalRun:
         """That section of its config, as its latest checkpoint has it; {} for a script without a config."""
         for _, checkpoint in self.checkpoints:
             try:
-                config = yaml.load(
-                    (Path(checkpoint) / "experiment.yaml").read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-                )
-            except OSError:
+                return dict(read_mapping(Path(checkpoint) / "experiment.yaml").get("searcher") or {})
+            except ConfigError:
                 return {}
-            return dict((config if isinstance(config, dict) else {}).get("searcher") or {})
         return {}
 
     @cached_property
