@@ -82,7 +82,7 @@ def test_a_search_with_failed_trials_has_an_exit_code_of_its_own(config: Path, s
     FakeExperiment.states = states
     for command in (("create", config), ("resume", config.parent), ("extend", config.parent, "--max-trials", 9)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("dray.experiment.found.whereabouts", str)
+            patch.setattr("dray.experiment.lookup.whereabouts", str)
             assert run("e", *command).exit_code == code, command
 
 

@@ -10,7 +10,7 @@ import typer
 
 def _experiments(incomplete: str) -> list[str]:
     from dray.experiment.directory import results
-    from dray.experiment.found import LATEST, experiments_below, newest_first
+    from dray.experiment.lookup import LATEST, experiments_below, newest_first
     from dray.experiment.numbering import numbers
 
     paths, known = newest_first(experiments_below(results())), numbers()
@@ -22,7 +22,7 @@ def _experiments(incomplete: str) -> list[str]:
 
 def _trials(ctx: typer.Context, incomplete: str) -> list[str]:
     from dray.experiment.errors import NoExperiment
-    from dray.experiment.found import whereabouts
+    from dray.experiment.lookup import whereabouts
 
     try:
         path = Path(whereabouts(str(ctx.params.get("experiment"))))

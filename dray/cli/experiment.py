@@ -130,7 +130,8 @@ def describe(experiment: Experiment, json: Json = False) -> None:
     dray e describe digits --json | jq .best.hparams
     """
     with told():
-        from dray.experiment.found import local_overview, local_run
+        from dray.experiment.found import local_overview
+        from dray.experiment.lookup import local_run
 
         if (run := local_run(experiment)) is not None:
             if json:
@@ -250,7 +251,7 @@ def resume(experiment: Experiment) -> None:
     dray experiment resume latest
     """
     with told(), ended_by_signals():
-        from dray.experiment.found import whereabouts
+        from dray.experiment.lookup import whereabouts
 
         _tell_all()
         _run(dray.Experiment.resume(whereabouts(experiment)))
@@ -273,7 +274,7 @@ def extend(
     dray experiment extend latest --max-trials 128
     """
     with told(), ended_by_signals():
-        from dray.experiment.found import whereabouts
+        from dray.experiment.lookup import whereabouts
 
         if max_trials is None and max_length is None:
             raise BadUse("nothing to extend; give --max-trials N, --max-length N, or both")

@@ -237,7 +237,7 @@ def metrics(
 
 
 def _metrics(experiment: str, trial: str | None) -> tuple[int, pd.DataFrame]:
-    from dray.experiment.found import local_run
+    from dray.experiment.lookup import local_run
 
     run = local_run(experiment)
     if run is not None and trial in (None, "0", "best"):

@@ -20,8 +20,8 @@ from dray.experiment.display import Display
 from dray.experiment.entrypoint import check_entrypoint
 from dray.experiment.errors import ConfigError, DeskLost, DirectoryGone, EntrypointError, ExperimentError
 from dray.experiment.faults import missing_field
-from dray.experiment.found import Name, whereabouts
 from dray.experiment.interrupts import Interrupts
+from dray.experiment.lookup import Name, whereabouts
 from dray.experiment.metrics_log import MetricsLog
 from dray.experiment.mirror import Mirror, brought
 from dray.experiment.numbering import take_number

@@ -1,15 +1,11 @@
-"""Finds experiments by name, in the default storage, a directory or an object store, and gives an overview of each.
+"""Opens experiments in the default storage, a directory or an object store, and gives an overview of each.
 
-A name is that of a directory below ``DRAY_HOME`` (else ``~/dray_results``), its number, a unique part of it, or
-``latest``. Local runs, in ``DRAY_HOME/local``, are found and listed with them.
 Reading an experiment in an object store makes a temporary copy of its small files and changes nothing there: it may be
 running on another machine.
 """
 
 from __future__ import annotations
 
-import difflib
-import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,27 +13,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, cast
 
 from dray.experiment.directory import ExperimentDirectory, results
 from dray.experiment.errors import NoExperiment
-from dray.experiment.local_runs import METRICS, LocalRun, is_local_run, local_runs
-from dray.experiment.numbering import number_of, numbered, numbers
+from dray.experiment.local_runs import LocalRun, is_local_run
+from dray.experiment.lookup import Name, experiments_below, location_of, whereabouts
+from dray.experiment.numbering import number_of, numbers
 from dray.storage import Location, RemoteDirectory
 from searchers.journal import Journal
 
 State = Literal["RUNNING", "COMPLETED", "STOPPED", "ERROR", "UNKNOWN", "DAMAGED"]
 
-Name: TypeAlias = str | os.PathLike[str] | int
-"""Which experiment: see `whereabouts`."""
-LATEST = "latest"
 PATIENCE_S = 5.0
 """How long an object store is tried: a user waits for the answer."""
 AT_ONCE = 8
 _TRIAL = re.compile(r"trial_\d+/")
-_SHOWN = 5
-_PART_DIGITS = 4
-"""Digits alone are part of a name from this many on: ``delete 7`` must not take any name with a 7 in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,63 +112,6 @@ class Found:
         return replace(seen, number=self.number)
 
 
-def whereabouts(experiment: Name) -> str:
-    """Where an experiment is: the path of its directory, or a URI as it was given.
-
-    Args:
-        experiment: a path, ``s3://...``, or in the default storage: a number, a name, a unique part of one, or
-            ``latest``.
-
-    Raises:
-        NoExperiment: there is none, or several match.
-    """
-    experiment = str(experiment) if isinstance(experiment, int) else os.fspath(experiment)
-    location = _location(experiment)
-    if not location.is_local:
-        own = results() / location.name  # the copy that resuming uses, see `mirror.brought`
-        has = ExperimentDirectory(own) if ExperimentDirectory(own).config_file.exists() else None
-        return str(own) if has is not None and _same(has.storage, location) else experiment
-    path, root = location.path, results()
-    if ExperimentDirectory(path).config_file.exists() or is_local_run(path):
-        return str(path.resolve())
-    if os.sep in experiment or experiment.startswith((".", "~")):
-        raise NoExperiment(_no_experiment(path))
-    known = numbered()
-    if experiment.isdecimal() and int(experiment) in known:
-        place = known[int(experiment)]
-        if not ExperimentDirectory(place).config_file.exists():
-            raise NoExperiment(f"experiment {experiment}, {place.name}, is no longer in {root}")
-        return str(place.resolve())
-    there = {each.name: each for each in newest_first(experiments_below(root))}
-    if experiment == LATEST and there:
-        return str(next(iter(there.values())))
-    matches = _matches(experiment, list(there))
-    if len(matches) > 1:
-        raise NoExperiment(
-            f"{experiment!r} matches {len(matches)} experiments in {root}; give a number, or more of the name:"
-            + _candidates([there[name] for name in matches])
-        )
-    if not matches:
-        raise NoExperiment(_unknown(experiment, list(there), root, path))
-    return str(there[matches[0]])
-
-
-def _matches(experiment: str, names: Sequence[str]) -> list[str]:
-    """The names that are meant: the one that is equal, else those that begin with it, else those that contain it."""
-    if experiment in names:
-        return [experiment]
-    if experiment.isdecimal() and len(experiment) < _PART_DIGITS:
-        return []
-    begin = [name for name in names if name.startswith(experiment)]
-    return begin or [name for name in names if experiment in name]
-
-
-def _candidates(paths: Sequence[Path]) -> str:
-    known = numbers()
-    lines = [f"\n{known.get(path.resolve(), ''):>6}  {path.name}" for path in paths[:_SHOWN]]
-    return "".join(lines) + (f"\n        and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
-
-
 @contextmanager
 def found(experiment: Name) -> Iterator[Found]:
     """The experiment, see `whereabouts`; a copy of a remote one exists only within the block.
@@ -210,7 +144,7 @@ def listed(root: str | None = None) -> list[Overview]:
         NoExperiment: there is no such directory.
         StorageError: the object store can't be used.
     """
-    location = Location.of(results()) if root is None else _location(root)
+    location = Location.of(results()) if root is None else location_of(root)
     if not location.is_local:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             there = [each for each in pool.map(_glance_afar, _children(location)) if each is not None]
@@ -220,24 +154,6 @@ def listed(root: str | None = None) -> list[Overview]:
         known = numbers()
         there = [_glance(path, known.get(path.resolve())) for path in experiments_below(location.path)]
     return sorted(there, key=lambda each: (each.began or 0, each.name))
-
-
-def experiments_below(root: Path) -> list[Path]:
-    """The directories of the experiments and local runs in a directory, sorted; links are resolved."""
-    if not root.is_dir():
-        return []
-    # Hidden directories are incomplete copies.
-    found = [path for path in root.iterdir() if not path.name.startswith(".") and (path / "experiment.yaml").is_file()]
-    return [path.resolve() if path.is_symlink() else path for path in sorted([*found, *local_runs(root)])]
-
-
-def newest_first(experiments: Sequence[Path]) -> list[Path]:
-    """Sorted by creation time, the newest first; local runs by that of their latest report."""
-
-    def made(path: Path) -> tuple[float, str]:
-        return (path / (METRICS if is_local_run(path) else "experiment.yaml")).stat().st_mtime, path.name
-
-    return sorted(experiments, key=made, reverse=True)
 
 
 def _glance(path: Path, number: int | None) -> Overview:
@@ -266,16 +182,6 @@ def local_overview(run: LocalRun) -> Overview:
         last=max(times, default=None),
         ran_s=max(times, default=0.0) - min(times, default=0.0),
     )
-
-
-def local_run(experiment: Name) -> LocalRun | None:
-    """The local run of this name; None if an experiment is meant.
-
-    Raises:
-        NoExperiment: see `whereabouts`.
-    """
-    where = Location.of(whereabouts(experiment))
-    return LocalRun(where.path) if where.is_local and is_local_run(where.path) else None
 
 
 def _glance_afar(location: Location) -> Overview | None:
@@ -357,13 +263,6 @@ def _state(done: str, is_run: bool | None) -> State:
     return "UNKNOWN" if is_run is None else "STOPPED"
 
 
-def _location(where: str) -> Location:
-    try:
-        return Location.of(where)
-    except ValueError as error:
-        raise NoExperiment(str(error)) from None
-
-
 def _children(location: Location) -> list[Location]:
     from pyarrow.fs import FileSelector, FileType
 
@@ -373,31 +272,3 @@ def _children(location: Location) -> list[Location]:
     except OSError as error:
         raise NoExperiment(f"can't list {location}: {' '.join(str(error).split())}") from None
     return [location.child(info.base_name) for info in infos if info.type == FileType.Directory]
-
-
-def _same(one: Location, other: Location) -> bool:
-    # Without their options, which may come from the environment.
-    return one.uri.partition("?")[0] == other.uri.partition("?")[0]
-
-
-def _no_experiment(path: Path) -> str:
-    if not path.exists():
-        return f"no such directory: {path}"
-    parent = next((each for each in path.resolve().parents if ExperimentDirectory(each).config_file.exists()), None)
-    hint = "" if parent is None else f"; it is inside the experiment {parent}"
-    return f"no experiment in {path}: it has no experiment.yaml{hint}"
-
-
-def _unknown(experiment: str, names: Sequence[str], root: Path, path: Path) -> str:
-    if path.is_dir():
-        return _no_experiment(path)
-    if not names:
-        return f"no experiment {experiment!r}: there are none in {root}; give a path, or s3://..., or set DRAY_HOME"
-    near = difflib.get_close_matches(experiment, names, n=1, cutoff=0.5)
-    told = f"did you mean {near[0]}?" if near else f"its experiments are {_some(names)}"
-    return f"no experiment {experiment!r} in {root}; {told}"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

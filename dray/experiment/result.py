@@ -16,7 +16,8 @@ import pandas as pd
 from dray.experiment.code import FromDirectory
 from dray.experiment.config import ExperimentConfig
 from dray.experiment.errors import ExperimentError
-from dray.experiment.found import Name, Overview, found
+from dray.experiment.found import Overview, found
+from dray.experiment.lookup import Name
 from dray.experiment.metrics_log import read_metrics, read_system
 from dray.experiment.outcomes import nan_since, no_best_told, ranked
 from dray.experiment.search import recorded_search

@@ -82,6 +82,12 @@ def test_a_run_of_a_script_is_listed_and_described(script: Path, dray: Dray) -> 
     assert [each["path"] for each in value["checkpoints"]] == [f"{script}/checkpoint_4", f"{script}/checkpoint_2"]
 
 
+def test_latest_is_an_experiment_for_what_only_experiments_can_do(script: Path, dray: Dray) -> None:
+    assert script.name in dray("e", "describe", "latest").out
+    assert dray("trial", "list", "latest").out == dray("trial", "list", "digits-1").out
+    assert package.Result("latest").path.name == "digits-1"
+
+
 def test_its_metrics_are_printed_as_a_trials(script: Path, dray: Dray) -> None:
     rows = dray("trial", "metrics", "train", "--kind", "validation", "--json").value
     assert [(row["batches"], row["value"]) for row in rows] == [(2, 0.0625), (4, pytest.approx(0.5**8))]

@@ -12,7 +12,8 @@ from dray.experiment.copies import delete
 from dray.experiment.directory import ExperimentDirectory, make_findable
 from dray.experiment.errors import NoExperiment
 from dray.experiment.experiment import Experiment
-from dray.experiment.found import Found, listed, whereabouts
+from dray.experiment.found import Found, listed
+from dray.experiment.lookup import whereabouts
 from dray.experiment.search import recorded_search
 from searchers.journal import Journal
 from tests.experiment.simulated import simulated

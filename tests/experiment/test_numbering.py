@@ -12,7 +12,8 @@ import pytest
 from dray.experiment import numbering
 from dray.experiment.directory import make_findable
 from dray.experiment.errors import NoExperiment
-from dray.experiment.found import listed, whereabouts
+from dray.experiment.found import listed
+from dray.experiment.lookup import whereabouts
 from dray.experiment.numbering import number_of, take_number
 
 

@@ -14,8 +14,9 @@ import pandas as pd
 
 import dray
 from dray.experiment.errors import ExperimentError
-from dray.experiment.found import Name, found
+from dray.experiment.found import found
 from dray.experiment.logs import alike, last_line, where
+from dray.experiment.lookup import Name
 from dray.experiment.outcomes import FAILED, diverged_told, failures_told, no_best_told, since_told
 from dray.experiment.report import figures, html
 from dray.experiment.report.figures import PHASE_COLOURS, PHASE_NAMES, RANK_SCALE, Figure
