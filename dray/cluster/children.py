@@ -24,10 +24,11 @@ def children(spare: Container[int] = ()) -> dict[int, str]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return {}
-    found: list[int] = []
-    for task in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # the thread has ended
-            found += [int(child) for child in task.read_text().split()]
+    found: dict[int, None] = {}  # in order
+    for _ in range(2):  # a thread that is just ending hands its children to another one, which may have been read
+        for task in Path("/proc/self/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                found |= dict.fromkeys(int(child) for child in task.read_text().split())
     commands = {child: _command(child) for child in found if child not in spare and lives(child)}
     return {child: command for child, command in commands.items() if not any(one in command for one in _SERVANTS)}
 
