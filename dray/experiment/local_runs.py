@@ -41,7 +41,7 @@ def refuse(path: Path) -> None:
     if is_local_run(path):
         raise NoExperiment(
             f"{path.name} is a local run, not an experiment: look at it with dray experiment describe, dray trial "
-            f"metrics, or tensorboard --logdir {path}; or give the name of an experiment"
+            f"metrics, or tensorboard --logdir {path}; or give an experiment's number or name, see dray experiment list"
         )
 
 

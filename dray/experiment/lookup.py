@@ -26,13 +26,12 @@ _PART_DIGITS = 4
 """Digits alone are part of a name from this many on: ``delete 7`` must not take any name with a 7 in it."""
 
 
-def whereabouts(experiment: Name, *, local: bool = False) -> str:
-    """Where an experiment is: the path of its directory, or a URI as it was given.
+def whereabouts(experiment: Name) -> str:
+    """Where an experiment or a local run is: the path of its directory, or a URI as it was given.
 
     Args:
         experiment: a path, ``s3://...``, or in the default storage: a number, a name, a unique part of one, or
             ``latest``.
-        local: a local run may be meant as well. Otherwise it is found only where no experiment is.
 
     Raises:
         NoExperiment: there is none, or several match.
@@ -54,13 +53,8 @@ def whereabouts(experiment: Name, *, local: bool = False) -> str:
         if not ExperimentDirectory(place).config_file.exists():
             raise NoExperiment(f"experiment {experiment}, {place.name}, is no longer in {root}")
         return str(place.resolve())
-    every = newest_first(experiments_below(root))
-    there, matches = {}, []
-    for paths in ([each for each in every if local or not is_local_run(each)], every):
-        there = {each.name: each for each in paths}
-        matches = list(there)[:1] if experiment == LATEST else _matches(experiment, list(there))
-        if matches:
-            break
+    there = {each.name: each for each in newest_first(experiments_below(root))}
+    matches = list(there)[:1] if experiment == LATEST else _matches(experiment, list(there))
     if len(matches) > 1:
         raise NoExperiment(
             f"{experiment!r} matches {len(matches)} experiments in {root}; give a number, or more of the name:"
@@ -93,7 +87,7 @@ def local_run(experiment: Name) -> LocalRun | None:
     Raises:
         NoExperiment: see `whereabouts`.
     """
-    where = Location.of(whereabouts(experiment, local=True))
+    where = Location.of(whereabouts(experiment))
     return LocalRun(where.path) if where.is_local and is_local_run(where.path) else None
 
 

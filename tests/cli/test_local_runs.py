@@ -82,12 +82,6 @@ def test_a_run_of_a_script_is_listed_and_described(script: Path, dray: Dray) -> 
     assert [each["path"] for each in value["checkpoints"]] == [f"{script}/checkpoint_4", f"{script}/checkpoint_2"]
 
 
-def test_latest_is_an_experiment_for_what_only_experiments_can_do(script: Path, dray: Dray) -> None:
-    assert script.name in dray("e", "describe", "latest").out
-    assert dray("trial", "list", "latest").out == dray("trial", "list", "digits-1").out
-    assert package.Result("latest").path.name == "digits-1"
-
-
 def test_its_metrics_are_printed_as_a_trials(script: Path, dray: Dray) -> None:
     rows = dray("trial", "metrics", "train", "--kind", "validation", "--json").value
     assert [(row["batches"], row["value"]) for row in rows] == [(2, 0.0625), (4, pytest.approx(0.5**8))]
@@ -111,7 +105,7 @@ def test_its_state_says_whether_it_runs_and_how_it_ended(script: Path, dray: Dra
     assert f'fit(..., latest_checkpoint="{script}/checkpoint_4")' in dray("e", "describe", "train").out
 
 
-@pytest.mark.parametrize("command", [["report", "train"], ["e", "resume", "train"], ["trial", "list", "train"]])
+@pytest.mark.parametrize("command", [["report", "latest"], ["e", "resume", "train"], ["trial", "list", "train"]])
 def test_what_only_experiments_can_do_says_what_to_use_instead(script: Path, dray: Dray, command: list[str]) -> None:
     said = dray(*command).is_one_line()
     assert f"{script.name} is a local run, not an experiment: look at it with dray experiment describe" in said
