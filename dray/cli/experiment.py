@@ -5,19 +5,17 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import dray
-from dray.cli import local_runs, show
+from dray.cli import described, local_runs, show
 from dray.cli.arguments import Changes, Config, Experiment, Follow, Json, ModelDir, Output, Tail, target
 from dray.cli.errors import FAILED, SOME_FAILED, BadUse, ended_by_signals, told
-from dray.cli.reading import Reading, flat, journal, reading
+from dray.cli.reading import journal, reading
 
 if TYPE_CHECKING:
     from dray.experiment.schema import ExperimentConfig
@@ -95,7 +93,7 @@ def list_(
 
         there = listed(where)
         if json:
-            show.as_json([_overview(each) for each in there])
+            show.as_json([described.overview(each) for each in there])
             return
         rows = [
             (
@@ -135,67 +133,15 @@ def describe(experiment: Experiment, json: Json = False) -> None:
 
         if (run := local_run(experiment)) is not None:
             if json:
-                show.as_json({**_overview(local_overview(run)), **local_runs.details(run)})
+                show.as_json({**described.overview(local_overview(run)), **local_runs.details(run)})
             else:
                 local_runs.describe(run, local_overview(run))
             return
     with told(), reading(experiment) as read:
-        from dray.experiment.outcomes import diverged, diverged_told, failures_told, no_best_told, ranked
-
-        overview, counts = read.it.overview(), Counter(row["state"] for row in read.trials.values())
-        best = _best(read)
-        failures = _failures(read.records)
         if json:
-            show.as_json(
-                {
-                    **_overview(overview),
-                    "smaller_is_better": read.sign == 1,
-                    "states": counts,
-                    "best": best,
-                    "diverged": diverged(read.result.trials),
-                    "restarts": sum(failure["again"] for failure in failures),
-                    "failures": failures,
-                    "config": read.config.to_dict(),
-                }
-            )
-            return
-        from dray.experiment.display import best_trials
-
-        searcher = read.config.searcher
-        order = "smaller is better" if read.sign == 1 else "larger is better"
-        of_all = f"{overview.ended} of {overview.max_trials or overview.trials} ended"
-        words = {"INVALID_HP": "with invalid hyperparameters"}
-        if overview.state == "STOPPED":
-            words |= {"RUNNING": "interrupted"}
-        states = ", ".join(f"{count} {words.get(state, state.lower())}" for state, count in counts.items())
-        failed = failures_told(row["state"] for row in read.trials.values())
-        show.fields(
-            [
-                ("experiment", f"{overview.label}  {overview.state}"),
-                ("failed", show.red(failed)),
-                ("diverged", show.red(diverged_told(read.result.trials))),
-                ("description", read.config.description),
-                ("labels", ", ".join(read.config.labels)),
-                ("stored in", overview.path),
-                ("checkpoints in", "" if read.it.directory.storage.is_local else str(read.it.directory.storage)),
-                ("search", f"{searcher.name} on {searcher.metric}, {order}"),
-                ("started", f"{show.clock(overview.began, exact=True)}, ran for {show.duration(overview.ran_s)}"),
-                ("trials", f"{of_all}: {states}" if counts else of_all),
-                (
-                    "best",
-                    no_best_told(ranked(read.result.trials, read.sign), searcher.metric)
-                    if best is None
-                    else _best_line(best, searcher.metric),
-                ),
-                ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
-                ("failures", "\n".join(_failure_lines(failures))),
-                ("resume with", f"dray experiment resume {read.it.where}" if overview.state == "STOPPED" else ""),
-            ]
-        )
-        if read.ranked:
-            typer.echo()
-            width = show.console().width
-            show.lines(best_trials(read.result, searcher.metric, read.sign, width=width), None)
+            show.as_json(described.as_json(read))
+        else:
+            described.describe(read)
 
 
 @app.command()
@@ -378,76 +324,3 @@ def _follow(path: Path, known: int, config: ExperimentConfig) -> None:
 
     for line in followed(new, lambda: Journal.writer(path) is not None):
         typer.echo(line)
-
-
-def _overview(each: Any) -> dict[str, Any]:
-    return {
-        "name": each.name,
-        "number": each.number,
-        "path": each.path,
-        "title": each.title,
-        "state": each.state,
-        "why": each.why or None,
-        "trials": each.trials,
-        "ended": each.ended,
-        "failed": each.failed,
-        "max_trials": each.max_trials,
-        "metric": each.metric or None,
-        "best_metric": each.best,
-        "best_trial": each.best_trial,
-        "began": show.iso(each.began),
-        "last": show.iso(each.last),
-        "ran_s": each.ran_s,
-    }
-
-
-def _best(read: Reading) -> dict[str, Any] | None:
-    if (trial := read.best) is None:
-        return None
-    batches = read.best_batches[trial]
-    return {
-        "trial": trial,
-        "metric": read.trials[trial]["best_metric"],
-        "batches": batches,
-        "hparams": read.hparams[trial],
-        "checkpoint": read.checkpoint(trial),
-    }
-
-
-def _best_line(best: Mapping[str, Any], metric: str) -> str:
-    what = f"trial {best['trial']}: {metric} {show.shown(best['metric'])} after {best['batches']} batches"
-    return f"{what}\n{show.shown(flat(best['hparams']))}"
-
-
-def _failures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "trial": record["trial"],
-            "again": record["event"] == "restarted",
-            "why": record.get("why"),
-            "kept": record.get("kept"),
-            "where": record.get("where") or None,
-            "batches": record.get("batches"),
-            "error": record.get("error"),
-            "time": show.iso(record.get("time")),
-        }
-        for record in records
-        if record.get("event") in ("restarted", "gave_up")
-    ]
-
-
-def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line for all failures that came from the same line of the user's code."""
-    from dray.experiment.logs import alike, last_line, where
-
-    lines = []
-    for kind in alike(failures):
-        place = where(kind[-1])
-        what = last_line(kind[-1]["error"]) + (f" ({place})" if place else "")
-        times = Counter(failure["trial"] for failure in kind)
-        some = ", ".join(f"{trial}" + (f" {count}x" if count > 1 else "") for trial, count in times.most_common(5))
-        more = f" and {len(times) - 5} more" if len(times) > 5 else ""
-        kept = {failure["kept"] for failure in kind if failure["kept"]}
-        still = f"; in the extension, so still {' or '.join(sorted(kept))}" if kept else ""
-        lines.append(f"trial {some}{more}: {what}{still}")
-    return lines

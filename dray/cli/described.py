@@ -1,0 +1,149 @@
+"""What ``dray experiment describe`` prints of an experiment, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from dray.cli import show
+from dray.cli.reading import Reading, flat
+
+if TYPE_CHECKING:
+    from dray.experiment.found import Overview
+
+
+def overview(each: Overview) -> dict[str, Any]:
+    """An experiment at a glance, as JSON."""
+    return {
+        "name": each.name,
+        "number": each.number,
+        "path": each.path,
+        "title": each.title,
+        "state": each.state,
+        "why": each.why or None,
+        "trials": each.trials,
+        "ended": each.ended,
+        "failed": each.failed,
+        "max_trials": each.max_trials,
+        "metric": each.metric or None,
+        "best_metric": each.best,
+        "best_trial": each.best_trial,
+        "began": show.iso(each.began),
+        "last": show.iso(each.last),
+        "ran_s": each.ran_s,
+    }
+
+
+def as_json(read: Reading) -> dict[str, Any]:
+    """All of it, as JSON."""
+    from dray.experiment.outcomes import diverged
+
+    failures = _failures(read.records)
+    return {
+        **overview(read.it.overview()),
+        "smaller_is_better": read.sign == 1,
+        "states": Counter(row["state"] for row in read.trials.values()),
+        "best": _best(read),
+        "diverged": diverged(read.result.trials),
+        "restarts": sum(failure["again"] for failure in failures),
+        "failures": failures,
+        "config": read.config.to_dict(),
+    }
+
+
+def describe(read: Reading) -> None:
+    """Print it."""
+    from dray.experiment.display import best_trials
+    from dray.experiment.outcomes import diverged_told, failures_told, no_best_told, ranked
+
+    seen, counts, best = read.it.overview(), Counter(row["state"] for row in read.trials.values()), _best(read)
+    searcher = read.config.searcher
+    order = "smaller is better" if read.sign == 1 else "larger is better"
+    of_all = f"{seen.ended} of {seen.max_trials or seen.trials} ended"
+    words = {"INVALID_HP": "with invalid hyperparameters"}
+    if seen.state == "STOPPED":
+        words |= {"RUNNING": "interrupted"}
+    states = ", ".join(f"{count} {words.get(state, state.lower())}" for state, count in counts.items())
+    failed = failures_told(row["state"] for row in read.trials.values())
+    show.fields(
+        [
+            ("experiment", f"{seen.label}  {seen.state}"),
+            ("failed", show.red(failed)),
+            ("diverged", show.red(diverged_told(read.result.trials))),
+            ("description", read.config.description),
+            ("labels", ", ".join(read.config.labels)),
+            ("stored in", seen.path),
+            ("checkpoints in", "" if read.it.directory.storage.is_local else str(read.it.directory.storage)),
+            ("search", f"{searcher.name} on {searcher.metric}, {order}"),
+            ("started", f"{show.clock(seen.began, exact=True)}, ran for {show.duration(seen.ran_s)}"),
+            ("trials", f"{of_all}: {states}" if counts else of_all),
+            (
+                "best",
+                no_best_told(ranked(read.result.trials, read.sign), searcher.metric)
+                if best is None
+                else _best_line(best, searcher.metric),
+            ),
+            ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
+            ("failures", "\n".join(_failure_lines(_failures(read.records)))),
+            ("resume with", f"dray experiment resume {read.it.where}" if seen.state == "STOPPED" else ""),
+        ]
+    )
+    if read.ranked:
+        typer.echo()
+        width = show.console().width
+        show.lines(best_trials(read.result, searcher.metric, read.sign, width=width), None)
+
+
+def _best(read: Reading) -> dict[str, Any] | None:
+    if (trial := read.best) is None:
+        return None
+    batches = read.best_batches[trial]
+    return {
+        "trial": trial,
+        "metric": read.trials[trial]["best_metric"],
+        "batches": batches,
+        "hparams": read.hparams[trial],
+        "checkpoint": read.checkpoint(trial),
+    }
+
+
+def _best_line(best: Mapping[str, Any], metric: str) -> str:
+    what = f"trial {best['trial']}: {metric} {show.shown(best['metric'])} after {best['batches']} batches"
+    return f"{what}\n{show.shown(flat(best['hparams']))}"
+
+
+def _failures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "trial": record["trial"],
+            "again": record["event"] == "restarted",
+            "why": record.get("why"),
+            "kept": record.get("kept"),
+            "where": record.get("where") or None,
+            "batches": record.get("batches"),
+            "error": record.get("error"),
+            "time": show.iso(record.get("time")),
+        }
+        for record in records
+        if record.get("event") in ("restarted", "gave_up")
+    ]
+
+
+def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line for all failures that came from the same line of the user's code."""
+    from dray.experiment.logs import alike, last_line, where
+
+    lines = []
+    for kind in alike(failures):
+        place = where(kind[-1])
+        what = last_line(kind[-1]["error"]) + (f" ({place})" if place else "")
+        times = Counter(failure["trial"] for failure in kind)
+        some = ", ".join(f"{trial}" + (f" {count}x" if count > 1 else "") for trial, count in times.most_common(5))
+        more = f" and {len(times) - 5} more" if len(times) > 5 else ""
+        kept = {failure["kept"] for failure in kind if failure["kept"]}
+        still = f"; in the extension, so still {' or '.join(sorted(kept))}" if kept else ""
+        lines.append(f"trial {some}{more}: {what}{still}")
+    return lines
