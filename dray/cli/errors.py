@@ -54,6 +54,7 @@ def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
         code = _tell_of_signal(stopped)
     except Exception as error:  # a bug of ours, or with --local an error of the trial
         raise error.with_traceback(_of_command(error.__traceback__))  # noqa: B904
+    _flush()
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -105,6 +106,15 @@ def ended_by_signals() -> Iterator[None]:
         yield
     finally:
         restore_handlers(before)
+
+
+def _flush() -> None:
+    """Write what is buffered, or drop it if the terminal was closed: Python would drop it too, and exit with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _tell_of_signal(stopped: KeyboardInterrupt) -> int:

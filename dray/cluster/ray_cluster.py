@@ -62,7 +62,7 @@ def connect(address: str | None) -> Cluster:
     cluster on this machine. Never the cluster that Ray's address file happens to name, which may have died long ago.
 
     Raises:
-        ConnectionError: there is no cluster at the address.
+        ConnectionError: there is no cluster at the address, or a new one does not start.
     """
     if ray.is_initialized():
         return Cluster(
@@ -75,11 +75,21 @@ def connect(address: str | None) -> Cluster:
     # Every process of the cluster inherits the variables: a runtime environment would keep Ray from using the processes
     # that it has ready. There is no dashboard: whoever wants one starts Ray first.
     with _environment({**TRAIN_ENVIRONMENT, **NO_PREEMPTION}), _only_processes_of_use(), _signals_left_alone():
-        try:
-            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        except BaseException:  # also Ctrl-C: no half of a cluster stays
-            ray.shutdown()
-            raise
+        for is_last in (False, True):
+            try:
+                ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+                break
+            except BaseException as error:  # also Ctrl-C: no half of a cluster stays
+                ray.shutdown()
+                if not isinstance(error, Exception):
+                    raise
+                # Ray's node gives up after 15 s, in which it has to import much: the next time, it is in memory.
+                if is_last:
+                    told = " ".join(str(error).split())
+                    raise ConnectionError(
+                        f"Ray did not start on this machine, tried twice: {told} Its logs are in "
+                        "/tmp/ray/session_latest/logs; start Ray by yourself (ray start --head), and set RAY_ADDRESS"
+                    ) from error
     return Cluster(own=True, told=f"a new Ray cluster on this machine, {_count(ray.cluster_resources())}")
 
 

@@ -1,0 +1,44 @@
+"""The start of Ray on this machine, where Ray itself may give up."""
+
+from __future__ import annotations
+
+import pytest
+import ray
+
+from dray.cluster.ray_cluster import connect
+
+TIMED_OUT = "The current node timed out during startup."
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
+    """What each start of Ray raises; None: nothing."""
+    outcomes: list[BaseException | None] = []
+
+    def init(**_: object) -> None:
+        if (error := outcomes.pop(0)) is not None:
+            raise error
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    return outcomes
+
+
+def test_ray_is_started_again_if_its_node_was_too_slow(starts: list[BaseException | None]) -> None:
+    starts += [Exception(TIMED_OUT), None]
+    assert connect(None).told == "a new Ray cluster on this machine, 2 CPUs"
+
+
+def test_ray_that_does_not_start_is_one_error_with_what_to_do(starts: list[BaseException | None]) -> None:
+    starts += [Exception(TIMED_OUT), Exception(TIMED_OUT), None]
+    with pytest.raises(ConnectionError, match=rf"did not start .* tried twice: {TIMED_OUT} .* set RAY_ADDRESS"):
+        connect(None)
+    assert starts == [None]
+
+
+def test_ctrl_c_is_not_tried_again(starts: list[BaseException | None]) -> None:
+    starts += [KeyboardInterrupt(), None]
+    with pytest.raises(KeyboardInterrupt):
+        connect(None)
+    assert starts == [None]
