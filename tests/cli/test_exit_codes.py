@@ -21,8 +21,14 @@ errors.run(command, [])
 
 def test_exit_code_names_the_signal_also_if_nothing_can_be_written_any_more() -> None:
     terminal, inner = os.openpty()
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with subprocess.Popen(
-        [sys.executable, "-c", COMMAND], stdin=subprocess.PIPE, stdout=inner, stderr=inner, start_new_session=True
+        [sys.executable, "-c", COMMAND],
+        stdin=subprocess.PIPE,
+        stdout=inner,
+        stderr=inner,
+        start_new_session=True,
+        env=buffered,
     ) as process:
         os.close(inner)
         os.close(terminal)
