@@ -197,10 +197,8 @@ def resume(experiment: Experiment) -> None:
     dray experiment resume latest
     """
     with told(), ended_by_signals():
-        from dray.experiment.lookup import whereabouts
-
         _tell_all()
-        _run(dray.Experiment.resume(whereabouts(experiment)))
+        _run(dray.Experiment.resume(experiment))
 
 
 @app.command()
@@ -220,13 +218,10 @@ def extend(
     dray experiment extend latest --max-trials 128
     """
     with told(), ended_by_signals():
-        from dray.experiment.lookup import whereabouts
-
         if max_trials is None and max_length is None:
             raise BadUse("nothing to extend; give --max-trials N, --max-length N, or both")
         _tell_all()
-        where = whereabouts(experiment)
-        _run(dray.Experiment.resume(where, max_trials=max_trials, max_length=max_length))
+        _run(dray.Experiment.resume(experiment, max_trials=max_trials, max_length=max_length))
 
 
 @app.command()

@@ -72,25 +72,31 @@ def connect(address: str | None) -> Cluster:
     if address and address != "local":
         join(address)
         return Cluster(own=False, told=f"the Ray cluster at {address}")
+    try:
+        _start()
+    except Exception:
+        # Ray's node gives up after 15 s, in which it has to import much: the next time, it is in memory.
+        try:
+            _start()
+        except Exception as error:
+            told = " ".join(str(error).split())
+            raise ConnectionError(
+                f"Ray did not start on this machine, tried twice: {told} Its logs are in "
+                "/tmp/ray/session_latest/logs; start Ray by yourself (ray start --head), and set RAY_ADDRESS"
+            ) from error
+    return Cluster(own=True, told=f"a new Ray cluster on this machine, {_count(ray.cluster_resources())}")
+
+
+def _start() -> None:
+    """Start a cluster on this machine, and connect to it."""
     # Every process of the cluster inherits the variables: a runtime environment would keep Ray from using the processes
     # that it has ready. There is no dashboard: whoever wants one starts Ray first.
     with _environment({**TRAIN_ENVIRONMENT, **NO_PREEMPTION}), _only_processes_of_use(), _signals_left_alone():
-        for is_last in (False, True):
-            try:
-                ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-                break
-            except BaseException as error:  # also Ctrl-C: no half of a cluster stays
-                ray.shutdown()
-                if not isinstance(error, Exception):
-                    raise
-                # Ray's node gives up after 15 s, in which it has to import much: the next time, it is in memory.
-                if is_last:
-                    told = " ".join(str(error).split())
-                    raise ConnectionError(
-                        f"Ray did not start on this machine, tried twice: {told} Its logs are in "
-                        "/tmp/ray/session_latest/logs; start Ray by yourself (ray start --head), and set RAY_ADDRESS"
-                    ) from error
-    return Cluster(own=True, told=f"a new Ray cluster on this machine, {_count(ray.cluster_resources())}")
+        try:
+            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        except BaseException:  # also Ctrl-C: no half of a cluster stays
+            ray.shutdown()
+            raise
 
 
 def join(address: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from dray.experiment.outcomes import NEVER_BEST
+from dray.experiment.outcomes import FAILED, ranked
 
 if TYPE_CHECKING:
     from dray.experiment.result import Result
@@ -56,6 +56,5 @@ def _line(result: Result) -> str:
 
 def _ranked(result: Result) -> pd.DataFrame:
     """The trials that have validated and did not fail, best first."""
-    trials = result.trials
-    sound = trials[trials["best_metric"].notna() & ~trials["state"].isin(NEVER_BEST)]
-    return sound.sort_values("best_metric", ascending=result.config.searcher.smaller_is_better, kind="stable")
+    there = ranked(result.trials, 1 if result.config.searcher.smaller_is_better else -1)
+    return there[there["state"] != FAILED]
