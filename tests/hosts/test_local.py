@@ -182,7 +182,8 @@ def test_ctrl_c_saves_says_how_to_resume_and_is_raised(
     assert 2 < done < far
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     told = capsys.readouterr().err.splitlines()
-    assert f"stopped by Ctrl-C after {done:,} of 1,000,000 batches ({done / 5:.4g} epochs)" in told
+    epochs = "1 epoch" if done == 5 else f"{done / 5:.4g} epochs"
+    assert f"stopped by Ctrl-C after {done:,} of 1,000,000 batches ({epochs})" in told
     resume = re.fullmatch(r'resume with: fit\(\.\.\., latest_checkpoint="(.*)"\)', told[-1])
     assert resume, told
     assert resume[1].endswith(f"/checkpoint_{done}")
