@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
@@ -21,7 +22,7 @@ TIMEOUT_S = 600.0
 class Transport(Protocol):
     """Passes picklable objects between ranks."""
 
-    def allgather(self, stuff: Any) -> list[Any]: ...
+    def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]: ...
 
     def close(self) -> None: ...
 
@@ -149,11 +150,18 @@ class DistributedContext:
         everything = self.allgather(stuff)
         return everything if self._is_chief else None
 
-    def allgather(self, stuff: T) -> list[T]:
-        """The objects of all ranks, in rank order, on every rank."""
+    def allgather(self, stuff: T, *, timeout_s: float | None = None) -> list[T]:
+        """The objects of all ranks, in rank order, on every rank.
+
+        Args:
+            timeout_s: how long to wait for the other ranks, in seconds; None: as long as they live.
+
+        Raises:
+            TimeoutError: they have not called it within that time. The ranks can't communicate any more.
+        """
         if self._transport is None:
             return [stuff]
-        return self._transport.allgather(stuff)
+        return self._transport.allgather(stuff, timeout_s)
 
     def broadcast(self, stuff: T) -> T:
         """The chief's object, on every rank."""
@@ -223,10 +231,14 @@ def _env_int(name: str, environment: Mapping[str, str] = os.environ) -> int:
 
 
 TOO_LONG = 2**32 - 1
+FOR_EVER = timedelta(days=365)
+"""A rank may work alone for hours, such as the chief in `evaluate_full_dataset`. That the others wait for it is no
+fault: if its process dies, they notice it by its connections."""
 
 
 class TorchTransport:
-    """Over torch.distributed: in the default process group if that is gloo's, else in a gloo group of its own."""
+    """Over torch.distributed, in a gloo group of its own: its collectives may wait for as long as a rank works alone,
+    and are counted apart from those of the user's code."""
 
     ROOM = 8192
     """Bytes that most messages fit in. They take one collective, of a size known to all; `all_gather_object` takes two,
@@ -237,17 +249,15 @@ class TorchTransport:
         import torch.distributed as dist
 
         self._torch, self._dist = torch, dist
-        self._group: Any = None
+        self._group: Any = dist.new_group(backend="gloo", timeout=FOR_EVER)
 
-    def allgather(self, stuff: Any) -> list[Any]:
-        if self._group is None and self._dist.get_backend() != "gloo":
-            self._group = self._dist.new_group(backend="gloo")
-        told = pickle.dumps(stuff)
-        fits = len(told) + 4 <= self.ROOM
-        head = (len(told) if fits else TOO_LONG).to_bytes(4, "little")
-        mine = bytearray((head + told if fits else head).ljust(self.ROOM, b"\0"))
+    def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]:
+        message = pickle.dumps(stuff)
+        fits = len(message) + 4 <= self.ROOM
+        head = (len(message) if fits else TOO_LONG).to_bytes(4, "little")
+        mine = bytearray((head + message if fits else head).ljust(self.ROOM, b"\0"))
         rows = self._torch.empty(self._dist.get_world_size(), self.ROOM, dtype=self._torch.uint8)
-        self._dist.all_gather(list(rows), self._torch.frombuffer(mine, dtype=self._torch.uint8), group=self._group)
+        self._gather(rows, self._torch.frombuffer(mine, dtype=self._torch.uint8), timeout_s)
         lengths = [int.from_bytes(row[:4].numpy().tobytes(), "little") for row in rows]
         if TOO_LONG in lengths:
             result: list[Any] = [None] * len(lengths)
@@ -255,10 +265,23 @@ class TorchTransport:
             return result
         return [pickle.loads(row[4 : 4 + n].numpy().tobytes()) for row, n in zip(rows, lengths, strict=True)]
 
+    def _gather(self, rows: Any, mine: Any, timeout_s: float | None) -> None:
+        if timeout_s is None:
+            self._dist.all_gather(list(rows), mine, group=self._group)
+            return
+        began = time.monotonic()
+        try:
+            work = self._dist.all_gather(list(rows), mine, group=self._group, async_op=True)
+            work.wait(timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            if time.monotonic() < began + timeout_s:
+                raise
+            raise TimeoutError(f"not all ranks have called allgather() within {timeout_s:g} s") from error
+
     def close(self) -> None:
         if self._group is not None and self._dist.is_initialized():
             self._dist.destroy_process_group(self._group)
-            self._group = None
+        self._group = None
 
 
 class StoreTransport:
@@ -270,9 +293,14 @@ class StoreTransport:
         self._store = store
         self._turn = 0
 
-    def allgather(self, stuff: Any) -> list[Any]:
+    def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]:
         turn, self._turn = self._turn, self._turn + 1
         self._store.set(f"{turn}/{self._rank}", pickle.dumps(stuff))
+        if timeout_s is not None:
+            try:
+                self._store.wait([f"{turn}/{rank}" for rank in range(self._size)], timedelta(seconds=timeout_s))
+            except RuntimeError as error:
+                raise TimeoutError(f"not all ranks have called allgather() within {timeout_s:g} s") from error
         result = [pickle.loads(self._store.get(f"{turn}/{rank}")) for rank in range(self._size)]
         if turn:
             # All ranks are done with the last turn: each has set its part of this one.

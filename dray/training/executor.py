@@ -19,13 +19,13 @@ import torch
 from typing_extensions import assert_never
 
 from dray.training import checkpoint, metrics, rng
-from dray.training.agreement import on_chief
+from dray.training.agreement import Agreement, on_chief
 from dray.training.cursor import Cursor
+from dray.training.ddp import SpreadModel
 from dray.training.distributed import DistributedContext
 from dray.training.errors import DataExhausted, ShouldExit
 from dray.training.evaluation import Evaluation
 from dray.training.host import Host, Reached, Report
-from dray.training.leaving import Leaving
 from dray.training.loop import Command, Publish, Seen, Train, Validate, drive
 from dray.training.optimisation import Optimisation
 from dray.training.plan import Plan
@@ -33,8 +33,6 @@ from dray.training.progress import Progress
 from dray.training.reducers import ReducerRegistry
 from dray.training.saver import Saver
 from dray.training.searcher_metric import check_metric
-from dray.training.spread import SpreadModel, hang_up
-from dray.training.stopping import StopLine
 from dray.training.tensorboard import TensorBoard
 from dray.training.trial import Callback, Trial
 from dray.training.usage import Usage
@@ -50,7 +48,7 @@ def run(plan: Plan, at: Progress, executor: Executor) -> Progress:
     """
     steps = drive(plan, at)
     seen: Seen | None = None
-    with executor.stop_line.watched(), _watched(executor), executor.profiler or contextlib.nullcontext():
+    with executor.agreement.listening(), _watched(executor), executor.profiler or contextlib.nullcontext():
         while True:
             try:
                 command = next(steps) if seen is None else steps.send(seen)
@@ -120,8 +118,12 @@ class Executor:
 
     def __post_init__(self) -> None:
         self.is_chief = self.peers.rank == 0
-        self.stop_line = StopLine(self.peers, self.host.asked_to_stop, lambda: self._trained)
-        self._leaving = Leaving(self.peers)
+        self.agreement = Agreement(
+            self.peers,
+            asked=self.host.asked_to_stop,
+            trained=lambda: self._trained,
+            synchronise=lambda: torch.get_device_module(self.device).synchronize(),
+        )
         self._metrics = metrics.TrainingMetrics(keep_batches=self.listens_to_batches)
         self._train_batch = self.optimisation.forward(self.trial.train_batch)
         self._epoch_starts = [_epoch_start(callback) for callback in self.callbacks.values()]
@@ -157,7 +159,7 @@ class Executor:
     def finish(self) -> None:
         """Wait until the last checkpoint is saved, and raise the exception that ended training, if any."""
         on_chief(self.peers, "saving the last checkpoint", self._saver.finish)
-        self._leaving.raise_error()
+        self.agreement.raise_error()
 
     def abandon(self) -> None:
         """After an error: wait for the checkpoint that is being saved."""
@@ -173,22 +175,21 @@ class Executor:
         for model in self.optimisation.models:
             if not model.training or self._trained == self.cursor.initial_batch:
                 model.train()
-        slot, leave = self._leaving.attempt(lambda: self._train_until(command.until))
-        if leave is not None:
-            # The others may be in backward, waiting for this rank's gradients.
-            hang_up(self.optimisation.models)
-        values = self._metrics.take_values()
-        scalars = values if self.scalars.enabled else None
+        slot, leave = self.agreement.stretch(lambda: self._train_until(command.until), training=True)
+        # Where collectives were aborted, these are garbage, or can't be read at all.
+        values, late = self.agreement.attempt(self._metrics.take_values)
+        leave = leave or late
+        sound = values is not None and (leave is None or not leave.aborted)
+        values = values if values is not None and sound else {}
+        scalars = values if self.scalars.enabled and sound else None
         mine = (self._trained, leave, metrics.sums_of(values), slot, scalars, self._usage.machine())
-        trained, leaves, sums, slots, rows, machines = zip(*self.peers.allgather(mine), strict=True)
+        trained, leaves, sums, slots, rows, machines = zip(*self.agreement.exchange(mine, leave), strict=True)
         self._usage.hear(machines)
         if self._metrics.keep_times:
             self._write_batches(first, [row for row in rows if row is not None])
-        if any(leaves):
-            hang_up(self.optimisation.models)
-        leave = self._leaving.agree(leaves)
+        leave = self.agreement.agree(leaves, training=True)
         self._trained = min(trained)
-        averages: dict[str, Any] = dict(metrics.average_sums(sums))
+        averages: dict[str, Any] = {} if leave is not None and leave.aborted else dict(metrics.average_sums(sums))
         if leave is not None or self._trained < command.until:
             self._training = averages or None
             save = leave is None or leave.save
@@ -198,7 +199,7 @@ class Executor:
         self._training = averages
         self._write_scalars(reduced)
         if self._metrics.keep_batches:
-            _, leave = self._leaving.attempt_together(lambda: self._workload_end(averages))
+            _, leave = self.agreement.together(lambda: self._workload_end(averages))
             if leave is not None:
                 return Seen(batches=self._trained, leave=True, save_on_leave=leave.save)
         return Seen(batches=self._trained)
@@ -210,8 +211,8 @@ class Executor:
         train_batch, get_batch_length = self._train_batch, trial.get_batch_length
         epoch_length, aggregates = cursor.epoch_length, optimisation.aggregation_frequency > 1
         amp, schedulers = optimisation.amp, optimisation.lr_schedulers
-        stop_line, usage, clock = self.stop_line, self._usage, time.perf_counter
-        if self._trained >= stop_line.limit and stop_line.reached(self._trained):
+        agreement, usage, clock = self.agreement, self._usage, time.perf_counter
+        if self._trained >= agreement.limit and agreement.reached(self._trained):
             return self.reducers.per_slot(training=True)
         # The range first in zip(): so no batch is drawn that is not trained on.
         since = clock()
@@ -237,7 +238,7 @@ class Executor:
                 for callback in self.callbacks.values():
                     callback.on_training_epoch_end(epoch_idx)
             # Before another batch is drawn: that may draw random numbers, which the resumed run must draw itself.
-            if batch_idx + 1 >= stop_line.limit and stop_line.reached(batch_idx + 1):
+            if batch_idx + 1 >= agreement.limit and agreement.reached(batch_idx + 1):
                 return self.reducers.per_slot(training=True)
             since = clock()
         if self._trained < until:
@@ -279,10 +280,10 @@ class Executor:
                 for model in self.optimisation.models:
                     if isinstance(model, SpreadModel):
                         model.share_buffers()
-            shares, leave = self._leaving.attempt_together(lambda: self.evaluation.share(test_mode=command.test_mode))
+            shares, leave = self.agreement.together(lambda: self.evaluation.share(test_mode=command.test_mode))
             if leave is None:
                 found = self.evaluation.combine(shares)
-                answers, leave = self._leaving.attempt_together(lambda: self._validated(found))
+                answers, leave = self.agreement.together(lambda: self._validated(found))
         if leave is not None:
             return Seen(batches=self._trained, leave=True, save_on_leave=leave.save)
         worth_saving, reached = answers[0]
@@ -333,7 +334,7 @@ class Executor:
             uuid, _ = on_chief(self.peers, "saving a checkpoint", lambda: self._save(command, report, states))
             if uuid is not None:
                 report = replace(report, checkpoint=uuid)
-                _, leave = self._leaving.attempt(lambda: self._uploaded(uuid))
+                _, leave = self.agreement.attempt(lambda: self._uploaded(uuid))
             self._usage.saved(time.perf_counter() - began)
         if self.is_chief:
             # Not in the report of the checkpoint, so that two identical runs have identical checkpoints.
@@ -341,9 +342,9 @@ class Executor:
         # Published before any rank leaves: what the host does on a stop may end this process.
         mine = (self.cursor.stop_requested, leave)
         stop, ranks = on_chief(self.peers, "publishing metrics", lambda: self._publish(command, report), mine)
-        if self._leaving.agree([row[1] for row in ranks]) is not None:
+        if self.agreement.agree([row[1] for row in ranks]) is not None:
             # Nothing is lost: the checkpoint has just been saved.
-            self._leaving.raise_error()
+            self.agreement.raise_error()
             raise ShouldExit
         return Seen(batches=self._trained, stop=stop or any(row[0] for row in ranks))
 

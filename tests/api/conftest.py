@@ -1,5 +1,5 @@
 """The fixtures of tests/pytorch."""
 
-from tests.pytorch.conftest import fit, host
+from tests.pytorch.conftest import backend, fit, host
 
-__all__ = ["fit", "host"]
+__all__ = ["backend", "fit", "host"]

@@ -20,6 +20,8 @@ from dray import pytorch
 from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch, Epoch
+from dray.training import agreement, ddp
+from tests import queued
 from tests.pytorch.fakes import FakeHost
 from tests.pytorch.two_ranks import Regression, two
 
@@ -132,12 +134,18 @@ SCENARIOS: list[Scenario] = [
 ]
 
 
+def in_training(place: str) -> bool:
+    """Whether the other rank waits for this one's gradients."""
+    return place.startswith(("before ", "between ", "on_training_epoch_start"))
+
+
 def name(scenario: Scenario) -> str:
     return "-".join(map(str, scenario)).replace(" ", "_")
 
 
 def faulty(directory: Path, kind: str, rank: int, place: str, aggregation: int) -> dict[str, Any]:
-    mine = {place: FAULTS[kind]} if int(os.environ["RANK"]) == rank else {}
+    leave = (lambda: queued.gone_for(FAULTS[kind])) if in_training(place) else FAULTS[kind]
+    mine = {place: leave} if int(os.environ["RANK"]) == rank else {}
     return two(
         lambda context: Faulty(context, mine),
         directory,
@@ -222,11 +230,17 @@ def constructor(directory: Path) -> None:
 def main(directory: Path, what: str) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous_{what}", rank=rank, world_size=2)
+    queued.init(directory / f"rendezvous_{what}", rank, 2)
+    agreement.LEAVE_S = 0.5
     if what == "constructor":
         constructor(directory / what)
         return
-    results: dict[str, Any] = {name(scenario): faulty(directory / name(scenario), *scenario) for scenario in SCENARIOS}
+    results: dict[str, Any] = {}
+    for scenario in SCENARIOS:
+        results[name(scenario)] = faulty(directory / name(scenario), *scenario)
+        if ddp.is_aborted():  # such processes train no other trial, but are replaced
+            results[name(scenario)]["aborted"] = True
+            queued.init_again(directory / f"rendezvous_after_{name(scenario)}", rank, 2)
     results["data_of_different_lengths"] = data_of_different_lengths(directory / "data")
     results["shards_of_different_lengths"] = shards_of_different_lengths(directory / "shards")
     results |= {f"sound_{batches}": sound(directory / f"sound_{batches}", batches) for batches in (4, 9)}

@@ -11,6 +11,7 @@ import pytest
 from dray import pytorch
 from dray.hosts import use_host
 from tests.pytorch.fakes import FakeHost
+from tests.pytorch.processes import backend as backend
 
 
 class Fit(Protocol):

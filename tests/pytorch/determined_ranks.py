@@ -13,13 +13,14 @@ import torch
 import torch.distributed as dist
 
 from dray.core import DistributedContext
+from tests import queued
 from tests.pytorch.test_determined_checkpoints import resumed
 
 
 def main(directory: Path) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=2)
+    queued.init(directory / "rendezvous", rank, 2)
     peers = DistributedContext.from_torch_distributed()
     found = {
         name: resumed(name, directory / name, distributed=peers, global_batch_size=size).losses

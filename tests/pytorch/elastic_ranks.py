@@ -20,6 +20,7 @@ from dray import pytorch
 from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch
+from tests import queued
 from tests.pytorch.fakes import FakeHost
 
 RECORDS, BATCH_SIZE, BATCHES = 42, 12, 14
@@ -104,12 +105,11 @@ def main(directory: Path) -> None:
         for kind in KINDS:
             place, latest = directory / story / kind, None
             for part, (size, until) in enumerate(parts):
-                # By a file, not by a port: no other program can take it first. Whoever has no part in it goes on, and
-                # waits for the others where it has.
-                meeting = f"file://{directory}/{story}-{kind}-{until}".replace(" ", "")
+                # Whoever has no part in it goes on, and waits for the others where it has.
+                meeting = directory / f"{story}-{kind}-{until}".replace(" ", "")
                 if rank < size:
                     os.environ.update(WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
-                    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size)
+                    queued.init(meeting, rank, size)
                     peers = DistributedContext.from_torch_distributed()
                     found[story, kind, part] = run(kind, place, until, latest, distributed=peers)
                     dist.destroy_process_group()

@@ -16,6 +16,7 @@ from torch import nn
 
 from dray import pytorch
 from dray.pytorch import Batch
+from tests import queued
 from tests.pytorch.two_ranks import Regression, two
 
 TRAINING: dict[str, Any] = {"max_length": Batch(7), "reporting_period": Batch(3), "checkpoint_period": Batch(4)}
@@ -118,7 +119,7 @@ def main(directory: Path) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     # By a file, not by a port: no other program can take it first.
-    dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=2)
+    queued.init(directory / "rendezvous", rank, 2)
     found = {kind: two(trial, directory / kind, **TRAINING) for kind, trial in KINDS.items()}
     torch.save(found, directory / f"rank_{rank}.pt")
     dist.destroy_process_group()

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from dray import pytorch
 from dray.core import DistributedContext
+from tests import queued
 from tests.pytorch.fakes import OneWeight
 
 BATCHES, ASKED_AT = 1_000_000, 12
@@ -32,7 +33,7 @@ class Interrupted(OneWeight):
 def main(directory: Path) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=2)
+    queued.init(directory / "rendezvous", rank, 2)
     raised = False
     with pytorch.init(distributed=DistributedContext.from_torch_distributed()) as context:
         trial = Interrupted(context)

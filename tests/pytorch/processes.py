@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
@@ -17,20 +18,27 @@ HANGS_S = 250
 """Processes that take longer hang: less than the limit of a slow test, so that their errors are told."""
 
 
+@pytest.fixture(scope="module", params=["gloo", "queued"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """The backends that all tests of several ranks run on: see `tests.queued`."""
+    return str(request.param)
+
+
 @contextmanager
-def two_processes(script: str, *arguments: object) -> Iterator[list[subprocess.Popen[str]]]:
+def two_processes(script: str, *arguments: object, backend: str = "gloo") -> Iterator[list[subprocess.Popen[str]]]:
     """`python <script> <arguments>` on two ranks; what still runs at the end of the block is killed."""
-    with _processes(2, script, *arguments) as processes:
+    with _processes(2, script, *arguments, backend=backend) as processes:
         yield processes
 
 
 @contextmanager
-def _processes(size: int, script: str, *arguments: object) -> Iterator[list[subprocess.Popen[str]]]:
+def _processes(size: int, script: str, *arguments: object, backend: str) -> Iterator[list[subprocess.Popen[str]]]:
     processes = []
     for rank in range(size):
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
+            "TEST_BACKEND": backend,
             "USE_TORCH_DISTRIBUTED": "true",
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -48,14 +56,14 @@ def _processes(size: int, script: str, *arguments: object) -> Iterator[list[subp
             process.kill()
 
 
-def results_of_two(script: str, directory: Path) -> list[dict[str, Any]]:
+def results_of_two(script: str, directory: Path, backend: str = "gloo") -> list[dict[str, Any]]:
     """What each rank has put into `directory`, after both have ended well."""
-    return results_of(2, script, directory)
+    return results_of(2, script, directory, backend)
 
 
-def results_of(size: int, script: str, directory: Path) -> list[dict[Any, Any]]:
+def results_of(size: int, script: str, directory: Path, backend: str = "gloo") -> list[dict[Any, Any]]:
     """The same of so many ranks."""
-    with _processes(size, script, directory) as processes:
+    with _processes(size, script, directory, backend=backend) as processes:
         for process in processes:
             _, errors = process.communicate(timeout=HANGS_S)
             assert process.returncode == 0, errors

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from dray.core import DistributedContext
 from dray.training import rng
+from tests import queued
 from tests.pytorch import resuming
 from tests.pytorch.fakes import FakeHost
 
@@ -37,7 +38,7 @@ def main(directory: Path) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     # By a file, not by a port: no other program can take it first.
-    dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=2)
+    queued.init(directory / "rendezvous", rank, 2)
     found: dict[str, Any] = {}
     for kind in resuming.KINDS:
         place = directory / kind

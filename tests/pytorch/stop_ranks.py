@@ -21,6 +21,7 @@ from torch.utils.data import TensorDataset
 from dray import pytorch
 from dray.core import DistributedContext
 from dray.hosts import LocalHost, use_host
+from tests import queued
 
 BATCHES, TOGETHER, ASKED_AT = 800, 8, 21
 
@@ -75,7 +76,7 @@ def run(directory: Path, *, asks: bool = False, latest: str | None = None) -> di
 def main(directory: Path) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=2)
+    queued.init(directory / "rendezvous", rank, 2)
     found = {"whole": run(directory / "whole"), "stopped": run(directory / "stopped", asks=True)}
     dist.barrier()
     [saved] = (directory / "stopped").glob("checkpoint_*")

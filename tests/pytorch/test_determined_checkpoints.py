@@ -129,10 +129,10 @@ def test_its_trial_is_loaded_with_the_class_in_its_code(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[float]]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory, backend: str) -> list[dict[str, list[float]]]:
     from tests.pytorch import determined_ranks
 
-    return results_of_two(determined_ranks.__file__, tmp_path_factory.mktemp("ranks"))
+    return results_of_two(determined_ranks.__file__, tmp_path_factory.mktemp("ranks"), backend)
 
 
 @pytest.mark.slow

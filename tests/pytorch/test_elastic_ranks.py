@@ -17,9 +17,9 @@ STORY = pytest.mark.parametrize("story", STORIES)
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str, int], dict[str, Any]]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory, backend: str) -> list[dict[tuple[str, str, int], dict[str, Any]]]:
     """What each rank has seen of each part of a story that it was there for."""
-    return results_of(4, elastic_ranks.__file__, tmp_path_factory.mktemp("elastic_ranks"))
+    return results_of(4, elastic_ranks.__file__, tmp_path_factory.mktemp("elastic_ranks"), backend)
 
 
 @pytest.fixture(scope="module")

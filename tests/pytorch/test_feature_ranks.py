@@ -20,13 +20,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory, backend: str) -> Path:
     return tmp_path_factory.mktemp("feature_ranks")
 
 
 @pytest.fixture(scope="module")
-def ranks(directory: Path) -> list[dict[str, Any]]:
-    return results_of_two(feature_ranks.__file__, directory)
+def ranks(backend: str, directory: Path) -> list[dict[str, Any]]:
+    return results_of_two(feature_ranks.__file__, directory, backend)
 
 
 def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:

@@ -14,13 +14,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory, backend: str) -> Path:
     return tmp_path_factory.mktemp("interrupted")
 
 
 @pytest.fixture(scope="module")
-def ranks(directory: Path) -> list[dict[str, Any]]:
-    return results_of_two(interrupted_ranks.__file__, directory)
+def ranks(backend: str, directory: Path) -> list[dict[str, Any]]:
+    return results_of_two(interrupted_ranks.__file__, directory, backend)
 
 
 def test_both_stop_at_the_same_batch_save_and_raise(ranks: list[dict[str, Any]], directory: Path) -> None:

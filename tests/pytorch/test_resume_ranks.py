@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory, backend: str) -> Path:
     return tmp_path_factory.mktemp("resume_ranks")
 
 
@@ -29,9 +29,9 @@ def one(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def ranks(directory: Path, one: dict[str, Any]) -> list[dict[str, Any]]:
+def ranks(backend: str, directory: Path, one: dict[str, Any]) -> list[dict[str, Any]]:
     """What both ranks have made of every kind."""
-    return results_of_two(resume_ranks.__file__, directory)
+    return results_of_two(resume_ranks.__file__, directory, backend)
 
 
 @pytest.mark.api("9.8")

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return results_of_two(stop_ranks.__file__, tmp_path_factory.mktemp("stop"))
+def ranks(tmp_path_factory: pytest.TempPathFactory, backend: str) -> list[dict[str, Any]]:
+    return results_of_two(stop_ranks.__file__, tmp_path_factory.mktemp("stop"), backend)
 
 
 def test_both_stop_after_the_same_batch_soon_after_the_request(ranks: list[dict[str, Any]]) -> None:

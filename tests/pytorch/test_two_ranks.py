@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory, backend: str) -> Path:
     return tmp_path_factory.mktemp("two_ranks")
 
 
@@ -32,8 +32,8 @@ def one(directory: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ranks(directory: Path, one: dict[str, Any]) -> list[dict[str, Any]]:
-    return results_of_two(two_ranks.__file__, directory)
+def ranks(backend: str, directory: Path, one: dict[str, Any]) -> list[dict[str, Any]]:
+    return results_of_two(two_ranks.__file__, directory, backend)
 
 
 def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:

@@ -24,6 +24,7 @@ from dray.pytorch import Batch
 from dray.training import saver
 from dray.training.distributed import TorchTransport
 from dray.training.host import Report
+from tests import queued
 from tests.pytorch.fakes import FakeHost
 
 Init = dict[str, Any]
@@ -338,9 +339,8 @@ SCENARIOS = [
 
 def main(directory: Path) -> None:
     torch.set_num_threads(1)
-    # By a file, not by a port: no other program can take it first.
     rank = int(os.environ["RANK"])
-    dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=2)
+    queued.init(directory / "rendezvous", rank, 2)
     results = {scenario.__name__: scenario(directory / scenario.__name__) for scenario in SCENARIOS}
     torch.save(results, directory / f"rank_{rank}.pt")
     dist.destroy_process_group()

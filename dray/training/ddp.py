@@ -1,21 +1,20 @@
 """A model trained data-parallel by the processes of a trial: DistributedDataParallel, in a process group of its own.
 
-A rank that leaves between two exchanges (an exception, ShouldExit, InvalidHP) leaves the others in backward, waiting
-for its gradients until the process group's timeout: half an hour. So gradients have a process group of their own, apart
-from that of the ranks' other messages. A rank that leaves destroys it; the others' backward fails at once, and all
-ranks can agree on what to do, over the group that remains.
+Gradients have a process group apart from that of the ranks' other messages, so that a rank that leaves can cut it off,
+and all ranks can still agree on what to do; see `dray.training.agreement`.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import inspect
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -26,10 +25,10 @@ class SpreadModel(DistributedDataParallel):
     """
 
     def __init__(self, module: torch.nn.Module, **kwargs: Any) -> None:
-        line = _shared_line()
-        super().__init__(module, **{"process_group": line.group, **kwargs})
+        gradients = _gradients_group()
+        super().__init__(module, **{"process_group": gradients.group, **kwargs})
         self.connected = True
-        line.models.add(self)
+        gradients.models.add(self)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -96,7 +95,7 @@ def checked_ddp_kwargs(ddp_kwargs: dict[str, Any] | None) -> dict[str, Any]:
     return ddp_kwargs
 
 
-class _Line:
+class _Group:
     """The process group of gradients, and its models: also those of earlier trials that still exist."""
 
     def __init__(self, world: Any) -> None:
@@ -107,37 +106,70 @@ class _Line:
         self.models: weakref.WeakSet[SpreadModel] = weakref.WeakSet()
 
 
-_line: _Line | None = None
+_gradients: _Group | None = None
+_aborted: Any = None
+"""The default process group, once this process has aborted it."""
 
 
 @atexit.register
 def _forget() -> None:
     """Free the group first: a gloo group freed with the interpreter may abort it ("terminate called without ...")."""
-    global _line
-    if _line is not None:
-        for model in list(_line.models):
-            model.let_go()
-        _line = None
+    _forget_group()
 
 
-def _shared_line() -> _Line:
+def _forget_group() -> Any:
+    global _gradients
+    if _gradients is None:
+        return None
+    for model in list(_gradients.models):
+        model.let_go()
+    group, _gradients = _gradients.group, None
+    return group
+
+
+def _gradients_group() -> _Group:
     """Made at first use, by all ranks together, and kept for later trials: with NCCL it takes a second."""
-    global _line
-    if _line is None or _line.world is not dist.group.WORLD:
-        _line = _Line(dist.group.WORLD)
-    return _line
+    global _gradients
+    if _gradients is None or _gradients.world is not dist.group.WORLD:
+        _gradients = _Group(dist.group.WORLD)
+    return _gradients
 
 
-def hang_up(models: Iterable[torch.nn.Module]) -> None:
-    """Destroy the process group of these models' gradients, so that no rank waits in vain."""
-    global _line
-    if _line is not None and any(model in _line.models for model in models if isinstance(model, SpreadModel)):
-        for model in _line.models:
-            model.let_go()
-        group, _line = _line.group, None
-        dist.destroy_process_group(group)
+def queues_collectives() -> bool:
+    """Whether collectives only queue work for the device, as NCCL's do. gloo's are over when they return, or raise."""
+    return dist.is_initialized() and dist.get_backend() != "gloo"
 
 
-def is_hung_up(error: BaseException) -> bool:
-    """Whether this is what a rank sees when another one has hung up."""
+def disconnect() -> None:
+    """Close this process's connections for gradients, so that no rank waits for it in vain. Later models get new ones.
+
+    With gloo a collective that another rank waits in fails at once.
+    """
+    if (group := _forget_group()) is None:
+        return
+    # Destroying an NCCL group waits for what is queued, which may wait for a rank that has left.
+    end = c10d._abort_process_group if queues_collectives() else dist.destroy_process_group
+    end(group)
+
+
+def abort() -> None:
+    """Abort this process's collectives, those queued included. In any thread; the others' wait until they do it too.
+
+    What they compute is garbage from now on, and the default process group can't be used again.
+    """
+    global _aborted
+    _aborted = dist.group.WORLD
+    for group in (None if _gradients is None else _gradients.group, _aborted):
+        if group is not None:
+            with contextlib.suppress(RuntimeError):
+                group.abort()
+
+
+def is_aborted() -> bool:
+    """Whether this process has aborted its collectives: then it must not train another trial."""
+    return _aborted is not None and _aborted is dist.group.WORLD
+
+
+def is_cut_off(error: BaseException) -> bool:
+    """Whether this is what a rank sees when another one has disconnected, or when its collectives were aborted."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))

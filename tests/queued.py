@@ -1,0 +1,214 @@
+"""A backend of torch.distributed that treats its ranks as NCCL does, on CPU tensors.
+
+NCCL's collectives are work for the device: the call returns at once, and a rank whose peers never come learns of it
+only when it waits for the device, where it hangs. `abort()`, in another thread, ends that; what the collectives should
+have written is garbage then, and so is all that was computed from it. Here gloo moves the data, and a `Device` stands
+for the queue of a GPU: see `Device.gone` for how a collective knows that it will never be completed.
+
+    init(directory / "rendezvous", rank, size)    # instead of dist.init_process_group
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from dray.training import ddp
+
+GARBAGE = 1e9
+POLL_S = 0.001
+TIMEOUT = timedelta(seconds=200)
+
+
+class Device:
+    """The queue of this process's device: one, in which the collectives of all groups and all computation are."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._stuck_in: QueuedGroup | None = None
+        self.reads = 0
+
+    def stick(self, group: QueuedGroup) -> None:
+        with self._changed:
+            self._stuck_in = self._stuck_in or group
+
+    @property
+    def is_stuck(self) -> bool:
+        return self._stuck_in is not None
+
+    def aborted(self, group: QueuedGroup) -> None:
+        with self._changed:
+            if self._stuck_in is group:
+                self._stuck_in = None
+            self._changed.notify_all()
+
+    def synchronize(self, device: object = None) -> None:
+        """Wait for all that is queued: for ever, if a collective waits for a rank that does not come."""
+        self.reads += 1
+        with self._changed:
+            self._changed.wait_for(lambda: self._stuck_in is None)
+
+
+DEVICE = Device()
+
+
+def _reads_wait() -> None:
+    """From now on, whoever reads a tensor's value on the host waits for the device first."""
+    for name in ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__", "__array__"):
+        setattr(torch.Tensor, name, _waiting(getattr(torch.Tensor, name)))
+    torch.cpu.synchronize = DEVICE.synchronize  # type: ignore[assignment]
+
+
+def _waiting(read: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(read)
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        DEVICE.synchronize()
+        return read(*args, **kwargs)
+
+    return wait
+
+
+#: torch.compile does not trace the collectives of torch's own groups either.
+_untraced: Any = torch._disable_dynamo  # type: ignore[attr-defined]
+
+
+class QueuedGroup(dist.ProcessGroup):
+    """A process group whose collectives are queued on the `DEVICE`."""
+
+    _device_types = (torch.device("cpu"),)
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._name = ""
+        self._rank, self._size, self._store, self._number = rank, size, store, 0
+        self._refuse_two_ranks_on_one_device()
+        self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout)
+        self._aborted = threading.Event()
+
+    def _refuse_two_ranks_on_one_device(self) -> None:
+        self._store.set(f"device/{self._rank}", os.environ.get("QUEUED_DEVICE", f"of rank {self._rank}"))
+        devices = [self._store.get(f"device/{rank}") for rank in range(self._size)]
+        for rank, device in enumerate(devices):
+            if device == devices[self._rank] and rank != self._rank:
+                raise dist.DistBackendError(
+                    f"ncclInvalidUsage: Duplicate GPU detected : rank {self._rank} and rank {rank} both on CUDA device "
+                    f"{device.decode()}"
+                )
+
+    # ---------------------------------------------------------------------------------------------- the life of it
+    def abort(self) -> None:
+        self._aborted.set()
+        DEVICE.aborted(self)
+
+    def shutdown(self) -> None:
+        """As ncclCommFinalize: waits for what is queued."""
+        while not self._aborted.is_set() and DEVICE.is_stuck:
+            time.sleep(POLL_S)
+
+    def gone(self) -> None:
+        """This rank will call no further collective. Only the test knows, and the collectives of the others, which then
+        return at once and are never completed; without it they are never completed either, but block the host."""
+        self._store.set(f"gone/{self._rank}", b"1")
+
+    def _collective(self, outputs: list[torch.Tensor], run: Callable[[], Any]) -> Any:
+        if self._aborted.is_set():
+            raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self._rank}.")
+        number, self._number = self._number, self._number + 1
+        if not DEVICE.is_stuck:
+            self._store.set(f"{number}/{self._rank}", b"1")
+            missing = [rank for rank in range(self._size) if rank != self._rank]
+            while missing and not self._aborted.is_set():
+                missing = [rank for rank in missing if not self._store.check([f"{number}/{rank}"])]
+                if any(self._store.check([f"gone/{rank}"]) for rank in missing):
+                    # Once more: it may have called this one before it went.
+                    if any(not self._store.check([f"{number}/{rank}"]) for rank in missing):
+                        DEVICE.stick(self)
+                        break
+                elif missing:
+                    time.sleep(POLL_S)
+            if not missing:
+                run().wait()
+                return _over(outputs)
+        for output in outputs:
+            output.fill_(GARBAGE) if output.is_floating_point() else output.fill_(77)
+        return _over(outputs)
+
+    # ---------------------------------------------------------------------------------------------- collectives
+    @_untraced
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+        return self._collective(tensors, lambda: self._gloo.allreduce(tensors, opts))
+
+    @_untraced
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+        return self._collective(tensors, lambda: self._gloo.allreduce_coalesced(tensors, opts))
+
+    @_untraced
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:
+        return self._collective(tensors, lambda: self._gloo.broadcast(tensors, opts))
+
+    @_untraced
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
+        into = [tensor for row in outputs for tensor in row]
+        return self._collective(into, lambda: self._gloo.allgather(outputs, inputs, *([] if opts is None else [opts])))
+
+    @_untraced
+    def barrier(self, opts: Any = None) -> Any:
+        # On a GPU this is an all-reduce followed by a synchronisation.
+        work = self._collective([], lambda: self._gloo.barrier(*([] if opts is None else [opts])))
+        DEVICE.synchronize()
+        return work
+
+    def getBackendName(self) -> str:
+        return "queued"
+
+    def getSize(self) -> int:  # noqa: N802
+        return self._size
+
+    # Of a group that is written in Python, torch neither keeps the name nor finds it.
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        return self._name
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self._gloo
+
+
+def _over(result: list[torch.Tensor]) -> Any:
+    future: Future[Any] = Future()  # type: ignore[no-untyped-call]
+    future.set_result(result)
+    return torch._C._distributed_c10d._create_work_from_future(future)
+
+
+def init(rendezvous: Path, rank: int, size: int) -> None:
+    """Join a process group of the backend `TEST_BACKEND`, by a file: no other program can take it first, as a port."""
+    backend = os.environ["TEST_BACKEND"]
+    if backend == "queued" and not hasattr(dist.Backend, "QUEUED"):
+        dist.Backend.register_backend("queued", QueuedGroup, devices=["cpu"])
+        _reads_wait()
+    dist.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=size, timeout=TIMEOUT)
+
+
+def init_again(rendezvous: Path, rank: int, size: int) -> None:
+    """What new processes would do."""
+    dist.distributed_c10d._abort_process_group()
+    init(rendezvous, rank, size)
+
+
+def gone_for(leave: Callable[[], None]) -> None:
+    """Leave with an exception, and call no further collective for gradients."""
+    # In no variable: the exception would keep it, and with it the connections of gloo.
+    getattr(ddp._gradients_group().group, "gone", lambda: None)()
+    leave()
