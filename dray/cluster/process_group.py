@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from dray.training.distributed import StoreTransport
+
 TIMEOUT_S = 1800
 """How long a collective may take, as in Ray Train and torchrun."""
 
@@ -43,17 +45,7 @@ def joined(context: ray.train.TrainContext) -> Iterator[None]:
     assert address is not None
     if store is None:
         store = TCPStore(*address, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
-    os.environ.update(
-        MASTER_ADDR=address[0],
-        MASTER_PORT=str(address[1]),
-        RANK=str(rank),
-        WORLD_SIZE=str(size),
-        LOCAL_RANK=str(context.get_local_rank()),
-        LOCAL_WORLD_SIZE=str(context.get_local_world_size()),
-        NODE_RANK=str(context.get_node_rank()),
-        GROUP_RANK=str(context.get_node_rank()),
-        GROUP_WORLD_SIZE=str(size // context.get_local_world_size()),
-    )
+    os.environ.update(launcher_variables(context, store))
     dist.init_process_group(
         "nccl" if gpu else "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT_S)
     )
@@ -64,6 +56,24 @@ def joined(context: ray.train.TrainContext) -> Iterator[None]:
         # Destroying an NCCL group that has failed may raise, or hang; the process ends anyway.
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
+
+
+def launcher_variables(context: ray.train.TrainContext, store: TCPStore) -> dict[str, str]:
+    """The environment variables that torchrun sets. All ranks call this together."""
+    rank, size, node = context.get_world_rank(), context.get_world_size(), context.get_node_rank()
+    # Counted, not derived from the number of ranks on this node: nodes may have different numbers of them.
+    nodes = 1 + max(StoreTransport(rank, size, store).allgather(node))
+    return {
+        "MASTER_ADDR": store.host,
+        "MASTER_PORT": str(store.port),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(context.get_local_rank()),
+        "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
+        "NODE_RANK": str(node),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(nodes),
+    }
 
 
 @contextlib.contextmanager

@@ -21,8 +21,6 @@ from typing import Any, TypeAlias
 
 import ray
 import ray.train
-import torch
-import torch.distributed
 
 from dray import core, pytorch
 from dray.cluster.baseline import Baseline
@@ -73,11 +71,13 @@ def serve(work: dict[str, Any]) -> None:
     except Exception as error:
         return give_up(work, error)
     with joined(context):
+        # Before the user's code is loaded, which may change the environment.
+        distributed = core.DistributedContext.from_torch_distributed(os.environ["MASTER_ADDR"])
         try:
             program = load()
         except Exception as error:
             return give_up(work, error)
-        _serve(work, program, code, _distributed(context))
+        _serve(work, program, code, distributed)
 
 
 def _serve(work: dict[str, Any], program: Program, code: Path | None, distributed: core.DistributedContext) -> None:
@@ -287,20 +287,3 @@ def _cluster_info(
         yield
     finally:
         core.set_cluster_info(before)
-
-
-def _distributed(context: ray.train.TrainContext) -> core.DistributedContext:
-    """The place of this rank among its peers, as Ray Train has assigned it."""
-    nodes: list[str] = [""] * context.get_world_size()
-    address = ray.util.get_node_ip_address()
-    if context.get_world_size() > 1:
-        torch.distributed.all_gather_object(nodes, address)
-    return core.DistributedContext(
-        rank=context.get_world_rank(),
-        size=context.get_world_size(),
-        local_rank=context.get_local_rank(),
-        local_size=context.get_local_world_size(),
-        cross_rank=context.get_node_rank(),
-        cross_size=context.get_world_size() // context.get_local_world_size(),
-        chief_ip=nodes[0] or address,
-    )
