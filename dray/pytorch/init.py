@@ -16,6 +16,7 @@ from dray.hosts import LocalHost, current_host, current_peers
 from dray.hosts.local import new_directory
 from dray.pytorch.context import PyTorchTrialContext
 from dray.training import checkpoint, rng
+from dray.training.device import own_device
 from dray.training.plan import check_length
 from dray.training.units import TrainUnit
 
@@ -42,7 +43,8 @@ def init(
 
     Args:
         hparams: hyperparameters of the trial; by default, in an experiment, those that the search chose.
-        exp_conf: an experiment config, for `context.get_experiment_config()`; by default the experiment's, if any.
+        exp_conf: an experiment config, for `context.get_experiment_config()`; by default the experiment's, if any. With
+            `resources.slot: cpu` in it the trial trains on the CPU, also where there is a GPU.
         distributed: the trial's processes, `DistributedContext.from_torch_distributed()` under torchrun. By default all
             of the trial's in an experiment, else this one alone.
         aggregation_frequency: number of batches over which gradients are summed before the optimizer steps.
@@ -75,7 +77,7 @@ def init(
         context = PyTorchTrialContext(
             host=host,
             distributed=peers,
-            device=_device(peers),
+            device=_device(peers, exp_conf),
             trial_seed=host.trial_seed,
             hparams=hparams,
             exp_conf=exp_conf,
@@ -140,16 +142,8 @@ def _check_backend(peers: DistributedContext) -> None:
         )
 
 
-def own_device(peers: DistributedContext) -> torch.device:
-    """This process's GPU, or else the CPU."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    # A process that sees only its own device sees it as number 0.
-    return torch.device("cuda", peers.local_rank % torch.cuda.device_count())
-
-
-def _device(peers: DistributedContext) -> torch.device:
-    device = own_device(peers)
+def _device(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> torch.device:
+    device = own_device(peers, exp_conf)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device

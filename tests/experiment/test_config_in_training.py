@@ -43,7 +43,8 @@ class Noting(OneWeight):
         with open(HERE + "/noted.json", "w") as file:
             amp = self.context.experimental._auto_amp
             config = self.context.get_experiment_config()
-            json.dump({"flavour": FOUND, "amp": amp, "config": config}, file)
+            gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+            json.dump({"flavour": FOUND, "amp": amp, "config": config, "gpus": gpus}, file)
         return {}
 
 class WithAmp(Noting):
@@ -109,6 +110,16 @@ def test_variables_are_there_before_the_code_and_the_hook_and_gone_after(
     for file in (noted / "run").rglob("*"):
         stored = file.is_file() and file.parent.name != "code" and b"vanilla" in file.read_bytes()
         assert not stored, "values are stored nowhere"
+
+
+def test_a_local_run_of_a_cpu_slot_sees_no_gpus(noted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    for slot, seen in (("cpu", ""), (None, "0")):
+        run_local(
+            load_config(changed(entrypoint="my_weight:Noting", resources={"slot": slot})), noted, path=noted / f"{slot}"
+        )
+        assert json.loads((noted / "noted.json").read_text())["gpus"] == seen
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 
 @pytest.mark.parametrize(

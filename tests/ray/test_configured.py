@@ -66,6 +66,11 @@ def test_variables_are_those_of_the_slots_device_and_are_there_at_import(result:
     assert {(line["flavour"], line["token"]) for line in told} == {("vanilla", len(TOKEN))}
 
 
+def test_a_cpu_slot_sees_no_gpus(result: dray.Result) -> None:
+    told = [line for line in lines(result.path.parent / "record") if "flavour" in line]
+    assert {line["gpus"] for line in told} == {""}
+
+
 def test_values_of_variables_are_in_no_file_but_the_owners(result: dray.Result) -> None:
     files = [path for path in result.path.rglob("*") if path.is_file()]
     assert [path.name for path in files if TOKEN.encode() in path.read_bytes()] == ["secrets.yaml"]

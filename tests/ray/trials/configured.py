@@ -10,12 +10,13 @@ from recorded import Recorded, note
 from dray import pytorch
 
 FLAVOUR = os.environ.get("FLAVOUR", "none")
+GPUS = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
 
 
 class Configured(Recorded):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
-        note(self.record, trial=self.trial, flavour=FLAVOUR, token=len(os.environ["SOME_TOKEN"]))
+        note(self.record, trial=self.trial, flavour=FLAVOUR, token=len(os.environ["SOME_TOKEN"]), gpus=GPUS)
         self.fails = context.get_hparam("fails")
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
