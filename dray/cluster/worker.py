@@ -49,6 +49,7 @@ from dray.storage.checkpoints import RemoteStore
 from dray.storage.logs import LogCopies
 from dray.storage.remote import PATIENCE_S
 from dray.training import rng
+from dray.training.device import NoGpuOfItsOwn
 from dray.training.errors import SearcherMetricError, TrialEnded
 from dray.training.units import ENDLESS
 
@@ -70,14 +71,17 @@ def serve(work: dict[str, Any]) -> None:
             run_startup_hook_once(code, work["run"])
     except Exception as error:
         return give_up(work, error)
-    with joined(context):
-        # Before the user's code is loaded, which may change the environment.
-        distributed = core.DistributedContext.from_torch_distributed(os.environ["MASTER_ADDR"])
-        try:
-            program = load()
-        except Exception as error:
-            return give_up(work, error)
-        _serve(work, program, code, distributed)
+    try:
+        with joined(context):
+            # Before the user's code is loaded, which may change the environment.
+            distributed = core.DistributedContext.from_torch_distributed(os.environ["MASTER_ADDR"])
+            try:
+                program = load()
+            except Exception as error:
+                return give_up(work, error)
+            _serve(work, program, code, distributed)
+    except NoGpuOfItsOwn as error:
+        give_up(work, error)
 
 
 def _serve(work: dict[str, Any], program: Program, code: Path | None, distributed: core.DistributedContext) -> None:

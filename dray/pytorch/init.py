@@ -16,7 +16,7 @@ from dray.hosts import LocalHost, current_host, current_peers
 from dray.hosts.local import new_directory
 from dray.pytorch.context import PyTorchTrialContext
 from dray.training import checkpoint, rng
-from dray.training.device import own_device
+from dray.training.device import check_gpus, own_device
 from dray.training.plan import check_length
 from dray.training.units import TrainUnit
 
@@ -55,7 +55,8 @@ def init(
     Raises:
         ValueError: global_batch_size is not an int, or below the number of slots; aggregation_frequency is below 1.
         TypeError: max_length is neither Batch nor Epoch.
-        RuntimeError: there are several processes, but torch.distributed is not initialised for them.
+        RuntimeError: there are several processes, but torch.distributed is not initialised for them; or two of them
+            would train on one GPU.
     """
     check_length(max_length, "max_length")
     peers = distributed or current_peers() or DistributedContext()
@@ -67,7 +68,10 @@ def init(
         if info is not None:
             hparams = dict(info.trial.hparams) if hparams is None else hparams
             exp_conf = dict(info.trial.config) if exp_conf is None else exp_conf
+        device = _device(peers, exp_conf)
         if host is None:
+            # The workers of an experiment have checked it.
+            check_gpus(device, peers.allgather)
             host = stack.enter_context(_local_host(peers, exp_conf))
             if peers.rank > 0:
                 stack.enter_context(_only_errors())
@@ -77,7 +81,7 @@ def init(
         context = PyTorchTrialContext(
             host=host,
             distributed=peers,
-            device=_device(peers, exp_conf),
+            device=device,
             trial_seed=host.trial_seed,
             hparams=hparams,
             exp_conf=exp_conf,

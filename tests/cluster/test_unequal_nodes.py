@@ -11,6 +11,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from dray.cluster.process_group import launcher_variables
+from dray.training.distributed import StoreTransport
 from tests.core.test_distributed import HANGS_S, nodes
 
 
@@ -44,7 +45,7 @@ def test_all_ranks_count_the_same_nodes(local_sizes: tuple[int, ...]) -> None:
     def one(place: dict[str, int]) -> dict[str, str]:
         store = TCPStore("127.0.0.1", server.port, is_master=False, timeout=timedelta(seconds=HANGS_S))
         context: Any = Placed(place)
-        return launcher_variables(context, store)
+        return launcher_variables(context, store, StoreTransport(place["rank"], place["size"], store))
 
     with ThreadPoolExecutor(len(places)) as pool:
         ranks = list(pool.map(one, places))
