@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,6 +166,33 @@ def test_a_program_of_a_cpu_slot_is_given_the_cpu(gpus: Gpus, monkeypatch: pytes
         set_cluster_info(before)
     with core.init() as context:
         assert get_default_device(context) == torch.device("cuda:0")
+
+
+def test_core_init_and_reports_of_metrics_leave_cuda_alone(
+    gpus: Gpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DRAY_HOME", os.fspath(tmp_path))
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("CUDA is initialised before the program does"))
+    gpus.uuids = ["a", "b"]
+
+    def work(context: DistributedContext) -> None:
+        with core.init(distributed=context) as core_context:
+            core_context.train.report_training_metrics(1, {"loss": 1.0})
+
+    on_ranks(nodes(2), work)
+
+
+@pytest.mark.gpu
+def test_core_init_leaves_a_real_gpu_alone(tmp_path: Path) -> None:
+    program = (
+        "import torch; from dray import core\n"
+        "with core.init() as context:\n"
+        "    context.train.report_training_metrics(1, {'loss': 1.0})\n"
+        "    assert not torch.cuda.is_initialized()"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program], check=True, timeout=100, env={**os.environ, "DRAY_HOME": os.fspath(tmp_path)}
+    )
 
 
 @pytest.mark.gpu
