@@ -355,7 +355,7 @@ class PyTorchTrialContext:
             device_ids = [self.device] if self.device.type == "cuda" else None
             spread = SpreadModel(model, **{"device_ids": device_ids, **ddp_kwargs})
             if self._gradient_compression:
-                spread.register_comm_hook(None, fp16_compress_hook)
+                spread.register_comm_hook(spread.process_group, fp16_compress_hook)
             model = cast(M, spread)
         elif self.distributed.size > 1:
             share_weights(model)
