@@ -571,7 +571,8 @@ class PyTorchExperimentalContext:
         self._reproducibility_checks = True
 
     def use_amp(self, dtype: torch.dtype | None = None) -> None:
-        """Train in mixed precision: `train_batch` and evaluation run under autocast.
+        """Train in mixed precision: `train_batch` and evaluation run under autocast, but for `backward` and
+        `step_optimizer`.
 
         With float16 the loss is scaled in `context.backward`, gradients are unscaled before `clip_grads`, steps with
         infinite gradients are skipped, and the scale is updated after each batch that stepped. Each step waits for the

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -37,6 +38,14 @@ class MixedPrecision:
         # Autocast is for the forward pass only: backward uses the dtypes chosen there.
         with torch.autocast(self.device.type, enabled=False):
             loss.backward(**kwargs)  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """Within the block weights are updated: without autocast, as some optimizers multiply matrices. Casts of the
+        old weights are dropped, as another forward pass of the same batch needs the new ones."""
+        with torch.autocast(self.device.type, enabled=False):
+            yield
+        torch.clear_autocast_cache()
 
     def step(self, optimizer: torch.optim.Optimizer, clip: Callable[[], Any] | None) -> None:
         """Unscale, clip, step; no step if a gradient is infinite or NaN."""

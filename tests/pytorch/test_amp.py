@@ -118,6 +118,47 @@ def test_backward_is_not_under_autocast(fit: Fit) -> None:
     assert seen == [True, False]
 
 
+class Multiplying(torch.optim.SGD):
+    """Multiplies matrices in its step, as Muon and Shampoo do."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.product = (torch.eye(2) @ torch.eye(2)).dtype
+        return super().step(closure)
+
+
+@pytest.mark.api("2.25", "2.19")
+@pytest.mark.parametrize("scale", [False, True])
+def test_clipping_and_the_step_are_not_under_autocast(fit: Fit, scale: bool) -> None:
+    class Trial(Types):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.optimizer = context.wrap_optimizer(Multiplying(self.model.parameters(), lr=self.lr))
+
+        def clip(self, parameters: Any) -> None:
+            self.types.append(("clip", (torch.eye(2) @ torch.eye(2)).dtype))
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            self.context.backward(self.loss(batch))
+            self.context.step_optimizer(self.optimizer, clip_grads=self.clip)
+            self.types += [("step", self.optimizer.product), ("forward", self.model(batch).dtype)]
+            return {}
+
+    trial = fit(Trial, prepare=scaling() if scale else lambda trial: None, max_length=Batch(2))
+    seen = {("clip", torch.float32), ("step", torch.float32), ("forward", torch.bfloat16)}
+    assert {kind for kind in trial.types if kind[0] != "evaluate"} == seen
+    assert trial.weight == one_weight(2)
+
+
+@pytest.mark.api("2.25", "2.19")
+def test_a_forward_pass_after_a_step_has_the_new_weights(fit: Fit) -> None:
+    class Twice(Types):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            super().train_batch(batch, epoch_idx, batch_idx)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    assert fit(Twice, max_length=Batch(3)).weight == one_weight(6)
+
+
 @pytest.mark.api("2.25")
 def test_scaled_gradients_make_the_same_steps_and_the_scale_grows(fit: Fit, host: FakeHost) -> None:
     trial = fit(OneWeight, prepare=scaling(growth_interval=3), max_length=Batch(5))
