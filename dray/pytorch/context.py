@@ -575,8 +575,9 @@ class PyTorchExperimentalContext:
         `step_optimizer`.
 
         With float16 the loss is scaled in `context.backward`, gradients are unscaled before `clip_grads`, steps with
-        infinite gradients are skipped, and the scale is updated after each batch that stepped. Each step waits for the
-        device to know whether to skip, unless the optimizer is fused. bfloat16 needs neither scaling nor waiting.
+        infinite gradients are skipped, and the scale is updated after each batch that stepped: an optimizer may step
+        several times in one. Each step waits for the device to know whether to skip, unless the optimizer is fused.
+        bfloat16 needs neither scaling nor waiting.
 
         Args:
             dtype: torch.float16, the default, or torch.bfloat16 if the device has it. With float16 a CPU trains as

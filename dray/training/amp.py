@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch.amp.grad_scaler import OptState
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,6 +55,11 @@ class MixedPrecision:
                 clip()
             optimizer.step()
             return
+        states = self.scaler._per_optimizer_states
+        if states[id(optimizer)]["stage"] is OptState.STEPPED:
+            # A scaler has an optimizer step once between updates, which would change the scale of gradients that other
+            # optimizers have still to step with. Begin anew, but keep what the first step has found for the update.
+            states[object()] = states.pop(id(optimizer))
         if clip is not None:
             self.scaler.unscale_(optimizer)
             clip()

@@ -118,47 +118,6 @@ def test_backward_is_not_under_autocast(fit: Fit) -> None:
     assert seen == [True, False]
 
 
-class Multiplying(torch.optim.SGD):
-    """Multiplies matrices in its step, as Muon and Shampoo do."""
-
-    def step(self, closure: Any = None) -> Any:
-        self.product = (torch.eye(2) @ torch.eye(2)).dtype
-        return super().step(closure)
-
-
-@pytest.mark.api("2.25", "2.19")
-@pytest.mark.parametrize("scale", [False, True])
-def test_clipping_and_the_step_are_not_under_autocast(fit: Fit, scale: bool) -> None:
-    class Trial(Types):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.optimizer = context.wrap_optimizer(Multiplying(self.model.parameters(), lr=self.lr))
-
-        def clip(self, parameters: Any) -> None:
-            self.types.append(("clip", (torch.eye(2) @ torch.eye(2)).dtype))
-
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            self.context.backward(self.loss(batch))
-            self.context.step_optimizer(self.optimizer, clip_grads=self.clip)
-            self.types += [("step", self.optimizer.product), ("forward", self.model(batch).dtype)]
-            return {}
-
-    trial = fit(Trial, prepare=scaling() if scale else lambda trial: None, max_length=Batch(2))
-    seen = {("clip", torch.float32), ("step", torch.float32), ("forward", torch.bfloat16)}
-    assert {kind for kind in trial.types if kind[0] != "evaluate"} == seen
-    assert trial.weight == one_weight(2)
-
-
-@pytest.mark.api("2.25", "2.19")
-def test_a_forward_pass_after_a_step_has_the_new_weights(fit: Fit) -> None:
-    class Twice(Types):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            super().train_batch(batch, epoch_idx, batch_idx)
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
-    assert fit(Twice, max_length=Batch(3)).weight == one_weight(6)
-
-
 @pytest.mark.api("2.25")
 def test_scaled_gradients_make_the_same_steps_and_the_scale_grows(fit: Fit, host: FakeHost) -> None:
     trial = fit(OneWeight, prepare=scaling(growth_interval=3), max_length=Batch(5))
@@ -315,6 +274,12 @@ def test_apex_without_cuda_is_an_error(host: FakeHost) -> None:
             context.configure_apex_amp([], [])
 
 
+def small_scale(trial: OneWeight) -> None:
+    """With the default scale of 65536 the first gradients are infinite in float16, and their steps left out."""
+    if (scaler := trial.context._optimisation.scaler) is not None:
+        scaler._init_scale = 1024.0
+
+
 @pytest.mark.gpu
 @pytest.mark.api("2.25")
 def test_on_a_gpu_float16_is_the_default_and_scales(fit: Fit, host: FakeHost) -> None:
@@ -324,7 +289,7 @@ def test_on_a_gpu_float16_is_the_default_and_scales(fit: Fit, host: FakeHost) ->
             OneWeight.__init__(self, context)
             self.types = []
 
-    trial = fit(Half, max_length=Batch(5))
+    trial = fit(Half, prepare=small_scale, max_length=Batch(5))
     assert {kind for _, kind in trial.types} == {torch.float16}
     assert trial.weight == one_weight(5)
     assert state(host.checkpoints()[-1])["scaler_state_dict"]["_growth_tracker"] == 5
@@ -341,7 +306,7 @@ def test_apex_on_a_gpu_is_torchs_own_amp(fit: Fit, opt_level: str, kind: torch.d
             with pytest.warns(FutureWarning):
                 self.model, self.optimizer = context.configure_apex_amp(self.model, self.optimizer, opt_level=opt_level)
 
-    trial = fit(Apex, max_length=Batch(5))
+    trial = fit(Apex, prepare=small_scale, max_length=Batch(5))
     assert {found for _, found in trial.types} == {kind}
     assert trial.weight == one_weight(5)
 
