@@ -46,7 +46,7 @@ class Machine:
     gpu_percent: float | None = None
 
 
-_MERGED: dict[str, Callable[[list[Any]], float]] = {
+MERGED: dict[str, Callable[[list[Any]], float]] = {
     "cpu_cores": sum,
     "memory_gb": sum,
     "gpu_percent": fmean,
@@ -164,7 +164,7 @@ class Usage:
         found = {name: value for name, value in seconds.items() if value > 0}
         if self._batches and training > 0:
             found["batches_per_second"] = self._batches / training
-        for name, merged in _MERGED.items():
+        for name, merged in MERGED.items():
             values = [getattr(machine, name) for machine in self._ranks]
             if known := [value for value in values if value is not None]:
                 found[name] = merged(known)
