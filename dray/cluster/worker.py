@@ -49,6 +49,7 @@ from dray.storage.checkpoints import RemoteStore
 from dray.storage.logs import LogCopies
 from dray.storage.remote import PATIENCE_S
 from dray.training import rng
+from dray.training.determinism import deterministic
 from dray.training.device import NoGpuOfItsOwn
 from dray.training.errors import SearcherMetricError, TrialEnded
 from dray.training.units import ENDLESS
@@ -72,7 +73,7 @@ def serve(work: dict[str, Any]) -> None:
     except Exception as error:
         return give_up(work, error)
     try:
-        with joined(context):
+        with deterministic(work["experiment"].config["reproducibility"]["deterministic"]), joined(context):
             # Before the user's code is loaded, which may change the environment.
             distributed = core.DistributedContext.from_torch_distributed(os.environ["MASTER_ADDR"])
             try:

@@ -26,6 +26,7 @@ from dray.hosts import LocalHost, use_host
 from dray.hosts.local import new_directory
 from dray.pytorch.class_entrypoint import train
 from dray.script import Script, ScriptFailed
+from dray.training.determinism import deterministic
 from dray.training.host import Reached, Report
 from dray.training.metric_checks import MetricChecks
 from dray.training.time_metric import crossed, time_of
@@ -163,7 +164,10 @@ def run_local(
     gpu = not for_cpus and torch.cuda.is_available()
     # As on a cluster, for code that chooses a device by itself; too late if this process has used CUDA already.
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if for_cpus else {}
-    with variables_set({**hidden, **config.environment.variables(device(gpu=gpu))}):
+    with (
+        variables_set({**hidden, **config.environment.variables(device(gpu=gpu))}),
+        deterministic(config.reproducibility.deterministic),
+    ):
         return _run(config, model_dir, trial, new_directory(config.name) if path is None else Path(path), command)
 
 

@@ -16,6 +16,7 @@ from dray.hosts import LocalHost, current_host, current_peers
 from dray.hosts.local import new_directory
 from dray.pytorch.context import PyTorchTrialContext
 from dray.training import checkpoint, rng
+from dray.training.determinism import deterministic
 from dray.training.device import check_gpus, own_device
 from dray.training.plan import check_length
 from dray.training.units import TrainUnit
@@ -44,7 +45,8 @@ def init(
     Args:
         hparams: hyperparameters of the trial; by default, in an experiment, those that the search chose.
         exp_conf: an experiment config, for `context.get_experiment_config()`; by default the experiment's, if any. With
-            `resources.slot: cpu` in it the trial trains on the CPU, also where there is a GPU.
+            `resources.slot: cpu` in it the trial trains on the CPU, also where there is a GPU; with
+            `reproducibility.deterministic: true` torch uses deterministic algorithms only.
         distributed: the trial's processes, `DistributedContext.from_torch_distributed()` under torchrun. By default all
             of the trial's in an experiment, else this one alone.
         aggregation_frequency: number of batches over which gradients are summed before the optimizer steps.
@@ -68,6 +70,9 @@ def init(
         if info is not None:
             hparams = dict(info.trial.hparams) if hparams is None else hparams
             exp_conf = dict(info.trial.config) if exp_conf is None else exp_conf
+        if host is None:
+            # Before CUDA is used. In an experiment it is the worker that sees to it.
+            stack.enter_context(deterministic(_deterministic_in(exp_conf)))
         device = _device(peers, exp_conf)
         if host is None:
             # The workers of an experiment have checked it.
@@ -127,6 +132,13 @@ def _seed_in(exp_conf: dict[str, Any] | None) -> int | None:
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
         raise ValueError(f"exp_conf['reproducibility']['experiment_seed'] must be an int >= 0, got {seed!r}")
     return seed
+
+
+def _deterministic_in(exp_conf: dict[str, Any] | None) -> bool:
+    wanted = ((exp_conf or {}).get("reproducibility") or {}).get("deterministic", False)
+    if not isinstance(wanted, bool):
+        raise ValueError(f"exp_conf['reproducibility']['deterministic'] must be true or false, got {wanted!r}")
+    return wanted
 
 
 def _check_backend(peers: DistributedContext) -> None:
