@@ -138,13 +138,17 @@ def test_a_machine_that_can_not_be_measured_is_left_out(clock: Clock, monkeypatc
     assert books.take(at_once=True) == {"cpu_cores": 1.0, "memory_gb": 2.0}
 
 
-def test_pynvml_is_optional(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    """torch itself, built without CUDA, raises as it does on a GPU without pynvml."""
+def test_pynvml_is_optional(clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def utilization(device: torch.device) -> int:
+        raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed or it can't be imported.")
+
+    monkeypatch.setattr(torch.cuda, "utilization", utilization)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2e9)
     books = Usage(torch.device("cuda:0"))
     clock.now += 2.0
     machine = books.machine()
     assert machine is not None
-    assert (machine.gpu_memory_gb, machine.gpu_percent) == (0.0, None)
+    assert (machine.gpu_memory_gb, machine.gpu_percent) == (2.0, None)
     assert caplog.messages == []
 
 
