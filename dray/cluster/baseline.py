@@ -104,7 +104,10 @@ class Baseline:
                 torch.cuda.reset_peak_memory_stats()
             except RuntimeError as error:  # after an error on the device nothing works any more
                 reasons.append(f"the GPU fails: {error}")
-        return reasons + self._leftovers.found()
+        try:
+            return reasons + self._leftovers.found()
+        except RuntimeError as error:  # a GPU that is lost can't be asked how much of its memory is in use
+            return [*reasons, f"the GPU fails: {error}"]
 
     def _collect(self) -> None:
         """Collect the garbage of trials: at once if worker processes or GPU memory may depend on it.

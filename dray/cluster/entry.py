@@ -23,6 +23,9 @@ def serve_leases(work: dict[str, Any]) -> None:
             ``Script`` to run; its ``place()`` is the directory of the code, or None: where trials run), ``log_format``
             (of what trials log), ``needs`` (``dray.cluster.node_checks.Needs``, or None on a machine of our own).
     """
+    if not ray.get_gpu_ids():
+        # On a CPU slot, where Ray leaves all of the node's GPUs visible.
+        set_variables({"CUDA_VISIBLE_DEVICES": ""})
     # Before torch is imported: it reads some of them.
     set_variables(work["experiment"].environment)
     work["desk"].arrived.remote(work["group"], get_current_placement_group(), (os.uname().nodename, _oom_kills()))

@@ -16,6 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from dray.training.device import CPU, NoGpuOfItsOwn, check_gpus, gpu_of
+from dray.training.distributed import StoreTransport
+
 TIMEOUT_S = 1800
 """How long a collective may take, as in Ray Train and torchrun."""
 
@@ -25,11 +28,15 @@ def joined(context: ray.train.TrainContext) -> Iterator[None]:
     """Join a process group with the other ranks of this Ray Train run: NCCL if the worker has a GPU, otherwise gloo.
 
     Sets the environment variables that torchrun sets, for libraries and programs that read them.
+
+    Raises:
+        NoGpuOfItsOwn: a worker has no GPU, or shares one with another.
     """
     rank, size = context.get_world_rank(), context.get_world_size()
-    gpu = bool(ray.get_gpu_ids())
+    device = gpu_of_worker(context) if ray.get_gpu_ids() else CPU
+    gpu = device.type == "cuda"
     if gpu:
-        torch.cuda.set_device(context.get_local_rank() % torch.cuda.device_count())
+        torch.cuda.set_device(device)
         # A collective that times out ends the process, so that the group can start anew.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     # The system chooses the port when rank 0 opens it: one that was found free before may be taken by then.
@@ -43,17 +50,9 @@ def joined(context: ray.train.TrainContext) -> Iterator[None]:
     assert address is not None
     if store is None:
         store = TCPStore(*address, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
-    os.environ.update(
-        MASTER_ADDR=address[0],
-        MASTER_PORT=str(address[1]),
-        RANK=str(rank),
-        WORLD_SIZE=str(size),
-        LOCAL_RANK=str(context.get_local_rank()),
-        LOCAL_WORLD_SIZE=str(context.get_local_world_size()),
-        NODE_RANK=str(context.get_node_rank()),
-        GROUP_RANK=str(context.get_node_rank()),
-        GROUP_WORLD_SIZE=str(size // context.get_local_world_size()),
-    )
+    peers = StoreTransport(rank, size, store)
+    check_gpus(device, peers.allgather)
+    os.environ.update(launcher_variables(context, store, peers))
     dist.init_process_group(
         "nccl" if gpu else "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT_S)
     )
@@ -64,6 +63,39 @@ def joined(context: ray.train.TrainContext) -> Iterator[None]:
         # Destroying an NCCL group that has failed may raise, or hang; the process ends anyway.
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
+
+
+def gpu_of_worker(context: ray.train.TrainContext) -> torch.device:
+    """The GPU of a worker that Ray gave one.
+
+    Raises:
+        NoGpuOfItsOwn: torch sees none.
+    """
+    if not torch.cuda.is_available():
+        raise NoGpuOfItsOwn(
+            f"Ray gave a worker on {ray.util.get_node_ip_address()} GPU {', '.join(map(str, ray.get_gpu_ids()))}, but "
+            f"torch {torch.__version__} sees none there; install a torch that is built for its driver, start Ray's "
+            "node with as many --num-gpus as it has, or set resources.slot: cpu"
+        )
+    return gpu_of(context.get_local_rank())
+
+
+def launcher_variables(context: ray.train.TrainContext, store: TCPStore, peers: StoreTransport) -> dict[str, str]:
+    """The environment variables that torchrun sets. All ranks call this together."""
+    node = context.get_node_rank()
+    # Counted, not derived from the number of ranks on this node: nodes may have different numbers of them.
+    nodes = 1 + max(peers.allgather(node))
+    return {
+        "MASTER_ADDR": store.host,
+        "MASTER_PORT": str(store.port),
+        "RANK": str(context.get_world_rank()),
+        "WORLD_SIZE": str(context.get_world_size()),
+        "LOCAL_RANK": str(context.get_local_rank()),
+        "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
+        "NODE_RANK": str(node),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(nodes),
+    }
 
 
 @contextlib.contextmanager

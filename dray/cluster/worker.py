@@ -21,8 +21,6 @@ from typing import Any, TypeAlias
 
 import ray
 import ray.train
-import torch
-import torch.distributed
 
 from dray import core, pytorch
 from dray.cluster.baseline import Baseline
@@ -51,6 +49,8 @@ from dray.storage.checkpoints import RemoteStore
 from dray.storage.logs import LogCopies
 from dray.storage.remote import PATIENCE_S
 from dray.training import rng
+from dray.training.determinism import deterministic
+from dray.training.device import NoGpuOfItsOwn
 from dray.training.errors import SearcherMetricError, TrialEnded
 from dray.training.units import ENDLESS
 
@@ -72,12 +72,17 @@ def serve(work: dict[str, Any]) -> None:
             run_startup_hook_once(code, work["run"])
     except Exception as error:
         return give_up(work, error)
-    with joined(context):
-        try:
-            program = load()
-        except Exception as error:
-            return give_up(work, error)
-        _serve(work, program, code, _distributed(context))
+    try:
+        with deterministic(work["experiment"].config["reproducibility"]["deterministic"]), joined(context):
+            # Before the user's code is loaded, which may change the environment.
+            distributed = core.DistributedContext.from_torch_distributed(os.environ["MASTER_ADDR"])
+            try:
+                program = load()
+            except Exception as error:
+                return give_up(work, error)
+            _serve(work, program, code, distributed)
+    except NoGpuOfItsOwn as error:
+        give_up(work, error)
 
 
 def _serve(work: dict[str, Any], program: Program, code: Path | None, distributed: core.DistributedContext) -> None:
@@ -287,20 +292,3 @@ def _cluster_info(
         yield
     finally:
         core.set_cluster_info(before)
-
-
-def _distributed(context: ray.train.TrainContext) -> core.DistributedContext:
-    """The place of this rank among its peers, as Ray Train has assigned it."""
-    nodes: list[str] = [""] * context.get_world_size()
-    address = ray.util.get_node_ip_address()
-    if context.get_world_size() > 1:
-        torch.distributed.all_gather_object(nodes, address)
-    return core.DistributedContext(
-        rank=context.get_world_rank(),
-        size=context.get_world_size(),
-        local_rank=context.get_local_rank(),
-        local_size=context.get_local_world_size(),
-        cross_rank=context.get_node_rank(),
-        cross_size=context.get_world_size() // context.get_local_world_size(),
-        chief_ip=nodes[0] or address,
-    )

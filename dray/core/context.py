@@ -15,6 +15,7 @@ from dray.core.train import TensorboardMode, TrainContext
 from dray.hosts import LocalHost, current_host, current_peers
 from dray.storage import Location, store_at
 from dray.training.cluster_info import ClusterInfo, get_cluster_info
+from dray.training.device import own_device
 from dray.training.distributed import DistributedContext
 from dray.training.host import ProgramHost
 
@@ -78,10 +79,12 @@ class Context:
     ) -> None:
         self.info, self.distributed = info, distributed
         hparams = {} if info is None else info.trial.hparams
-        self.train = TrainContext(host, distributed, TensorboardMode(tensorboard_mode), hparams)
+        config = None if info is None else info.trial.config
+        device = own_device(distributed, config)
+        self.train = TrainContext(host, distributed, TensorboardMode(tensorboard_mode), hparams, device)
         self.checkpoint = CheckpointContext(host, distributed, self.train.pulse)
         self.preempt = PreemptContext(host, distributed, self.train, preempt_mode)
-        self.searcher = SearcherContext(host, distributed, self.train, None if info is None else info.trial.config)
+        self.searcher = SearcherContext(host, distributed, self.train, config)
         self.profiler = ProfilerContext()
         self.experimental = ExperimentalCoreContext()
         self._own = own

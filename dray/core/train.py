@@ -53,11 +53,16 @@ class TrainContext:
     """
 
     def __init__(
-        self, host: ProgramHost, peers: DistributedContext, mode: TensorboardMode, hparams: Mapping[str, Any]
+        self,
+        host: ProgramHost,
+        peers: DistributedContext,
+        mode: TensorboardMode,
+        hparams: Mapping[str, Any],
+        device: torch.device,
     ) -> None:
         self._host, self._peers, self._mode = host, peers, mode
         self._board = TensorBoard(host.tensorboard_path, mode is TensorboardMode.AUTO, hparams)
-        self._usage = Usage(_device())
+        self._usage = Usage(device)
         self._warned = False
         self._operating = False
         self._calls = 0
@@ -271,7 +276,3 @@ def _tagged(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
         for name, number in numbers.items()
         if number is not None
     }
-
-
-def _device() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

@@ -170,6 +170,7 @@ OURS = frozenset(
         "checkpoint_storage.session_token",
         "hang_timeout_s",
         "loggers",
+        "reproducibility.deterministic",
         "resources.cpus_per_slot",
         "resources.placement_strategy",
         "resources.reuse_workers",

@@ -26,6 +26,7 @@ from dray.hosts import LocalHost, use_host
 from dray.hosts.local import new_directory
 from dray.pytorch.class_entrypoint import train
 from dray.script import Script, ScriptFailed
+from dray.training.determinism import deterministic
 from dray.training.host import Reached, Report
 from dray.training.metric_checks import MetricChecks
 from dray.training.time_metric import crossed, time_of
@@ -141,7 +142,7 @@ def run_local(
     """Train trial 0 of an experiment, with the hyperparameters and the seed that the search would give it.
 
     Args:
-        config: Any experiment; ``resources`` are ignored: there is one process.
+        config: Any experiment; of ``resources`` only ``slot: cpu`` matters: there is one process.
         model_dir: The directory of the model's code.
         trial: The trial's class; by default ``config.entrypoint`` in ``model_dir``, after its ``startup-hook.sh``.
         path: Where metrics and checkpoints go; by default a new directory below ``~/dray_results/local``. If it has
@@ -159,8 +160,14 @@ def run_local(
             Errors of the trial itself are not caught, so that a debugger sees them.
     """
     check_secrets(config)
-    gpu = config.resources.slot != "cpu" and torch.cuda.is_available()
-    with variables_set(config.environment.variables(device(gpu=gpu))):
+    for_cpus = config.resources.slot == "cpu"
+    gpu = not for_cpus and torch.cuda.is_available()
+    # As on a cluster, for code that chooses a device by itself; too late if this process has used CUDA already.
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if for_cpus else {}
+    with (
+        variables_set({**hidden, **config.environment.variables(device(gpu=gpu))}),
+        deterministic(config.reproducibility.deterministic),
+    ):
         return _run(config, model_dir, trial, new_directory(config.name) if path is None else Path(path), command)
 
 

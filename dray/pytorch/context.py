@@ -355,7 +355,7 @@ class PyTorchTrialContext:
             device_ids = [self.device] if self.device.type == "cuda" else None
             spread = SpreadModel(model, **{"device_ids": device_ids, **ddp_kwargs})
             if self._gradient_compression:
-                spread.register_comm_hook(None, fp16_compress_hook)
+                spread.register_comm_hook(spread.process_group, fp16_compress_hook)
             model = cast(M, spread)
         elif self.distributed.size > 1:
             share_weights(model)
@@ -571,11 +571,13 @@ class PyTorchExperimentalContext:
         self._reproducibility_checks = True
 
     def use_amp(self, dtype: torch.dtype | None = None) -> None:
-        """Train in mixed precision: `train_batch` and evaluation run under autocast.
+        """Train in mixed precision: `train_batch` and evaluation run under autocast, but for `backward` and
+        `step_optimizer`.
 
         With float16 the loss is scaled in `context.backward`, gradients are unscaled before `clip_grads`, steps with
-        infinite gradients are skipped, and the scale is updated after each batch that stepped. Each step waits for the
-        device to know whether to skip, unless the optimizer is fused. bfloat16 needs neither scaling nor waiting.
+        infinite gradients are skipped, and the scale is updated after each batch that stepped: an optimizer may step
+        several times in one. Each step waits for the device to know whether to skip, unless the optimizer is fused.
+        bfloat16 needs neither scaling nor waiting.
 
         Args:
             dtype: torch.float16, the default, or torch.bfloat16 if the device has it. With float16 a CPU trains as

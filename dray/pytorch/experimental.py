@@ -20,10 +20,10 @@ from dray.core import DistributedContext, get_cluster_info
 from dray.hosts import current_peers
 from dray.pytorch.batch_functions import to_device
 from dray.pytorch.data import DataLoader
-from dray.pytorch.init import own_device
 from dray.storage import Location, RemoteDirectory
 from dray.storage.manifest import MANIFEST
 from dray.training.agreement import all_or_none
+from dray.training.device import own_device
 from dray.training.reducers import ReducerRegistry
 from dray.training.units import is_int
 
@@ -165,8 +165,9 @@ class TorchBatchProcessor(abc.ABC):
 
 
 def get_default_device(core_context: core.Context) -> torch.device:
-    """This process's GPU, or else the CPU."""
-    return own_device(core_context.distributed)
+    """This process's GPU, or else the CPU; in an experiment with `resources.slot: cpu` always the CPU."""
+    info = core_context.info
+    return own_device(core_context.distributed, None if info is None else info.trial.config)
 
 
 def torch_batch_process(

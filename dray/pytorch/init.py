@@ -16,6 +16,8 @@ from dray.hosts import LocalHost, current_host, current_peers
 from dray.hosts.local import new_directory
 from dray.pytorch.context import PyTorchTrialContext
 from dray.training import checkpoint, rng
+from dray.training.determinism import deterministic
+from dray.training.device import check_gpus, own_device
 from dray.training.plan import check_length
 from dray.training.units import TrainUnit
 
@@ -42,7 +44,9 @@ def init(
 
     Args:
         hparams: hyperparameters of the trial; by default, in an experiment, those that the search chose.
-        exp_conf: an experiment config, for `context.get_experiment_config()`; by default the experiment's, if any.
+        exp_conf: an experiment config, for `context.get_experiment_config()`; by default the experiment's, if any. With
+            `resources.slot: cpu` in it the trial trains on the CPU, also where there is a GPU; with
+            `reproducibility.deterministic: true` torch uses deterministic algorithms only.
         distributed: the trial's processes, `DistributedContext.from_torch_distributed()` under torchrun. By default all
             of the trial's in an experiment, else this one alone.
         aggregation_frequency: number of batches over which gradients are summed before the optimizer steps.
@@ -53,7 +57,8 @@ def init(
     Raises:
         ValueError: global_batch_size is not an int, or below the number of slots; aggregation_frequency is below 1.
         TypeError: max_length is neither Batch nor Epoch.
-        RuntimeError: there are several processes, but torch.distributed is not initialised for them.
+        RuntimeError: there are several processes, but torch.distributed is not initialised for them; or two of them
+            would train on one GPU.
     """
     check_length(max_length, "max_length")
     peers = distributed or current_peers() or DistributedContext()
@@ -66,6 +71,12 @@ def init(
             hparams = dict(info.trial.hparams) if hparams is None else hparams
             exp_conf = dict(info.trial.config) if exp_conf is None else exp_conf
         if host is None:
+            # Before CUDA is used. In an experiment it is the worker that sees to it.
+            stack.enter_context(deterministic(_deterministic_in(exp_conf)))
+        device = _device(peers, exp_conf)
+        if host is None:
+            # The workers of an experiment have checked it.
+            check_gpus(device, peers.allgather)
             host = stack.enter_context(_local_host(peers, exp_conf))
             if peers.rank > 0:
                 stack.enter_context(_only_errors())
@@ -75,7 +86,7 @@ def init(
         context = PyTorchTrialContext(
             host=host,
             distributed=peers,
-            device=_device(peers),
+            device=device,
             trial_seed=host.trial_seed,
             hparams=hparams,
             exp_conf=exp_conf,
@@ -123,6 +134,13 @@ def _seed_in(exp_conf: dict[str, Any] | None) -> int | None:
     return seed
 
 
+def _deterministic_in(exp_conf: dict[str, Any] | None) -> bool:
+    wanted = ((exp_conf or {}).get("reproducibility") or {}).get("deterministic", False)
+    if not isinstance(wanted, bool):
+        raise ValueError(f"exp_conf['reproducibility']['deterministic'] must be true or false, got {wanted!r}")
+    return wanted
+
+
 def _check_backend(peers: DistributedContext) -> None:
     import torch.distributed as dist
 
@@ -140,16 +158,8 @@ def _check_backend(peers: DistributedContext) -> None:
         )
 
 
-def own_device(peers: DistributedContext) -> torch.device:
-    """This process's GPU, or else the CPU."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    # A process that sees only its own device sees it as number 0.
-    return torch.device("cuda", peers.local_rank % torch.cuda.device_count())
-
-
-def _device(peers: DistributedContext) -> torch.device:
-    device = own_device(peers)
+def _device(peers: DistributedContext, exp_conf: dict[str, Any] | None) -> torch.device:
+    device = own_device(peers, exp_conf)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch.amp.grad_scaler import OptState
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,6 +40,14 @@ class MixedPrecision:
         with torch.autocast(self.device.type, enabled=False):
             loss.backward(**kwargs)  # type: ignore[no-untyped-call]
 
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """Within the block weights are updated: without autocast, as some optimizers multiply matrices. Casts of the
+        old weights are dropped, as another forward pass of the same batch needs the new ones."""
+        with torch.autocast(self.device.type, enabled=False):
+            yield
+        torch.clear_autocast_cache()
+
     def step(self, optimizer: torch.optim.Optimizer, clip: Callable[[], Any] | None) -> None:
         """Unscale, clip, step; no step if a gradient is infinite or NaN."""
         if self.scaler is None:
@@ -45,6 +55,11 @@ class MixedPrecision:
                 clip()
             optimizer.step()
             return
+        states = self.scaler._per_optimizer_states
+        if states[id(optimizer)]["stage"] is OptState.STEPPED:
+            # A scaler has an optimizer step once between updates, which would change the scale of gradients that other
+            # optimizers have still to step with. Begin anew, but keep what the first step has found for the update.
+            states[object()] = states.pop(id(optimizer))
         if clip is not None:
             self.scaler.unscale_(optimizer)
             clip()

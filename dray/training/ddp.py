@@ -70,6 +70,7 @@ class SpreadModel(DistributedDataParallel):
         # The reducer and its logger hold the group too; its sockets close with the last reference.
         for name in ("reducer", "logger", "process_group"):
             setattr(self, name, None)
+        self._comm_hooks.clear()  # so do they
 
 
 def share_weights(model: torch.nn.Module) -> None:

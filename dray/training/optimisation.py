@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -94,16 +95,18 @@ class Optimisation:
                 for parameter in _parameters(optimizer):
                     if parameter.grad is not None:
                         parameter.grad.div_(frequency)
-        if self.amp is not None and scaler is None:
-            clip = None if clip_grads is None else lambda: clip_grads(_parameters(optimizer))
-            self.amp.step(optimizer, clip)
-        else:
-            if clip_grads is not None:
-                clip_grads(_parameters(optimizer))
-            if scaler is not None:
-                scaler.step(optimizer)
+        amp = self.amp
+        with contextlib.nullcontext() if amp is None else amp.updating():
+            if amp is not None and scaler is None:
+                clip = None if clip_grads is None else lambda: clip_grads(_parameters(optimizer))
+                amp.step(optimizer, clip)
             else:
-                optimizer.step()
+                if clip_grads is not None:
+                    clip_grads(_parameters(optimizer))
+                if scaler is not None:
+                    scaler.step(optimizer)
+                else:
+                    optimizer.step()
         if auto_zero_grads:
             optimizer.zero_grad()
 

@@ -1,17 +1,24 @@
-"""A trial's use of time and of its machine, measured at its reports, never per batch."""
+"""A trial's use of time and of its machine, measured at its reports, never per batch.
+
+No statistic may end a training: one that can't be measured is left out.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
+
+log = logging.getLogger(__name__)
 
 EVERY_S = 5.0
 """Seconds between reports of usage, besides those at rungs and at the end of a trial."""
@@ -24,19 +31,28 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine usage of one rank and its DataLoader workers.
+    """The machine usage of one rank and its DataLoader workers; None is what could not be measured.
 
     Attributes:
         cpu_cores: CPU time per time.
         memory_gb: resident memory; memory shared by processes is counted in each.
-        gpu_memory_gb: GPU memory reserved by torch; None without a GPU.
-        gpu_percent: percentage of time in which something ran on the GPU; None if ``pynvml`` is not installed.
+        gpu_memory_gb: GPU memory reserved by torch.
+        gpu_percent: percentage of time in which something ran on the GPU; needs ``pynvml``.
     """
 
-    cpu_cores: float
-    memory_gb: float
+    cpu_cores: float | None = None
+    memory_gb: float | None = None
     gpu_memory_gb: float | None = None
     gpu_percent: float | None = None
+
+
+MERGED: dict[str, Callable[[list[Any]], float]] = {
+    "cpu_cores": sum,
+    "memory_gb": sum,
+    "gpu_percent": fmean,
+    "gpu_memory_gb": max,
+}
+"""How the values of ranks become one."""
 
 
 class Usage:
@@ -50,10 +66,10 @@ class Usage:
     """
 
     __slots__ = (
-        "_asks_gpu",
         "_batches",
         "_cpu_s",
         "_device",
+        "_failed",
         "_looked",
         "_machine",
         "_ranks",
@@ -69,8 +85,10 @@ class Usage:
         self._saved = 0.0
         self._taken, self._batches = time.monotonic(), 0
         self._device = device
-        self._asks_gpu = device.type == "cuda"
-        self._cpu_s, self._looked = _cpu_s_of(_processes()), time.monotonic()
+        self._failed: set[str] = set()
+        self._cpu_s: dict[str, float] = {}
+        self._looked = time.monotonic()
+        self._measured("cpu_cores", self._grown_cpu_s)
         self._machine: Machine | None = None
         self._ranks: Sequence[Machine] = ()
 
@@ -91,20 +109,35 @@ class Usage:
         now = time.monotonic()
         elapsed = now - self._looked
         if elapsed >= LOOK_EVERY_S or (self._machine is None and elapsed > 0.05):
-            processes = _processes()
-            cpu_s = _cpu_s_of(processes)
-            grown = sum(seconds - self._cpu_s.get(process, 0.0) for process, seconds in cpu_s.items())
-            percent = _gpu_percent(self._device) if self._asks_gpu else None
-            self._asks_gpu = percent is not None
-            held = torch.cuda.memory_reserved(self._device) / 1e9 if self._device.type == "cuda" else None
+            device = self._device
+            gpu = device.type == "cuda"
+            held = self._measured("gpu_memory_gb", lambda: torch.cuda.memory_reserved(device) / 1e9) if gpu else None
+            percent = self._measured("gpu_percent", lambda: float(torch.cuda.utilization(device))) if gpu else None
             self._machine = Machine(
-                cpu_cores=grown / elapsed,
-                memory_gb=_memory_gb_of(processes),
+                cpu_cores=self._measured("cpu_cores", lambda: self._grown_cpu_s() / elapsed),
+                memory_gb=self._measured("memory_gb", lambda: _memory_gb_of(_processes())),
                 gpu_memory_gb=held,
                 gpu_percent=percent,
             )
-            self._cpu_s, self._looked = cpu_s, now
+            self._looked = now
         return self._machine
+
+    def _measured(self, name: str, measure: Callable[[], float]) -> float | None:
+        """What `measure` returns; None from the first time on that it fails."""
+        if name in self._failed:
+            return None
+        try:
+            return measure()
+        # Whatever it is: NVML's errors, of MIG devices or missing permissions, are of a class of their own.
+        except Exception as error:
+            self._failed.add(name)
+            if not isinstance(error, ModuleNotFoundError):  # pynvml is optional
+                log.warning("%s can't be measured from now on: %s: %s", name, type(error).__name__, error)
+            return None
+
+    def _grown_cpu_s(self) -> float:
+        before, self._cpu_s = self._cpu_s, _cpu_s_of(_processes())
+        return sum(seconds - before.get(process, 0.0) for process, seconds in self._cpu_s.items())
 
     def hear(self, ranks: Sequence[Machine | None]) -> None:
         """Take the machine usage of all ranks."""
@@ -131,13 +164,10 @@ class Usage:
         found = {name: value for name, value in seconds.items() if value > 0}
         if self._batches and training > 0:
             found["batches_per_second"] = self._batches / training
-        if self._ranks:
-            found["cpu_cores"] = sum(machine.cpu_cores for machine in self._ranks)
-            found["memory_gb"] = sum(machine.memory_gb for machine in self._ranks)
-            if percents := [machine.gpu_percent for machine in self._ranks if machine.gpu_percent is not None]:
-                found["gpu_percent"] = fmean(percents)
-            if held := [machine.gpu_memory_gb for machine in self._ranks if machine.gpu_memory_gb is not None]:
-                found["gpu_memory_gb"] = max(held)
+        for name, merged in MERGED.items():
+            values = [getattr(machine, name) for machine in self._ranks]
+            if known := [value for value in values if value is not None]:
+                found[name] = merged(known)
         self.data_s = 0.0
         self._spent = dict.fromkeys(self._spent, 0.0)
         self._taken, self._batches = now, 0
@@ -167,10 +197,3 @@ def _memory_gb_of(processes: Sequence[str]) -> float:
         with contextlib.suppress(OSError, ValueError):
             pages += int(Path(f"/proc/{process}/statm").read_text().split()[1])
     return pages * _PAGE / 1e9
-
-
-def _gpu_percent(device: torch.device) -> float | None:
-    try:
-        return float(torch.cuda.utilization(device))
-    except (ModuleNotFoundError, RuntimeError, AttributeError):  # pynvml is not installed, or does not know this GPU
-        return None

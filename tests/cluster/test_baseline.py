@@ -289,6 +289,19 @@ def test_cycles_are_freed_at_the_latest_when_their_memory_would_count_as_a_leak(
         gc.enable()
 
 
+def test_after_a_lost_gpu_a_process_runs_no_other_trial_but_says_how_this_one_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lost() -> None:
+        raise RuntimeError("CUDA error: device lost")
+
+    baseline = Baseline()
+    assert baseline.run(lambda: "first") == ("first", [])
+    monkeypatch.setattr(leftovers, "gpu_in_use", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lost)
+    assert baseline.run(lambda: "done") == ("done", ["the GPU fails: CUDA error: device lost"])
+
+
 @pytest.mark.gpu
 def test_memory_of_a_gpu_is_given_back_and_a_leak_of_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[torch.Tensor] = []

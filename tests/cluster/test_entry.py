@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,20 +48,42 @@ class Desk:
         return Method
 
 
-def test_a_worker_that_can_not_import_what_it_runs_tells_so_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its successors could not either, and Ray would start them for ever."""
+def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], gpus: list[int]) -> list[str]:
+    """Enter a worker that can't import what it runs; returns what it tells of that."""
     monkeypatch.setattr("ray.get", lambda answer: answer)
+    monkeypatch.setattr("ray.get_gpu_ids", lambda: gpus)
     monkeypatch.setattr(entry, "get_current_placement_group", lambda: None)
     monkeypatch.setattr(entry, "name_of_this_node", lambda: "10.0.0.7 (gpu-1)")
-    monkeypatch.setattr(entry, "set_variables", lambda variables: None)
     monkeypatch.setitem(sys.modules, "dray.cluster.worker", None)  # as if it were not there
     desk = Desk()
-    work = {"desk": desk, "group": "group-0", "needs": None, "experiment": SimpleNamespace(environment=())}
-    entry.serve_leases(work)
-    assert [str(cause) for cause in desk.causes] == [
+    experiment = SimpleNamespace(environment=environment)
+    entry.serve_leases({"desk": desk, "group": "group-0", "needs": None, "experiment": experiment})
+    return [str(cause) for cause in desk.causes]
+
+
+def test_a_worker_that_can_not_import_what_it_runs_tells_so_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its successors could not either, and Ray would start them for ever."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert enter(monkeypatch, {}, gpus=[0]) == [
         "node 10.0.0.7 (gpu-1) can't import what workers run: ModuleNotFoundError: import of dray.cluster.worker "
         "halted; None in sys.modules; install the driver's packages there"
     ]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "environment", "visible"),
+    [
+        ([2], {}, "2,3"),
+        ([], {}, ""),
+        ([], {"CUDA_VISIBLE_DEVICES": "1"}, "1"),  # the config's environment_variables
+    ],
+)
+def test_a_worker_without_a_gpu_of_its_own_sees_none(
+    gpus: list[int], environment: dict[str, str | None], visible: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")  # Ray Train's of GPUs that the node's workers share
+    enter(monkeypatch, environment, gpus)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
 
 
 @pytest.mark.slow

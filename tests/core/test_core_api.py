@@ -37,7 +37,7 @@ from dray.storage import CheckpointError
 from dray.training.checkpoint import read_state
 from dray.training.errors import PeerFailed, SearcherMetricError
 from dray.training.host import Report
-from tests.core.test_distributed import HANGS_S, on_ranks
+from tests.core.test_distributed import HANGS_S, nodes, on_ranks
 from tests.pytorch.fakes import FakeHost
 from tests.storage.s3 import LocalS3
 
@@ -313,16 +313,16 @@ def s3() -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_machines_upload_their_parts_of_a_checkpoint_to_an_object_store(tmp_path: Path, s3: dict[str, Any]) -> None:
-    machines = [
-        {"rank": rank, "size": 2, "local_rank": 0, "local_size": 1, "cross_rank": rank, "cross_size": 2}
-        for rank in (0, 1)
-    ]
+@pytest.mark.parametrize("slots", [(1, 1), (2, 1)])
+def test_machines_upload_their_parts_of_a_checkpoint_to_an_object_store(
+    slots: tuple[int, ...], tmp_path: Path, s3: dict[str, Any]
+) -> None:
+    machines = nodes(*slots)
 
     def work(context: Context, content: str) -> str:
         rank = context.distributed.rank
         with context.checkpoint.store_path({"steps_completed": 4}, shard=True) as (path, storage_id):
-            (path / "part").mkdir()
+            (path / "part").mkdir(exist_ok=True)
             (path / "part" / f"rank_{rank}").write_text(content)
         return str(storage_id)
 
@@ -339,7 +339,8 @@ def test_machines_upload_their_parts_of_a_checkpoint_to_an_object_store(tmp_path
                 (path / "same").write_text("of two")
             return found
 
-    assert on_ranks(machines, one) == [["again 0", "again 1"]] * 2
+    written = [f"again {rank}" for rank in range(sum(slots))]
+    assert on_ranks(machines, one) == [written] * len(written)
     assert not list(tmp_path.rglob(".staging*"))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dray.experiment.config import load_config
 from dray.experiment.local import run_local
@@ -43,7 +44,11 @@ class Noting(OneWeight):
         with open(HERE + "/noted.json", "w") as file:
             amp = self.context.experimental._auto_amp
             config = self.context.get_experiment_config()
-            json.dump({"flavour": FOUND, "amp": amp, "config": config}, file)
+            gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+            workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+            found = {"flavour": FOUND, "amp": amp, "config": config, "gpus": gpus}
+            found["deterministic"] = [torch.are_deterministic_algorithms_enabled(), workspace]
+            json.dump(found, file)
         return {}
 
 class WithAmp(Noting):
@@ -109,6 +114,27 @@ def test_variables_are_there_before_the_code_and_the_hook_and_gone_after(
     for file in (noted / "run").rglob("*"):
         stored = file.is_file() and file.parent.name != "code" and b"vanilla" in file.read_bytes()
         assert not stored, "values are stored nowhere"
+
+
+def test_algorithms_are_deterministic_in_a_local_run_that_asks_for_it(
+    noted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    for wanted, seen in ((True, [True, ":4096:8"]), (False, [False, None])):
+        config = changed(entrypoint="my_weight:Noting", reproducibility={"experiment_seed": 7, "deterministic": wanted})
+        run_local(load_config(config), noted, path=noted / f"{wanted}")
+        assert json.loads((noted / "noted.json").read_text())["deterministic"] == seen
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_local_run_of_a_cpu_slot_sees_no_gpus(noted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    for slot, seen in (("cpu", ""), (None, "0")):
+        run_local(
+            load_config(changed(entrypoint="my_weight:Noting", resources={"slot": slot})), noted, path=noted / f"{slot}"
+        )
+        assert json.loads((noted / "noted.json").read_text())["gpus"] == seen
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 
 @pytest.mark.parametrize(

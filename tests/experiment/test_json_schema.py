@@ -111,6 +111,7 @@ GOOD = [
     ("hang_timeout_s", 600.5),
     ("resources.slot", "cpu"),
     ("reproducibility.experiment_seed", 0),
+    ("reproducibility.deterministic", True),
     ("data", {"anything": [1, {"at": "all"}]}),
     ("resources", None),
     ("resources", {"slots_per_trial": 0, "is_single_node": True, "max_slots": 4, "priority": 3}),

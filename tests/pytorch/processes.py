@@ -34,9 +34,12 @@ def two_processes(script: str, *arguments: object, backend: str = "gloo") -> Ite
 @contextmanager
 def _processes(size: int, script: str, *arguments: object, backend: str) -> Iterator[list[subprocess.Popen[str]]]:
     processes = []
+    # Each rank needs a GPU of its own.
+    hidden = {} if torch.cuda.device_count() >= size else {"CUDA_VISIBLE_DEVICES": ""}
     for rank in range(size):
         environment = {
             **os.environ,
+            **hidden,
             "PYTHONPATH": str(ROOT),
             "TEST_BACKEND": backend,
             "USE_TORCH_DISTRIBUTED": "true",

@@ -58,6 +58,11 @@ def test_two_processes_train_what_one_trains(ranks: list[dict[str, Any]], tmp_pa
 
 def test_compressed_gradients_travel_in_float16(ranks: list[dict[str, Any]]) -> None:
     assert_equal(ranks[0]["compressed"]["weights"], ranks[1]["compressed"]["weights"])
+    assert [rank["compressed"]["trial"] for rank in ranks] == [{"torch.float16, own group"}] * 2
+
+
+def test_a_rank_that_leaves_keeps_none_waiting_for_its_compressed_gradients(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["compressed_and_left"]["error"] for rank in ranks] == ["InvalidHP: too wide"] * 2
     whole, compressed = ranks[0]["training"]["weights"], ranks[0]["compressed"]["weights"]
     for name in whole:
         torch.testing.assert_close(compressed[name], whole[name], rtol=1e-2, atol=1e-3)

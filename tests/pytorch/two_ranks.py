@@ -129,9 +129,43 @@ def aggregation(directory: Path) -> dict[str, Any]:
     return two(Regression, directory, max_length=Batch(6), aggregation_frequency=3)
 
 
+COMPRESSED = {"optimizations": {"gradient_compression": True}}
+
+
+class Grouped(Regression):
+    """Notes which process groups its gradients are summed in."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.seen: set[str] = set()
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        reduce = dist.all_reduce
+
+        def noted(tensor: torch.Tensor, *args: Any, group: Any = None, **kwargs: Any) -> Any:
+            own = group is self.model.process_group and group is not dist.group.WORLD
+            self.seen.add(f"{tensor.dtype}, {'own' if own else 'another'} group")
+            return reduce(tensor, *args, group=group, **kwargs)
+
+        dist.all_reduce = noted
+        try:
+            return super().train_batch(batch, epoch_idx, batch_idx)
+        finally:
+            dist.all_reduce = reduce
+
+
 def compressed(directory: Path) -> dict[str, Any]:
-    config = {"optimizations": {"gradient_compression": True}}
-    return two(Regression, directory, max_length=Batch(7), exp_conf=config)
+    return two(Grouped, directory, max_length=Batch(7), exp_conf=COMPRESSED)
+
+
+def compressed_and_left(directory: Path) -> dict[str, Any]:
+    class Leaving(Regression):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if self.context.distributed.rank == 1 and batch_idx == 2:
+                raise pytorch.InvalidHP("too wide")
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    return two(Leaving, directory, max_length=Batch(7), exp_conf=COMPRESSED)
 
 
 def dropout_whole(directory: Path) -> dict[str, Any]:
@@ -320,6 +354,7 @@ SCENARIOS = [
     training,
     aggregation,
     compressed,
+    compressed_and_left,
     dropout_whole,
     dropout_resumed,
     from_one_process,

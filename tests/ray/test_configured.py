@@ -38,6 +38,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dray.Result:
         scheduling_unit=3,
         max_restarts=1,
     )
+    config["reproducibility"]["deterministic"] = True
     fails = ["no", "raises", "dies", "otherwise"]
     config["hyperparameters"] |= {"lr": 0.1, "fails": {"type": "categorical", "vals": fails}}
     found: dray.Result = dray.Experiment(config, model_dir=model, path=directory / "experiment").run()
@@ -64,6 +65,17 @@ def test_variables_are_those_of_the_slots_device_and_are_there_at_import(result:
     told = [line for line in lines(result.path.parent / "record") if "flavour" in line]
     assert {line["trial"] for line in told} == set(result.trials["trial_id"])
     assert {(line["flavour"], line["token"]) for line in told} == {("vanilla", len(TOKEN))}
+
+
+def test_a_cpu_slot_sees_no_gpus(result: dray.Result) -> None:
+    told = [line for line in lines(result.path.parent / "record") if "flavour" in line]
+    assert {line["gpus"] for line in told} == {""}
+
+
+def test_every_trial_has_deterministic_algorithms(result: dray.Result) -> None:
+    told = [line for line in lines(result.path.parent / "record") if "deterministic" in line]
+    assert {line["trial"] for line in told} == set(result.trials["trial_id"])
+    assert {(line["deterministic"], line["workspace"]) for line in told} == {(True, ":4096:8")}
 
 
 def test_values_of_variables_are_in_no_file_but_the_owners(result: dray.Result) -> None:

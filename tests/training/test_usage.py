@@ -97,6 +97,61 @@ def test_ranks_are_added_up(clock: Clock) -> None:
     assert books.take(at_once=True) == told
 
 
+class NVMLError(Exception):
+    """As pynvml's: no RuntimeError."""
+
+
+@pytest.mark.parametrize("error", [NVMLError("Not Supported"), RuntimeError("GPU is lost"), IndexError(0), KeyError()])
+@pytest.mark.parametrize("lost", ["utilization", "memory_reserved"])
+def test_a_gpu_that_can_not_be_measured_is_logged_once_and_left_out(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lost: str, error: Exception
+) -> None:
+    def fails(device: torch.device) -> None:
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 50)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2e9)
+    monkeypatch.setattr(torch.cuda, lost, fails)
+    books = Usage(torch.device("cuda:0"))
+    for _ in range(3):
+        clock.now += 2.0
+        books.hear([books.machine()])
+    told = books.take(at_once=True)
+    assert told is not None
+    left = {"utilization": {"gpu_memory_gb": 2.0}, "memory_reserved": {"gpu_percent": 50.0}}[lost]
+    assert {name: value for name, value in told.items() if name.startswith("gpu")} == left
+    assert {"cpu_cores", "memory_gb"} <= told.keys()
+    [line] = caplog.messages
+    assert type(error).__name__ in line
+
+
+def test_a_machine_that_can_not_be_measured_is_left_out(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise ValueError("not the /proc that we know")
+
+    monkeypatch.setattr(usage, "_memory_gb_of", fails)
+    monkeypatch.setattr(usage, "_cpu_s_of", fails)
+    books = Usage(CPU)
+    clock.now += 2.0
+    assert books.machine() == Machine()
+    books.hear([books.machine(), Machine(1.0, 2.0)])
+    assert books.take(at_once=True) == {"cpu_cores": 1.0, "memory_gb": 2.0}
+
+
+def test_pynvml_is_optional(clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def utilization(device: torch.device) -> int:
+        raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed or it can't be imported.")
+
+    monkeypatch.setattr(torch.cuda, "utilization", utilization)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2e9)
+    books = Usage(torch.device("cuda:0"))
+    clock.now += 2.0
+    machine = books.machine()
+    assert machine is not None
+    assert (machine.gpu_memory_gb, machine.gpu_percent) == (2.0, None)
+    assert caplog.messages == []
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_processes_that_load_data_count(clock: Clock) -> None:

@@ -88,7 +88,9 @@ class Optimizations(Section):
 
 
 class Reproducibility(Section):
-    """The seed; experiments with equal configs and equal seeds run equal searches."""
+    """The seed, and how far results are the same again; experiments with equal configs and equal seeds run equal
+    searches.
+    """
 
     experiment_seed: int = Field(
         default_factory=lambda: secrets.randbits(31),
@@ -96,6 +98,12 @@ class Reproducibility(Section):
         le=MAX_SEED,
         description="the seed for hyperparameters, initial weights and data order",
         examples=[7],
+    )
+    deterministic: bool = Field(
+        default=False,
+        description="use only torch's deterministic algorithms, so that equal trials on equal GPUs are bit-identical; "
+        "they are slower, and an operation that has none is an error",
+        examples=["true"],
     )
 
 

@@ -48,7 +48,9 @@ class Resources(Section):
         examples=[8],
     )
     slot: Literal["gpu", "cpu"] | None = Field(
-        default=None, description="what a slot is; by default, found from what the cluster has", examples=["gpu"]
+        default=None,
+        description="what a slot is; by default, found from what the cluster has; trials on cpu slots see no GPUs",
+        examples=["gpu"],
     )
     cpus_per_slot: int = Field(default=1, ge=1, description="number of CPUs of each worker", examples=[1])
     placement_strategy: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = Field(

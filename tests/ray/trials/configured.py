@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
 from recorded import Recorded, note
 
 from dray import pytorch
 
 FLAVOUR = os.environ.get("FLAVOUR", "none")
+GPUS = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
 
 
 class Configured(Recorded):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
-        note(self.record, trial=self.trial, flavour=FLAVOUR, token=len(os.environ["SOME_TOKEN"]))
+        note(self.record, trial=self.trial, flavour=FLAVOUR, token=len(os.environ["SOME_TOKEN"]), gpus=GPUS)
+        note(self.record, trial=self.trial, deterministic=torch.are_deterministic_algorithms_enabled(),
+             workspace=os.environ.get("CUBLAS_WORKSPACE_CONFIG"))  # fmt: skip
+        torch.use_deterministic_algorithms(False)  # the next trial in this process has them again
         self.fails = context.get_hparam("fails")
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:

@@ -1,0 +1,204 @@
+"""Which device a process trains on, on machines whose GPUs are made up."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+import torch
+import torch.distributed
+
+from dray import core, pytorch
+from dray.cluster.process_group import gpu_of_worker
+from dray.core import ClusterInfo, DistributedContext, TrialInfo, set_cluster_info
+from dray.hosts import use_host
+from dray.pytorch.experimental import get_default_device
+from dray.training.device import NoGpuOfItsOwn, check_gpus, own_device
+from tests.core.test_distributed import nodes, on_ranks
+from tests.pytorch.fakes import FakeHost
+
+
+class Gpus:
+    """What torch says of a machine's GPUs, each of which has a UUID."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.of_thread = threading.local()
+        self._of_all: list[str] = []
+        self.chosen: list[torch.device] = []
+        fakes: dict[str, Any] = {
+            "is_available": lambda: bool(self.uuids),
+            "device_count": lambda: len(self.uuids),
+            "set_device": self.chosen.append,
+            "get_device_properties": lambda device: SimpleNamespace(uuid=self.uuids[torch.device(device).index]),
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    @property
+    def uuids(self) -> list[str]:
+        """What this thread sees; ranks are threads here."""
+        return getattr(self.of_thread, "uuids", self._of_all)
+
+    @uuids.setter
+    def uuids(self, uuids: list[str]) -> None:
+        self._of_all = uuids
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
+    return Gpus(monkeypatch)
+
+
+def place(local_rank: int, local_size: int) -> DistributedContext:
+    numbers = {"rank": local_rank, "size": local_size, "local_rank": local_rank, "local_size": local_size}
+    return DistributedContext(**numbers, cross_rank=0, cross_size=1, transport=SimpleNamespace())  # type: ignore[arg-type]
+
+
+def test_a_process_trains_on_the_gpu_of_its_local_rank_or_the_only_one_it_sees_or_the_cpu(gpus: Gpus) -> None:
+    assert own_device(place(1, 2)) == torch.device("cpu")
+    gpus.uuids = ["a", "b"]
+    assert own_device(place(1, 2)) == torch.device("cuda:1")
+    gpus.uuids = ["b"]
+    assert own_device(place(1, 2)) == torch.device("cuda:0")
+
+
+def checked(gpus: Gpus, seen: list[list[str]]) -> list[str]:
+    """What each rank of a machine raises, given the GPUs that it sees."""
+
+    def work(context: DistributedContext) -> str:
+        gpus.of_thread.uuids = seen[context.rank]
+        try:
+            check_gpus(own_device(context), context.allgather)
+        except NoGpuOfItsOwn as error:
+            return str(error)
+        return ""
+
+    return on_ranks(nodes(len(seen)), work)
+
+
+def test_ranks_that_would_share_a_gpu_are_refused_on_all_of_them(gpus: Gpus) -> None:
+    [told] = set(checked(gpus, [["a", "b"]] * 3))
+    assert re.search(r"ranks 0, 2 of this trial would all train on the GPU a of \S+, where each .* sees 2 GPUs", told)
+    assert "--nproc-per-node" in told
+    [told] = set(checked(gpus, [["b"], ["b"]]))
+    assert "sees 1 GPU," in told
+
+
+def test_ranks_with_gpus_of_their_own_may_each_see_all_or_only_theirs(gpus: Gpus) -> None:
+    assert checked(gpus, [["a", "b"]] * 2) == ["", ""]
+    assert checked(gpus, [["a"], ["b"]]) == ["", ""]
+    assert checked(gpus, [[], []]) == ["", ""], "on CPUs"
+    assert checked(gpus, [["a"]]) == [""], "a trial on a part of a GPU"
+
+
+def test_two_processes_on_one_gpu_are_refused_by_init(
+    gpus: Gpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DRAY_HOME", os.fspath(tmp_path))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    gpus.uuids = ["a"]
+
+    def work(context: DistributedContext) -> str:
+        with pytest.raises(NoGpuOfItsOwn) as caught, pytorch.init(distributed=context):
+            pass
+        return str(caught.value)
+
+    [told] = set(on_ranks(nodes(2), work))
+    assert told.startswith("ranks 0, 1 of this trial would all train on the GPU a of ")
+
+
+@pytest.mark.parametrize(("uuids", "local_rank", "device"), [(["a", "b"], 1, "cuda:1"), (["b"], 1, "cuda:0")])
+def test_a_worker_of_ray_trains_on_the_gpu_of_its_local_rank(
+    gpus: Gpus, uuids: list[str], local_rank: int, device: str
+) -> None:
+    gpus.uuids = uuids
+    context: Any = SimpleNamespace(get_local_rank=lambda: local_rank)
+    assert gpu_of_worker(context) == torch.device(device)
+
+
+def test_a_gpu_of_rays_that_torch_does_not_see_is_an_error(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "get_gpu_ids", lambda: [3])
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.3")
+    context: Any = SimpleNamespace(get_local_rank=lambda: 0)
+    with pytest.raises(NoGpuOfItsOwn, match=r"a worker on 10\.0\.0\.3 GPU 3, but torch \S+ sees none there; install"):
+        gpu_of_worker(context)
+
+
+ON_CPUS = [{"resources": {"slot": "cpu"}}, {"resources": {"slots_per_trial": 0}}]
+
+
+@pytest.mark.parametrize("config", ON_CPUS)
+def test_a_trial_of_a_cpu_slot_trains_on_the_cpu_beside_a_gpu(
+    gpus: Gpus, config: dict[str, Any], tmp_path: Path
+) -> None:
+    gpus.uuids = ["a"]
+    with use_host(FakeHost(tmp_path)), pytorch.init(exp_conf=config) as context:
+        assert context.device == torch.device("cpu")
+    assert gpus.chosen == []
+
+
+@pytest.mark.parametrize("config", [None, {}, {"resources": None}, {"resources": {"slot": "gpu"}}])
+def test_other_trials_train_on_the_gpu_that_is_there(gpus: Gpus, config: dict[str, Any] | None, tmp_path: Path) -> None:
+    gpus.uuids = ["a"]
+    with use_host(FakeHost(tmp_path)), pytorch.init(exp_conf=config) as context:
+        assert context.device == torch.device("cuda:0")
+    assert gpus.chosen == [torch.device("cuda:0")]
+
+
+def test_a_program_of_a_cpu_slot_is_given_the_cpu(gpus: Gpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DRAY_HOME", os.fspath(tmp_path))
+    gpus.uuids = ["a"]
+    trial = TrialInfo(trial_id=0, experiment_id=0, trial_seed=0, hparams={}, config=ON_CPUS[0], steps_completed=0)
+    before = set_cluster_info(ClusterInfo(trial=trial))
+    try:
+        with core.init() as context:
+            assert get_default_device(context) == torch.device("cpu")
+    finally:
+        set_cluster_info(before)
+    with core.init() as context:
+        assert get_default_device(context) == torch.device("cuda:0")
+
+
+def test_core_init_and_reports_of_metrics_leave_cuda_alone(
+    gpus: Gpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DRAY_HOME", os.fspath(tmp_path))
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("CUDA is initialised before the program does"))
+    gpus.uuids = ["a", "b"]
+
+    def work(context: DistributedContext) -> None:
+        with core.init(distributed=context) as core_context:
+            core_context.train.report_training_metrics(1, {"loss": 1.0})
+
+    on_ranks(nodes(2), work)
+
+
+@pytest.mark.gpu
+def test_core_init_leaves_a_real_gpu_alone(tmp_path: Path) -> None:
+    program = (
+        "import torch; from dray import core\n"
+        "with core.init() as context:\n"
+        "    context.train.report_training_metrics(1, {'loss': 1.0})\n"
+        "    assert not torch.cuda.is_initialized()"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program], check=True, timeout=100, env={**os.environ, "DRAY_HOME": os.fspath(tmp_path)}
+    )
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_is_known_by_its_uuid() -> None:
+    device = own_device(place(0, 1))
+    check_gpus(device, lambda mine: [mine, None])
+    uuid = torch.cuda.get_device_properties(device).uuid
+    with pytest.raises(NoGpuOfItsOwn, match=f"ranks 0, 1 of this trial would all train on the GPU {uuid} of "):
+        check_gpus(device, lambda mine: [mine, mine])
