@@ -30,8 +30,8 @@ class Transport(Protocol):
 class DistributedContext:
     """Which process of a trial this is, and ways to pass small objects between the processes.
 
-    These are for coordination, not for tensors: use your training framework's collectives for those. All ranks must
-    make the same calls in the same order.
+    These are for coordination, not for tensors: use your training framework's collectives for those. Tensors in the
+    objects arrive on the CPU. All ranks must make the same calls in the same order.
 
     Args:
         rank, size: the rank of this process, and the number of processes, in the trial.
@@ -222,6 +222,14 @@ def _env_int(name: str, environment: Mapping[str, str] = os.environ) -> int:
     return int(value)
 
 
+def _pickled(stuff: Any) -> bytes:
+    """For another rank, which has no use for tensors on this rank's device."""
+    from dray.training.portable import portable
+
+    with portable():
+        return pickle.dumps(stuff)
+
+
 TOO_LONG = 2**32 - 1
 
 
@@ -242,7 +250,7 @@ class TorchTransport:
     def allgather(self, stuff: Any) -> list[Any]:
         if self._group is None and self._dist.get_backend() != "gloo":
             self._group = self._dist.new_group(backend="gloo")
-        told = pickle.dumps(stuff)
+        told = _pickled(stuff)
         fits = len(told) + 4 <= self.ROOM
         head = (len(told) if fits else TOO_LONG).to_bytes(4, "little")
         mine = bytearray((head + told if fits else head).ljust(self.ROOM, b"\0"))
@@ -251,8 +259,8 @@ class TorchTransport:
         lengths = [int.from_bytes(row[:4].numpy().tobytes(), "little") for row in rows]
         if TOO_LONG in lengths:
             result: list[Any] = [None] * len(lengths)
-            self._dist.all_gather_object(result, stuff, group=self._group)
-            return result
+            self._dist.all_gather_object(result, told, group=self._group)
+            return [pickle.loads(each) for each in result]
         return [pickle.loads(row[4 : 4 + n].numpy().tobytes()) for row, n in zip(rows, lengths, strict=True)]
 
     def close(self) -> None:
@@ -272,7 +280,7 @@ class StoreTransport:
 
     def allgather(self, stuff: Any) -> list[Any]:
         turn, self._turn = self._turn, self._turn + 1
-        self._store.set(f"{turn}/{self._rank}", pickle.dumps(stuff))
+        self._store.set(f"{turn}/{self._rank}", _pickled(stuff))
         result = [pickle.loads(self._store.get(f"{turn}/{rank}")) for rank in range(self._size)]
         if turn:
             # All ranks are done with the last turn: each has set its part of this one.
