@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +19,12 @@ import torch
 import torch.distributed as dist
 from torch.serialization import _package_registry
 
+from dray.training import checkpoint
+from dray.training.checkpoint import Description, RankState
 from dray.training.distributed import DistributedContext, StoreTransport, TorchTransport
 from dray.training.evaluation import Share
 from dray.training.portable import portable
+from dray.training.progress import Progress
 from dray.training.reducers import ReducerRegistry
 
 
@@ -107,6 +111,20 @@ def test_only_the_block_is_portable_and_only_in_its_thread() -> None:
             pass
         tags.append(tag())
     assert [*tags, tag()] == [b"elsewhere", b"cpu", b"elsewhere", b"cpu", b"elsewhere"]
+
+
+@pytest.mark.usefixtures("gpu_of_this_rank")
+def test_a_checkpoint_loads_on_a_machine_without_the_gpu_it_was_written_on(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 1)
+    state = {"models_state_dict": [model.state_dict()], "sparse": torch.eye(2).to_sparse()}
+    rank = RankState(rng={"cpu": torch.get_rng_state()}, gradients=[[torch.ones(1, 3), None]])
+    checkpoint.write(
+        tmp_path,
+        checkpoint.contents(state=state, progress=Progress(), ranks=[rank], description=Description(metadata={})),
+    )
+    assert same(torch.load(tmp_path / checkpoint.STATE), state)
+    assert same(torch.load(tmp_path / "gradients" / "rank_0.pth"), [[torch.ones(1, 3), None]])
+    assert same(torch.load(tmp_path / "rng" / "rank_0.pth"), rank.rng)
 
 
 @pytest.mark.gpu
