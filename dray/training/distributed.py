@@ -23,6 +23,8 @@ class Transport(Protocol):
 
     def allgather(self, stuff: Any) -> list[Any]: ...
 
+    def gather(self, stuff: Any) -> list[Any] | None: ...
+
     def close(self) -> None: ...
 
 
@@ -146,8 +148,9 @@ class DistributedContext:
 
     def gather(self, stuff: T) -> list[T] | None:
         """The objects of all ranks, in rank order, on the chief; None on the others."""
-        everything = self.allgather(stuff)
-        return everything if self._is_chief else None
+        if self._transport is None:
+            return [stuff]
+        return self._transport.gather(stuff)
 
     def allgather(self, stuff: T) -> list[T]:
         """The objects of all ranks, in rank order, on every rank."""
@@ -248,8 +251,7 @@ class TorchTransport:
         self._group: Any = None
 
     def allgather(self, stuff: Any) -> list[Any]:
-        if self._group is None and self._dist.get_backend() != "gloo":
-            self._group = self._dist.new_group(backend="gloo")
+        self._connect()
         told = _pickled(stuff)
         fits = len(told) + 4 <= self.ROOM
         head = (len(told) if fits else TOO_LONG).to_bytes(4, "little")
@@ -262,6 +264,16 @@ class TorchTransport:
             self._dist.all_gather_object(result, told, group=self._group)
             return [pickle.loads(each) for each in result]
         return [pickle.loads(row[4 : 4 + n].numpy().tobytes()) for row, n in zip(rows, lengths, strict=True)]
+
+    def gather(self, stuff: Any) -> list[Any] | None:
+        self._connect()
+        result: list[Any] | None = [None] * self._dist.get_world_size() if self._dist.get_rank() == 0 else None
+        self._dist.gather_object(_pickled(stuff), result, group=self._group)
+        return None if result is None else [pickle.loads(each) for each in result]
+
+    def _connect(self) -> None:
+        if self._group is None and self._dist.get_backend() != "gloo":
+            self._group = self._dist.new_group(backend="gloo")
 
     def close(self) -> None:
         if self._group is not None and self._dist.is_initialized():
@@ -277,15 +289,31 @@ class StoreTransport:
         self._size = size
         self._store = store
         self._turn = 0
+        self._last_to_all: int | None = None
 
     def allgather(self, stuff: Any) -> list[Any]:
+        turn = self._set(stuff)
+        result = [pickle.loads(self._store.get(f"{turn}/{rank}")) for rank in range(self._size)]
+        if self._last_to_all is not None:
+            # All ranks are done with that turn: each has set its part of this one.
+            self._store.delete_key(f"{self._last_to_all}/{self._rank}")
+        self._last_to_all = turn
+        return result
+
+    def gather(self, stuff: Any) -> list[Any] | None:
+        turn = self._set(stuff)
+        if self._rank > 0:
+            return None
+        result = []
+        for key in [f"{turn}/{rank}" for rank in range(self._size)]:
+            result.append(pickle.loads(self._store.get(key)))
+            self._store.delete_key(key)
+        return result
+
+    def _set(self, stuff: Any) -> int:
         turn, self._turn = self._turn, self._turn + 1
         self._store.set(f"{turn}/{self._rank}", _pickled(stuff))
-        result = [pickle.loads(self._store.get(f"{turn}/{rank}")) for rank in range(self._size)]
-        if turn:
-            # All ranks are done with the last turn: each has set its part of this one.
-            self._store.delete_key(f"{turn - 1}/{self._rank}")
-        return result
+        return turn
 
     def close(self) -> None:
         # The chief serves the store, so it leaves last; but does not wait long for a peer that died.

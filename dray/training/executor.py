@@ -33,6 +33,7 @@ from dray.training.progress import Progress
 from dray.training.reducers import ReducerRegistry
 from dray.training.saver import Saver
 from dray.training.searcher_metric import check_metric
+from dray.training.snapshot import on_cpu
 from dray.training.spread import SpreadModel, hang_up
 from dray.training.stopping import StopLine
 from dray.training.tensorboard import TensorBoard
@@ -324,9 +325,10 @@ class Executor:
         leave = None
         if command.save:
             began = time.perf_counter()
+            gradients = self.optimisation.pending_gradients()
             state = checkpoint.RankState(
                 rng=rng.capture(self.device),
-                gradients=self.optimisation.pending_gradients(),
+                gradients=gradients if self.peers.size == 1 else on_cpu(gradients),
                 drawn=self.cursor.drawn_from(command.at.batches),
             )
             states = self.peers.gather(state) or []

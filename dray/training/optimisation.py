@@ -138,12 +138,12 @@ class Optimisation:
     def pending_gradients(self) -> list[list[torch.Tensor | None]] | None:
         """This rank's gradients by model and parameter, which the next batch adds to; None if all are zeroed.
 
-        These are gradients in the middle of an aggregation, and any that the trial's code keeps.
+        These are gradients in the middle of an aggregation, and any that the trial's code keeps. They are not copied.
         """
         gradients = [[parameter.grad for parameter in model.parameters()] for model in self.models]
         if all(gradient is None for row in gradients for gradient in row):
             return None
-        return [[None if gradient is None else gradient.detach().cpu() for gradient in row] for row in gradients]
+        return [[None if gradient is None else gradient.detach() for gradient in row] for row in gradients]
 
     def restore_gradients(self, gradients: list[list[torch.Tensor | None]]) -> None:
         for model, row in zip(self.models, gradients, strict=True):

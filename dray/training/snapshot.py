@@ -65,6 +65,16 @@ class Snapshots:
         return copied, wait
 
 
+def on_cpu(value: T) -> T:
+    """The value with its tensors on the CPU: those of a GPU are copied together, and waited for once."""
+    try:
+        copy, wait = Snapshots().take(value)
+    except NotCopied:
+        return value
+    wait()
+    return copy
+
+
 def _buffer(nbytes: int, pinned: bool) -> torch.UntypedStorage:
     return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned).untyped_storage()
 

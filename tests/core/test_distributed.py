@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import HashStore, TCPStore
 
 from dray.core import ClusterInfo, DistributedContext, TrialInfo, get_cluster_info, set_cluster_info
 from dray.training.distributed import PORT, StoreTransport
@@ -68,6 +68,42 @@ def test_collectives_reach_every_rank_in_order() -> None:
         assert everything == [0, 1, 2]
         assert said == "from 0"
         assert turns == [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
+
+
+class Counting:
+    """A store that counts what is read from it and what remains in it."""
+
+    def __init__(self) -> None:
+        self.store = HashStore()
+        self.read: list[str] = []
+
+    def get(self, key: str) -> bytes:
+        self.read.append(key)
+        return self.store.get(key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+
+def test_only_the_chief_receives_what_is_gathered() -> None:
+    shared = HashStore()
+    stores = [Counting(), Counting(), Counting()]
+    for store in stores:
+        store.store = shared
+
+    def work(rank: int) -> list[Any]:
+        transport = StoreTransport(rank, 3, stores[rank])
+        found = [transport.gather("gradients" * 1000) for _ in range(3)]
+        return [*found, transport.allgather(rank), transport.gather(rank), transport.allgather(rank)]
+
+    with ThreadPoolExecutor(3) as pool:
+        chief, *others = pool.map(work, range(3))
+    everything = ["gradients" * 1000] * 3
+    assert chief == [everything, everything, everything, [0, 1, 2], [0, 1, 2], [0, 1, 2]]
+    assert others == [[None, None, None, [0, 1, 2], None, [0, 1, 2]]] * 2
+    assert [len(store.read) for store in stores] == [18, 6, 6]
+    # Only the last turn's: the store does not grow.
+    assert shared.num_keys() == 3
 
 
 def test_ranks_without_a_process_group_meet_at_the_chiefs_port() -> None:

@@ -163,6 +163,10 @@ def test_ranks_hear_one_another_however_much_they_say(ranks: list[dict[str, Any]
     assert [rank["words_of_all_lengths"] for rank in ranks] == [[True] * 6] * 2
 
 
+def test_what_is_gathered_comes_to_the_chief_alone(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["gathered"] for rank in ranks] == [(2, [0, 1]), (0, None)]
+
+
 @pytest.mark.api("8.13")
 def test_a_failure_of_one_rank_reaches_the_other(ranks: list[dict[str, Any]]) -> None:
     failure = "failure_in_validation_of_one_rank"
