@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,9 +92,7 @@ class Optimisation:
             if not self.steps_now:
                 return
             if self.average_aggregated_gradients:
-                for parameter in _parameters(optimizer):
-                    if parameter.grad is not None:
-                        parameter.grad.div_(frequency)
+                _divide([parameter.grad for parameter in _parameters(optimizer)], frequency)
         if self.amp is not None and scaler is None:
             clip = None if clip_grads is None else lambda: clip_grads(_parameters(optimizer))
             self.amp.step(optimizer, clip)
@@ -181,3 +180,13 @@ def bare(model: torch.nn.Module) -> torch.nn.Module:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _divide(gradients: Sequence[torch.Tensor | None], divisor: int) -> None:
+    """Divide all gradients, in few kernels."""
+    alike: dict[Any, list[torch.Tensor]] = defaultdict(list)
+    for gradient in gradients:
+        if gradient is not None:
+            alike[type(gradient), gradient.device, gradient.dtype, gradient.layout].append(gradient)
+    for found in alike.values():
+        torch._foreach_div_(found, divisor)
