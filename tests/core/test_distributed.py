@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,10 @@ import pytest
 from torch.distributed import HashStore, TCPStore
 
 from dray.core import ClusterInfo, DistributedContext, TrialInfo, get_cluster_info, set_cluster_info
+from dray.storage import CheckpointError
 from dray.training.distributed import PORT, StoreTransport
+from dray.training.errors import PeerFailed
+from dray.training.opening import open_together
 
 HANGS_S = 50
 
@@ -133,6 +137,36 @@ def test_local_collectives_stay_on_their_machine() -> None:
         )
 
     assert on_ranks(nodes(2, 1), work) == [([0, 1], [0, 1], 0), (None, [0, 1], 0), ([2], [2], 2)]
+
+
+def test_a_checkpoint_is_opened_once_on_each_machine() -> None:
+    opened: list[int] = []
+
+    def work(context: DistributedContext) -> tuple[Path, str | None]:
+        def open_one() -> Path:
+            opened.append(context.rank)
+            return Path(f"/machine/{context.cross_rank}")
+
+        def damaged_on_the_second_machine() -> Path:
+            if context.cross_rank == 1:
+                raise CheckpointError("damaged")
+            return open_one()
+
+        found = open_together(context, open_one, "opening it")
+        try:
+            open_together(context, damaged_on_the_second_machine, "opening it")
+        except (CheckpointError, PeerFailed) as error:
+            return found, str(error)
+        return found, None
+
+    others = "rank 2 failed while opening it: CheckpointError('damaged')"
+    assert on_ranks(nodes(2, 2), work) == [
+        (Path("/machine/0"), others),
+        (Path("/machine/0"), others),
+        (Path("/machine/1"), "damaged"),
+        (Path("/machine/1"), others),
+    ]
+    assert sorted(opened) == [0, 0, 2]
 
 
 @pytest.mark.api("3.2", "3.3", "3.4")
