@@ -39,5 +39,5 @@ def _restored(*_: Any) -> None:
     """Nothing is loaded differently."""
 
 
-# Lower numbers are asked first. torch's own begin at 10.
-torch.serialization.register_package(-1, _tag, _restored)
+# Lower numbers are asked first, torch's own begin at 10, and torch can't sort two that are the same.
+torch.serialization.register_package(-1000, _tag, _restored)
