@@ -171,7 +171,7 @@ class QueuedGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return "queued"
 
-    def getSize(self) -> int:  # noqa: N802
+    def getSize(self) -> int:
         return self._size
 
     # Of a group that is written in Python, torch neither keeps the name nor finds it.

@@ -123,8 +123,11 @@ MACHINE_MEMORY = _machine_memory()
 
 
 def _give_back() -> None:
-    """Collect garbage, and return memory that the C library keeps to the system."""
+    """Collect garbage, and return memory that the C library, and torch for copies to GPUs, keep to the system."""
     gc.collect()
+    if gpu_in_use():
+        with contextlib.suppress(AttributeError):  # torch before 2.5 can't
+            torch._C._host_emptyCache()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -19,6 +19,7 @@ from dray.storage.manifest import MANIFEST, Listed
 from dray.training.agreement import all_or_none
 from dray.training.distributed import DistributedContext
 from dray.training.host import ProgramHost, Report
+from dray.training.opening import open_together
 
 log = logging.getLogger(__name__)
 
@@ -216,8 +217,13 @@ class CheckpointContext:
             FileNotFoundError: there is no such checkpoint.
             CheckpointError: it is damaged.
         """
-        with self._in_step(download_mode):
-            directory = self._host.open_checkpoint(storage_id)
+        if DownloadMode(download_mode) is DownloadMode.LocalWorkersShareDownload and Location.of(storage_id).is_local:
+            directory = open_together(
+                self._peers, lambda: self._host.open_checkpoint(storage_id), "reading a checkpoint"
+            )
+        else:  # what a rank has downloaded it may remove while another still reads
+            with self._in_step(download_mode):
+                directory = self._host.open_checkpoint(storage_id)
         yield directory
         self._pulse()
 

@@ -173,6 +173,7 @@ class RayHost:
         self._script = script
         self._reported = False
         self._last: dict[str, Any] | None = None
+        self._verified: tuple[str, Path] | None = None  # by go_on(), for the trial's code that opens it next
         self._time = lease.last_step
         self._validated: tuple[int, float | None] = (-1, None)
         self._value: float | None = None
@@ -229,6 +230,7 @@ class RayHost:
         (staging / REPORT).write_text(json.dumps(carried))
         # Also the fence: a process that lost the lease must not write beside the one that has it.
         self._fence()
+        self._verified = None
         checkpoint = self._store.commit(staging, report.batches, digests, others)
         self._unsaved.saved = report.batches
         self._desk.saved.remote(self.trial_id, checkpoint, report.batches, value)
@@ -240,6 +242,9 @@ class RayHost:
             raise LeaseLost(f"trial {self.trial_id} now runs elsewhere")
 
     def open_checkpoint(self, checkpoint: str) -> Path:
+        found, self._verified = self._verified, None
+        if found is not None and found[0] == checkpoint:
+            return found[1]
         return self._store.open(checkpoint)
 
     # ------------------------------------------------------------------ reports
@@ -299,7 +304,7 @@ class RayHost:
         found = self._store.open_latest(lambda damaged, why: self._desk.damaged.remote(self.trial_id, damaged, why))
         if found is None:
             return None
-        self.latest_checkpoint, directory = found
+        self.latest_checkpoint, directory = self._verified = found
         path = directory / REPORT
         if not path.exists():  # a checkpoint that another tool wrote
             return None

@@ -21,6 +21,7 @@ from dray.training.agreement import all_or_none
 from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
 from dray.training.executor import Executor, run
+from dray.training.opening import open_together
 from dray.training.optimisation import bare
 from dray.training.plan import POLICIES, Plan, Policy, Schedule, batches_of, check_length, check_unit, schedule_of
 from dray.training.progress import Progress
@@ -128,12 +129,13 @@ class Trainer:
         try:
             with contextlib.ExitStack() as stack:
                 stack.callback(setattr, cursor, "stop_obeyed", True)
+                begins_with = host.source_checkpoint if latest_checkpoint is None else latest_checkpoint
+                opened = None
+                if begins_with is not None:
+                    opened = open_together(peers, lambda: host.open_checkpoint(begins_with), "opening a checkpoint")
+                directory, source_state = (None, opened) if latest_checkpoint is None else (opened, None)
                 with all_or_none(peers, "starting training"):
                     full_dataset = self._check_trial()
-                    directory = None if latest_checkpoint is None else host.open_checkpoint(latest_checkpoint)
-                    source_state = None
-                    if directory is None and host.source_checkpoint is not None:
-                        source_state = host.open_checkpoint(host.source_checkpoint)
                     at = self._set_position(directory)
                     callbacks = self._callbacks()
                     for callback in callbacks.values():

@@ -33,6 +33,7 @@ from dray.training import legacy
 from dray.training.division import Division
 from dray.training.hashed_file import HashedFile
 from dray.training.plain_state import check_savable, load_as, read_json
+from dray.training.portable import portable
 from dray.training.progress import Progress
 
 STATE = "state-dict.pth"
@@ -146,7 +147,7 @@ def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dic
             file.write(content)
         digests[name] = hashlib.sha256(content).hexdigest()
     for name, value in contents.objects.items():
-        with HashedFile(f"{directory}/{name}", read_soon) as output:
+        with HashedFile(f"{directory}/{name}", read_soon) as output, portable():
             torch.save(value, output)
         digests[name] = output.digest.hexdigest()
     return digests

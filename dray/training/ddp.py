@@ -15,7 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.distributed.utils import _sync_module_states
 from torch.nn.parallel import DistributedDataParallel
+
+BUCKET_BYTES = 250 << 20
+"""How many bytes of weights are sent together, which takes as much memory again; as in DistributedDataParallel."""
 
 
 class SpreadModel(DistributedDataParallel):
@@ -60,9 +64,7 @@ class SpreadModel(DistributedDataParallel):
     def share_buffers(self) -> None:
         """Give all ranks the chief's buffers (running means), as each forward pass in training does."""
         if self.connected and self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
-            chief = dist.get_global_rank(self.process_group, 0)
-            for buffer in self.modules_buffers:
-                dist.broadcast(buffer, chief, group=self.process_group)
+            self._sync_buffers()  # type: ignore[no-untyped-call]
 
     def let_go(self) -> None:
         """Give up the connections to the other ranks. Only the wrapped model remains."""
@@ -75,10 +77,8 @@ class SpreadModel(DistributedDataParallel):
 
 def share_weights(model: torch.nn.Module) -> None:
     """Give all ranks the chief's weights of a model that is not trained, as DistributedDataParallel does of others."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        shared = tensor.detach().contiguous()
-        dist.broadcast(shared, 0)
-        tensor.detach().copy_(shared)
+    assert dist.group.WORLD is not None
+    _sync_module_states(model, dist.group.WORLD, BUCKET_BYTES, src=0, params_and_buffers_to_ignore=())
 
 
 def checked_ddp_kwargs(ddp_kwargs: dict[str, Any] | None) -> dict[str, Any]:

@@ -24,6 +24,8 @@ class Transport(Protocol):
 
     def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]: ...
 
+    def gather(self, stuff: Any) -> list[Any] | None: ...
+
     def close(self) -> None: ...
 
 
@@ -31,8 +33,8 @@ class Transport(Protocol):
 class DistributedContext:
     """Which process of a trial this is, and ways to pass small objects between the processes.
 
-    These are for coordination, not for tensors: use your training framework's collectives for those. All ranks must
-    make the same calls in the same order.
+    These are for coordination, not for tensors: use your training framework's collectives for those. Tensors in the
+    objects arrive on the CPU. All ranks must make the same calls in the same order.
 
     Args:
         rank, size: the rank of this process, and the number of processes, in the trial.
@@ -147,8 +149,9 @@ class DistributedContext:
 
     def gather(self, stuff: T) -> list[T] | None:
         """The objects of all ranks, in rank order, on the chief; None on the others."""
-        everything = self.allgather(stuff)
-        return everything if self._is_chief else None
+        if self._transport is None:
+            return [stuff]
+        return self._transport.gather(stuff)
 
     def allgather(self, stuff: T, *, timeout_s: float | None = None) -> list[T]:
         """The objects of all ranks, in rank order, on every rank.
@@ -230,6 +233,14 @@ def _env_int(name: str, environment: Mapping[str, str] = os.environ) -> int:
     return int(value)
 
 
+def _pickled(stuff: Any) -> bytes:
+    """For another rank, which has no use for tensors on this rank's device."""
+    from dray.training.portable import portable
+
+    with portable():
+        return pickle.dumps(stuff)
+
+
 TOO_LONG = 2**32 - 1
 FOR_EVER = timedelta(days=365)
 """A rank may work alone for hours, such as the chief in `evaluate_full_dataset`. That the others wait for it is no
@@ -252,7 +263,7 @@ class TorchTransport:
         self._group: Any = dist.new_group(backend="gloo", timeout=FOR_EVER)
 
     def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]:
-        message = pickle.dumps(stuff)
+        message = _pickled(stuff)
         fits = len(message) + 4 <= self.ROOM
         head = (len(message) if fits else TOO_LONG).to_bytes(4, "little")
         mine = bytearray((head + message if fits else head).ljust(self.ROOM, b"\0"))
@@ -261,8 +272,8 @@ class TorchTransport:
         lengths = [int.from_bytes(row[:4].numpy().tobytes(), "little") for row in rows]
         if TOO_LONG in lengths:
             result: list[Any] = [None] * len(lengths)
-            self._dist.all_gather_object(result, stuff, group=self._group)
-            return result
+            self._dist.all_gather_object(result, message, group=self._group)
+            return [pickle.loads(each) for each in result]
         return [pickle.loads(row[4 : 4 + n].numpy().tobytes()) for row, n in zip(rows, lengths, strict=True)]
 
     def _gather(self, rows: Any, mine: Any, timeout_s: float | None) -> None:
@@ -278,6 +289,11 @@ class TorchTransport:
                 raise
             raise TimeoutError(f"not all ranks have called allgather() within {timeout_s:g} s") from error
 
+    def gather(self, stuff: Any) -> list[Any] | None:
+        result: list[Any] | None = [None] * self._dist.get_world_size() if self._dist.get_rank() == 0 else None
+        self._dist.gather_object(_pickled(stuff), result, group=self._group)
+        return None if result is None else [pickle.loads(each) for each in result]
+
     def close(self) -> None:
         if self._group is not None and self._dist.is_initialized():
             self._dist.destroy_process_group(self._group)
@@ -292,20 +308,36 @@ class StoreTransport:
         self._size = size
         self._store = store
         self._turn = 0
+        self._last_to_all: int | None = None
 
     def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]:
-        turn, self._turn = self._turn, self._turn + 1
-        self._store.set(f"{turn}/{self._rank}", pickle.dumps(stuff))
+        turn = self._set(stuff)
         if timeout_s is not None:
             try:
                 self._store.wait([f"{turn}/{rank}" for rank in range(self._size)], timedelta(seconds=timeout_s))
             except RuntimeError as error:
                 raise TimeoutError(f"not all ranks have called allgather() within {timeout_s:g} s") from error
         result = [pickle.loads(self._store.get(f"{turn}/{rank}")) for rank in range(self._size)]
-        if turn:
-            # All ranks are done with the last turn: each has set its part of this one.
-            self._store.delete_key(f"{turn - 1}/{self._rank}")
+        if self._last_to_all is not None:
+            # All ranks are done with that turn: each has set its part of this one.
+            self._store.delete_key(f"{self._last_to_all}/{self._rank}")
+        self._last_to_all = turn
         return result
+
+    def gather(self, stuff: Any) -> list[Any] | None:
+        turn = self._set(stuff)
+        if self._rank > 0:
+            return None
+        result = []
+        for key in [f"{turn}/{rank}" for rank in range(self._size)]:
+            result.append(pickle.loads(self._store.get(key)))
+            self._store.delete_key(key)
+        return result
+
+    def _set(self, stuff: Any) -> int:
+        turn, self._turn = self._turn, self._turn + 1
+        self._store.set(f"{turn}/{self._rank}", _pickled(stuff))
+        return turn
 
     def close(self) -> None:
         # The chief serves the store, so it leaves last; but does not wait long for a peer that died.

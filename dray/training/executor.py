@@ -33,6 +33,7 @@ from dray.training.progress import Progress
 from dray.training.reducers import ReducerRegistry
 from dray.training.saver import Saver
 from dray.training.searcher_metric import check_metric
+from dray.training.snapshot import on_cpu
 from dray.training.tensorboard import TensorBoard
 from dray.training.trial import Callback, Trial
 from dray.training.usage import Usage
@@ -325,9 +326,10 @@ class Executor:
         leave = None
         if command.save:
             began = time.perf_counter()
+            gradients = self.optimisation.pending_gradients()
             state = checkpoint.RankState(
                 rng=rng.capture(self.device),
-                gradients=self.optimisation.pending_gradients(),
+                gradients=gradients if self.peers.size == 1 else on_cpu(gradients),
                 drawn=self.cursor.drawn_from(command.at.batches),
             )
             states = self.peers.gather(state) or []

@@ -131,7 +131,7 @@ class Host(Protocol):
         ...
 
     def open_checkpoint(self, checkpoint: str) -> Path:
-        """The directory of a checkpoint, verified. Called on every rank.
+        """The directory of a checkpoint, verified. Called on the first rank of each machine, or on every rank.
 
         Raises:
             FileNotFoundError, CheckpointError: there is no such checkpoint, or it is damaged.

@@ -45,7 +45,11 @@ class Column:
             if value.numel() != 1:
                 self.is_number = False
                 return
-            value = _left_there(value)
+            # A copy, on the device: the user may change the tensor in place, and a CUDA graph overwrites its outputs
+            # in its next replay, also those of torch.compile(mode="reduce-overhead").
+            value = value.detach().clone()
+            if value.dim():
+                value = value.reshape(())
         elif value is not None and (value := as_number(value)) is None:
             self.is_number = False
             return
@@ -72,15 +76,6 @@ class Column:
         if self.fresh:
             self._chunks.append(_widened(torch.stack(self.fresh)) if self.on_device else self.fresh)
             self.fresh = []
-
-
-def _left_there(value: torch.Tensor) -> torch.Tensor:
-    """A tensor of one value, without its graph, that the user can't change."""
-    if not value.is_leaf and value.dim() == 0 and not value._is_view():
-        # The result of an operation (a loss) needs no copy. Not tested by `grad_fn`, which would make a Python object.
-        return value.detach()
-    # The user may change any other in place: copied, on the device.
-    return value.detach().reshape(()).clone()
 
 
 class TrainingMetrics:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -92,9 +93,7 @@ class Optimisation:
             if not self.steps_now:
                 return
             if self.average_aggregated_gradients:
-                for parameter in _parameters(optimizer):
-                    if parameter.grad is not None:
-                        parameter.grad.div_(frequency)
+                _divide([parameter.grad for parameter in _parameters(optimizer)], frequency)
         amp = self.amp
         with contextlib.nullcontext() if amp is None else amp.updating():
             if amp is not None and scaler is None:
@@ -141,12 +140,12 @@ class Optimisation:
     def pending_gradients(self) -> list[list[torch.Tensor | None]] | None:
         """This rank's gradients by model and parameter, which the next batch adds to; None if all are zeroed.
 
-        These are gradients in the middle of an aggregation, and any that the trial's code keeps.
+        These are gradients in the middle of an aggregation, and any that the trial's code keeps. They are not copied.
         """
         gradients = [[parameter.grad for parameter in model.parameters()] for model in self.models]
         if all(gradient is None for row in gradients for gradient in row):
             return None
-        return [[None if gradient is None else gradient.detach().cpu() for gradient in row] for row in gradients]
+        return [[None if gradient is None else gradient.detach() for gradient in row] for row in gradients]
 
     def restore_gradients(self, gradients: list[list[torch.Tensor | None]]) -> None:
         for model, row in zip(self.models, gradients, strict=True):
@@ -184,3 +183,13 @@ def bare(model: torch.nn.Module) -> torch.nn.Module:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _divide(gradients: Sequence[torch.Tensor | None], divisor: int) -> None:
+    """Divide all gradients, in few kernels."""
+    alike: dict[Any, list[torch.Tensor]] = defaultdict(list)
+    for gradient in gradients:
+        if gradient is not None:
+            alike[type(gradient), gradient.device, gradient.dtype, gradient.layout].append(gradient)
+    for found in alike.values():
+        torch._foreach_div_(found, divisor)

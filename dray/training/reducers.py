@@ -75,7 +75,7 @@ class MetricReducer(abc.ABC):
 
     @abc.abstractmethod
     def per_slot_reduce(self) -> Any:
-        """What this slot contributes: anything picklable."""
+        """What this slot contributes: anything picklable. With several slots its tensors arrive on the CPU."""
 
     @abc.abstractmethod
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:

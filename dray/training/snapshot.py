@@ -7,14 +7,20 @@ copy is as deep as by saving and loading: tensors that share memory share it in 
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 T = TypeVar("T")
+
+ALIGNMENT = 512
+"""Copies in a pinned buffer begin at multiples of so many bytes."""
+FILLED = 7 / 8
+"""How much of a pinned buffer has to be filled, if smaller ones can do that."""
 
 
 class NotCopied(TypeError):
@@ -29,7 +35,7 @@ class Snapshots:
 
     def __init__(self) -> None:
         #: The buffers of the last copy, by size and whether pinned.
-        self._buffers: dict[tuple[int, bool], list[torch.UntypedStorage]] = {}
+        self._buffers: dict[tuple[int, bool], list[torch.Tensor]] = {}
 
     def take(self, value: T) -> tuple[T, Callable[[], None]]:
         """A copy on the CPU, and a function that waits until it is complete: GPUs copy while training goes on.
@@ -44,19 +50,26 @@ class Snapshots:
         pickler = _Pickler(pickled)
         pickler.dump(value)
         storages = list(pickler.storages.values())
-        wanted = [(storage.nbytes(), storage.device.type == "cuda") for storage in storages]
+        of_gpus = [storage for storage in storages if _is_of_gpu(storage)]
+        others = [storage for storage in storages if not _is_of_gpu(storage)]
+        sizes, places = _packed([storage.nbytes() for storage in of_gpus])
+        places += [(number, 0) for number, _ in enumerate(others, start=len(sizes))]
+        wanted = [(nbytes, True) for nbytes in sizes] + [(storage.nbytes(), False) for storage in others]
         free, self._buffers = self._buffers, defaultdict(list)
         found = [free[want].pop() if free.get(want) else None for want in wanted]
         del free
-        copies = [_buffer(*want) if buffer is None else buffer for want, buffer in zip(wanted, found, strict=True)]
-        for storage, copy, want in zip(storages, copies, wanted, strict=True):
-            self._buffers[want].append(copy)
-            copy.copy_(storage, non_blocking=want[1])
-        events = [
-            _event(device) for device in {storage.device for storage in storages if storage.device.type == "cuda"}
-        ]
+        buffers = [_buffer(*want) if buffer is None else buffer for want, buffer in zip(wanted, found, strict=True)]
+        for buffer, want in zip(buffers, wanted, strict=True):
+            self._buffers[want].append(buffer)
+        copies = {}
+        for storage, (number, begin) in zip((*of_gpus, *others), places, strict=True):
+            end = begin + storage.nbytes()
+            # As tensors: by the buffer's own storage torch knows which pinned memory is being copied into.
+            buffers[number][begin:end].copy_(_bytes_of(storage), non_blocking=True)
+            copies[storage._cdata] = buffers[number].untyped_storage()[begin:end]
+        events = [_event(device) for device in {storage.device for storage in of_gpus}]
         pickled.seek(0)
-        copied: T = _Unpickler(pickled, copies).load()
+        copied: T = _Unpickler(pickled, [copies[storage._cdata] for storage in storages]).load()
 
         def wait() -> None:
             for event in events:
@@ -65,8 +78,63 @@ class Snapshots:
         return copied, wait
 
 
-def _buffer(nbytes: int, pinned: bool) -> torch.UntypedStorage:
-    return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned).untyped_storage()
+def on_cpu(value: T) -> T:
+    """The value with its tensors on the CPU: those of a GPU are copied together, and waited for once."""
+    try:
+        copy, wait = Snapshots().take(value)
+    except NotCopied:
+        return value
+    wait()
+    return copy
+
+
+def _packed(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
+    """Few buffers that hold pieces of these sizes: the buffers' sizes, and each piece's buffer and its offset there.
+
+    Buffers are powers of two, as torch rounds up what it pins: one if little of it is left over, else the next smaller,
+    if that can be filled, and others for the rest.
+    """
+    places = [(0, 0)] * len(sizes)
+    buffers: list[int] = []
+    left = sorted(range(len(sizes)), key=lambda piece: -sizes[piece])
+    while left:
+        # Also of what is empty: two storages at one place are taken for one.
+        needs = {piece: max(1, -(-sizes[piece] // ALIGNMENT)) * ALIGNMENT for piece in left}
+        room = 1 << (sum(needs.values()) - 1).bit_length()
+        if sum(needs.values()) < FILLED * room:
+            filled, _ = _filled(room // 2, needs)
+            if sum(needs[piece] for piece in filled) >= FILLED * (room // 2):
+                room //= 2
+        filled, left = _filled(room, needs)
+        places_in_buffer = itertools.accumulate((needs[piece] for piece in filled), initial=0)
+        for piece, begin in zip(filled, places_in_buffer, strict=False):
+            places[piece] = len(buffers), begin
+        buffers.append(room)
+    return buffers, places
+
+
+def _filled(room: int, needs: Mapping[int, int]) -> tuple[list[int], list[int]]:
+    """The pieces that fit into a buffer, taken in their order, and the others."""
+    filled, others = [], []
+    for piece, size in needs.items():
+        if size <= room:
+            filled.append(piece)
+            room -= size
+        else:
+            others.append(piece)
+    return filled, others
+
+
+def _is_of_gpu(storage: torch.UntypedStorage) -> bool:
+    return storage.device.type == "cuda"
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _buffer(nbytes: int, pinned: bool) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
 
 
 def _event(device: torch.device) -> torch.cuda.Event:

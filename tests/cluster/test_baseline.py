@@ -29,6 +29,7 @@ from dray.cluster import leftovers
 from dray.cluster.baseline import Baseline
 from dray.cluster.children import lives
 from dray.cluster.handlers import handlers_of_a_trial
+from dray.cluster.leftovers import Leftovers
 from tests.ray.trials.changes import CHANGES
 
 
@@ -300,6 +301,34 @@ def test_after_a_lost_gpu_a_process_runs_no_other_trial_but_says_how_this_one_en
     monkeypatch.setattr(leftovers, "gpu_in_use", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lost)
     assert baseline.run(lambda: "done") == ("done", ["the GPU fails: CUDA error: device lost"])
+
+
+def test_memory_that_torch_keeps_for_copies_to_gpus_is_no_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps the pinned memory that a trial has freed (a loader's, a checkpoint's) for the next one."""
+    used, kept = 1, 0
+
+    def empty_cache() -> None:
+        nonlocal kept
+        kept = 0
+
+    monkeypatch.setattr(leftovers, "gpu_in_use", lambda: True)
+    monkeypatch.setattr(leftovers, "_memory", lambda: used + kept)
+    monkeypatch.setattr(torch._C, "_host_emptyCache", empty_cache, raising=False)
+    found = Leftovers().found
+    assert found() == []
+    kept = leftovers.MACHINE_MEMORY
+    assert found() == []
+    used = leftovers.MACHINE_MEMORY
+    assert len(found()) == 1
+
+
+@pytest.mark.gpu
+def test_pinned_memory_that_trials_have_freed_can_be_given_back() -> None:
+    torch.ones(1, device="cuda")
+    torch.empty(64 << 20, dtype=torch.uint8, pin_memory=True)
+    before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+    leftovers._give_back()
+    assert torch.cuda.host_memory_stats()["allocated_bytes.current"] <= before - (64 << 20)
 
 
 @pytest.mark.gpu

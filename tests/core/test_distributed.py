@@ -6,14 +6,18 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import HashStore, TCPStore
 
 from dray.core import ClusterInfo, DistributedContext, TrialInfo, get_cluster_info, set_cluster_info
+from dray.storage import CheckpointError
 from dray.training.distributed import PORT, StoreTransport
+from dray.training.errors import PeerFailed
+from dray.training.opening import open_together
 
 HANGS_S = 50
 
@@ -70,6 +74,42 @@ def test_collectives_reach_every_rank_in_order() -> None:
         assert turns == [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
 
 
+class Counting:
+    """A store that counts what is read from it and what remains in it."""
+
+    def __init__(self) -> None:
+        self.store = HashStore()
+        self.read: list[str] = []
+
+    def get(self, key: str) -> bytes:
+        self.read.append(key)
+        return self.store.get(key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+
+def test_only_the_chief_receives_what_is_gathered() -> None:
+    shared = HashStore()
+    stores = [Counting(), Counting(), Counting()]
+    for store in stores:
+        store.store = shared
+
+    def work(rank: int) -> list[Any]:
+        transport = StoreTransport(rank, 3, stores[rank])
+        found = [transport.gather("gradients" * 1000) for _ in range(3)]
+        return [*found, transport.allgather(rank), transport.gather(rank), transport.allgather(rank)]
+
+    with ThreadPoolExecutor(3) as pool:
+        chief, *others = pool.map(work, range(3))
+    everything = ["gradients" * 1000] * 3
+    assert chief == [everything, everything, everything, [0, 1, 2], [0, 1, 2], [0, 1, 2]]
+    assert others == [[None, None, None, [0, 1, 2], None, [0, 1, 2]]] * 2
+    assert [len(store.read) for store in stores] == [18, 6, 6]
+    # Only the last turn's: the store does not grow.
+    assert shared.num_keys() == 3
+
+
 def test_ranks_without_a_process_group_meet_at_the_chiefs_port() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -97,6 +137,36 @@ def test_local_collectives_stay_on_their_machine() -> None:
         )
 
     assert on_ranks(nodes(2, 1), work) == [([0, 1], [0, 1], 0), (None, [0, 1], 0), ([2], [2], 2)]
+
+
+def test_a_checkpoint_is_opened_once_on_each_machine() -> None:
+    opened: list[int] = []
+
+    def work(context: DistributedContext) -> tuple[Path, str | None]:
+        def open_one() -> Path:
+            opened.append(context.rank)
+            return Path(f"/machine/{context.cross_rank}")
+
+        def damaged_on_the_second_machine() -> Path:
+            if context.cross_rank == 1:
+                raise CheckpointError("damaged")
+            return open_one()
+
+        found = open_together(context, open_one, "opening it")
+        try:
+            open_together(context, damaged_on_the_second_machine, "opening it")
+        except (CheckpointError, PeerFailed) as error:
+            return found, str(error)
+        return found, None
+
+    others = "rank 2 failed while opening it: CheckpointError('damaged')"
+    assert on_ranks(nodes(2, 2), work) == [
+        (Path("/machine/0"), others),
+        (Path("/machine/0"), others),
+        (Path("/machine/1"), "damaged"),
+        (Path("/machine/1"), others),
+    ]
+    assert sorted(opened) == [0, 0, 2]
 
 
 @pytest.mark.api("3.2", "3.3", "3.4")

@@ -11,7 +11,7 @@ import pytest
 
 from dray.hosts import ray_worker
 from dray.hosts.ray_worker import Experiment, Lease, RayHost
-from dray.storage import CheckpointStore
+from dray.storage import CheckpointStore, checkpoints
 from dray.training.host import Report
 from dray.training.units import Batch
 
@@ -82,3 +82,22 @@ def test_what_a_trial_changes_in_its_config_the_next_one_does_not_get() -> None:
     given["data"]["path"]["train"] = "/elsewhere"
     assert experiment.for_code() == {**config, "data": {"path": {"train": "/data"}}}
     assert config["hyperparameters"] == {"lr": 0.1}
+
+
+def test_the_checkpoint_that_a_trial_goes_on_from_is_verified_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = lease_in(tmp_path)
+    host = RayHost(desk=None, lease=lease, experiment=EXPERIMENT, code_dir=None)
+    staging = lease.store.stage(3)
+    (staging / "state").write_text("x")
+    checkpoint = lease.store.commit(staging, 3)
+    verified: list[Path] = []
+    monkeypatch.setattr(checkpoints, "verify", lambda path, **_: verified.append(path) or path)
+    assert host.go_on() is None
+    assert host.latest_checkpoint == checkpoint
+    assert host.open_checkpoint(checkpoint) == Path(checkpoint)
+    assert len(verified) == 1
+    # Whatever opens it later may find another of its name, or a damaged one.
+    assert host.open_checkpoint(checkpoint) == Path(checkpoint)
+    assert len(verified) == 2

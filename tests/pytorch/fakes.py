@@ -51,6 +51,7 @@ class FakeHost:
         self.tensorboard_path = directory / "tensorboard"
         self.reports: list[Report] = []
         self.committed: list[Report] = []
+        self.opened: list[str] = []
         self._store = CheckpointStore(directory)
         self._best = float("inf")
 
@@ -77,6 +78,7 @@ class FakeHost:
         return self._store.commit(staging, report.batches, digests)
 
     def open_checkpoint(self, checkpoint: str) -> Path:
+        self.opened.append(checkpoint)
         return verify(Path(checkpoint))
 
     def asked_to_stop(self) -> bool:

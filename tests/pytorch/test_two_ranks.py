@@ -108,6 +108,7 @@ def test_two_processes_resume_bit_for_bit(ranks: list[dict[str, Any]]) -> None:
 @pytest.mark.api("9.9")
 def test_two_processes_go_on_from_one(ranks: list[dict[str, Any]], one: dict[str, Any]) -> None:
     assert_close(ranks[0]["from_one_process"]["weights"], one["weights"])
+    assert [rank["from_one_process"]["opened"] for rank in ranks] == [1, 0], "verified once on a machine"
 
 
 @pytest.mark.api("9.9")
@@ -166,6 +167,10 @@ def test_invalid_hyperparameters_on_one_rank_are_raised_on_both(ranks: list[dict
 @pytest.mark.api("3.3")
 def test_ranks_hear_one_another_however_much_they_say(ranks: list[dict[str, Any]]) -> None:
     assert [rank["words_of_all_lengths"] for rank in ranks] == [[True] * 6] * 2
+
+
+def test_what_is_gathered_comes_to_the_chief_alone(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["gathered"] for rank in ranks] == [(2, [0, 1]), (0, None)]
 
 
 @pytest.mark.api("8.13")

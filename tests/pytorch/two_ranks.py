@@ -108,6 +108,7 @@ def run(
         return {
             "error": error,
             "weights": context._optimisation.state_dict()["models_state_dict"][0],
+            "opened": len(host.opened),
             "reports": [(r.batches, r.training, r.validation, r.checkpoint) for r in host.reports],
             "epoch_length": context._cursor.epoch_length,
             "trial": getattr(trial, "seen", None),
@@ -349,8 +350,27 @@ def words_of_all_lengths(directory: Path) -> list[list[Any]]:
     return told
 
 
+class Heard:
+    """How many of these this rank has received."""
+
+    count = 0
+
+    def __setstate__(self, state: Any) -> None:
+        Heard.count += 1
+
+
+def gathered(directory: Path) -> tuple[int, Any]:
+    """How many objects came to this rank, and what of them."""
+    peers = DistributedContext.from_torch_distributed()
+    heard = Heard()
+    heard.of = peers.rank  # type: ignore[attr-defined]
+    rows = peers.gather([heard, "x" * TorchTransport.ROOM, peers.rank])
+    return Heard.count, rows and [row[2] for row in rows]
+
+
 SCENARIOS = [
     words_of_all_lengths,
+    gathered,
     training,
     aggregation,
     compressed,

@@ -118,6 +118,59 @@ def test_what_stays_on_a_device_counts_as_it_was() -> None:
     assert column.values(iter(torch.cat(column.pending()).tolist())) == [1.0, 7.0, 2.0, 7.0]
 
 
+def test_an_output_of_a_cuda_graph_counts_as_it_was_before_the_next_replay() -> None:
+    """A graph writes its outputs into the same memory again and again, and autograd knows nothing of it."""
+    loss = torch.ones((), requires_grad=True) * 1
+    assert not loss.is_leaf
+    column = Column()
+    for replay in range(3 * Column.AT_ONCE):
+        loss.detach().fill_(replay)
+        column.add(loss)
+    assert column.values(iter(torch.cat(column.pending()).tolist())) == list(range(3 * Column.AT_ONCE))
+
+
+@pytest.mark.gpu
+def test_each_replay_of_a_captured_graph_counts() -> None:
+    weight = torch.ones(4, device="cuda", requires_grad=True)
+    batch = torch.zeros(4, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # the first pass must not be captured
+        (weight * batch).sum().backward()
+    torch.cuda.current_stream().wait_stream(side)
+    weight.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = (weight * batch).sum()
+        loss.backward()
+    kept, seen = TrainingMetrics(keep_batches=True), ValidationMetrics()
+    for i in range(100):
+        batch.fill_(i)
+        graph.replay()
+        kept.add({"loss": loss})
+        seen.add({"loss": loss})
+    assert kept.take_values() == {"loss": [4.0 * i for i in range(100)]}
+    assert [row["loss"] for row in kept.take_batches()] == [4.0 * i for i in range(100)]
+    assert [row["loss"] for row in seen.take()] == [4.0 * i for i in range(100)]
+
+
+@pytest.mark.gpu
+def test_each_batch_of_a_model_compiled_with_cuda_graphs_counts() -> None:
+    weight = torch.ones(4, device="cuda", requires_grad=True)
+
+    @torch.compile(mode="reduce-overhead")  # type: ignore[untyped-decorator]
+    def loss_of(batch: torch.Tensor) -> torch.Tensor:
+        return (weight * batch).sum()
+
+    kept = TrainingMetrics()
+    for i in range(100):
+        loss = loss_of(torch.full((4,), float(i), device="cuda"))
+        loss.backward()  # type: ignore[no-untyped-call]
+        weight.grad = None
+        kept.add({"loss": loss})
+    assert kept.take_values() == {"loss": [4.0 * i for i in range(100)]}
+
+
 @pytest.mark.api("1.15")
 def test_other_names_than_before_are_an_error() -> None:
     kept = TrainingMetrics()

@@ -81,8 +81,9 @@ def files(directory: Path) -> dict[str, bytes]:
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*.*")}
 
 
-def test_what_is_saved_is_the_state_of_the_call_to_the_last_byte(host: SlowHost, tmp_path: Path) -> None:
-    weights = torch.randn(1000)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_is_saved_is_the_state_of_the_call_to_the_last_byte(device: str, host: SlowHost, tmp_path: Path) -> None:
+    weights = torch.randn(1000, device=device)
     state = {"models_state_dict": [{"w": weights, "row": weights[3:7]}], "lr": {"epochs": [1, 2]}}
     there = SlowHost(tmp_path / "at once")
     at_once = save(Saver(there), state, at_once=True)
@@ -95,6 +96,8 @@ def test_what_is_saved_is_the_state_of_the_call_to_the_last_byte(host: SlowHost,
     [(_, path)] = host.store.listed()
     assert at_once is not None
     assert files(verify(Path(path))) == files(verify(Path(at_once)))
+    found = torch.load(Path(at_once) / checkpoint.STATE)
+    assert found["models_state_dict"][0]["w"].device.type == "cpu", "also without map_location"
 
 
 def test_the_next_one_waits_for_the_last(host: SlowHost) -> None:

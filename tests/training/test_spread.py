@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from dray.training.spread import SpreadModel, hang_up, is_hung_up
+from dray.training.spread import SpreadModel, hang_up, is_hung_up, share_weights
 
 
 @pytest.fixture
@@ -61,6 +62,36 @@ def test_gradients_have_a_group_of_their_own_with_the_programs_patience(world: A
     one, two = SpreadModel(nn.Linear(2, 1)), SpreadModel(nn.Linear(2, 1))
     assert one.process_group is two.process_group is not world
     assert one.process_group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=77)
+
+
+class Broadcasts(TorchDispatchMode):
+    """Counts the broadcasts of a block."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += "broadcast" in str(function)
+        return function(*args, **(kwargs or {}))
+
+
+def test_buffers_are_shared_together_also_those_that_the_model_has_replaced(world: Any) -> None:
+    net = nn.Sequential(*[nn.BatchNorm1d(3) for _ in range(10)])
+    spread = SpreadModel(net)
+    net[0].running_mean = torch.ones(3)
+    with torch.no_grad(), Broadcasts() as broadcasts:
+        spread.share_buffers()
+    assert broadcasts.count == 2, "the floats and the integers of 30 buffers"
+    assert any(buffer is net[0].running_mean for buffer in spread.modules_buffers)
+
+
+def test_weights_are_shared_together(world: Any) -> None:
+    net = nn.Sequential(*[nn.Linear(3, 3) for _ in range(10)]).requires_grad_(False)
+    net[3].weight.data = torch.ones(3, 3).t()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    with Broadcasts() as broadcasts:
+        share_weights(net)
+    assert broadcasts.count == 1
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
 
 def test_a_model_that_was_cut_off_is_the_model_within(world: Any) -> None:
