@@ -209,7 +209,7 @@ class Groups:
             name = f"group-{next(self._numbers)}"
             self._booting.add(name)
             slots = replace(self._slots, per_trial=self._elastic.start()) if self._elastic else self._slots
-            self._timeline.starts(name, slots.per_trial)
+            self._timeline.starts(name, slots.taken)
             self._groups[name] = self._make(name, slots, lambda name, error: self._ended.append((name, error)))
 
     def _another_may_start(self, room: int) -> bool:
