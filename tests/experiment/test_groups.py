@@ -477,5 +477,7 @@ def test_slots_that_a_cluster_can_never_have_are_refused_with_what_it_has(worlds
     assert find_slots(cluster, Resources(slots_per_trial=4), 4) == ("cpu", None)
     with pytest.raises(ConfigError, match="5 slots requested, but a Ray cluster has, or can grow to, 4 cpu slots"):
         find_slots(cluster, Resources(slots_per_trial=5), 5)
+    with pytest.raises(ConfigError, match="1/4 slot requested, but a Ray cluster has, or can grow to, 0 cpu slots"):
+        find_slots(cluster, Resources(slots_per_trial=0.25, cpus_per_slot=4), 1)
     with pytest.raises(ConfigError, match="3 slots requested on one node"):
         find_slots(cluster, Resources(slots_per_trial=3, placement_strategy="STRICT_PACK"), 3)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -34,19 +35,31 @@ def ray_is_up() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("slot", "cpus_per_slot", "fault", "kind", "has"),
     [
-        ("gpu", 1, "out of memory", "oom", {"GPU": 0.25, "CPU": 0.25}),
+        ("gpu", 1, "as if out of memory", "oom", {"GPU": 0.25, "CPU": 0.25}),
         pytest.param("cpu", CPUS, "killed", "died", {"CPU": CPUS / 4}, marks=pytest.mark.long),
     ],
 )
 def test_one_of_four_trials_on_a_slot_runs_out_of_memory_and_three_go_on(
     slot: str, cpus_per_slot: int, fault: str, kind: str, has: dict[str, float], tmp_path: Path
 ) -> None:
-    record, meeting = tmp_path / "record", tmp_path / "meeting"
+    met = check_that_three_go_on(tmp_path, fault, kind, slot=slot, cpus_per_slot=cpus_per_slot)
+    assert [each["has"] for each in met] == [has] * 4
+    assert {each["gpus"] for each in met} == ({"0"} if slot == "gpu" else {os.environ.get("CUDA_VISIBLE_DEVICES", "")})
+
+
+def check_that_three_go_on(directory: Path, fault: str, kind: str, **resources: Any) -> list[dict[str, Any]]:
+    """Run four trials at the same time, one of which ends by this fault; what each had of the machine."""
+    record, meeting = directory / "record", directory / "meeting"
     meeting.mkdir()
-    resources = {"slots_per_trial": 0.25, "slot": slot, "cpus_per_slot": cpus_per_slot}
-    config = recorded(record, trials=4, batches=10, entrypoint="sharing:Sharing", resources=resources)
+    config = recorded(
+        record,
+        trials=4,
+        batches=10,
+        entrypoint="sharing:Sharing",
+        resources={"slots_per_trial": 0.25, "max_slots": 1, **resources},
+    )
     config["hyperparameters"] |= {"meeting": str(meeting), "fault": fault}
-    result = dray.Experiment(config, model_dir=TRIALS, path=tmp_path / "experiment").run()
+    result = dray.Experiment(config, model_dir=TRIALS, path=directory / "experiment").run()
 
     assert result.trials["state"].tolist() == ["COMPLETED"] * 4
     assert result.trials["restarts"].tolist() == [0, 1, 0, 0]
@@ -62,8 +75,7 @@ def test_one_of_four_trials_on_a_slot_runs_out_of_memory_and_three_go_on(
 
     met = [json.loads((meeting / f"trial_{trial}.json").read_text()) for trial in range(4)]
     assert len({each["pid"] for each in met}) == 4
-    assert [each["has"] for each in met] == [has] * 4
-    assert {each["gpus"] for each in met} == ({"0"} if slot == "gpu" else {os.environ.get("CUDA_VISIBLE_DEVICES", "")})
     timeline = result.timeline
     assert set(timeline["slots"]) == {0.25}
     assert timeline["group"].nunique() == 4
+    return met

@@ -43,6 +43,12 @@ class Sharing(Recorded):
             pid = json.loads((place / "trial_1.json").read_text())["pid"]
             wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the process of trial 1")
         elif first(str(place / "fault")):
-            if self.context.get_hparam("fault") == "killed":  # as the kernel's OOM killer does it
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+            match self.context.get_hparam("fault"):
+                case "killed":  # as the kernel's OOM killer does it
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "more than a quarter of the GPU":
+                    total = torch.cuda.get_device_properties(self.context.device).total_memory
+                    torch.empty(total // 4, dtype=torch.uint8, device=self.context.device)
+                    raise AssertionError("the trial can use the others' memory")
+                case "as if out of memory":
+                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
