@@ -78,6 +78,7 @@ def describe(read: Reading) -> None:
             ("stored in", seen.path),
             ("checkpoints in", "" if read.it.directory.storage.is_local else str(read.it.directory.storage)),
             ("search", f"{searcher.name} on {searcher.metric}, {order}"),
+            ("each trial on", read.config.resources.share),
             ("started", f"{show.clock(seen.began, exact=True)}, ran for {show.duration(seen.ran_s)}"),
             ("trials", f"{of_all}: {states}" if counts else of_all),
             (

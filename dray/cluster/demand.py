@@ -38,7 +38,7 @@ class Demand:
 
     def __init__(self, slots: Slots, limits: autoscaler.Limits | None, most: int | None = None) -> None:
         self._slots, self._limits = slots, limits
-        self._most = math.inf if most is None else most // slots.per_trial
+        self._most = math.inf if most is None else most * slots.shared_by // slots.per_trial
         self._too_many_since: float | None = None
         self._waits_since: float | None = None
         self._looked_at = -LOOK_S
@@ -63,7 +63,7 @@ class Demand:
 
     def _in(self, slots: list[int]) -> int:
         """How many groups fit on nodes with these numbers of slots."""
-        there = groups_in(slots, self._slots.per_trial, self._slots.placement_strategy)
+        there = groups_in(slots, self._slots.per_trial, self._slots.placement_strategy) * self._slots.shared_by
         return int(max(1, min(there, self._most)))
 
     def too_many(self, groups: int, trials: int) -> int:

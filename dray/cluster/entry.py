@@ -21,7 +21,8 @@ def serve_leases(work: dict[str, Any]) -> None:
         work: ``desk`` (actor handle), ``group`` (name), ``run`` (a name of this run of the experiment), ``experiment``
             (``hosts.ray_worker.Experiment``), ``load_trial`` (a callable that returns the PyTorchTrial class or the
             ``Script`` to run; its ``place()`` is the directory of the code, or None: where trials run), ``log_format``
-            (of what trials log), ``needs`` (``dray.cluster.node_checks.Needs``, or None on a machine of our own).
+            (of what trials log), ``shared_by`` (how many trials share a slot), ``needs``
+            (``dray.cluster.node_checks.Needs``, or None on a machine of our own).
     """
     if not ray.get_gpu_ids():
         # On a CPU slot, where Ray leaves all of the node's GPUs visible.

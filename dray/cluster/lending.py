@@ -6,10 +6,12 @@ trainable: Tune ends cached actors when nothing is queued, and their groups woul
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +46,30 @@ class Slots:
     runtime_env: Mapping[str, Any]
     placement_strategy: str = "PACK"
     """How Ray spreads the workers over nodes."""
+    shared_by: int = 1
+    """How many groups of one worker share a slot."""
 
     def __str__(self) -> str:
         """The resources of a group, as text."""
-        gpu = "1 GPU and " if self.gpu else ""
-        return f"{self.per_trial} x ({gpu}{self.cpus_per_slot:g} CPU{'s' * (self.cpus_per_slot != 1)})"
+        gpu = f"{Fraction(1, self.shared_by)} GPU and " if self.gpu else ""
+        return f"{self.per_trial} x ({gpu}{self._cpus})"
+
+    @property
+    def taken(self) -> float:
+        """How many slots a group takes: a whole number, or 1/n of one."""
+        return self.per_trial if self.shared_by == 1 else 1 / self.shared_by
+
+    @property
+    def share(self) -> str:
+        """What a group has of a slot that it shares, as text: 1/4 GPU; otherwise empty."""
+        if self.shared_by == 1:
+            return ""
+        return f"{Fraction(1, self.shared_by)} GPU" if self.gpu else self._cpus
+
+    @property
+    def _cpus(self) -> str:
+        cpus = Fraction(self.cpus_per_slot) / self.shared_by
+        return f"{cpus} CPU{'s' * (cpus > 1)}"
 
     @property
     def kind(self) -> str:
@@ -57,7 +78,10 @@ class Slots:
 
     @property
     def resources(self) -> dict[str, float]:
-        return {"CPU": self.cpus_per_slot, **({"GPU": 1.0} if self.gpu else {})}
+        """Of each worker, for Ray."""
+        has = {"CPU": float(self.cpus_per_slot), **({"GPU": 1.0} if self.gpu else {})}
+        # Rounded down to Ray's precision: however Ray rounds, n shares are no more than the whole.
+        return {name: math.floor(amount * 10_000 / self.shared_by) / 10_000 for name, amount in has.items()}
 
 
 class WorkerGroup:

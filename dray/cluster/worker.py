@@ -27,6 +27,7 @@ from dray.cluster.baseline import Baseline
 from dray.cluster.ends import Ends
 from dray.cluster.entry import give_up
 from dray.cluster.failure import PRINTED, Failure, failure_of, told_first, users_line
+from dray.cluster.gpu_share import limit_gpu_memory
 from dray.cluster.handlers import handlers_of_a_trial
 from dray.cluster.hang import ended_if_it_hangs
 from dray.cluster.messages import Outcome
@@ -106,6 +107,8 @@ def _serve(work: dict[str, Any], program: Program, code: Path | None, distribute
             trial: Lease = lease["lease"]
             if isinstance(trial.store, RemoteStore) and not _is_the_drivers(trial.trial_dir):
                 copies.begin(_log(trial, rank), trial.store.root)
+            if work["shared_by"] > 1 and ray.get_gpu_ids():
+                limit_gpu_memory(work["shared_by"])
             left, stale = baseline.run(functools.partial(_run_trial, program, code, trial, work, distributed))
             copies.end(_log(trial, rank))
             left = left.without(work["experiment"].secrets)

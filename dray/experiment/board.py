@@ -60,6 +60,8 @@ class Board:
         self._forecast: Forecast | None = None
         self.waits = ""
         """What worker groups wait for; "" if they do not wait."""
+        self.share = ""
+        """What each trial has of a slot that it shares with others, such as 1/4 GPU; "" if trials share none."""
 
     def begin(self, forecast: Forecast | None, records: Sequence[Mapping[str, Any]]) -> None:
         """A run begins; `records` are the journal of the runs before it."""
@@ -200,7 +202,7 @@ class Board:
         restarts = sum(counts.restarts.values())
         parts = [
             f"{ended}{of} trial{'s' * (total != 1)} ended",
-            f"{states['RUNNING']} running" if groups else "",
+            f"{states['RUNNING']} running{self.share and f' on {self.share} each'}" if groups else "",
             f"{states['PAUSED']} paused" if states["PAUSED"] else "",
             f"{states['ERRORED']} failed" if states["ERRORED"] else "",
             f"{diverged} diverged (NaN)" if (diverged := sum(map(bool, self._diverged.values()))) else "",

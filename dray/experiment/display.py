@@ -179,6 +179,10 @@ class Display:
         """Show from now on what worker groups wait for; "" if they do not wait."""
         self._board.waits = what
 
+    def shares(self, share: str) -> None:
+        """Show what each trial has of a slot that it shares with others; "" if trials share none."""
+        self._board.share = share
+
     def update(self, search: Search, counts: Counts, groups: int, groups_wanted: int) -> None:
         """Show the run's current status; at most a few times a second, however often it is called."""
         now = time.monotonic()

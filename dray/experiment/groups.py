@@ -71,9 +71,9 @@ def find_slots(cluster: Cluster, asked: Resources, least: int) -> tuple[str, Lim
     if most is not None and not groups_in(most, least, asked.placement_strategy):
         other = "cpu" if kind == "gpu" else "gpu"
         told = (
-            f"{least} slots requested{_placed(asked.placement_strategy)}, but {cluster.told} has, or can grow to, "
-            f"{sum(most)} {kind} slots (with {asked.cpus_per_slot} CPUs each) on {sum(map(bool, most))} nodes; request "
-            f"fewer, or set resources.slot: {other}"
+            f"{asked.share or f'{least} slots'} requested{_placed(asked.placement_strategy)}, "
+            f"but {cluster.told} has, or can grow to, {sum(most)} {kind} slots (with {asked.cpus_per_slot} CPUs each) "
+            f"on {sum(map(bool, most))} nodes; request fewer, or set resources.slot: {other}"
         )
         raise ConfigError([("resources.slots_per_trial", told)])
     return kind, limits
@@ -209,7 +209,7 @@ class Groups:
             name = f"group-{next(self._numbers)}"
             self._booting.add(name)
             slots = replace(self._slots, per_trial=self._elastic.start()) if self._elastic else self._slots
-            self._timeline.starts(name, slots.per_trial)
+            self._timeline.starts(name, slots.taken)
             self._groups[name] = self._make(name, slots, lambda name, error: self._ended.append((name, error)))
 
     def _another_may_start(self, room: int) -> bool:

@@ -191,7 +191,7 @@ def _batch_size(hyperparameters: Mapping[str, Any], raw: Mapping[str, Any]) -> I
             return
 
 
-def _slots(raw: Mapping[str, Any]) -> int | SlotRange | None:
+def _slots(raw: Mapping[str, Any]) -> int | float | SlotRange | None:
     """``resources.slots_per_trial``; None if its fault is reported elsewhere."""
     try:
         return Resources.model_validate(raw.get("resources", {})).slots_per_trial

@@ -137,7 +137,9 @@ class Run:
             cpus_per_slot=config.resources.cpus_per_slot,
             runtime_env=environment,
             placement_strategy=config.resources.placement_strategy,
+            shared_by=config.resources.trials_per_slot,
         )
+        display.shares(slots.share)
         self._experiment = self._for_trials(device(gpu=slots.gpu))
         # The name of this run: one that resumes the experiment has another.
         self._name = f"{directory.path.name}-{secrets.token_hex(4)}"
@@ -433,6 +435,7 @@ class Run:
                 "load_trial": self._load_trial,
                 "run": self._name,
                 "log_format": dray.LOG_FORMAT,
+                "shared_by": slots.shared_by,
                 "needs": self._needs,
             },
             directory=self._directory.ray,

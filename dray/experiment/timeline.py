@@ -40,8 +40,8 @@ class Timeline:
         self._file = path.open("ab")
         self._note("opened")
 
-    def starts(self, group: str, slots: int) -> None:
-        """A group's processes are started, on this many slots."""
+    def starts(self, group: str, slots: float) -> None:
+        """A group's processes are started, on this many slots, or on this share of one."""
         self._note("starts", group=group, slots=slots)
 
     def ends(self, group: str) -> None:
@@ -78,15 +78,16 @@ def read_timeline(directory: Path, system: pd.DataFrame) -> pd.DataFrame:
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     told, times = _Told.by_trial(system), sorted(system["time"].unique())
     rows = [row for stretch in _stretches([json.loads(line) for line in lines], times) for row in told.split(stretch)]
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"slots": "int64", "trial_id": "int64"})
+    slots = "float64" if any(isinstance(row[1], float) for row in rows) else "int64"
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"slots": slots, "trial_id": "int64"})
 
 
-_Row = tuple[str, int, int, str, float, float]
+_Row = tuple[str, float, int, str, float, float]
 
 
 def _stretches(events: list[dict[str, Any]], told: list[float]) -> Iterator[_Row]:
     """The states of each group: booting, idle, or lent to a trial (phase ""). `told`: the times of trials' reports."""
-    groups: dict[str, tuple[int, int, str, float]] = {}  # slots, trial, phase, since
+    groups: dict[str, tuple[float, int, str, float]] = {}  # slots, trial, phase, since
     now = 0.0
 
     def end(group: str) -> Iterator[_Row]:

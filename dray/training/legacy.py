@@ -253,6 +253,8 @@ def read_division(directory: Path) -> Division | None:
     about = describe(directory)
     resources = (about["experiment_config"] or {}).get("resources") or {}
     slots, size = resources.get("slots_per_trial"), (about["hparams"] or {}).get("global_batch_size")
+    if isinstance(slots, float) and 0 < slots < 1:  # a trial of ours, exported: one process on a share of a slot
+        slots = 1
     if not _is_count(slots) or not _is_count(size) or slots < 1 or size < slots:
         return None
     return Division(replicas=slots, batch_size=size // slots)

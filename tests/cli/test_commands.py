@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+import yaml
 
 from dray.cli import app, main
 from dray.experiment.directory import ExperimentDirectory
@@ -303,6 +304,14 @@ def test_describe_tells_the_best_trial_and_its_checkpoint(digits: ExperimentDire
     shown = dray("e", "describe", "digits").out
     assert f"trial {trial}: validation_loss" in shown
     assert str(digits.trial(trial) / "checkpoint_10") in shown
+
+
+def test_describe_tells_of_a_shared_slot(digits: ExperimentDirectory, dray: Dray) -> None:
+    assert "each trial on" not in dray("e", "describe", "digits").out
+    file = digits.config_file
+    config = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump({**config, "resources": {**config["resources"], "slots_per_trial": 0.25}}))
+    assert re.search("each trial on +1/4 slot\n", dray("e", "describe", "digits").out)
 
 
 def test_trials_are_listed_as_in_the_result(digits: ExperimentDirectory, dray: Dray) -> None:

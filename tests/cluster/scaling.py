@@ -73,18 +73,27 @@ def groups(state: str | None = None) -> int:
 
 def sweep(directory: Path, most: int) -> dict[str, Any]:
     """Trials of two slots, more at once than there is ever room for: from no node to all of use, and back."""
+    return _all_groups_at_once(directory, most // 2, at_once=3, slots_per_trial=2)
+
+
+def shared(directory: Path, most: int) -> dict[str, Any]:
+    """Two trials on each GPU, all at once: from no node to as many as they fill, and back."""
+    return _all_groups_at_once(directory, 6, at_once=6, slots_per_trial=0.5)
+
+
+def _all_groups_at_once(directory: Path, wanted: int, *, at_once: int, slots_per_trial: float) -> dict[str, Any]:
     timeline = Timeline()
     (directory / "longer").touch()
 
     def look() -> None:
-        wait_for(lambda: groups("CREATED") == most // 2, "all groups that there can be", 120)
-        wait_for(lambda: len({line["trial"] for line in lines(directory / "record")}) == most // 2, "their trials", 120)
+        wait_for(lambda: groups("CREATED") == wanted, "all groups that there can be", 120)
+        wait_for(lambda: len({line["trial"] for line in lines(directory / "record")}) == wanted, "their trials", 120)
         (directory / "until").touch()
 
     watch = {"nodes": lambda: nodes("GPU"), "groups": lambda: groups("CREATED"), "waiting": lambda: groups("PENDING")}
     with Meanwhile(lambda: timeline.watch(**watch)):
         try:
-            made = config(directory, trials=6, at_once=3, slots_per_trial=2)
+            made = config(directory, trials=6, at_once=at_once, slots_per_trial=slots_per_trial)
             with Meanwhile(look):
                 result = dray.Experiment(made, model_dir=TRIALS, path=directory / "experiment").run()
             timeline.note("done", 1)
@@ -190,9 +199,8 @@ def main(what: str, directory: Path, most: int, version: int) -> None:
     try:
         ray.init("auto", log_to_driver=False)
         assert nodes("GPU") == 0
-        seen = {"sweep": sweep, "idle": idle, "killed": killed, "refused": refused, "in_vain": in_vain}[what](
-            directory, most
-        )
+        deeds = {"sweep": sweep, "shared": shared, "idle": idle, "killed": killed, "refused": refused}
+        seen = (deeds | {"in_vain": in_vain})[what](directory, most)
         seen["record"] = lines(directory / "record")
         (directory / "seen.json").write_text(json.dumps(seen))
     finally:

@@ -23,6 +23,7 @@ from dray.cluster.autoscaler import Doing, Limits, NodeType, limits_of
 from dray.cluster.demand import IDLE_S, LOOK_S, SAID_AFTER_S, Demand
 from dray.cluster.lending import Slots
 from dray.cluster.ray_cluster import groups_in, most_slots, slot_kind, slots_of
+from dray.experiment.schema.resources import MAX_SHARES
 
 HEAD = {autoscaler.HEAD: 1.0, "CPU": 4.0}
 GPU_NODE = {"CPU": 8.0, "GPU": 2.0}
@@ -159,6 +160,46 @@ def test_all_groups_together_have_no_more_slots_than_they_may(world: World) -> N
     assert [Demand(slots(), UNKNOWN, most).most(9) for most in (2, 5, 99)] == [1, 2, 9]
     world.nodes = [HEAD]
     assert Demand(slots(), GPUS, 4).most(9) == 2, "nor does an autoscaler start nodes for them"
+
+
+def test_n_groups_fit_into_a_slot_that_they_share(world: World) -> None:
+    quarter = slots(1, shared_by=4)
+    world.nodes = [HEAD, GPU_NODE, {"CPU": 1.0, "GPU": 4.0}]
+    assert Demand(quarter, None).room() == 4 * (2 + 1), "a slot has its CPUs, too"
+    assert Demand(quarter, GPUS).most(99) == 4 * 6
+    assert [Demand(quarter, None, most).room() for most in (1, 2, 9)] == [4, 8, 12]
+    assert Demand(quarter, UNKNOWN, 2).most(99) == 8
+    assert [Demand(quarter, None).most(wanted) for wanted in (1, 3, 5)] == [1, 3, 5]
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_ray_has_room_for_n_shares_of_a_slot(gpu: bool) -> None:
+    for trials, cpus in itertools.product(range(2, MAX_SHARES + 1), (1, 2, 3, 7)):
+        share = Slots(per_trial=1, gpu=gpu, cpus_per_slot=cpus, runtime_env={}, shared_by=trials).resources
+        units = {name: round(10_000 * amount) for name, amount in share.items()}  # Ray counts in these
+        assert units.keys() == ({"CPU", "GPU"} if gpu else {"CPU"})
+        assert trials * units["CPU"] <= 10_000 * cpus
+        assert units["CPU"] > 0
+        if gpu:
+            assert trials * units["GPU"] <= 10_000 < (trials + 1) * units["GPU"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cpus", "shared_by", "group", "share", "taken"),
+    [
+        (True, 2, 1, "3 x (1 GPU and 2 CPUs)", "", 3),
+        (False, 1, 1, "3 x (1 CPU)", "", 3),
+        (True, 1, 4, "1 x (1/4 GPU and 1/4 CPU)", "1/4 GPU", 0.25),
+        (True, 8, 4, "1 x (1/4 GPU and 2 CPUs)", "1/4 GPU", 0.25),
+        (False, 1, 3, "1 x (1/3 CPU)", "1/3 CPU", 1 / 3),
+        (False, 4, 2, "1 x (2 CPUs)", "2 CPUs", 0.5),
+    ],
+)
+def test_slots_in_words(gpu: bool, cpus: int, shared_by: int, group: str, share: str, taken: float) -> None:
+    asked = Slots(
+        per_trial=3 if shared_by == 1 else 1, gpu=gpu, cpus_per_slot=cpus, runtime_env={}, shared_by=shared_by
+    )
+    assert (str(asked), asked.share, asked.taken) == (group, share, taken)
 
 
 # --------------------------------------------------------------------------------------------- the autoscaler's file

@@ -52,6 +52,17 @@ def test_a_sweep_has_all_nodes_that_are_of_use_and_leaves_none(tmp_path: Path, n
 
 @pytest.mark.long
 @AUTOSCALERS
+def test_no_node_comes_for_a_trial_that_has_room_on_anothers_gpu(tmp_path: Path, version: int) -> None:
+    found = seen("shared", tmp_path, nodes=4, version=version)
+    assert found["trials"] == [["COMPLETED", 0]] * 6
+    assert max(values(found, "groups")) == 6
+    assert max(values(found, "nodes")) == 3, "each has two trials"
+    assert values(found, "nodes")[0] == values(found, "nodes")[-1] == 0
+    assert found["left"] == 0
+
+
+@pytest.mark.long
+@AUTOSCALERS
 def test_what_has_no_trial_is_given_back_while_the_search_goes_on(tmp_path: Path, version: int) -> None:
     found = seen("idle", tmp_path, nodes=3, version=version)
     assert found["trials"] == [["COMPLETED", 0]] * 3

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dray.experiment.config import ConfigError, ExperimentConfig, Length, build_method, build_space, load_config
+from dray.experiment.schema.resources import MAX_SHARES, Resources, SlotRange
 from dray.training.units import Batch, Epoch, Records
 from searchers import ASHA, RandomSearch, Single
 
@@ -561,6 +562,57 @@ def test_a_range_of_slots_that_can_not_be_is_told(change: dict[str, Any], path: 
     [(found, told)] = faults(elastic(**change)).items()
     assert found == path
     assert what in told
+
+
+@pytest.mark.parametrize(
+    ("written", "trials"),
+    [("0.5", 2), ("0.25", 4), ("0.33", 3), ("0.3333", 3), ("0.3333333333333333", 3), ("0.125", 8), ("0.02", 50)],
+)
+def test_n_trials_share_a_slot(written: str, trials: int) -> None:
+    config = changed(resources__slots_per_trial=float(written))
+    loaded = load_config(config)
+    assert loaded.resources.slots_per_trial == 1 / trials
+    assert loaded.resources.trials_per_slot == trials
+    assert loaded.resources.share == f"1/{trials} slot"
+    assert loaded.slots_per_trial == (1,), "each is one process"
+    assert load_config(yaml.safe_load(yaml.safe_dump(loaded.to_dict()))) == loaded
+
+
+def test_every_share_can_be_written_with_four_digits() -> None:
+    for trials in range(2, MAX_SHARES + 1):
+        assert Resources(slots_per_trial=float(f"{1 / trials:.4g}")).trials_per_slot == trials
+
+
+def test_whole_slots_are_not_shared() -> None:
+    assert (Resources().trials_per_slot, Resources().share) == (1, "")
+    assert Resources(slots_per_trial=SlotRange(min=1, max=2)).trials_per_slot == 1
+    assert repr(load_config(changed(resources__slots_per_trial=2)).resources.slots_per_trial) == "2"
+
+
+@pytest.mark.parametrize(
+    ("slots", "what"),
+    [
+        (0.4, "0.25, ..., 0.02), got 0.4; write 0.3333 or 0.5"),
+        (0.75, "must be a whole number of slots, or 1/n of a slot (0.5, 0.33, "),
+        (0.75, "got 0.75; write 0.5 or 1"),
+        (0.98, "got 0.98; write 0.5 or 1"),
+        (1.5, "got 1.5; write 1 or 2"),
+        (0.001, "got 0.001; write 0.02 or 1"),
+        (-0.5, "got -0.5; write 0.02 or 1"),
+        ("1/4", "must be a number, got '1/4' (a string)"),
+        (float("nan"), "must be a finite number, got nan"),
+        (1.0, "must be an integer, got 1.0"),
+    ],
+)
+def test_other_parts_of_slots_are_refused_with_the_nearest_that_can_be(slots: Any, what: str) -> None:
+    [(path, told)] = faults(changed(resources__slots_per_trial=slots)).items()
+    assert path == "resources.slots_per_trial"
+    assert what in told
+
+
+def test_an_elastic_trial_has_whole_slots() -> None:
+    told = faults(elastic(resources={"slots_per_trial": {"min": 0.5, "max": 6}}))
+    assert told == {"resources.slots_per_trial.min": "must be an integer, got 0.5; for example min: 1"}
 
 
 def test_length_in_records_needs_a_batch_size() -> None:

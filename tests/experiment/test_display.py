@@ -165,6 +165,14 @@ def test_line_tells_what_groups_wait_for_as_long_as_they_do() -> None:
     assert "starting 2 of 3 worker groups" in shown.text
 
 
+def test_line_tells_what_each_trial_has_of_a_slot_that_it_shares() -> None:
+    shown = Screen()
+    shown.display.begin(search(), [])
+    shown.display.shares("1/4 GPU")
+    shown.display.update(search(Started(trial=0), Started(trial=1)), FakeCounts(), 1, 1)  # type: ignore[arg-type]
+    assert " · 2 running on 1/4 GPU each · " in shown.text
+
+
 @pytest.mark.api("8.16")
 def test_line_tells_trials_the_best_and_the_time() -> None:
     made = search(*ended(0, 0.5), *ended(1, 0.25), Started(trial=2))

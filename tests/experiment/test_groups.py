@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,7 @@ from dray.experiment.config import ConfigError
 from dray.experiment.counts import Counts
 from dray.experiment.groups import CLUSTER_CHECK_S, IN_TURN_S, LOOK_S, SEEK_S, STARTS_IN_VAIN, Groups, OnEnd, find_slots
 from dray.experiment.schema.resources import Resources
-from dray.experiment.timeline import Timeline
+from dray.experiment.timeline import FILE, Timeline
 from tests.cluster.test_demand import node
 
 
@@ -347,6 +349,23 @@ def test_all_groups_together_never_have_more_slots_than_they_may(worlds: Any, ow
     assert (groups.there, len(world.made)) == (2, 3), "what one had, the next may have"
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_n_groups_share_each_slot(worlds: Any, own: bool) -> None:
+    world = worlds(1, 1, own=own)
+    world.slots = replace(world.slots, shared_by=4)
+    groups = world.groups()
+    world.trials = 30
+    groups.start()
+    for _ in range(30):
+        for name in list(world.made):
+            comes_up(groups, name)
+            hear(groups, "rows", group=name)
+        world.later(groups, CLUSTER_CHECK_S + 1)
+    starts = [json.loads(line) for line in (world.directory / FILE).read_text().splitlines()]
+    assert [each["slots"] for each in starts if each["event"] == "starts"] == [0.25] * 8
+    assert groups.there == 8
+
+
 def test_what_waits_for_nodes_is_said(worlds: Any) -> None:
     world = worlds(2, own=False)
     groups = world.groups()
@@ -458,5 +477,7 @@ def test_slots_that_a_cluster_can_never_have_are_refused_with_what_it_has(worlds
     assert find_slots(cluster, Resources(slots_per_trial=4), 4) == ("cpu", None)
     with pytest.raises(ConfigError, match="5 slots requested, but a Ray cluster has, or can grow to, 4 cpu slots"):
         find_slots(cluster, Resources(slots_per_trial=5), 5)
+    with pytest.raises(ConfigError, match="1/4 slot requested, but a Ray cluster has, or can grow to, 0 cpu slots"):
+        find_slots(cluster, Resources(slots_per_trial=0.25, cpus_per_slot=4), 1)
     with pytest.raises(ConfigError, match="3 slots requested on one node"):
         find_slots(cluster, Resources(slots_per_trial=3, placement_strategy="STRICT_PACK"), 3)

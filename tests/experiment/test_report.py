@@ -315,7 +315,7 @@ def test_report_is_one_file_with_everything_in_it(path: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_report_of_a_running_experiment_says_so_and_of_its_failures(tmp_path: Path) -> None:
-    story = told(tmp_path, config())
+    story = told(tmp_path, config(slots=0.25))
     story.write(
         {
             "event": "restarted",
@@ -331,6 +331,7 @@ def test_report_of_a_running_experiment_says_so_and_of_its_failures(tmp_path: Pa
     assert "ValueError: &lt;b&gt;17&lt;/b&gt; &amp; more" in html
     assert "<b>17</b>" not in html
     assert "1 trial had invalid hyperparameters" in text
+    assert "slots per trial 1/4 slot" in text
     # "layers" is [1, 2] in all that have validated, and nothing yet in one that has not started.
     assert "trial state batches error lr 0 completed 10 0.25 0.1726" in text
     assert "3 failures; after 1 of them a trial was not restarted" in text

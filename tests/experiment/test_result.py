@@ -22,7 +22,7 @@ from searchers.journal import Journal
 from searchers.search import Search
 
 
-def config(*, smaller_is_better: bool = True) -> ExperimentConfig:
+def config(*, smaller_is_better: bool = True, slots: float = 1) -> ExperimentConfig:
     return load_config(
         {
             "hyperparameters": {
@@ -38,6 +38,7 @@ def config(*, smaller_is_better: bool = True) -> ExperimentConfig:
                 "max_trials": 4,
                 "max_concurrent_trials": 4,
             },
+            "resources": {"slots_per_trial": slots},
             "reproducibility": {"experiment_seed": 1},
         }
     )

@@ -61,6 +61,11 @@ def test_a_group_boots_idles_and_has_trials(tmp_path: Path) -> None:
     ]
 
 
+def test_a_share_of_a_slot_counts_as_such(tmp_path: Path) -> None:
+    events: list[tuple[float, str, dict[str, Any]]] = [(0, "starts", {**G, "slots": 0.25}), (8, "closed", {})]
+    assert read(tmp_path, events) == [("g", 0.25, -1, "booting", 0, 8)]
+
+
 def test_what_is_told_takes_no_more_than_there_was_and_gaps_are_waiting(tmp_path: Path) -> None:
     found = read(
         tmp_path,

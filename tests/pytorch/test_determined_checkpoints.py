@@ -173,6 +173,12 @@ def test_how_a_run_of_determineds_divided_its_data() -> None:
     assert legacy.read_division(golden("still")[1]) == Division(replicas=1, batch_size=4)
 
 
+def test_a_trial_of_ours_on_a_share_of_a_slot_was_one_process(tmp_path: Path) -> None:
+    about = {"experiment_config": {"resources": {"slots_per_trial": 0.25}}, "hparams": {"global_batch_size": 8}}
+    (tmp_path / legacy.LOAD_DATA).write_text(json.dumps(about))
+    assert legacy.read_division(tmp_path) == Division(replicas=1, batch_size=8)
+
+
 @pytest.mark.parametrize("before", [0, 1, 5, 310, 311, 400])
 def test_the_last_numbers_of_torchs_generator_are_known_from_its_state(before: int) -> None:
     generator = torch.Generator().manual_seed(3)

@@ -1,4 +1,4 @@
-"""The same distributed.yaml on GPUs: NCCL, one GPU a worker."""
+"""The same distributed.yaml on GPUs: NCCL, one GPU a worker. And four trials on one GPU, with its memory."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 import yaml
 
 import dray
 from tests.ray.harness import DIGITS, lines
+from tests.ray.test_sharing import check_that_three_go_on
 
 pytestmark = [pytest.mark.ray, pytest.mark.gpu, pytest.mark.slow]
 
@@ -32,3 +34,14 @@ def test_each_worker_has_a_gpu_of_its_own_and_nccl_joins_them(slots: int, digits
     assert {line["device"].partition(":")[0] for line in made} == {"cuda"}
     assert result.trials["state"].tolist() == ["COMPLETED"]
     assert result.metrics.query("name == 'accuracy'")["value"].max() > 0.95
+
+
+def test_one_of_four_trials_on_a_gpu_uses_more_than_its_share_and_three_go_on(tmp_path: Path) -> None:
+    # On a cluster that is up, all groups start at the same time.
+    ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False)
+    try:
+        met = check_that_three_go_on(tmp_path, "more than a quarter of the GPU", "oom", slot="gpu")
+    finally:
+        ray.shutdown()
+    assert [each["has"]["GPU"] for each in met] == [0.25] * 4
+    assert len({each["gpus"] for each in met}) == 1

@@ -130,7 +130,7 @@ class _Page:
 </div></header>"""
 
     def _searched(self) -> str:
-        seen, searcher = self.seen, self.seen.config.searcher
+        seen, searcher, resources = self.seen, self.seen.config.searcher, self.seen.config.resources
         better = "smaller" if searcher.smaller_is_better else "larger"
         length = seen.length(searcher.length) if searcher.length is not None else "set by its program"
         rungs = ", ".join(f"{rung:g}" for rung in seen.rungs[:-1])
@@ -139,7 +139,7 @@ class _Page:
             ("metric", f"{seen.metric}, {better} is better"),
             ("length of a trial", length + (f"; compared at {rungs}" if rungs else "")),
             ("trials", f"{searcher.max_trials:,} at most" if searcher.max_trials else "set by the method"),
-            ("slots per trial", str(seen.config.resources.slots_per_trial)),
+            ("slots per trial", resources.share or str(resources.slots_per_trial)),
         ]
         rows = [(name, *html.domain_told(seen.domains[name])) for name in seen.domains]
         same = [column for column in seen.trials.columns if column.startswith("hparams.")]

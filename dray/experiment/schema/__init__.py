@@ -223,8 +223,8 @@ class ExperimentConfig(Section):
         Of a range, those among which ``global_batch_size`` can be divided evenly.
         """
         asked = self.resources.slots_per_trial
-        if isinstance(asked, int):
-            return (asked,)
+        if not isinstance(asked, SlotRange):
+            return (asked if isinstance(asked, int) else 1,)
         return even_sizes(asked, constant(self.hyperparameters["global_batch_size"]), self.resources.max_slots)
 
     def to_dict(self) -> dict[str, Any]:
