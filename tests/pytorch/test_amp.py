@@ -47,6 +47,20 @@ def scaling(**scaler: Any) -> Callable[[OneWeight], None]:
     return prepare
 
 
+def with_scale(scale: float) -> Callable[[OneWeight], None]:
+    """Begin with this scale of the gradients, if there is a scaler.
+
+    The usual one, 2**16, makes the first gradient of OneWeight, -1, infinite in float16: no step would be taken.
+    """
+
+    def prepare(trial: OneWeight) -> None:
+        scaler = trial.context._optimisation.scaler
+        if scaler is not None:
+            scaler.load_state_dict({**scaler.state_dict(), "scale": scale})
+
+    return prepare
+
+
 def state(checkpoint: str) -> dict[str, Any]:
     return torch.load(Path(checkpoint) / "state-dict.pth", weights_only=True)  # type: ignore[no-any-return]
 
@@ -283,7 +297,7 @@ def test_on_a_gpu_float16_is_the_default_and_scales(fit: Fit, host: FakeHost) ->
             OneWeight.__init__(self, context)
             self.types = []
 
-    trial = fit(Half, max_length=Batch(5))
+    trial = fit(Half, max_length=Batch(5), prepare=with_scale(1024.0))
     assert {kind for _, kind in trial.types} == {torch.float16}
     assert trial.weight == one_weight(5)
     assert state(host.checkpoints()[-1])["scaler_state_dict"]["_growth_tracker"] == 5
@@ -300,7 +314,7 @@ def test_apex_on_a_gpu_is_torchs_own_amp(fit: Fit, opt_level: str, kind: torch.d
             with pytest.warns(FutureWarning):
                 self.model, self.optimizer = context.configure_apex_amp(self.model, self.optimizer, opt_level=opt_level)
 
-    trial = fit(Apex, max_length=Batch(5))
+    trial = fit(Apex, max_length=Batch(5), prepare=with_scale(1024.0))
     assert {found for _, found in trial.types} == {kind}
     assert trial.weight == one_weight(5)
 
