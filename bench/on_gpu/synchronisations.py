@@ -60,12 +60,17 @@ def main(tiny: bool) -> None:
     sizes = Sizes(width=32, records=64, batch=8, batches=8) if tiny else Sizes()
     control = by_hand(Way(reads_loss=True), sizes).total() / sizes.batches
     figure("the counter: a loop by hand with loss.item()", f"{control:.2f}", goal=">= 1", reached=control >= 1)
+    if control < 1:
+        raise SystemExit("torch's debug mode has not seen loss.item(): what it counts elsewhere would mean nothing")
     for name, way in WAYS.items():
         doing(name)
         there, here = by_hand(way, sizes), by_dray(way, sizes)
         dray, hand = here.total() / sizes.batches, there.total() / sizes.batches
-        figure(name, f"{dray:.2f}, by hand {hand:.2f}", goal="<= by hand", reached=dray <= hand)
-        if dray > hand:
+        # Without a fused optimizer, a scaler has to know whether the gradients are finite before it steps.
+        most = hand if way.amp is torch.float16 and not way.fused else 0.0
+        goal = "<= by hand" if most else "0"
+        figure(name, f"{dray:.2f}, by hand {hand:.2f}", goal=goal, reached=dray <= most)
+        if dray > most:
             note(f"{name}: waits at {', '.join(f'{place} ({times}x)' for place, times in here.most_common(4))}.")
     reports = sizes.batches // 4
     waits = by_dray(Way(reports_every=4), sizes).total() / reports
