@@ -58,7 +58,10 @@ PARTS = {
     "compiled": ("The GPT compiled by torch.compile", "tokens_compiled", 150),
 }
 """By name: the title, the module in bench/on_gpu, and the most seconds that it may take."""
-LOOK_S = 60
+BUDGET_S = 460
+PATIENCE = 4
+"""A dry run may take so many times as long: it measures nothing, and runs on machines that have other work too."""
+LOOK_S = 120
 """The most seconds to import torch for the first time on a cold machine, and look at its GPU."""
 LEAST_S = 15
 """With less time left, no part begins."""
@@ -217,6 +220,8 @@ def measure(options: argparse.Namespace, directory: Path) -> bool:
             f"GPU: {', '.join(seen['gpus'])}; driver {seen['driver']}; torch {seen['torch']}, CUDA {seen['cuda']}."
         )
     paper.say(f"`bench/gpu.py`, commit {commit(options.commit)}.")
+    patience = PATIENCE if tiny else 1
+    budget = options.budget or BUDGET_S * patience
     goals: list[bool] = []
     sound = True
     waiting = list(options.parts)
@@ -224,9 +229,9 @@ def measure(options: argparse.Namespace, directory: Path) -> bool:
         _write(file, paper, title, f"\nUnfinished: {', '.join(waiting)}.")
         name = waiting.pop(0)
         heading, module, limit_s = PARTS[name]
-        limit_s = min(limit_s, options.budget - (time.monotonic() - began) - END_S)
+        limit_s = min(limit_s * patience, budget - (time.monotonic() - began) - END_S)
         if limit_s < LEAST_S:
-            paper.say(f"\n## {heading}\n\nLeft out: too little is left of {options.budget:.0f} s.")
+            paper.say(f"\n## {heading}\n\nLeft out: too little is left of {budget:.0f} s.")
             sound = False
             continue
         outcome = run_part(module, limit_s, directory / name, tiny=tiny, on_cpu=options.dry_run)
@@ -255,7 +260,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all, in this order")
-    parser.add_argument("--budget", type=float, default=460, help="the most seconds for all of it (default 460)")
+    parser.add_argument("--budget", type=float, help=f"the most seconds for all of it (default {BUDGET_S})")
     parser.add_argument("--to", type=Path, help="the file to write (default bench/results/gpu.md; of a dry run, none)")
     parser.add_argument("--commit", help="what the tree is, if it is a copy without its history")
     parser.add_argument("--keep", type=Path, help="keep what the parts write in this directory")
