@@ -5,6 +5,7 @@
 # make test-cluster  those that need clusters of several nodes, in private namespaces; needs root (and sshd, rsync)
 # make test-determined  those with the real Determined 0.38.1, which it installs into build/determined; half an hour
 # make bench   the benchmarks (see bench/)
+# make gpu     all that needs a GPU, the tests and the figures, in eight minutes on one; without one, a dry run
 # make docs    the site of docs/, in build/docs
 # make soak    kill -9, again and again: a sweep of 1,000 trials, then the fault matrix ten times; hours on two cores
 #
@@ -29,7 +30,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # Without bytecode pytest rewrites the asserts of all test files in every run: five seconds for each half of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test test-ray test-rest test-all test-cluster test-determined bench docs soak clean
+.PHONY: help demo check lint types floors test-fast test-fast-half test-fast-rest test test-ray test-rest test-all test-cluster test-determined bench gpu docs soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -105,7 +106,10 @@ test-determined: $(INSTALLED) $(DETERMINED)/.installed
 	@DETERMINED_PYTHON=$(CURDIR)/$(DETERMINED)/bin/python $(BIN)/python -m pytest -q -m determined
 
 bench: $(INSTALLED)
-	@for script in $(filter-out bench/soak.py,$(wildcard bench/[a-z]*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
+	@for script in $(filter-out bench/gpu.py bench/soak.py,$(wildcard bench/[a-z]*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
+
+gpu: $(INSTALLED)
+	@$(BIN)/python bench/gpu.py
 
 docs: $(INSTALLED)
 	@$(BIN)/python docs/generate.py

@@ -127,8 +127,13 @@ def run(script: str, arguments: Sequence[str], directory: Path) -> Ran:
     if code != 0:
         tail = "\n".join(output.read_text(errors="replace").splitlines()[-40:])
         raise SystemExit(f"{script} {' '.join(arguments)} ended with code {code}:\n{tail}")
-    lines = [json.loads(line) for line in stamps.read_text().splitlines()]
-    return Ran(began=began, ended=ended, stamps=sorted((Stamp(**line) for line in lines), key=lambda s: s.time))
+    return Ran(began=began, ended=ended, stamps=read_stamps(stamps))
+
+
+def read_stamps(file: Path) -> list[Stamp]:
+    """What the processes of a run have stamped so far, in the order of time."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return sorted((Stamp(**line) for line in lines), key=lambda s: s.time)
 
 
 def end_on_sigterm() -> None:
@@ -192,13 +197,17 @@ class Paper:
         """Write all of it to ``bench/results/<name>.md``."""
         path = BENCH / "results" / f"{name}.md"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(f"# {title}\n\n" + "\n".join(self._lines) + "\n")
+        path.write_text(self.text(title))
         print(f"\nsaved in {path.relative_to(BENCH.parent)}")
+
+    def text(self, title: str) -> str:
+        """All of it, under a title."""
+        return f"# {title}\n\n" + "\n".join(self._lines) + "\n"
 
 
 def machine() -> str:
     """This machine and what is installed on it, for whoever reads the figures; and how busy it is."""
-    packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("ray", "torch"))
+    packages = ", ".join(_version(name) for name in ("ray", "torch"))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     load = " / ".join(f"{value:.1f}" for value in os.getloadavg())
     return (
@@ -206,6 +215,13 @@ def machine() -> str:
         f"Python {platform.python_version()}, {packages}; {time.strftime('%Y-%m-%d')}.\n"
         f"Load of the machine before the first run (1, 5, 15 minutes): {load}."
     )
+
+
+def _version(package: str) -> str:
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return f"no {package}"
 
 
 def _cpu() -> str:

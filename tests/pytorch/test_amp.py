@@ -47,6 +47,20 @@ def scaling(**scaler: Any) -> Callable[[OneWeight], None]:
     return prepare
 
 
+def with_scale(scale: float) -> Callable[[OneWeight], None]:
+    """Begin with this scale of the gradients, if there is a scaler.
+
+    The usual one, 2**16, makes the first gradient of OneWeight, -1, infinite in float16: no step would be taken.
+    """
+
+    def prepare(trial: OneWeight) -> None:
+        scaler = trial.context._optimisation.scaler
+        if scaler is not None:
+            scaler.load_state_dict({**scaler.state_dict(), "scale": scale})
+
+    return prepare
+
+
 def state(checkpoint: str) -> dict[str, Any]:
     return torch.load(Path(checkpoint) / "state-dict.pth", weights_only=True)  # type: ignore[no-any-return]
 
@@ -274,12 +288,6 @@ def test_apex_without_cuda_is_an_error(host: FakeHost) -> None:
             context.configure_apex_amp([], [])
 
 
-def small_scale(trial: OneWeight) -> None:
-    """With the default scale of 65536 the first gradients are infinite in float16, and their steps left out."""
-    if (scaler := trial.context._optimisation.scaler) is not None:
-        scaler._init_scale = 1024.0
-
-
 @pytest.mark.gpu
 @pytest.mark.api("2.25")
 def test_on_a_gpu_float16_is_the_default_and_scales(fit: Fit, host: FakeHost) -> None:
@@ -289,7 +297,7 @@ def test_on_a_gpu_float16_is_the_default_and_scales(fit: Fit, host: FakeHost) ->
             OneWeight.__init__(self, context)
             self.types = []
 
-    trial = fit(Half, prepare=small_scale, max_length=Batch(5))
+    trial = fit(Half, max_length=Batch(5), prepare=with_scale(1024.0))
     assert {kind for _, kind in trial.types} == {torch.float16}
     assert trial.weight == one_weight(5)
     assert state(host.checkpoints()[-1])["scaler_state_dict"]["_growth_tracker"] == 5
@@ -306,7 +314,7 @@ def test_apex_on_a_gpu_is_torchs_own_amp(fit: Fit, opt_level: str, kind: torch.d
             with pytest.warns(FutureWarning):
                 self.model, self.optimizer = context.configure_apex_amp(self.model, self.optimizer, opt_level=opt_level)
 
-    trial = fit(Apex, prepare=small_scale, max_length=Batch(5))
+    trial = fit(Apex, max_length=Batch(5), prepare=with_scale(1024.0))
     assert {found for _, found in trial.types} == {kind}
     assert trial.weight == one_weight(5)
 

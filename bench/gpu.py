@@ -1,0 +1,276 @@
+"""All that needs a GPU, in eight minutes on one: the tests marked ``gpu``, then figures. Writes bench/results/gpu.md.
+
+    python bench/gpu.py [--parts tests tokens ...] [--budget 460] [--to FILE] [--commit NAME] [--dry-run]
+
+Needs torch and numpy; what else is missing (pytest, Ray), it leaves out, and says so. Each part is a process of its own
+with a time limit: one that fails, hangs or runs out of time costs no other part its figures, and the file is written
+anew after each. Where there is no GPU, or with --dry-run, all parts run with tiny sizes on the CPU, so that the script
+stays ready; that says nothing about speed, and is only printed, unless --to names a file.
+
+To bring along what a machine lacks, put wheels for its Python into a folder of the tree, and begin there with
+
+    python3 -m pip install --no-index --no-deps --target /tmp/site FOLDER/*.whl && export PYTHONPATH=/tmp/site
+
+but no wheel of torch, for the one of that machine fits its driver. For the tests: pytest (pluggy, iniconfig, packaging,
+pygments), pytest-timeout, hypothesis (sortedcontainers), PyYAML and pydantic. For Ray: its wheel, half as large without
+ray/jars and ray/dashboard/client (`zip -d`), with click, msgpack, jsonschema, tensorboardX, pandas, pyarrow and what
+these need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import importlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _measure import (
+    BENCH,
+    STAMPS,
+    Paper,
+    Stamp,
+    end_on_sigterm,
+    machine,
+    of_kind,
+    read_stamps,
+    stamp,
+    verdict,
+)
+
+PARTS = {
+    "tests": ("Tests marked `gpu`", "marked_tests", 130),
+    "waits": ("Waits of the host for the GPU, a batch", "synchronisations", 60),
+    "tokens": ("A GPT in bf16", "tokens", 90),
+    "stall": ("The stall of a checkpoint", "stall", 80),
+    "trials": ("From one trial to the next, with a model of 1 GB", "trials", 60),
+    "trials-on-ray": ("The same on Ray", "trials_on_ray", 80),
+    "compiled": ("The GPT compiled by torch.compile", "tokens_compiled", 150),
+}
+"""By name: the title, the module in bench/on_gpu, and the most seconds that it may take."""
+BUDGET_S = 460
+PATIENCE = 4
+"""A dry run may take so many times as long: it measures nothing, and runs on machines that have other work too."""
+LOOK_S = 120
+"""The most seconds to import torch for the first time on a cold machine, and look at its GPU."""
+LEAST_S = 15
+"""With less time left, no part begins."""
+END_S = 10
+TAIL = 25
+"""Lines of output that are kept of a part that fails."""
+OURS = ("dray", "searchers", "tests", "examples", "_measure")
+
+
+# --------------------------------------------------------------------------------------------------- in its own process
+def child(module: str, tiny: bool) -> None:
+    """Be one part."""
+    # Not to sys.stderr: pytest captures that.
+    faulthandler.register(signal.SIGUSR1, file=os.fdopen(os.dup(2), "w"))
+    sys.path.insert(0, str(BENCH / "on_gpu"))
+    try:
+        importlib.import_module(module).main(tiny)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in OURS or (BENCH / "on_gpu" / f"{missing}.py").exists():
+            raise
+        stamp("left_out", why=f"there is no {missing} on this machine")
+
+
+# ------------------------------------------------------------------------------------------------------------ the parts
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a part.
+
+    Args:
+        stamps: of its process, up to its end.
+        took_s: seconds.
+        code: exit code; None if it was cut off.
+        output: the last lines that it printed.
+    """
+
+    stamps: list[Stamp]
+    took_s: float
+    code: int | None
+    output: str
+
+
+def run_part(module: str, limit_s: float, directory: Path, *, tiny: bool, on_cpu: bool) -> Outcome:
+    """Run a part in a process and a directory of its own, and end it when its time is up."""
+    directory.mkdir(parents=True)
+    stamps, output = directory / "stamps.jsonl", directory / "output.txt"
+    stamps.touch()
+    paths = [str(BENCH / "on_gpu"), str(BENCH), str(BENCH.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        STAMPS: str(stamps),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "DRAY_HOME": str(directory / "home"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if on_cpu:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    if tiny:
+        environment["OMP_NUM_THREADS"] = "1"  # several fight for the cores of a busy machine
+    command = [sys.executable, str(BENCH / "gpu.py"), "--child", module, *(["--tiny"] if tiny else [])]
+    began = time.monotonic()
+    with output.open("wb") as log:
+        process = subprocess.Popen(
+            # The directory holds no code: a local run would copy it into each of its checkpoints.
+            command, env=environment, cwd=directory, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )  # fmt: skip
+        try:
+            code: int | None = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGUSR1)  # it prints where it is
+            time.sleep(0.5)
+            code = None
+        finally:
+            _end(process)
+    tail = "\n".join(output.read_text(errors="replace").splitlines()[-TAIL:])
+    return Outcome(stamps=read_stamps(stamps), took_s=time.monotonic() - began, code=code, output=tail)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process, if it still runs, and all that it has left running. Ray's own end with it if it is asked to."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def tell(paper: Paper, title: str, limit_s: float, outcome: Outcome, *, tiny: bool) -> tuple[list[bool], bool]:
+    """Print a part; returns whether each of its goals was reached, and whether it ran to its end and no test failed."""
+    paper.say(f"\n## {title}")
+    paper.say()
+    figures: dict[str, dict[str, Any]] = {}
+    for found in of_kind(outcome.stamps, "figure"):
+        figures[found.fields["what"]] = dict(found.fields)
+    judged = [fields for fields in figures.values() if fields["reached"] is not None]
+    if figures:
+        rows = [
+            [fields["what"], fields["value"], fields["goal"], _verdict(fields["reached"], tiny=tiny)]
+            for fields in figures.values()
+        ]
+        paper.table(["what", "measured", "goal", ""], rows)
+        paper.say()
+    for found in of_kind(outcome.stamps, "note"):
+        paper.say(found.fields["text"])
+    for found in of_kind(outcome.stamps, "left_out"):
+        paper.say(f"Left out: {found.fields['why']}.")
+    failures = of_kind(outcome.stamps, "failure")
+    for found in failures:
+        paper.say(f"\nFAILED {found.fields['what']}\n\n```\n{found.fields['text']}\n```")
+    last = ([found.fields["what"] for found in of_kind(outcome.stamps, "doing")] or ["starting"])[-1]
+    if outcome.code is None:
+        paper.say(f"CUT OFF after {limit_s:.0f} s, at: {last}. What it printed last:\n\n```\n{outcome.output}\n```")
+    elif outcome.code != 0:
+        paper.say(f"FAILED with code {outcome.code}, at: {last}. What it printed last:\n\n```\n{outcome.output}\n```")
+    paper.say(f"{outcome.took_s:.0f} s.")
+    return [fields["reached"] for fields in judged], outcome.code == 0 and not failures
+
+
+def _verdict(reached: bool | None, *, tiny: bool) -> str:
+    return "" if reached is None or tiny else verdict(reached)
+
+
+# ------------------------------------------------------------------------------------------------------------- the file
+def commit(given: str | None) -> str:
+    """The commit of this tree; a copy without its history has to be told."""
+    if given is not None:
+        return given
+    git = ["git", "-C", str(BENCH)]
+    try:
+        name = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
+        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown (no history here, and no --commit)"
+    return name.strip() + (", with changes" if changed else "")
+
+
+def measure(options: argparse.Namespace, directory: Path) -> bool:
+    """Run the parts and write the file; returns whether all of them ran, and no test failed."""
+    began = time.monotonic()
+    look = run_part("machine", LOOK_S, directory / "machine", tiny=False, on_cpu=options.dry_run)
+    if look.code != 0:
+        raise SystemExit(f"can't look at the GPU with torch of {sys.executable}:\n{look.output}")
+    if not (found := of_kind(look.stamps, "machine")):
+        raise SystemExit(f"{sys.executable}: {of_kind(look.stamps, 'left_out')[0].fields['why']}")
+    seen = found[0].fields
+    tiny = not seen["gpus"]
+    title = "Dry run on a CPU: says nothing about a GPU" if tiny else "On a GPU"
+    file = options.to or (None if tiny else BENCH / "results" / "gpu.md")
+    paper = Paper()
+    paper.say(machine())
+    if not tiny:
+        paper.say(
+            f"GPU: {', '.join(seen['gpus'])}; driver {seen['driver']}; torch {seen['torch']}, CUDA {seen['cuda']}."
+        )
+    paper.say(f"`bench/gpu.py`, commit {commit(options.commit)}.")
+    patience = PATIENCE if tiny else 1
+    budget = options.budget or BUDGET_S * patience
+    goals: list[bool] = []
+    sound = True
+    waiting = list(options.parts)
+    while waiting:
+        _write(file, paper, title, f"\nUnfinished: {', '.join(waiting)}.")
+        name = waiting.pop(0)
+        heading, module, limit_s = PARTS[name]
+        limit_s = min(limit_s * patience, budget - (time.monotonic() - began) - END_S)
+        if limit_s < LEAST_S:
+            paper.say(f"\n## {heading}\n\nLeft out: too little is left of {budget:.0f} s.")
+            sound = False
+            continue
+        outcome = run_part(module, limit_s, directory / name, tiny=tiny, on_cpu=options.dry_run)
+        reached, whole = tell(paper, heading, limit_s, outcome, tiny=tiny)
+        goals += reached
+        sound = sound and whole
+        if options.keep is None:
+            shutil.rmtree(directory / name)  # checkpoints of several GB
+    if not tiny:
+        paper.say(f"\nGoals: {goals.count(True)} reached, {goals.count(False)} MISSED.")
+    paper.say(f"\n{time.monotonic() - began:.0f} s in all.")
+    _write(file, paper, title)
+    return sound
+
+
+def _write(file: Path | None, paper: Paper, title: str, more: str = "") -> None:
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(paper.text(title) + more)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Read the command line and measure."""
+    if arguments[:1] == ["--child"]:
+        child(arguments[1], "--tiny" in arguments)
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all, in this order")
+    parser.add_argument("--budget", type=float, help=f"the most seconds for all of it (default {BUDGET_S})")
+    parser.add_argument("--to", type=Path, help="the file to write (default bench/results/gpu.md; of a dry run, none)")
+    parser.add_argument("--commit", help="what the tree is, if it is a copy without its history")
+    parser.add_argument("--keep", type=Path, help="keep what the parts write in this directory")
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes, on the CPU")
+    options = parser.parse_args(arguments)
+    end_on_sigterm()
+    with tempfile.TemporaryDirectory() as unkept:
+        directory = (options.keep or Path(unkept)).resolve()
+        return 0 if measure(options, directory) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,152 @@
+"""Tokens a second of a GPT in bf16: dray, and the same loop by hand, turn by turn in one process on one GPU."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+from _measure import quantile, spread
+from part import DEVICE, clock, doing, figure, note
+from small_gpt import (
+    TINY,
+    ByHand,
+    Sizes,
+    clip,
+    compile_,
+    data,
+    held,
+    loss_of,
+    made,
+    millions,
+    optimizer_of,
+    schedule_of,
+)
+
+from dray import pytorch
+
+GOAL = 0.99
+TURN = 20
+"""Batches."""
+WARM_UP, TURNS = 2, 12
+"""Turns of each: before it counts, and that count."""
+LARGE_GPU = 40 << 30
+"""A GPU with less memory trains on batches of 4, not 16."""
+ENOUGH_S = 40.0
+"""No further turn after so long, but at least four."""
+
+
+def main(tiny: bool, *, compiled: bool = False) -> None:
+    """Measure."""
+    turn, turns = (3, 4) if tiny else (TURN, TURNS)
+    sizes = TINY if tiny else Sizes()
+    if DEVICE.type == "cuda" and torch.cuda.get_device_properties(DEVICE).total_memory < LARGE_GPU:
+        sizes = replace(sizes, batch=4)
+    sizes = replace(sizes, records=turn * sizes.batch)
+    doing("warming up")
+    with pytorch.init(enable_tensorboard_logging=False) as context:
+        trial = Trial(context, sizes, compiled=compiled, turn=turn, turns=turns)
+        pytorch.Trainer(trial, context).fit(
+            max_length=pytorch.Epoch(1000),
+            reporting_period=pytorch.Batch(trial.turn),
+            checkpoint_policy="none",
+        )
+
+
+class Trial(pytorch.PyTorchTrial):
+    """An epoch is a turn. When one ends, the loop by hand has a turn as long."""
+
+    def __init__(
+        self, context: pytorch.PyTorchTrialContext, sizes: Sizes, *, compiled: bool, turn: int, turns: int
+    ) -> None:
+        self.context, self.sizes, self.turn, self.turns = context, sizes, turn, turns
+        self.by_hand = ByHand(sizes, compiled=compiled)
+        context.experimental.use_amp(torch.bfloat16)
+        self.bare = made(sizes)
+        self.model = context.wrap_model(compile_(self.bare, sizes) if compiled else self.bare)
+        self.optimizer = context.wrap_optimizer(optimizer_of(self.bare))
+        context.wrap_lr_scheduler(schedule_of(self.optimizer), pytorch.LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP)
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return {"turns": Turns(self)}
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(data(self.sizes), batch_size=self.sizes.batch, pin_memory=DEVICE.type == "cuda")
+
+    build_validation_data_loader = build_training_data_loader
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        loss = loss_of(self.model, batch)
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer, clip_grads=clip)
+        return {"loss": loss}
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        return {"validation_loss": 0.0}
+
+
+class Turns(pytorch.PyTorchCallback):
+    """Called where an epoch begins: takes the time of the last one, then of the loop by hand."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+        self.since = self.began = 0.0
+        self.rates: list[tuple[float, float]] = []
+        self.peaks: list[tuple[int, int]] = []
+
+    def on_training_epoch_start(self, epoch_idx: int) -> None:
+        took, peak = clock() - self.since, self._peak(self.trial.by_hand.bare, self.trial.by_hand.optimizer)
+        trial, hand = self.trial, self.trial.by_hand
+        if epoch_idx > 0:
+            began = clock()
+            hand.train(trial.turn)
+            by_hand, hands_peak = clock() - began, self._peak(trial.bare, trial.optimizer)
+        if epoch_idx == WARM_UP:
+            self.began = time.perf_counter()
+        if epoch_idx > WARM_UP:
+            doing(f"turn {len(self.rates) + 2}")
+            tokens = trial.turn * trial.sizes.batch * trial.sizes.block
+            self.rates.append((tokens / took, tokens / by_hand))
+            self.peaks.append((peak, hands_peak))
+            self._say()
+            late = time.perf_counter() - self.began > ENOUGH_S and len(self.rates) >= 4
+            if late or len(self.rates) == trial.turns:
+                trial.context.set_stop_requested(True)
+                self._compare()
+        self.since = clock()
+
+    def _peak(self, *other: Any) -> int:
+        """Bytes at the peak since the last call, but for what the other loop holds meanwhile."""
+        if DEVICE.type != "cuda":
+            return 0
+        peak = torch.cuda.max_memory_allocated() - held(*other)
+        torch.cuda.reset_peak_memory_stats()
+        return peak
+
+    def _say(self) -> None:
+        ratios = [dray / hand for dray, hand in self.rates]
+        middle = quantile(ratios, 0.5)
+        figure(
+            "dray's tokens a second by those by hand",
+            f"{spread(ratios, digits=3)}, {len(ratios)} turns",
+            goal=f">= {GOAL:g}",
+            reached=middle >= GOAL,
+        )
+        for what, place in (("dray", 0), ("by hand", 1)):
+            rate, peak = [rates[place] for rates in self.rates], max(peaks[place] for peaks in self.peaks)
+            figure(f"tokens a second, {what}", spread([value / 1e3 for value in rate], "thousand", 1))
+            figure(f"most GPU memory, {what}", f"{peak / 2**20:,.0f} MiB")
+
+    def _compare(self) -> None:
+        """Both have trained the same model on the same number of batches; the rounding of a GPU may differ."""
+        trial = self.trial
+        with torch.no_grad():
+            ours, theirs = (
+                torch.cat([p.flatten() for p in model.parameters()]) for model in (trial.bare, trial.by_hand.bare)
+            )
+            differ = ((ours - theirs).norm() / theirs.norm()).item()
+        note(
+            f"{millions(trial.bare):.0f} million parameters, batches of {trial.sizes.batch} x {trial.sizes.block} "
+            f"tokens, {trial.turn} batches a turn; the weights of both differ by {differ:.1e} of their norm at the end."
+        )

@@ -1,0 +1,133 @@
+"""bench/gpu.py without a GPU: its dry run, what it leaves out, and what it keeps of a part that is cut off or fails."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCH = Path(__file__).parents[1] / "bench"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Imports a module of the benchmark; no other test finds it, or those that it imports."""
+    for directory in (BENCH, BENCH / "on_gpu"):
+        monkeypatch.syspath_prepend(str(directory))
+    yield importlib.import_module
+    for name in ("gpu", "_measure", "marked_tests", "part"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def gpu(load: Callable[[str], ModuleType]) -> ModuleType:
+    return load("gpu")
+
+
+def dry_run(directory: Path, *parts: str, **environment: str) -> tuple[int, str]:
+    """Its exit code, and the file that it wrote."""
+    command = [sys.executable, str(BENCH / "gpu.py"), "--dry-run", "--to", str(directory / "gpu.md"), "--parts", *parts]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, cwd=directory, capture_output=True, text=True, timeout=590
+    )
+    assert (directory / "gpu.md").exists(), done.stdout + done.stderr
+    return done.returncode, (directory / "gpu.md").read_text()
+
+
+def row(text: str, what: str) -> str:
+    """What a table says was measured."""
+    [found] = [line for line in text.splitlines() if line.startswith(f"| {what} ")]
+    return found.split(" | ")[1].strip()
+
+
+@pytest.mark.slow
+def test_dry_run_measures_everything_with_tiny_sizes(tmp_path: Path) -> None:
+    code, text = dry_run(tmp_path, "waits", "tokens", "stall", "trials", "compiled")
+    assert code == 0, text
+    assert text.startswith("# Dry run on a CPU: says nothing about a GPU\n")
+    assert "MISSED" not in text
+    assert "reached" not in text
+    assert "Unfinished" not in text
+    # On a CPU, dray reads each number when it comes: the one loss, or the loss and six more. A loader begins an epoch
+    # with a random number.
+    assert row(text, "plain") == "1.00, by hand 0.12"
+    assert row(text, "12 metrics") == "7.00, by hand 0.12"
+    assert row(text, "the counter: a loop by hand with loss.item()") == "1.12"
+    # Both loops have trained the same, with and without a compiler.
+    assert text.count("the weights of both differ by 0.0e+00 of their norm") == 2
+    assert row(text, "stall for a checkpoint of dray's")
+    assert row(text, "GPU memory that each further trial leaves") == "0 MiB"
+
+
+@pytest.mark.slow
+def test_without_ray_it_says_what_it_left_out_and_runs_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['ray'] = None\n")
+    code, text = dry_run(tmp_path, "tests", "trials-on-ray", PYTHONPATH=str(tmp_path))
+    assert code == 0, text
+    assert "Left out: tests/ray/test_gpu.py (import of ray halted; None in sys.modules)." in text
+    assert row(text, "tests").startswith("0 passed, 0 failed, ")
+    assert "## The same on Ray\n\nLeft out: there is no ray on this machine.\n" in text
+
+
+@pytest.mark.slow
+def test_a_part_that_hangs_is_cut_off_and_keeps_its_figures(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hangs.py").write_text(
+        textwrap.dedent("""
+            import threading
+            from _measure import stamp
+
+            def main(tiny):
+                stamp("figure", what="rounds", value="3", goal="", reached=None)
+                stamp("doing", what="round 4")
+                threading.Event().wait()
+        """)
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    outcome = gpu.run_part("hangs", 15.0, tmp_path / "part", tiny=True, on_cpu=True)
+    paper = gpu.Paper()
+    assert gpu.tell(paper, "Hangs", 15.0, outcome, tiny=False) == ([], False)
+    text = paper.text("")
+    assert row(text, "rounds") == "3"
+    assert "CUT OFF after 15 s, at: round 4." in text
+    assert 'hangs.py", line 8 in main' in text, "where it hung"
+
+
+def test_a_part_that_fails_says_where_and_keeps_its_figures(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fails.py").write_text(
+        textwrap.dedent("""
+            from _measure import stamp
+
+            def main(tiny):
+                stamp("figure", what="speed", value="0.5", goal=">= 1", reached=False)
+                stamp("figure", what="speed", value="1.5", goal=">= 1", reached=True)
+                stamp("figure", what="memory", value="9", goal="0", reached=False)
+                stamp("failure", what="test_x", text="assert 1 == 2")
+                raise RuntimeError("CUDA error: out of luck")
+        """)
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    outcome = gpu.run_part("fails", 60.0, tmp_path / "part", tiny=False, on_cpu=True)
+    paper = gpu.Paper()
+    assert gpu.tell(paper, "Fails", 60.0, outcome, tiny=False) == ([True, False], False)
+    text = paper.text("")
+    assert "| speed  | 1.5      | >= 1 | reached |\n| memory | 9        | 0    | MISSED  |" in text
+    assert "FAILED test_x\n\n```\nassert 1 == 2\n```" in text
+    assert "FAILED with code 1, at: starting." in text
+    assert "RuntimeError: CUDA error: out of luck" in text
+
+
+def test_all_files_with_tests_for_gpus_are_found(load: Callable[[str], ModuleType]) -> None:
+    found = load("marked_tests").marked_files()
+    assert {Path("tests/pytorch/test_gpu_loop.py"), Path("tests/ray/test_gpu.py")} <= set(found)
+    assert Path(__file__).relative_to(BENCH.parent) not in found
