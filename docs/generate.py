@@ -35,7 +35,7 @@ CHAPTERS = {
     "The trial": {"pytorch": ["PyTorchTrial", "PyTorchTrialContext", "PyTorchExperimentalContext"]},
     "Training": {"pytorch": ["init", "Trainer", "Batch", "Epoch", "TrainUnit"]},
     "Data": {
-        "pytorch": ["DataLoader", "TorchData", "samplers", "adapt_batch_sampler", "data_length", "to_device"],
+        "pytorch": ["DataLoader", "cached", "TorchData", "samplers", "adapt_batch_sampler", "data_length", "to_device"],
     },
     "Schedules and metrics": {"pytorch": ["LRScheduler", "Reducer", "MetricReducer"]},
     "Callbacks": {"pytorch": ["PyTorchCallback"]},

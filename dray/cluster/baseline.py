@@ -1,8 +1,9 @@
 """Isolates trials that share a process: each finds the process as the first one found it, or gets a new one.
 
 A trial runs in a thread of its own, so that thread-local state ends with it. State of the process is restored where
-that is possible (``dray.cluster.settings``, and here modules, loggers, warnings and compiled code). What can't be
-restored, such as a thread that runs on, is a reason to replace the process.
+that is possible (``dray.cluster.settings``, and here modules, loggers and warnings). What can't be
+restored, such as a thread that runs on, is a reason to replace the process. Compiled code stays where it is right for
+the next trial too (``dray.cluster.compiled``).
 
 Not undone: what a trial writes into modules (a patched function of a library, a global of its own module), because
 nothing tells it from what a library keeps on purpose. ``resources.reuse_workers: false`` gives each trial processes of
@@ -23,8 +24,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from dray.cluster.compiled import Compiled
 from dray.cluster.leftovers import Leftovers, gpu_in_use
-from dray.cluster.settings import settings
+from dray.cluster.settings import of_python, of_torch
 from dray.imports import is_installed
 
 T = TypeVar("T")
@@ -41,7 +43,9 @@ class Baseline:
         # collection before: it would delay the first batch by those 100 ms, for little.
         gc.freeze()
         self._collects_at = 0.0
-        self._settings = settings()
+        of_torchs = list(of_torch())
+        self._compiled = Compiled(of_torchs)
+        self._settings = [*of_python(), *of_torchs]
         self._values = [setting.get() for setting in self._settings]
         self._threads = torch.get_num_threads()
         self._modules = dict(sys.modules)
@@ -60,12 +64,14 @@ class Baseline:
         """
         result: list[T] = []
         raised: list[BaseException] = []
+        compiled = self._compiled.for_a_trial()
 
         def run() -> None:
             if self._device is not None:
                 torch.cuda.set_device(self._device)
             try:
-                result.append(trial())
+                with compiled():
+                    result.append(trial())
             except BaseException as error:
                 raised.append(error)
 
@@ -97,7 +103,7 @@ class Baseline:
         # As in a new process, a warning that has been shown is shown again.
         warnings.onceregistry.clear()  # type: ignore[attr-defined]
         _filters_mutated()
-        _forget_compiled()
+        _reset_stance()
         if gpu_in_use():
             try:
                 torch.cuda.empty_cache()
@@ -184,13 +190,9 @@ def _filters_mutated() -> None:
         warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
-def _forget_compiled() -> None:
-    """Otherwise a few trials fill torch's cache of compiled code for a function, and later ones run uncompiled."""
+def _reset_stance() -> None:
+    """Compile again, if a trial has switched that off."""
     dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is None:
-        return
-    if dynamo.cached_backends:
-        torch._dynamo.reset()
     stance = getattr(dynamo, "_stance", None)
     if stance is not None and stance.stance != "default":
         torch.compiler.set_stance("default")

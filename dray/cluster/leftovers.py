@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
 import os
 import sys
 import threading
@@ -16,6 +13,8 @@ import torch
 
 from dray.cluster.children import END_S, children, end_children
 from dray.imports import is_installed
+from dray.memory import MACHINE_MEMORY, give_back, own_memory
+from dray.pytorch.cached import drop_all, held
 
 LEAK = 1 / 20
 """How much more memory (as a share of the machine's, or of a GPU's) a process may keep after a trial than after the
@@ -43,14 +42,17 @@ class Leftovers:
     def found(self) -> list[str]:
         """Why this process should run no other trial; empty if it can."""
         found = [*self._running_threads(), *self._running_children()]
-        memory, gpu_memory = _memory(), torch.cuda.memory_allocated() if gpu_in_use() else 0
+        memory, gpu_memory = _memory()
         if self._memory is None or self._gpu_memory is None:
             # Measured after the first trial: it has imported and warmed up what later ones use too.
             self._memory, self._gpu_memory = memory, gpu_memory
         grown = memory - self._memory
         if grown > LEAK * MACHINE_MEMORY:
-            _give_back()
-            grown = _memory() - self._memory
+            give_back()
+            grown = _memory()[0] - self._memory
+        if grown > LEAK * MACHINE_MEMORY and drop_all():  # they may have grown since they were made
+            give_back()
+            grown = _memory()[0] - self._memory
         if grown > LEAK * MACHINE_MEMORY:
             found.append(
                 f"its memory has grown by {_mb(grown)} since its first trial: something keeps trials' objects alive"
@@ -102,34 +104,10 @@ def _of_users(frame: FrameType | None) -> str:
     return ""
 
 
-def _memory() -> int:
-    """Bytes of memory that this process does not share; 0 if unknown."""
-    with contextlib.suppress(OSError):
-        resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
-        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
-    return 0
-
-
-def _machine_memory() -> int:
-    """Bytes of memory of this machine, or of the container that this process is in."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for place in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):  # "max", without a limit
-            limits.append(int(Path(place).read_text()))
-    return min(limits)
-
-
-MACHINE_MEMORY = _machine_memory()
-
-
-def _give_back() -> None:
-    """Collect garbage, and return memory that the C library, and torch for copies to GPUs, keep to the system."""
-    gc.collect()
-    if gpu_in_use():
-        with contextlib.suppress(AttributeError):  # torch before 2.5 can't
-            torch._C._host_emptyCache()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+def _memory() -> tuple[int, int]:
+    """Bytes of memory in use by this process, and of its GPU, without what is kept on purpose for later trials."""
+    kept, gpu_kept = held()
+    return own_memory() - kept, (torch.cuda.memory_allocated() if gpu_in_use() else 0) - gpu_kept
 
 
 def _mb(size: int) -> str:

@@ -54,12 +54,8 @@ class Setting:
     put: Callable[[Any], Any]
 
 
-def settings() -> list[Setting]:
-    """All settings that this process, with this version of torch, has. They are restored in this order."""
-    return [*_of_python(), *_of_torch()]
-
-
-def _of_python() -> Iterator[Setting]:
+def of_python() -> Iterator[Setting]:
+    """Python's. They are restored in this order, before torch's."""
     yield Setting("the environment", lambda: dict(os.environ), _put_environment)
     # The directory may be gone.
     yield Setting("the working directory", _directory, os.chdir)
@@ -99,7 +95,8 @@ def _of_python() -> Iterator[Setting]:
     )
 
 
-def _of_torch() -> Iterator[Setting]:
+def of_torch() -> Iterator[Setting]:
+    """Those that this version of torch has."""
     # This comes first: none of the others can be set while it is frozen.
     frozen, flag = torch.backends.disable_global_flags.__globals__, "__allow_nonbracketed_mutation_flag"
     yield Setting("torch's flags, frozen", lambda: frozen.get(flag), lambda value: frozen.update({flag: value}))

@@ -3,6 +3,7 @@
 from dray.core import DistributedContext
 from dray.pytorch import samplers
 from dray.pytorch.batch_functions import adapt_batch_sampler, data_length, to_device
+from dray.pytorch.cached import cached
 from dray.pytorch.callback import PyTorchCallback
 from dray.pytorch.context import PyTorchExperimentalContext, PyTorchTrialContext
 from dray.pytorch.data import DataLoader, TorchData
@@ -40,6 +41,7 @@ __all__ = [
     "Trainer",
     "_TrainBoundaryType",
     "adapt_batch_sampler",
+    "cached",
     "data_length",
     "init",
     "load_trial_from_checkpoint_path",

@@ -13,6 +13,7 @@ import torch.utils.data
 from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler
 
 from dray.pytorch.batches import DividedAnew, NumberedBatches, SampledBatches, SeededBatches, drawn_seed
+from dray.pytorch.rows import TorchLoader
 from dray.pytorch.samplers import DistributedBatchSampler
 from dray.training.division import Division
 from dray.training.units import is_int
@@ -181,7 +182,7 @@ class DataLoader:
         generator = torch.Generator() if self.drawn is None else None
         if generator is not None:
             generator.manual_seed(workers_seed)
-        return torch.utils.data.DataLoader(
+        return TorchLoader(
             self.dataset,
             batch_sampler=batches,
             num_workers=self.num_workers,

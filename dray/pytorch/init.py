@@ -14,6 +14,7 @@ import torch
 from dray.core import DistributedContext, get_cluster_info
 from dray.hosts import LocalHost, current_host, current_peers
 from dray.hosts.local import new_directory
+from dray.pytorch.cached import relieve
 from dray.pytorch.context import PyTorchTrialContext
 from dray.training import checkpoint, rng
 from dray.training.determinism import deterministic
@@ -63,6 +64,7 @@ def init(
     check_length(max_length, "max_length")
     peers = distributed or current_peers() or DistributedContext()
     _check_backend(peers)
+    relieve()
     with contextlib.ExitStack() as stack:
         host = current_host()
         seeds = host is not None or _seed_in(exp_conf) is not None

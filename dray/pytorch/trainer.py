@@ -16,7 +16,7 @@ from dray.pytorch.callback import PyTorchCallback
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.description import describe
 from dray.pytorch.trial import PyTorchTrial
-from dray.training import checkpoint, rng
+from dray.training import checkpoint, rng, warm
 from dray.training.agreement import all_or_none
 from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
@@ -155,6 +155,8 @@ class Trainer:
                         loaders.draw_order(directory, training_loader, cursor, peers.size)
                     elif source_state is not None:
                         self._load_state(source_state, callbacks)
+                    for prepare in warm.before_training:
+                        prepare(context.models)
                     to_device = context._mover()
                     evaluation = Evaluation(
                         trial=trial,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.utils.data import TensorDataset
 from dray import pytorch
 
 
-@functools.cache  # several trials run in one process: read the images once
+@pytorch.cached  # several trials run in one process: read the images once
 def datasets() -> tuple[TensorDataset, TensorDataset]:
     """1,437 images to train on and 360 held out, stratified by digit, the same in every trial."""
     digits = load_digits()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from dray import pytorch
 PIXELS = 64
 
 
-@functools.cache  # several trials run in one process: read the images once
+@pytorch.cached  # several trials run in one process: read the images once
 def datasets() -> tuple[TensorDataset, TensorDataset]:
     """1,437 images to learn from and 360 to compare with, stratified by digit; pixels from -1 to 1."""
     digits = load_digits()

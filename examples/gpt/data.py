@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import sysconfig
 from pathlib import Path
 
 import torch
 from torch.utils.data import Dataset
+
+from dray import pytorch
 
 #: The vocabulary. Any other character in the sources (a few names in comments) is read as the last one.
 CHARACTERS = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1))) + "\N{REPLACEMENT CHARACTER}"
@@ -26,7 +27,7 @@ def decode(codes: torch.Tensor) -> str:
     return "".join(CHARACTERS[code] for code in codes.tolist())
 
 
-@functools.cache  # several trials run in one process: read the sources once
+@pytorch.cached  # several trials run in one process: read the sources once
 def texts() -> tuple[torch.Tensor, torch.Tensor]:
     """Every tenth module is held out, the others are to train on; packages are left out."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))

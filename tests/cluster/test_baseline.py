@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 import torch
 
+from dray import memory, pytorch
 from dray.cluster import baseline as baseline_module
 from dray.cluster import children as children_module
 from dray.cluster import leftovers
@@ -30,6 +31,8 @@ from dray.cluster.baseline import Baseline
 from dray.cluster.children import lives
 from dray.cluster.handlers import handlers_of_a_trial
 from dray.cluster.leftovers import Leftovers
+from dray.memory import give_back
+from dray.pytorch.cached import drop_all
 from tests.ray.trials.changes import CHANGES
 
 
@@ -260,7 +263,7 @@ def test_a_leak_of_memory_is_told_and_what_the_first_trial_keeps_is_none(monkeyp
     def keep() -> None:
         kept.append(torch.ones(size // 4))
 
-    leftovers._give_back()  # of tests before this one: it would make up for what is kept here
+    give_back()  # of tests before this one: it would make up for what is kept here
     baseline = Baseline()
     assert [bool(baseline.run(keep)[1]) for _ in range(3)] == [False, False, True]
     _, [reason] = baseline.run(keep)
@@ -311,8 +314,8 @@ def test_memory_that_torch_keeps_for_copies_to_gpus_is_no_leak(monkeypatch: pyte
         nonlocal kept
         kept = 0
 
-    monkeypatch.setattr(leftovers, "gpu_in_use", lambda: True)
-    monkeypatch.setattr(leftovers, "_memory", lambda: used + kept)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(leftovers, "_memory", lambda: (used + kept, 0))
     monkeypatch.setattr(torch._C, "_host_emptyCache", empty_cache, raising=False)
     found = Leftovers().found
     assert found() == []
@@ -327,8 +330,48 @@ def test_pinned_memory_that_trials_have_freed_can_be_given_back() -> None:
     torch.ones(1, device="cuda")
     torch.empty(64 << 20, dtype=torch.uint8, pin_memory=True)
     before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
-    leftovers._give_back()
+    give_back()
     assert torch.cuda.host_memory_stats()["allocated_bytes.current"] <= before - (64 << 20)
+
+
+@pytorch.cached
+def data(grow: Callable[[], None]) -> str:
+    grow()
+    return "data"
+
+
+def test_what_is_cached_for_later_trials_is_no_leak_and_is_dropped_if_it_grows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used = {"data": 0, "other": 1000}
+
+    def drop() -> bool:
+        used["data"] = 0
+        return drop_all()
+
+    for module in (leftovers, memory):
+        monkeypatch.setattr(module, "own_memory", lambda: sum(used.values()))
+    monkeypatch.setattr(leftovers, "MACHINE_MEMORY", 100 / leftovers.LEAK)
+    monkeypatch.setattr(leftovers, "drop_all", drop)
+
+    def load() -> str:
+        return data(grow)
+
+    def grow() -> None:
+        used["data"] = 700
+
+    baseline = Baseline()
+    assert baseline.run(lambda: None) == (None, [])
+    assert baseline.run(load) == ("data", [])
+    assert used["data"] == 700, "it is kept"
+    used["data"] = 950  # as a data set that keeps what it has read
+    assert baseline.run(lambda: None) == (None, [])
+    assert used["data"] == 0
+    assert baseline.run(load) == ("data", [])
+    assert used["data"] == 700, "it is made again"
+    used["other"] = 1101
+    [reason] = baseline.run(lambda: None)[1]
+    assert reason.startswith("its memory has grown by ")
 
 
 @pytest.mark.gpu

@@ -96,6 +96,21 @@ class Branches(Regression):
         return self.context.wrap_model(Branch(), ddp_kwargs={"find_unused_parameters": True})
 
 
+@pytorch.cached
+def table() -> torch.Tensor:
+    """Random, but the same on all ranks."""
+    return torch.randn(24, 4)
+
+
+class OnCachedData(Regression):
+    """The trial's own random numbers, its weights among them, are those of a trial without the data."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        everywhere = context.distributed.allgather(table().tolist())
+        assert everywhere == [table().tolist()] * context.distributed.size
+        super().__init__(context)
+
+
 class Half(Regression):
     """In mixed precision."""
 
@@ -111,6 +126,7 @@ KINDS: dict[str, Any] = {
     "compiled before": wrapped_by(CompiledBefore),
     "compiled after": wrapped_by(CompiledAfter),
     "branches": wrapped_by(Branches),
+    "on cached data": OnCachedData,
     "half": Half,
 }
 

@@ -11,7 +11,7 @@ from dray import pytorch
 from dray.pytorch import Batch
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
-from tests.pytorch.test_amp import Types, scaling, small_scale, state
+from tests.pytorch.test_amp import Types, scaling, state, with_scale
 
 
 class Multiplying(torch.optim.SGD):
@@ -125,6 +125,6 @@ def test_on_a_gpu_an_optimizer_may_step_several_times_a_batch(fit: Fit) -> None:
             context.experimental.use_amp()
             super().__init__(context)
 
-    trial = fit(Half, prepare=small_scale, max_length=Batch(2))
+    trial = fit(Half, prepare=with_scale(1024.0), max_length=Batch(2))
     assert trial.weight == one_weight(6)
     assert trial.gradients == [-2 * (1 - one_weight(step)) for step in range(6)]

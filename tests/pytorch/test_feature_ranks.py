@@ -42,6 +42,14 @@ def test_every_kind_trains_and_ranks_agree(ranks: list[dict[str, Any]]) -> None:
         assert all(torch.equal(one[name], other[name]) for name in one), kind
 
 
+def test_cached_data_are_the_same_on_all_ranks_and_leave_the_trials_random_numbers_alone(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for rank in ranks:
+        weights, plain = rank["on cached data"]["weights"], rank["plain"]["weights"]
+        assert all(torch.equal(weights[name], plain[name]) for name in plain)
+
+
 @pytest.mark.api("2.11")
 def test_the_chief_writes_scalars_averaged_over_ranks(ranks: list[dict[str, Any]], directory: Path) -> None:
     place = directory / "shown" / "tensorboard"

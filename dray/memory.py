@@ -1,0 +1,62 @@
+"""How much memory this process uses, and how much its machine, or its container, has left."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+from pathlib import Path
+
+import torch
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def own_memory() -> int:
+    """Bytes of memory that this process does not share; 0 if unknown."""
+    with contextlib.suppress(OSError):
+        resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+        return (int(resident) - int(shared)) * _PAGE
+    return 0
+
+
+def machine_memory() -> int:
+    """Bytes of memory of this machine, or of the container that this process is in."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * _PAGE]
+    for place in (_CGROUP / "memory.max", _CGROUP / "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # "max", without a limit
+            limits.append(int(place.read_text()))
+    return min(limits)
+
+
+MACHINE_MEMORY = machine_memory()
+
+
+def available_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Bytes that can still be used on this machine, or in this container; all of its memory if unknown."""
+    available = [MACHINE_MEMORY]
+    with contextlib.suppress(OSError, ValueError):
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        available.append(int(fields["MemAvailable"].split()[0]) << 10)
+    # Version 2, and version 1. Files that were read count as used, but give way: as MemAvailable, leave them out.
+    for limit, used, files in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # "max", without a limit
+            stat = (cgroup / used).with_name("memory.stat").read_text()
+            cached = int(dict(line.split() for line in stat.splitlines())[files])
+            available.append(int((cgroup / limit).read_text()) - int((cgroup / used).read_text()) + cached)
+    return max(min(available), 0)
+
+
+def give_back() -> None:
+    """Collect garbage, and return memory that the C library, and torch for copies to GPUs, keep to the system."""
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        with contextlib.suppress(AttributeError):  # torch before 2.5 can't
+            torch._C._host_emptyCache()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

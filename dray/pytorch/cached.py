@@ -1,0 +1,183 @@
+"""What outlives a trial: `cached` keeps what a function has made, for the next trial in the same process."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import torch
+
+from dray import memory
+from dray.training import rng
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LOW = 1 / 10
+"""The share of the machine's memory below which values are dropped: well before the 1/20 at which Ray kills workers."""
+
+
+def cached(make: Callable[P, T]) -> Callable[P, T]:
+    """Keeps what a function returns for later calls with equal arguments, also from later trials in the same process.
+
+    For what does not depend on the trial, such as a data set: successive trials of an experiment share a process, in
+    which each value is made once. It works the same in a local run and under torchrun.
+
+    >>> @cached
+    ... def squares(count: int) -> torch.Tensor:
+    ...     return torch.arange(count) ** 2
+    >>> squares(4)
+    tensor([0, 1, 4, 9])
+    >>> squares(4) is squares(count=4)
+    True
+
+    All trials get the same object: treat it as read-only, and put what is random or differs from trial to trial on top
+    of it, such as the DataLoader, or a dataset with the trial's augmentation that reads from the cached one. The
+    function should depend only on its arguments. While it runs, Python's, NumPy's and torch's RNGs are seeded with 0;
+    then their states are restored. So a random split is the same in every process, and the trial's own random numbers
+    are the same whether the value was kept or made.
+
+    When less than a tenth of the machine's memory is available as a trial begins, or as a value is to be made, values
+    are dropped, those unused for longest first, and made again when they are asked for. Memory of a GPU is not watched.
+
+    `cached` values belong to the function, so that another experiment's code never gets them. Each rank is a process
+    of its own, with values of its own. DataLoader workers that are forked inherit them.
+
+    Args:
+        make: a function, or a class, defined at the top level of a module. Its arguments must be hashable values that
+            are equal from trial to trial: paths, numbers, strings.
+
+    Raises:
+        ValueError: it is defined within another function, so that each trial would have another one.
+        TypeError: a call has an argument that belongs to one trial (a context, a model, a tensor), or can't be hashed.
+    """
+    name = getattr(make, "__qualname__", "<locals>")
+    if "<locals>" in name:
+        raise ValueError(
+            f"cached() can't keep values of {make!r}, which is made anew wherever the code around it runs; define the "
+            "function at the top level of a module"
+        )
+    return _Cached(make)
+
+
+@dataclass(slots=True)
+class _Kept(Generic[T]):
+    value: T
+    size: int
+    gpu_size: int
+    used: int
+
+
+class _Cached(Generic[P, T]):
+    """A function whose values are kept; an entry is dropped with the function, when its module is forgotten."""
+
+    def __init__(self, make: Callable[P, T]) -> None:
+        functools.update_wrapper(self, make)
+        self._make, self._signature = make, inspect.signature(make)
+        self.kept: dict[Hashable, _Kept[T]] = {}
+        _functions.add(self)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = self._key(*args, **kwargs)
+        with _lock:
+            kept = self.kept.get(key)
+            if kept is None:
+                relieve()
+                before = _unheld()
+                with rng.seeded(0):
+                    value = self._make(*args, **kwargs)
+                size, gpu_size = (max(now - then, 0) for now, then in zip(_unheld(), before, strict=True))
+                kept = self.kept[key] = _Kept(value, size, gpu_size, used=0)
+            kept.used = next(_uses)
+            return kept.value
+
+    def __reduce__(self) -> str:
+        return str(self._make.__qualname__)  # by its name, as a function; not with its values
+
+    def _key(self, *args: P.args, **kwargs: P.kwargs) -> Hashable:
+        given = self._signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        for value in (*given.args, *given.kwargs.values()):
+            if isinstance(value, (torch.Tensor, torch.nn.Module)) or _is_of_a_trial(value):
+                raise TypeError(
+                    f"{self._make.__qualname__}() is cached from trial to trial, but got a {type(value).__name__}, "
+                    "which belongs to one trial; pass plain values, such as context.get_hparam(...)"
+                )
+        named = sorted(given.kwargs.items())
+        # With their types, because 1, 1.0 and True are equal.
+        key = given.args, tuple(named), tuple(type(value) for value in (*given.args, *dict(named).values()))
+        try:
+            hash(key)
+        except TypeError as error:
+            raise TypeError(
+                f"{self._make.__qualname__}() is cached by its arguments, of which one can't be hashed ({error}); pass "
+                "plain values, such as a tuple instead of a list"
+            ) from None
+        return key
+
+
+_functions: weakref.WeakSet[_Cached[Any, Any]] = weakref.WeakSet()
+_uses = itertools.count()
+_lock = threading.RLock()  # one for all: a function that is cached may call another
+
+
+def _unlock() -> None:
+    """A forked process has only the thread that forked it: no other will release the lock."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_unlock)
+
+
+def held() -> tuple[int, int]:
+    """Bytes by which this process, and its use of the GPU, had grown once the values that it keeps were made."""
+    with _lock:
+        kept = [kept for function in _functions for kept in function.kept.values()]
+        return sum(each.size for each in kept), sum(each.gpu_size for each in kept)
+
+
+def relieve() -> None:
+    """Drop values while less than `LOW` of the machine's memory is available, those unused for longest first."""
+    with _lock:
+        kept = [(kept.used, key, function) for function in _functions for key, kept in function.kept.items()]
+        for _, key, function in sorted(kept, key=lambda each: each[0]):
+            if memory.available_memory() >= LOW * memory.MACHINE_MEMORY:
+                return
+            memory.give_back()  # what earlier trials have left may be enough
+            if memory.available_memory() >= LOW * memory.MACHINE_MEMORY:
+                return
+            del function.kept[key]
+        if kept:
+            memory.give_back()
+
+
+def drop_all() -> bool:
+    """Drop all values. Returns whether there were any."""
+    with _lock:
+        were = any(function.kept for function in _functions)
+        for function in _functions:
+            function.kept.clear()
+        return were
+
+
+def _unheld() -> tuple[int, int]:
+    """Memory in use by this process, and of the GPU, without that of the values: one may be made within another."""
+    size, gpu_size = held()
+    gpu = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
+    return memory.own_memory() - size, gpu - gpu_size
+
+
+def _is_of_a_trial(value: Any) -> bool:
+    # Imported here: these import much that imports this.
+    from dray.pytorch.context import PyTorchTrialContext
+    from dray.pytorch.trial import PyTorchTrial
+
+    return isinstance(value, (PyTorchTrial, PyTorchTrialContext))
