@@ -36,7 +36,7 @@ from dray.training.agreement import all_or_none
 from dray.training.distributed import DistributedContext
 
 class Mine(DistributedContext):
-    def allgather(self, stuff):
+    def allgather(self, stuff, timeout_s=None):
         sys.exit()
 
 with all_or_none(Mine(), "starting training"):

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from dray.training import ddp
 from dray.training.device import CPU, NoGpuOfItsOwn, check_gpus, gpu_of
 from dray.training.distributed import StoreTransport
 
@@ -37,8 +38,6 @@ def joined(context: ray.train.TrainContext) -> Iterator[None]:
     gpu = device.type == "cuda"
     if gpu:
         torch.cuda.set_device(device)
-        # A collective that times out ends the process, so that the group can start anew.
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     # The system chooses the port when rank 0 opens it: one that was found free before may be taken by then.
     store = None
     if rank == 0:
@@ -54,15 +53,20 @@ def joined(context: ray.train.TrainContext) -> Iterator[None]:
     check_gpus(device, peers.allgather)
     os.environ.update(launcher_variables(context, store, peers))
     dist.init_process_group(
-        "nccl" if gpu else "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT_S)
+        "nccl" if gpu else "gloo",
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=TIMEOUT_S),
+        # Ranks connect now, not in the first batch, and on this device. One alone needs no connection, nor its memory.
+        device_id=device if gpu and size > 1 else None,
     )
     try:
         with _kept():
             yield
     finally:
-        # Destroying an NCCL group that has failed may raise, or hang; the process ends anyway.
-        with contextlib.suppress(RuntimeError):
-            dist.destroy_process_group()
+        with contextlib.suppress(RuntimeError):  # the group has failed; the process ends anyway
+            ddp.end(device)
 
 
 def gpu_of_worker(context: ray.train.TrainContext) -> torch.device:

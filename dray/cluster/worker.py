@@ -49,7 +49,7 @@ from dray.script import Script, ScriptFailed, users_traceback
 from dray.storage.checkpoints import RemoteStore
 from dray.storage.logs import LogCopies
 from dray.storage.remote import PATIENCE_S
-from dray.training import rng
+from dray.training import ddp, rng
 from dray.training.determinism import deterministic
 from dray.training.device import NoGpuOfItsOwn
 from dray.training.errors import SearcherMetricError, TrialEnded
@@ -114,6 +114,8 @@ def _serve(work: dict[str, Any], program: Program, code: Path | None, distribute
             left = left.without(work["experiment"].secrets)
             if left.failure is not None and left.failure.kind in _SPOILT:
                 stale.insert(0, _SPOILT[left.failure.kind])
+            if ddp.is_aborted():
+                stale.append("its collectives were aborted")
             if not work["experiment"].config["resources"]["reuse_workers"]:
                 stale.append("resources.reuse_workers is false")
             told: dict[str, Any] = {"failure": left.failure, "alone": left.alone}

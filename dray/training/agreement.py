@@ -32,7 +32,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import torch
+
 from dray.training import ddp
+from dray.training.device import CPU
 from dray.training.distributed import DistributedContext
 from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, ShouldExit
 
@@ -165,7 +168,7 @@ class Agreement:
         peers: the ranks.
         asked: whether this rank has been asked to stop; called in a thread.
         trained: how many batches this rank has trained; read in a thread.
-        synchronise: waits for the device.
+        device: that of the training.
     """
 
     def __init__(
@@ -174,10 +177,10 @@ class Agreement:
         *,
         asked: Callable[[], bool],
         trained: Callable[[], int],
-        synchronise: Callable[[], None] = lambda: None,
+        device: torch.device = CPU,
     ) -> None:
         self.limit = NEVER
-        self._peers, self._asked, self._trained, self._synchronise = peers, asked, trained, synchronise
+        self._peers, self._asked, self._trained, self._device = peers, asked, trained, device
         self._error: BaseException | None = None
         self._store: Any = None
         self._prefix = ""
@@ -253,7 +256,7 @@ class Agreement:
             self._publish(f"out/{self._peers.rank}", 1)
         if store.check([self._key(f"out/{rank}") for rank in range(self._peers.size)]):
             return  # nobody waits for anybody
-        if (failed or time.monotonic() > since + LEAVE_S) and ddp.queues_collectives():
+        if (failed or time.monotonic() > since + LEAVE_S) and ddp.queues_collectives(self._device):
             # Set first: training must not take for sound what it computes from now on.
             self._aborted, self.limit = True, 0
             self._agreed.set()
@@ -300,13 +303,16 @@ class Agreement:
             self._inside = False
         return value, replace(leave, aborted=True) if leave is not None and self._aborted else leave
 
+    def _synchronise(self) -> None:
+        torch.get_device_module(self._device).synchronize(self._device)
+
     def _publish_leave(self, leave: Leave, training: bool) -> None:
         if leave.reason is Reason.FAILED:
             self._publish("failed", self._stretch)
         elif training and leave.reason is not Reason.CUT_OFF:
             self._publish("left", self._stretch)
-        if training and not ddp.queues_collectives():
-            ddp.disconnect()
+        if training and not ddp.queues_collectives(self._device):
+            ddp.disconnect(self._device)
 
     def _cut_off(self) -> Leave:
         return Leave(reason=Reason.CUT_OFF, message=f"rank {self._peers.rank}, which was cut off by another")
@@ -327,8 +333,8 @@ class Agreement:
             return None
         if aborted := any(each is not None and each.aborted for each in leaves):
             ddp.abort()
-        if aborted or (training and not ddp.queues_collectives()):
-            ddp.disconnect()
+        if aborted or (training and not ddp.queues_collectives(self._device)):
+            ddp.disconnect(self._device)
         mine = leaves[self._peers.rank]
         if mine is not None and mine.reason is Reason.CUT_OFF < leave.reason:
             # This rank's error is only a consequence of another's leaving.

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import inspect
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -136,34 +137,64 @@ def _gradients_group() -> _Group:
     return _gradients
 
 
-def queues_collectives() -> bool:
-    """Whether collectives only queue work for the device, as NCCL's do. gloo's are over when they return, or raise."""
-    return dist.is_initialized() and dist.get_backend() != "gloo"
+def queues_collectives(device: torch.device) -> bool:
+    """Whether collectives on a device only queue work for it, as NCCL's do; gloo's are over when they return."""
+    return dist.is_initialized() and _backends(dist.group.WORLD).get(device.type) != "gloo"
 
 
-def disconnect() -> None:
-    """Close this process's connections for gradients, so that no rank waits for it in vain. Later models get new ones.
+def disconnect(device: torch.device) -> None:
+    """Close this process's connections for gradients on a device, so that no rank waits for it in vain. Later models
+    get new ones.
 
     With gloo a collective that another rank waits in fails at once.
     """
-    if (group := _forget_group()) is None:
-        return
-    # Destroying an NCCL group waits for what is queued, which may wait for a rank that has left.
-    end = c10d._abort_process_group if queues_collectives() else dist.destroy_process_group
-    end(group)
+    if (group := _forget_group()) is not None:
+        end(device, group)
+
+
+def end(device: torch.device, group: Any = None) -> None:
+    """End a process group for collectives on a device; the default one with all others."""
+    if queues_collectives(device):
+        # Destroying the group would wait for what is queued, which may wait for a rank that has left.
+        c10d._abort_process_group(group)
+    else:
+        dist.destroy_process_group(group)
 
 
 def abort() -> None:
-    """Abort this process's collectives, those queued included. In any thread; the others' wait until they do it too.
+    """Abort all collectives of this process but gloo's, those queued included. In any thread; the others' wait until
+    they do it too.
 
     What they compute is garbage from now on, and the default process group can't be used again.
     """
     global _aborted
     _aborted = dist.group.WORLD
-    for group in (None if _gradients is None else _gradients.group, _aborted):
-        if group is not None:
+    groups = [group for group in c10d._world.pg_map if set(_backends(group).values()) != {"gloo"}]
+    with _as_one(groups):
+        for group in reversed(groups):
             with contextlib.suppress(RuntimeError):
                 group.abort()
+
+
+@contextlib.contextmanager
+def _as_one(groups: list[Any]) -> Iterator[None]:
+    """NCCL's communicators are aborted together: one by one, each may wait for another (PyTorch's issue 119797)."""
+    nccl: Any = None
+    with contextlib.suppress(RuntimeError):
+        nccl = groups[0]._get_backend(torch.device("cuda")) if groups else None
+    if not hasattr(nccl, "_group_start"):
+        yield
+        return
+    nccl._group_start()
+    try:
+        yield
+    finally:
+        nccl._group_end()
+
+
+def _backends(group: Any) -> dict[str, str]:
+    """The name of a group's backend by type of device."""
+    return dict(each.split(":") for each in dist.get_backend_config(group).split(","))
 
 
 def is_aborted() -> bool:

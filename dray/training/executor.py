@@ -123,7 +123,7 @@ class Executor:
             self.peers,
             asked=self.host.asked_to_stop,
             trained=lambda: self._trained,
-            synchronise=lambda: torch.get_device_module(self.device).synchronize(),
+            device=self.device,
         )
         self._metrics = metrics.TrainingMetrics(keep_batches=self.listens_to_batches)
         self._train_batch = self.optimisation.forward(self.trial.train_batch)

@@ -222,7 +222,7 @@ def test_ranks_are_told_by_methods_too() -> None:
 
 
 class Silent:
-    def allgather(self, stuff: Any) -> list[Any]:
+    def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]:
         raise AssertionError("nothing is to be said here")
 
     def close(self) -> None: ...

@@ -179,7 +179,7 @@ def two_ranks() -> dict[str, int]:
 class Alone:
     """A transport of one."""
 
-    def allgather(self, stuff: Any) -> list[Any]:
+    def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]:
         return [stuff] * 2
 
     def close(self) -> None: ...

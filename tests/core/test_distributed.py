@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -125,6 +126,21 @@ def test_ranks_without_a_process_group_meet_at_the_chiefs_port() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(one, range(2))) == [[0, 1]] * 2
+
+
+def test_who_has_waited_long_enough_for_the_others_is_told() -> None:
+    given_up = threading.Event()
+
+    def work(context: DistributedContext) -> Any:
+        assert context.allgather(context.rank, timeout_s=HANGS_S) == [0, 1]
+        if context.rank == 1:
+            return given_up.wait(HANGS_S)
+        with pytest.raises(TimeoutError, match=r"not all ranks have called allgather\(\) within 0.1 s"):
+            context.allgather("still there?", timeout_s=0.1)
+        given_up.set()
+        return None
+
+    assert on_ranks(nodes(2), work) == [None, True]
 
 
 @pytest.mark.api("3.3", "3.4")

@@ -24,7 +24,7 @@ from dray.experiment.checkpoints import export
 from dray.hosts import LocalHost, current_host, local, progress, use_host
 from dray.pytorch import Batch
 from dray.storage import CheckpointError, Location
-from dray.training import stopping
+from dray.training import agreement
 from tests.pytorch.fakes import FakeHost, Ones, OneWeight, one_weight
 
 
@@ -121,7 +121,7 @@ def test_a_copy_made_before_the_manifest_loads_by_its_path_with_a_warning(
 
 @pytest.mark.api("8.16")
 def test_sigterm_asks_for_a_stop_that_saves(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "LISTEN_S", 1000)  # so that it is the next report that ends it
+    monkeypatch.setattr(agreement, "LISTEN_S", 1000)  # so that it is the next report that ends it
 
     class Terminated(OneWeight):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
@@ -139,7 +139,7 @@ def test_sigterm_asks_for_a_stop_that_saves(home: Path, monkeypatch: pytest.Monk
 def test_sigterm_far_from_the_next_report_ends_the_run_with_what_it_has_trained(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopping, "LISTEN_S", 0.001)
+    monkeypatch.setattr(agreement, "LISTEN_S", 0.001)
 
     class Terminated(OneWeight):
         begun = 0
@@ -173,7 +173,7 @@ class Interrupted(OneWeight):
 def test_ctrl_c_saves_says_how_to_resume_and_is_raised(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], listen_s: float
 ) -> None:
-    monkeypatch.setattr(stopping, "LISTEN_S", listen_s)
+    monkeypatch.setattr(agreement, "LISTEN_S", listen_s)
     monkeypatch.setattr(progress, "log", logging.Logger("nobody listens"))
     far = 1_000_000
     with pytest.raises(KeyboardInterrupt):
@@ -191,7 +191,7 @@ def test_ctrl_c_saves_says_how_to_resume_and_is_raised(
 
 
 def test_a_second_ctrl_c_ends_the_run_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "LISTEN_S", 1000)
+    monkeypatch.setattr(agreement, "LISTEN_S", 1000)
     monkeypatch.setattr(local, "SAME_REQUEST_S", 0)
     monkeypatch.setattr(Interrupted, "at", (2, 4))
     with pytest.raises(KeyboardInterrupt):
@@ -201,7 +201,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once(home: Path, monkeypatch: pytest.Mo
 
 
 def test_a_ctrl_c_that_arrives_twice_is_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "LISTEN_S", 1000)
+    monkeypatch.setattr(agreement, "LISTEN_S", 1000)
     monkeypatch.setattr(local, "SAME_REQUEST_S", 1000)
     monkeypatch.setattr(Interrupted, "at", (2, 3))
     with pytest.raises(KeyboardInterrupt):

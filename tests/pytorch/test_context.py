@@ -26,7 +26,7 @@ class Still:
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def allgather(self, stuff: Any) -> list[Any]:
+    def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]:
         return [stuff] * self.size
 
     def close(self) -> None: ...

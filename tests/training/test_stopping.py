@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dray.training import stopping
-from dray.training.stopping import StopLine
+from dray.training import agreement
+from dray.training.agreement import Agreement
 
 ENOUGH = 1_000_000
 """Batches: never reached."""
@@ -17,7 +17,7 @@ HANGS_S = 30
 
 
 class FakeStore:
-    """What StopLine uses of a TCPStore."""
+    """What Agreement uses of a TCPStore."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -62,9 +62,9 @@ class Ranks:
 
     def _run(self, rank: int, peers: Any) -> None:
         pause = threading.Event()
-        line = StopLine(peers, lambda: self.asked[rank], lambda: self.trained[rank])
+        line = Agreement(peers, asked=lambda: self.asked[rank], trained=lambda: self.trained[rank])
         try:
-            with line.watched():
+            with line.listening():
                 for batch in range(ENOUGH):
                     if batch >= line.limit and line.reached(batch):
                         return
@@ -89,8 +89,8 @@ class Ranks:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "LISTEN_S", 0.001)
-    monkeypatch.setattr(stopping, "AGREE_S", 0.001)
+    monkeypatch.setattr(agreement, "LISTEN_S", 0.001)
+    monkeypatch.setattr(agreement, "AGREE_S", 0.001)
 
 
 @pytest.mark.parametrize("together", [1, 7, 60])
@@ -104,13 +104,17 @@ def test_all_stop_after_the_same_batch(size: int, together: int) -> None:
         assert ranks.trained[0] < ENOUGH
 
 
+def agreement_of(peers: FakePeers, *, asked: bool, trained: int) -> Agreement:
+    return Agreement(peers, asked=lambda: asked, trained=lambda: trained)  # type: ignore[arg-type]
+
+
 def test_rank_whose_training_has_failed_is_not_waited_for() -> None:
     store = FakeStore()
-    with pytest.raises(ArithmeticError), StopLine(FakePeers(1, 2, store), lambda: False, lambda: 3).watched():  # type: ignore[arg-type]
+    with pytest.raises(ArithmeticError), agreement_of(FakePeers(1, 2, store), asked=False, trained=3).listening():
         raise ArithmeticError
-    line = StopLine(FakePeers(0, 2, store), lambda: True, lambda: 5)  # type: ignore[arg-type]
-    with line.watched():
-        assert line.reached(6)
+    ranks = agreement_of(FakePeers(0, 2, store), asked=True, trained=5)
+    with ranks.listening():
+        assert ranks.reached(6)
 
 
 def test_without_the_others_training_goes_on() -> None:
@@ -121,8 +125,8 @@ def test_without_the_others_training_goes_on() -> None:
         def set(self, key: str, value: bytes) -> None:
             raise ConnectionError("the chief has died")
 
-    line = StopLine(FakePeers(1, 2, Gone()), lambda: True, lambda: 5)  # type: ignore[arg-type]
-    with line.watched():
-        assert not line.reached(5)
-    with pytest.raises(ArithmeticError), line.watched():
+    ranks = agreement_of(FakePeers(1, 2, Gone()), asked=True, trained=5)
+    with ranks.listening():
+        assert not ranks.reached(5)
+    with pytest.raises(ArithmeticError), ranks.listening():
         raise ArithmeticError

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dray.training.spread import SpreadModel, hang_up, is_hung_up, share_weights
+from dray.training.ddp import SpreadModel, disconnect, is_cut_off, queues_collectives, share_weights
+from dray.training.device import CPU
 
 
 @pytest.fixture
@@ -97,8 +98,8 @@ def test_weights_are_shared_together(world: Any) -> None:
 def test_a_model_that_was_cut_off_is_the_model_within(world: Any) -> None:
     net = nn.Linear(2, 1)
     spread = SpreadModel(net)
-    hang_up([spread])
-    hang_up([spread])  # as each rank does, of those that leave
+    disconnect(CPU)
+    disconnect(CPU)  # as each rank does, of those that leave
     x = torch.ones(3, 2)
     assert torch.equal(spread(x), net(x))
     spread(x).sum().backward()
@@ -109,10 +110,19 @@ def test_a_model_that_was_cut_off_is_the_model_within(world: Any) -> None:
 def test_the_next_model_is_on_a_new_line(world: Any) -> None:
     first = SpreadModel(nn.Linear(2, 1))
     group = first.process_group
-    hang_up([nn.Linear(1, 1)])
-    assert first.connected, "no model of this call was on it"
-    hang_up([first])
+    disconnect(CPU)
+    assert not first.connected
     assert SpreadModel(nn.Linear(2, 1)).process_group is not group
+
+
+@pytest.mark.parametrize("backend", [None, "gloo", "cpu:gloo"])
+def test_gloos_collectives_are_over_when_they_return(backend: str | None) -> None:
+    assert not queues_collectives(CPU)
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert not queues_collectives(CPU)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_new_process_group_has_a_new_line() -> None:
@@ -124,9 +134,9 @@ def test_a_new_process_group_has_a_new_line() -> None:
     assert groups[0] is not groups[1]
 
 
-def test_only_what_a_connection_says_is_a_hang_up() -> None:
+def test_only_what_a_connection_says_is_another_ranks_doing() -> None:
     gloo = "[.../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:26000"
-    assert is_hung_up(RuntimeError(gloo))
-    assert is_hung_up(dist.DistBackendError("NCCL communicator was aborted"))
-    assert not is_hung_up(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not is_hung_up(ValueError(gloo))
+    assert is_cut_off(RuntimeError(gloo))
+    assert is_cut_off(dist.DistBackendError("NCCL communicator was aborted"))
+    assert not is_cut_off(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_cut_off(ValueError(gloo))

@@ -1,0 +1,235 @@
+"""What fails on one rank fails on all, and all leave training together, for the strongest of their reasons; ranks are
+threads here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch.distributed as dist
+
+from dray.core import DistributedContext
+from dray.training import agreement, ddp
+from dray.training.agreement import Agreement, Leave, Reason, all_or_none, on_chief
+from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, ShouldExit
+from tests.core.test_distributed import HANGS_S, nodes, on_ranks
+
+
+class TooWide(InvalidHP):
+    """Which the other ranks may not be able to import."""
+
+
+def ends(work: Callable[[int], None]) -> list[str]:
+    """What each of three ranks leaves the block with."""
+
+    def on_rank(context: DistributedContext) -> str:
+        try:
+            with all_or_none(context, "starting"):
+                work(context.rank)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "done"
+
+    return on_ranks(nodes(3), on_rank)
+
+
+def failing(rank: int, error: Exception) -> Callable[[int], None]:
+    def work(mine: int) -> None:
+        if mine == rank:
+            raise error
+
+    return work
+
+
+def test_ranks_that_all_come_through_go_on() -> None:
+    assert ends(lambda rank: None) == ["done"] * 3
+
+
+@pytest.mark.api("8.13")
+def test_a_failure_is_that_of_its_rank_and_told_to_the_others() -> None:
+    other = "PeerFailed: rank 1 failed while starting: KeyError('gone')"
+    assert ends(failing(1, KeyError("gone"))) == [other, "KeyError: 'gone'", other]
+
+
+@pytest.mark.api("8.11", "8.12")
+def test_invalid_hyperparameters_and_the_wish_to_leave_are_everybodys() -> None:
+    assert ends(failing(2, TooWide("width 99"))) == ["InvalidHP: width 99"] * 2 + ["TooWide: width 99"]
+    assert ends(failing(0, ShouldExit(True))) == ["ShouldExit: True"] * 3
+
+
+def test_two_failures_are_each_ranks_own() -> None:
+    def work(rank: int) -> None:
+        if rank < 2:
+            raise ValueError(f"of rank {rank}")
+
+    told = ends(work)
+    assert told[:2] == ["ValueError: of rank 0", "ValueError: of rank 1"]
+    assert told[2] == "PeerFailed: rank 0 failed while starting: ValueError('of rank 0')"
+
+
+def test_one_process_raises_what_it_raised() -> None:
+    with pytest.raises(PeerFailed, match="mine"), all_or_none(DistributedContext(), "starting"):
+        raise PeerFailed("mine")
+
+
+def test_what_the_chief_does_counts_for_all() -> None:
+    def told(work: Callable[[], str]) -> list[object]:
+        def on_rank(context: DistributedContext) -> object:
+            try:
+                return on_chief(context, "saving", work, mine=context.rank)
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
+
+        return on_ranks(nodes(2), on_rank)
+
+    def fails() -> str:
+        raise KeyError("gone")
+
+    assert told(lambda: "an id") == [("an id", [0, 1])] * 2
+    assert told(fails) == ["KeyError: 'gone'", "PeerFailed: rank 0 failed while saving: KeyError('gone')"]
+
+
+def raises(error: Exception) -> Callable[[], int]:
+    def work() -> int:
+        raise error
+
+    return work
+
+
+def ends_training(*works: Callable[[], int]) -> list[str]:
+    """What each rank does after all have done their part."""
+
+    def on_rank(context: DistributedContext) -> str:
+        ranks = Agreement(context, asked=lambda: False, trained=lambda: 0)
+        try:
+            values, leave = ranks.together(works[context.rank])
+            if leave is None:
+                return f"goes on with {values}"
+            ranks.raise_error()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "saves" if leave.save else "does not save"
+
+    return on_ranks(nodes(len(works)), on_rank)
+
+
+def test_without_a_reason_all_go_on_with_the_results_of_all() -> None:
+    assert ends_training(lambda: 3, lambda: 4, lambda: 5) == ["goes on with [3, 4, 5]"] * 3
+
+
+@pytest.mark.parametrize(("skip", "then"), [(False, "saves"), (True, "does not save")])
+def test_the_wish_of_one_rank_is_everybodys(skip: bool, then: str) -> None:
+    assert ends_training(lambda: 3, raises(ShouldExit(skip)), lambda: 5) == [then] * 3
+
+
+def test_what_ends_training_is_raised_on_all_ranks() -> None:
+    assert ends_training(lambda: 3, raises(InvalidHP("width 99"))) == ["InvalidHP: width 99"] * 2
+    assert ends_training(raises(DataExhausted("after 4")), lambda: 4) == ["DataExhausted: after 4"] * 2
+
+
+def test_the_strongest_reason_counts() -> None:
+    assert ends_training(raises(ShouldExit()), raises(InvalidHP("width 99"))) == ["InvalidHP: width 99"] * 2
+    assert ends_training(raises(DataExhausted("after 4")), raises(ShouldExit())) == ["DataExhausted: after 4"] * 2
+    assert ends_training(raises(InvalidHP("width 99")), raises(KeyError("gone")), lambda: 5) == [
+        "InvalidHP: width 99",
+        "KeyError: 'gone'",
+        "PeerFailed: training failed on rank 1: KeyError('gone')",
+    ]
+
+
+def test_a_connection_that_another_rank_has_cut_is_no_reason_of_its_own() -> None:
+    cut = dist.DistError("connection closed")
+    assert ends_training(raises(cut), raises(ShouldExit())) == ["saves"] * 2
+    assert ends_training(raises(cut), raises(InvalidHP("width 99"))) == ["InvalidHP: width 99"] * 2
+    assert (
+        ends_training(raises(cut), lambda: 4)[1]
+        == "PeerFailed: training failed on rank 0: DistError('connection closed')"
+    )
+
+
+def test_a_rank_that_has_failed_does_not_wait_long_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "FAIL_S", 0.2)
+    failed = threading.Event()
+
+    def on_rank(context: DistributedContext) -> str:
+        ranks = Agreement(context, asked=lambda: False, trained=lambda: 0)
+        if context.rank == 1:  # it is in a batch that never ends
+            assert failed.wait(HANGS_S)
+            return "killed by its host"
+        try:
+            ranks.together(raises(KeyError("gone")))
+        except KeyError as error:
+            return f"raises {error!r}"
+        finally:
+            failed.set()
+        return "goes on"
+
+    assert on_ranks(nodes(2), on_rank) == ["raises KeyError('gone')", "killed by its host"]
+
+
+class Collectives:
+    """A process group whose collectives are queued, of two ranks in this process."""
+
+    def __init__(self, patches: pytest.MonkeyPatch) -> None:
+        self.aborted = threading.Event()
+        patches.setattr(ddp, "queues_collectives", lambda device: True)
+        patches.setattr(ddp, "abort", self.aborted.set)
+        for name in ("LISTEN_S", "AGREE_S"):
+            patches.setattr(agreement, name, 0.001)
+
+    def hang(self) -> None:
+        """Wait for gradients of a rank that does not come; what is then computed from them seems to succeed."""
+        assert self.aborted.wait(HANGS_S)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(ShouldExit(), Reason.EXIT), (InvalidHP("width 99"), Reason.INVALID_HP), (KeyError("gone"), Reason.FAILED)],
+)
+def test_who_waits_for_a_rank_that_has_left_gets_garbage_and_knows_it(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, reason: Reason
+) -> None:
+    collectives = Collectives(monkeypatch)
+    monkeypatch.setattr(agreement, "LEAVE_S", 0.1)
+
+    def on_rank(context: DistributedContext) -> tuple[Reason, bool, bool]:
+        ranks = Agreement(context, asked=lambda: False, trained=lambda: 0)
+        with ranks.listening():
+            _, leave = ranks.stretch(raises(error) if context.rank == 1 else collectives.hang, training=True)
+            assert leave is not None
+            ranks.exchange("over", leave)
+            return leave.reason, leave.aborted, ranks.reached(3)
+
+    waiting, left = on_ranks(nodes(2), on_rank)
+    assert waiting == (Reason.CUT_OFF, True, True)
+    assert left[0] is reason
+
+
+def test_nothing_is_saved_once_one_rank_was_aborted() -> None:
+    sound, aborted = Leave(reason=Reason.EXIT), Leave(reason=Reason.CUT_OFF, aborted=True)
+
+    def on_rank(context: DistributedContext) -> bool:
+        ranks = Agreement(context, asked=lambda: False, trained=lambda: 0)
+        leave = ranks.agree([sound, aborted], training=True)
+        assert leave is not None
+        return leave.save
+
+    assert on_ranks(nodes(2), on_rank) == [False, False]
+
+
+def test_ranks_that_leave_at_the_same_batch_are_not_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    collectives = Collectives(monkeypatch)
+    monkeypatch.setattr(agreement, "LEAVE_S", 0.05)
+
+    def on_rank(context: DistributedContext) -> bool:
+        ranks = Agreement(context, asked=lambda: False, trained=lambda: 0)
+        with ranks.listening():
+            _, leave = ranks.stretch(raises(ShouldExit()), training=True)
+            threading.Event().wait(0.2)  # long after the others were to be out
+            agreed = ranks.agree(ranks.exchange(leave, leave), training=True)
+        assert agreed is not None
+        return agreed.save
+
+    assert on_ranks(nodes(2), on_rank) == [True, True]
+    assert not collectives.aborted.is_set()
