@@ -140,7 +140,7 @@ class QueuedGroup(dist.ProcessGroup):
                 run().wait()
                 return _over(outputs)
         for output in outputs:
-            output.fill_(GARBAGE) if output.is_floating_point() else output.fill_(77)
+            output.fill_(min(GARBAGE, torch.finfo(output.dtype).max) if output.is_floating_point() else 77)
         return _over(outputs)
 
     # ---------------------------------------------------------------------------------------------- collectives
@@ -201,10 +201,13 @@ def init(rendezvous: Path, rank: int, size: int) -> None:
     dist.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=size, timeout=TIMEOUT)
 
 
-def init_again(rendezvous: Path, rank: int, size: int) -> None:
-    """What new processes would do."""
+def init_again_if_aborted(rendezvous: Path, rank: int, size: int) -> bool:
+    """What new processes would do, which dray starts after an abort. Returns whether there was one."""
+    if not ddp.is_aborted():
+        return False
     dist.distributed_c10d._abort_process_group()
     init(rendezvous, rank, size)
+    return True
 
 
 def gone_for(leave: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ from dray import pytorch
 from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch, Epoch
-from dray.training import agreement, ddp
+from dray.training import agreement
 from tests import queued
 from tests.pytorch.fakes import FakeHost
 from tests.pytorch.two_ranks import Regression, two
@@ -159,6 +159,20 @@ def sound(directory: Path, batches: int) -> dict[str, Any]:
     return two(lambda context: Faulty(context, {}), directory, max_length=Batch(batches))
 
 
+def restarted(directory: Path, rank: int) -> dict[str, Any]:
+    """A run that one rank leaves in its fifth batch, and another from its last checkpoint before that."""
+    mine = {"before backward 4": lambda: queued.gone_for(leave)} if rank == 1 else {}
+    first = two(lambda context: Faulty(context, mine), directory, max_length=Batch(9), checkpoint_period=Batch(3))
+    queued.init_again_if_aborted(directory / "rendezvous", rank, 2)
+    mine_kept = [checkpoint for *_, checkpoint in first["reports"] if checkpoint is not None]
+    kept = DistributedContext.from_torch_distributed().broadcast(mine_kept)
+    latest = str(directory / kept[-1])
+    return {
+        "kept": kept,
+        **two(lambda context: Faulty(context, {}), directory, max_length=Batch(9), latest_checkpoint=latest),
+    }
+
+
 def data_of_different_lengths(directory: Path) -> dict[str, Any]:
     """Bare loaders: rank 0 has six batches, rank 1 four."""
 
@@ -238,9 +252,9 @@ def main(directory: Path, what: str) -> None:
     results: dict[str, Any] = {}
     for scenario in SCENARIOS:
         results[name(scenario)] = faulty(directory / name(scenario), *scenario)
-        if ddp.is_aborted():  # such processes train no other trial, but are replaced
-            results[name(scenario)]["aborted"] = True
-            queued.init_again(directory / f"rendezvous_after_{name(scenario)}", rank, 2)
+        again = directory / f"rendezvous_after_{name(scenario)}"
+        results[name(scenario)]["aborted"] = queued.init_again_if_aborted(again, rank, 2)
+    results["restarted"] = restarted(directory / "restarted", rank)
     results["data_of_different_lengths"] = data_of_different_lengths(directory / "data")
     results["shards_of_different_lengths"] = shards_of_different_lengths(directory / "shards")
     results |= {f"sound_{batches}": sound(directory / f"sound_{batches}", batches) for batches in (4, 9)}

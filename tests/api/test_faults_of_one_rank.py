@@ -68,10 +68,21 @@ def test_what_was_trained_is_saved_if_the_end_says_so(
     sound = backend == "gloo"
     expected = {"leave": [(4, sound)], "invalid": [(4, sound)], "drop": [(4, False)], "fail": [], "exit": []}
     assert saved == expected[scenario[0]]
-    assert [rank[name(scenario)].get("aborted", False) for rank in ranks] == [not sound] * 2
+    assert [rank[name(scenario)]["aborted"] for rank in ranks] == [not sound] * 2
     if scenario[3] == 1 and sound:
         for rank in ranks:
             assert equal(rank[name(scenario)]["weights"], rank["sound_4"]["weights"]), "those of a run of four batches"
+
+
+def test_a_trial_that_one_rank_has_left_goes_on_from_its_last_checkpoint_as_if_nothing_had_been(
+    ranks: list[dict[str, Any]], backend: str
+) -> None:
+    for rank in ranks:
+        assert [Path(checkpoint).name for checkpoint in rank["restarted"]["kept"]] == {
+            "gloo": ["checkpoint_3", "checkpoint_4"],
+            "queued": ["checkpoint_3"],
+        }[backend]
+        assert equal(rank["restarted"]["weights"], rank["sound_9"]["weights"])
 
 
 def test_the_trials_that_follow_in_the_same_processes_are_none_the_worse(

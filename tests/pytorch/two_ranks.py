@@ -21,7 +21,7 @@ from dray import pytorch
 from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch
-from dray.training import saver
+from dray.training import agreement, saver
 from dray.training.distributed import TorchTransport
 from dray.training.host import Report
 from tests import queued
@@ -163,8 +163,11 @@ def compressed_and_left(directory: Path) -> dict[str, Any]:
     class Leaving(Regression):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             if self.context.distributed.rank == 1 and batch_idx == 2:
-                raise pytorch.InvalidHP("too wide")
+                queued.gone_for(invalid)
             return super().train_batch(batch, epoch_idx, batch_idx)
+
+    def invalid() -> None:
+        raise pytorch.InvalidHP("too wide")
 
     return two(Leaving, directory, max_length=Batch(7), exp_conf=COMPRESSED)
 
@@ -396,7 +399,11 @@ def main(directory: Path) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     queued.init(directory / "rendezvous", rank, 2)
-    results = {scenario.__name__: scenario(directory / scenario.__name__) for scenario in SCENARIOS}
+    agreement.LEAVE_S = 0.5
+    results = {}
+    for scenario in SCENARIOS:
+        results[scenario.__name__] = scenario(directory / scenario.__name__)
+        queued.init_again_if_aborted(directory / f"rendezvous_after_{scenario.__name__}", rank, 2)
     torch.save(results, directory / f"rank_{rank}.pt")
     dist.destroy_process_group()
 

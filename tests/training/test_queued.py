@@ -1,0 +1,48 @@
+"""The backend that stands for NCCL in tests does what NCCL does: dray's own tests on it are only as good as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pytorch.processes import HANGS_S, results_of_two, two_processes
+from tests.queued import GARBAGE
+from tests.training import queued_ranks
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return results_of_two(queued_ranks.__file__, tmp_path_factory.mktemp("queued"), "queued")
+
+
+def test_its_collectives_are_known_to_be_queued(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["queues"] for rank in ranks] == [True, True]
+
+
+def test_collectives_that_all_ranks_call_compute_what_they_should(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        sound = rank["sound"]
+        assert sound["total"].tolist() == [2, 2]
+        assert sound["chiefs"].tolist() == [1, 1]
+        assert [each.item() for each in sound["everything"]] == [0, 1]
+        assert sound["mine"].item() == 1, "a group of one rank"
+
+
+def test_a_rank_whose_peer_has_gone_hangs_until_it_aborts_and_reads_garbage(ranks: list[dict[str, Any]]) -> None:
+    alone = ranks[0]["left_alone"]
+    assert alone["read"] == [[GARBAGE, GARBAGE]]
+    assert alone["other"].item() == GARBAGE
+    assert "aborted" in alone["raised"]
+    assert alone["is_aborted"]
+
+
+def test_two_ranks_on_one_device_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUEUED_DEVICE", "7")
+    with two_processes(queued_ranks.__file__, tmp_path, backend="queued") as processes:
+        errors = [process.communicate(timeout=HANGS_S)[1] for process in processes]
+    for error in errors:
+        assert "Duplicate GPU detected : rank" in error
