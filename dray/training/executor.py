@@ -326,7 +326,10 @@ class Executor:
         leave = None
         if command.save:
             began = time.perf_counter()
-            gradients = self.optimisation.pending_gradients()
+            begun = self.cursor.batch_idx
+            # Of a batch that was begun, but does not count, because a rank has left in it: it will be trained again.
+            spoilt = begun is not None and begun >= self._trained
+            gradients = None if spoilt else self.optimisation.pending_gradients()
             state = checkpoint.RankState(
                 rng=rng.capture(self.device),
                 gradients=gradients if self.peers.size == 1 else on_cpu(gradients),

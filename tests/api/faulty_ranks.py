@@ -160,17 +160,14 @@ def sound(directory: Path, batches: int) -> dict[str, Any]:
 
 
 def restarted(directory: Path, rank: int) -> dict[str, Any]:
-    """A run that one rank leaves in its fifth batch, and another from its last checkpoint before that."""
+    """A run that one rank leaves in its fifth batch, and another from its last checkpoint."""
     mine = {"before backward 4": lambda: queued.gone_for(leave)} if rank == 1 else {}
     first = two(lambda context: Faulty(context, mine), directory, max_length=Batch(9), checkpoint_period=Batch(3))
     queued.init_again_if_aborted(directory / "rendezvous", rank, 2)
     mine_kept = [checkpoint for *_, checkpoint in first["reports"] if checkpoint is not None]
     kept = DistributedContext.from_torch_distributed().broadcast(mine_kept)
-    latest = str(directory / kept[-1])
-    return {
-        "kept": kept,
-        **two(lambda context: Faulty(context, {}), directory, max_length=Batch(9), latest_checkpoint=latest),
-    }
+    again = two(lambda context: Faulty(context, {}), directory, max_length=Batch(9), latest_checkpoint=kept[-1])
+    return {"kept": kept, **again}
 
 
 def data_of_different_lengths(directory: Path) -> dict[str, Any]:

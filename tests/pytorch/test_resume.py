@@ -17,7 +17,7 @@ from dray.pytorch import Batch, Epoch
 from dray.training import rng
 from tests.pytorch import resuming
 from tests.pytorch.conftest import Fit
-from tests.pytorch.fakes import FakeHost
+from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
 from tests.pytorch.resuming import assert_equal
 
 BATCHES = 14  # of 5 an epoch, the last one partial
@@ -176,6 +176,24 @@ def test_resuming_is_bit_identical_wherever_the_run_was_cut(
         assert resumed.numbers == whole.numbers[cut:]
         told = [(r.batches, r.epochs, r.training, r.validation) for r in host.reports if r.batches > cut]
         assert [(r.batches, r.epochs, r.training, r.validation) for r in again.reports] == told
+
+
+@pytest.mark.api("8.11")
+def test_gradients_of_a_batch_that_a_trial_has_left_are_not_saved(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
+    """It is trained again, and its gradients would count twice."""
+
+    class Leaving(OneWeight):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if batch_idx == 3 and self.context._cursor.initial_batch == 0:
+                self.context.backward(self.loss(batch))
+                raise pytorch.ShouldExit
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    fit(Leaving, max_length=Batch(5))
+    again = FakeHost(tmp_path / "again")
+    resumed = fit(Leaving, again, max_length=Batch(5), latest_checkpoint=host.checkpoints()[-1])
+    assert [batch for _, batch in resumed.seen] == [3, 4]
+    assert resumed.weight == one_weight(5)
 
 
 def test_the_seed_alone_decides_a_run(fit: Fit, tmp_path: Path) -> None:
