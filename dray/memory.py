@@ -56,7 +56,6 @@ def give_back() -> None:
     """Collect garbage, and return memory that the C library, and torch for copies to GPUs, keep to the system."""
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        with contextlib.suppress(AttributeError):  # torch before 2.5 can't
-            torch._C._host_emptyCache()
+        torch._C._host_emptyCache()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -84,5 +84,5 @@ def test_requirements_and_extras_of_the_page() -> None:
     quoted = re.findall(r"'(dray[^'\n]* @ [^'\n]+)'", PAGES[PAGE])
     assert {Requirement(each).url for each in quoted} == {written.url}
     needed = {each.name: each.specifier for each in map(Requirement, project["dependencies"])}
-    assert ("any from 2.4 on" in PAGES[PAGE], str(needed["torch"])) == (True, ">=2.4")
+    assert ("any from 2.7 on" in PAGES[PAGE], str(needed["torch"])) == (True, ">=2.7")
     assert ("Ray 2.60" in PAGES[PAGE], needed["ray"].contains("2.60.0")) == (True, True)

@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset
 
 import dray
 from dray import pytorch
+from dray.training import ddp
 
 
 class Model(pytorch.PyTorchTrial):
@@ -84,6 +85,8 @@ def main() -> None:
     if trial == 0:
         for _, change in CHANGES.values():
             change(Path(hparams["elsewhere"]))
+    if trial == 1:
+        ddp.abort()  # as where one rank of several on GPUs leaves, and others wait for it
     if trial == 2:
         threading.Thread(target=runs_on, name="prefetch", daemon=True).start()
     if trial == 3:
