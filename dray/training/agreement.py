@@ -50,6 +50,8 @@ AGREE_S = 0.01
 LEAVE_S = 30.0
 """How long a rank may take to leave after another one, before the process groups are aborted. It matters only where one
 rank leaves and others do not: then they would wait for ever."""
+ABORT_S = 5.0
+"""How long ranks wait for one another to be ready for an abort: one of them may have died."""
 FAIL_S = 20.0
 """How long a rank that has failed waits for the others."""
 NEVER = 1 << 62
@@ -189,6 +191,7 @@ class Agreement:
         self._stretch, self._inside = 0, False
         self._stopping = self._aborted = False
         self._left: tuple[int, float] | None = None  # the stretch in which a rank leaves, and when we learnt of it
+        self._abort_by = 0.0
         self._published: set[str] = set()
 
     # ------------------------------------------------------------------------------------------ beside the training
@@ -210,10 +213,12 @@ class Agreement:
 
     def _listen(self) -> None:
         try:
-            while not self._over.wait(AGREE_S if self._stopping and not self._agreed.is_set() else LISTEN_S):
+            while not self._over.wait(AGREE_S if self._abort_by or self._is_agreeing() else LISTEN_S):
                 if not self._agreed.is_set():
                     self._look_for_stop()
-                if self._store is not None and not self._aborted:
+                if self._abort_by:
+                    self._abort_together()
+                elif self._store is not None and not self._aborted:
                     self._look_for_leave()
         except Exception as error:
             # Without the others there is nothing to agree on. Training will notice itself what happened to them.
@@ -221,6 +226,9 @@ class Agreement:
             self.limit = NEVER
         finally:
             self._agreed.set()
+
+    def _is_agreeing(self) -> bool:
+        return self._stopping and not self._agreed.is_set()
 
     def _look_for_stop(self) -> None:
         store = self._store
@@ -257,9 +265,18 @@ class Agreement:
         if store.check([self._key(f"out/{rank}") for rank in range(self._peers.size)]):
             return  # nobody waits for anybody
         if (failed or time.monotonic() > since + LEAVE_S) and ddp.queues_collectives(self._device):
-            # Set first: training must not take for sound what it computes from now on.
-            self._aborted, self.limit = True, 0
+            # First on all ranks, as the abort of one may end what another waits in: training must not take for sound
+            # what it computes from now on.
+            self._aborted, self.limit, self._abort_by = True, 0, time.monotonic() + ABORT_S
             self._agreed.set()
+            self._publish(f"aborted/{self._peers.rank}", 1)
+
+    def _abort_together(self) -> None:
+        ready = True
+        with contextlib.suppress(Exception):  # the chief has ended, and its store with it
+            ready = self._store.check([self._key(f"aborted/{rank}") for rank in range(self._peers.size)])
+        if ready or time.monotonic() > self._abort_by:
+            self._abort_by = 0.0
             ddp.abort()
 
     def _key(self, name: str) -> str:

@@ -169,7 +169,7 @@ def test_a_rank_that_has_failed_does_not_wait_long_for_the_others(monkeypatch: p
 
 
 class Collectives:
-    """A process group whose collectives are queued, of two ranks in this process."""
+    """A process group whose collectives are queued, of two ranks in this process; one rank's abort ends all."""
 
     def __init__(self, patches: pytest.MonkeyPatch) -> None:
         self.aborted = threading.Event()
@@ -204,6 +204,27 @@ def test_who_waits_for_a_rank_that_has_left_gets_garbage_and_knows_it(
     waiting, left = on_ranks(nodes(2), on_rank)
     assert waiting == (Reason.CUT_OFF, True, True)
     assert left[0] is reason
+
+
+def test_a_rank_that_has_died_is_not_waited_for_with_the_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    collectives = Collectives(monkeypatch)
+    monkeypatch.setattr(agreement, "ABORT_S", 0.1)
+    dead = threading.Event()
+
+    def on_rank(context: DistributedContext) -> Leave | None:
+        ranks = Agreement(context, asked=lambda: False, trained=lambda: 0)
+        if context.rank == 1:
+            ranks._store, ranks._prefix = context.side_store(), context.broadcast("")
+            _, leave = ranks.stretch(raises(KeyError("gone")), training=True)
+            dead.set()  # with its thread, which is none here
+            return leave
+        with ranks.listening():
+            assert dead.wait(HANGS_S)
+            return ranks.stretch(collectives.hang, training=True)[1]
+
+    waiting, _ = on_ranks(nodes(2), on_rank)
+    assert waiting is not None
+    assert waiting.aborted
 
 
 def test_nothing_is_saved_once_one_rank_was_aborted() -> None:
