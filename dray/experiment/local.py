@@ -103,6 +103,8 @@ class OneTrialHost(LocalHost):
     def publish(self, report: Report) -> bool:
         self.trained = True
         self._checks.warning(report)
+        if report.decides:
+            self.worth_saving(report.validation or {})
         told = super().publish(report)
         self._has_diverged = self._has_diverged or bool(self._checks.diverged(report))
         return told or self._has_diverged

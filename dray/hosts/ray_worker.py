@@ -183,8 +183,13 @@ class RayHost:
 
     # ------------------------------------------------------------------ checkpoints
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
+        improves = self._improves(validation)
+        return improves is not None and bool(ray.get(improves))
+
+    def _improves(self, validation: Mapping[str, object]) -> Any:
+        """The desk's answer to come, whether this is the best of the experiment; None if it can't be."""
         score = self._experiment.score(self._metric_of(validation))
-        return math.isfinite(score) and bool(ray.get(self._desk.improves.remote(self._lease.number, score)))
+        return self._desk.improves.remote(self._lease.number, score) if math.isfinite(score) else None
 
     def reached(self, validation: Mapping[str, object]) -> Reached:
         if self._experiment.time_metric is None:
@@ -280,6 +285,8 @@ class RayHost:
         self._reported = True
         if report.validation is not None:
             self._validated = (report.batches, self._metric_of(report.validation))
+            if report.decides:
+                self._improves(report.validation)  # for later validations: this one was saved without asking
         self._unsaved.add(message["rows"])
         if self.outcome != "completed":  # the last checkpoint of a trial that was told to end: that still holds
             self._obey(self._send(message, decides=False))

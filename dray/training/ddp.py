@@ -148,7 +148,8 @@ def disconnect(device: torch.device) -> None:
 
     With gloo a collective that another rank waits in fails at once.
     """
-    if (group := _forget_group()) is not None:
+    # A program may have ended the default group, and this one with it.
+    if (group := _forget_group()) in c10d._world.pg_map:
         end(device, group)
 
 

@@ -284,14 +284,14 @@ class Executor:
             shares, leave = self.agreement.together(lambda: self.evaluation.share(test_mode=command.test_mode))
             if leave is None:
                 found = self.evaluation.combine(shares)
-                answers, leave = self.agreement.together(lambda: self._validated(found))
+                answers, leave = self.agreement.together(lambda: self._validated(found, command.saved))
         if leave is not None:
             return Seen(batches=self._trained, leave=True, save_on_leave=leave.save)
         worth_saving, reached = answers[0]
         decides, enough = reached == "rung", reached == "end"
         return Seen(batches=self._trained, worth_saving=worth_saving, decides=decides, enough=enough)
 
-    def _validated(self, found: dict[str, Any]) -> tuple[bool, Reached]:
+    def _validated(self, found: dict[str, Any], saved: bool) -> tuple[bool, Reached]:
         """Call the callbacks; then ask the host whether the validation is worth saving, and what it has reached."""
         shown = dict(found)
         for callback in self.callbacks.values():
@@ -308,7 +308,7 @@ class Executor:
         for name, value in self._position().items():
             shown.setdefault(name, value)
         reached = self.host.reached(self._validation)
-        return self.best and self.host.worth_saving(self._validation), reached
+        return self.best and not saved and self.host.worth_saving(self._validation), reached
 
     # ----------------------------------------------------------------------------------------------------- publish
 

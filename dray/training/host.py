@@ -90,7 +90,8 @@ class Host(Protocol):
     is_remote: bool
 
     def worth_saving(self, validation: Mapping[str, object]) -> bool:
-        """Whether this validation is the best of the experiment. Called with `checkpoint_policy="best"` only."""
+        """Whether this validation is the best of the experiment. Called with `checkpoint_policy="best"`, unless a
+        checkpoint is saved in any case, because the report decides."""
         ...
 
     def reached(self, validation: Mapping[str, object]) -> Reached:

@@ -25,9 +25,10 @@ class Train:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validate:
-    """Validate, on one batch if `test_mode`."""
+    """Validate, on one batch if `test_mode`. `saved`: a checkpoint is saved in any case."""
 
     test_mode: bool = False
+    saved: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,7 @@ def drive(plan: Plan, at: Progress) -> Generator[Command, Seen, Progress]:
         at = at.trained(seen.batches)
         if not seen.leave and plan.validates(at):
             # A trial that leaves during its validation loses nothing: its batches count.
-            validated = yield Validate(test_mode=plan.test_mode)
+            validated = yield Validate(test_mode=plan.test_mode, saved=plan.decides(at))
             at = at if validated.leave else at.just_validated()
             seen = validated
         if seen.leave:

@@ -266,7 +266,7 @@ def test_torchs_loader_gets_the_arguments() -> None:
     }
     made = pytorch.DataLoader(range(5), batch_size=2, worker_init_fn=setup, multiprocessing_context="spawn", **given)
     torchs = made.get_data_loader()
-    assert type(torchs) is torch.utils.data.DataLoader
+    assert isinstance(torchs, torch.utils.data.DataLoader)
     assert {name: getattr(torchs, name) for name in given} == given
     assert torchs.multiprocessing_context.get_start_method() == "spawn"
     assert len(made) == len(torchs) == 3

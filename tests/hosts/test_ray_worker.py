@@ -58,6 +58,37 @@ def test_metrics_travel_with_what_is_reported_within_the_time_that_its_lease_say
     assert desk.reports == expected
 
 
+class Judge:
+    """A desk that keeps the best score, and answers at once; `ray` of the module is then this object too."""
+
+    def __init__(self) -> None:
+        self.best = float("inf")
+        self.improves = SimpleNamespace(remote=self._improves)
+        self.report = SimpleNamespace(remote=lambda *_: "continue")
+
+    def _improves(self, lease: int, score: float) -> bool:
+        better, self.best = score < self.best, min(score, self.best)
+        return better
+
+    def get(self, answer: Any) -> Any:
+        return answer
+
+    def wait(self, refs: list[Any], timeout: float) -> Any:
+        return refs, []
+
+
+def test_a_validation_that_was_saved_without_asking_is_one_to_be_better_than(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Judge()
+    monkeypatch.setattr(ray_worker, "ray", desk)
+    host = RayHost(desk=desk, lease=lease_in(tmp_path), experiment=EXPERIMENT, code_dir=None)
+    host.publish(Report(batches=1, training=None, validation={"loss": 0.5}, decides=True))
+    assert not host.worth_saving({"loss": 0.6})
+    assert host.worth_saving({"loss": 0.4})
+    assert not host.worth_saving({"loss": float("nan")})
+
+
 def test_its_pulse_changes_with_every_batch_and_while_it_waits_for_its_store(tmp_path: Path) -> None:
     lease = lease_in(tmp_path)
     store = lease.store

@@ -115,6 +115,14 @@ def test_the_next_model_is_on_a_new_line(world: Any) -> None:
     assert SpreadModel(nn.Linear(2, 1)).process_group is not group
 
 
+def test_a_group_that_the_program_has_ended_is_not_ended_again() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = SpreadModel(nn.Linear(2, 1))
+    dist.destroy_process_group()
+    disconnect(CPU)
+    assert not model.connected
+
+
 @pytest.mark.parametrize("backend", [None, "gloo", "cpu:gloo"])
 def test_gloos_collectives_are_over_when_they_return(backend: str | None) -> None:
     assert not queues_collectives(CPU)
