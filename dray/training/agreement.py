@@ -10,11 +10,11 @@ and holds it there. All stop at the greatest of these numbers: no rank has passe
 another waits in. Without a request this costs training a comparison of two integers per batch.
 
 Leave: a rank that leaves between two exchanges (an exception, ShouldExit, InvalidHP) publishes that it does. With gloo
-it also closes the connections for gradients: the backward pass of the others fails at once, and has changed nothing.
+it also closes the connections for gradients: the backward pass of the others fails at once, and no weight has changed.
 With NCCL the others notice nothing. Their collectives are queued on the device, and the host runs ahead until it needs
-a value from there. So each rank aborts its process groups once another has failed, or if not all have left within
-`LEAVE_S` seconds. Whatever is computed after an aborted collective is computed from garbage: none of it is saved, and
-training resumes from the last checkpoint.
+a value from there. So all ranks abort their process groups, together, once one has failed, or if not all have left
+within `LEAVE_S` seconds. Whatever is computed after an aborted collective is computed from garbage: none of it is
+saved, and training resumes from the last checkpoint.
 
 Fail: a rank that has failed waits `FAIL_S` seconds for the others to reach the exchange. Then it raises its error, and
 its host ends the others, whatever they are doing.
