@@ -43,6 +43,7 @@ PYTHON = {
     # Out of the docstrings: tests/pytorch/test_doctests.py runs what is an example there.
     "pytorch-api.md": "tests/docs/test_api_page.py",
     "results.md": "tests/docs/test_results_page.py",
+    "warm.md": "tests/docs/test_how_to.py",
 }
 """What runs the Python of each page."""
 

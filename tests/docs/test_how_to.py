@@ -1,7 +1,7 @@
 """The pages under "How to" are true: their trials and programs train here, and do what the page says of them.
 
-early-stopping.md, hugging-face.md, images.md, torchmetrics.md, tracking.md; tests/ray/test_how_to.py runs the searches
-of one.
+early-stopping.md, hugging-face.md, images.md, torchmetrics.md, tracking.md, warm.md; tests/ray/test_how_to.py runs the
+searches of one.
 """
 
 from __future__ import annotations
@@ -223,3 +223,18 @@ def test_every_page_of_the_section_is_tested_here() -> None:
         item["How to"] for item in yaml.safe_load((DOCS.parent / "mkdocs.yml").read_text())["nav"] if "How to" in item
     ]
     assert all(page in str(__doc__) for item in section for page in item.values())
+
+
+# ---------------------------------------------------------------------------------------- warm.md
+def test_data_sets_of_the_page_are_made_once_and_the_same_in_every_process() -> None:
+    one, other = module("warm.md", "data.py"), module("warm.md", "data.py")
+    assert one.datasets(held_out=360) is one.datasets(360)
+    assert one.datasets(360)[0].indices == other.datasets(360)[0].indices
+    assert [len(part) for part in one.datasets(held_out=100)] == [1697, 100]
+
+
+@pytest.mark.slow
+def test_the_compiled_trial_of_the_page_learns(tmp_path: Path) -> None:
+    single = {"name": "single", "metric": "validation_loss", "max_length": {"epochs": 2}}
+    found = validations("warm.md", tmp_path, "random.yaml", searcher=single, hyperparameters={"lr": 0.01})
+    assert found[-1]["validation_loss"] < 1.0  # at chance it is 2.3
