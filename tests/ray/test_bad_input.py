@@ -27,7 +27,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "wrong type": (
         {"resources": {"slots_per_trial": "two"}},
-        ["resources.slots_per_trial: must be an integer, got 'two' (a string); for example slots_per_trial: "],
+        ["resources.slots_per_trial: must be a number, got 'two' (a string); for example slots_per_trial: "],
     ),
     "missing metric": (
         {"searcher": {"name": "random", "max_length": {"batches": 4}, "max_trials": 2}},
