@@ -260,7 +260,15 @@ class TorchTransport:
         import torch.distributed as dist
 
         self._torch, self._dist = torch, dist
-        self._group: Any = dist.new_group(backend="gloo", timeout=FOR_EVER)
+        self._open_group: Any = None
+        assert self._group is not None  # made here, where no rank can have failed yet
+
+    @property
+    def _group(self) -> Any:
+        """Made again, by all ranks together, if the context is used after its end."""
+        if self._open_group is None:
+            self._open_group = self._dist.new_group(backend="gloo", timeout=FOR_EVER)
+        return self._open_group
 
     def allgather(self, stuff: Any, timeout_s: float | None = None) -> list[Any]:
         message = _pickled(stuff)
@@ -295,9 +303,9 @@ class TorchTransport:
         return None if result is None else [pickle.loads(each) for each in result]
 
     def close(self) -> None:
-        if self._group is not None and self._dist.is_initialized():
-            self._dist.destroy_process_group(self._group)
-        self._group = None
+        if self._open_group is not None and self._dist.is_initialized():
+            self._dist.destroy_process_group(self._open_group)
+        self._open_group = None
 
 
 class StoreTransport:
