@@ -10,7 +10,7 @@ import pytest
 
 from tests.ray.harness import ROOT
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
 
 
 def test_dry_run_measures_a_search_whose_trials_share_a_process(tmp_path: Path) -> None:
