@@ -39,6 +39,7 @@ def test_trial_goes_on_after_its_groups_controller_died(tmp_path: Path) -> None:
     assert experiment.last_run.counts.restarts == {0: 1}
 
 
+@pytest.mark.long
 def test_trial_runs_after_a_controller_died_that_had_resources_and_no_workers_yet(tmp_path: Path) -> None:
     record = tmp_path / "record"
     config = recorded(

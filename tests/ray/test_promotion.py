@@ -102,6 +102,7 @@ def test_each_validation_is_there_once(sweep: Sweep) -> None:
 # ------------------------------------------------------------------------------------------- the death of the driver
 
 
+@pytest.mark.long
 def test_promotion_goes_on_after_kill_9_while_it_starts_and_while_it_trains(
     drive: Callable[..., Driver], tmp_path: Path
 ) -> None:
