@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from tests.core.test_distributed import nodes
 
 ROOT = Path(__file__).parents[2]
 HANGS_S = 250
@@ -32,8 +34,11 @@ def two_processes(script: str, *arguments: object, backend: str = "gloo") -> Ite
 
 
 @contextmanager
-def _processes(size: int, script: str, *arguments: object, backend: str) -> Iterator[list[subprocess.Popen[str]]]:
+def _processes(
+    size: int, script: str, *arguments: object, backend: str, local_sizes: Sequence[int] = ()
+) -> Iterator[list[subprocess.Popen[str]]]:
     processes = []
+    places = nodes(*(local_sizes or (size,)))
     # Each rank needs a GPU of its own.
     hidden = {} if torch.cuda.device_count() >= size else {"CUDA_VISIBLE_DEVICES": ""}
     for rank in range(size):
@@ -44,11 +49,11 @@ def _processes(size: int, script: str, *arguments: object, backend: str) -> Iter
             "TEST_BACKEND": backend,
             "USE_TORCH_DISTRIBUTED": "true",
             "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "GROUP_RANK": "0",
             "WORLD_SIZE": str(size),
-            "LOCAL_WORLD_SIZE": str(size),
-            "GROUP_WORLD_SIZE": "1",
+            "LOCAL_RANK": str(places[rank]["local_rank"]),
+            "LOCAL_WORLD_SIZE": str(places[rank]["local_size"]),
+            "GROUP_RANK": str(places[rank]["cross_rank"]),
+            "GROUP_WORLD_SIZE": str(places[rank]["cross_size"]),
         }
         command = [sys.executable, script, *map(str, arguments)]
         processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
@@ -64,9 +69,11 @@ def results_of_two(script: str, directory: Path, backend: str = "gloo") -> list[
     return results_of(2, script, directory, backend)
 
 
-def results_of(size: int, script: str, directory: Path, backend: str = "gloo") -> list[dict[Any, Any]]:
-    """The same of so many ranks."""
-    with _processes(size, script, directory, backend=backend) as processes:
+def results_of(
+    size: int, script: str, directory: Path, backend: str = "gloo", local_sizes: Sequence[int] = ()
+) -> list[dict[Any, Any]]:
+    """The same of so many ranks; `local_sizes`: how many of them on each node, instead of all on one."""
+    with _processes(size, script, directory, backend=backend, local_sizes=local_sizes) as processes:
         for process in processes:
             _, errors = process.communicate(timeout=HANGS_S)
             assert process.returncode == 0, errors

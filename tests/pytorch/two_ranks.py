@@ -84,6 +84,7 @@ def run(
     *,
     distributed: DistributedContext | None = None,
     aggregation_frequency: int = 1,
+    global_batch_size: int = 8,
     exp_conf: dict[str, Any] | None = None,
     prepare: Callable[[Any], None] = lambda trial: None,
     **fit: Any,
@@ -93,7 +94,7 @@ def run(
     with (
         use_host(host),
         pytorch.init(
-            hparams={"global_batch_size": 8},
+            hparams={"global_batch_size": global_batch_size},
             exp_conf=exp_conf,
             distributed=distributed,
             aggregation_frequency=aggregation_frequency,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.pytorch.processes import HANGS_S, results_of_two, two_processes
+from tests.pytorch.processes import HANGS_S, results_of, results_of_two, two_processes
 from tests.queued import GARBAGE
-from tests.training import queued_ranks
+from tests.training import queued_ranks, unequal_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +38,16 @@ def test_a_rank_whose_peer_has_gone_hangs_until_it_aborts_and_reads_garbage(rank
     assert alone["other"].item() == GARBAGE
     assert "aborted" in alone["raised"]
     assert alone["is_aborted"]
+
+
+def test_nodes_may_have_different_numbers_of_ranks(tmp_path: Path) -> None:
+    ranks = results_of(3, unequal_ranks.__file__, tmp_path, "queued", local_sizes=(2, 1))
+    assert [rank["place"] for rank in ranks] == [(0, 0, 2, 0, 2), (1, 1, 2, 0, 2), (2, 0, 1, 1, 2)]
+    assert [rank["local"] for rank in ranks] == [[0, 1], [0, 1], [2]]
+    assert [rank["on the node"] for rank in ranks] == [2, 2, 1]
+    assert [rank["opened"] for rank in ranks] == [("0", [0]), ("0", []), ("1", [2])]
+    other = "PeerFailed: training failed on rank 2: KeyError('gone')"
+    assert [rank["left"] for rank in ranks] == [other, other, "KeyError: 'gone'"]
 
 
 def test_two_ranks_on_one_device_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
