@@ -22,6 +22,11 @@ def own_memory() -> int:
     return 0
 
 
+def gpu_in_use() -> bool:
+    """Whether this process has used a GPU."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 def machine_memory() -> int:
     """Bytes of memory of this machine, or of the container that this process is in."""
     limits = [os.sysconf("SC_PHYS_PAGES") * _PAGE]
@@ -55,7 +60,7 @@ def available_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo
 def give_back() -> None:
     """Collect garbage, and return memory that the C library, and torch for copies to GPUs, keep to the system."""
     gc.collect()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if gpu_in_use():
         torch._C._host_emptyCache()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -25,9 +25,10 @@ from typing import Any, TypeVar
 import torch
 
 from dray.cluster.compiled import Compiled
-from dray.cluster.leftovers import Leftovers, gpu_in_use
+from dray.cluster.leftovers import Leftovers
 from dray.cluster.settings import of_python, of_torch
 from dray.imports import is_installed
+from dray.memory import gpu_in_use
 
 T = TypeVar("T")
 

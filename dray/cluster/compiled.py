@@ -72,7 +72,7 @@ class Compiled:
         self._state = state
         for kind in {kind for model in models for module in model.modules() for kind in type(module).__mro__}:
             self._classes[kind] = _methods(kind)
-        config = _config("torch._dynamo.config")
+        config: Any = sys.modules["torch._dynamo.config"]
         if self._limit != config.recompile_limit:
             # What earlier trials have compiled does not count: as many recompilations are left as in a new process.
             self._limit = config.recompile_limit = config.recompile_limit + _compilations()
@@ -118,10 +118,6 @@ def _methods(kind: type) -> dict[str, Any]:
     # torch.compile() replaces nn.Module.__init__, which is not compiled.
     methods = {name: value for name, value in vars(kind).items() if isinstance(value, FunctionType)}
     return {name: value for name, value in methods.items() if name not in ("__init__", "__setstate__")}
-
-
-def _config(name: str) -> Any:
-    return sys.modules.get(name)
 
 
 def _entries() -> Iterator[tuple[str, str, Any]]:

@@ -13,8 +13,8 @@ import torch
 
 from dray.cluster.children import END_S, children, end_children
 from dray.imports import is_installed
-from dray.memory import MACHINE_MEMORY, give_back, own_memory
-from dray.pytorch.cached import drop_all, held
+from dray.memory import MACHINE_MEMORY, give_back
+from dray.pytorch.cached import drop_all, unheld
 
 LEAK = 1 / 20
 """How much more memory (as a share of the machine's, or of a GPU's) a process may keep after a trial than after the
@@ -42,17 +42,17 @@ class Leftovers:
     def found(self) -> list[str]:
         """Why this process should run no other trial; empty if it can."""
         found = [*self._running_threads(), *self._running_children()]
-        memory, gpu_memory = _memory()
+        memory, gpu_memory = unheld()
         if self._memory is None or self._gpu_memory is None:
             # Measured after the first trial: it has imported and warmed up what later ones use too.
             self._memory, self._gpu_memory = memory, gpu_memory
         grown = memory - self._memory
         if grown > LEAK * MACHINE_MEMORY:
             give_back()
-            grown = _memory()[0] - self._memory
+            grown = unheld()[0] - self._memory
         if grown > LEAK * MACHINE_MEMORY and drop_all():  # they may have grown since they were made
             give_back()
-            grown = _memory()[0] - self._memory
+            grown = unheld()[0] - self._memory
         if grown > LEAK * MACHINE_MEMORY:
             found.append(
                 f"its memory has grown by {_mb(grown)} since its first trial: something keeps trials' objects alive"
@@ -88,11 +88,6 @@ class Leftovers:
         return [f"process {child} was still running: {command}" for child, command in ended.items()]
 
 
-def gpu_in_use() -> bool:
-    """Whether this process has used a GPU."""
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
 def _of_users(frame: FrameType | None) -> str:
     """The innermost place of this stack in code that is neither installed nor ours; "" if there is none."""
     while frame is not None:
@@ -102,12 +97,6 @@ def _of_users(frame: FrameType | None) -> str:
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
-
-
-def _memory() -> tuple[int, int]:
-    """Bytes of memory in use by this process, and of its GPU, without what is kept on purpose for later trials."""
-    kept, gpu_kept = held()
-    return own_memory() - kept, (torch.cuda.memory_allocated() if gpu_in_use() else 0) - gpu_kept
 
 
 def _mb(size: int) -> str:

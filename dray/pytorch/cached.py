@@ -90,10 +90,10 @@ class _Cached(Generic[P, T]):
             kept = self.kept.get(key)
             if kept is None:
                 relieve()
-                before = _unheld()
+                before = unheld()
                 with rng.seeded(0):
                     value = self._make(*args, **kwargs)
-                size, gpu_size = (max(now - then, 0) for now, then in zip(_unheld(), before, strict=True))
+                size, gpu_size = (max(now - then, 0) for now, then in zip(unheld(), before, strict=True))
                 kept = self.kept[key] = _Kept(value, size, gpu_size, used=0)
             kept.used = next(_uses)
             return kept.value
@@ -168,10 +168,12 @@ def drop_all() -> bool:
         return were
 
 
-def _unheld() -> tuple[int, int]:
-    """Memory in use by this process, and of the GPU, without that of the values: one may be made within another."""
+def unheld() -> tuple[int, int]:
+    """Bytes of memory in use by this process, and of its GPU, without what the values take: one may be made within
+    another.
+    """
     size, gpu_size = held()
-    gpu = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
+    gpu = torch.cuda.memory_allocated() if memory.gpu_in_use() else 0
     return memory.own_memory() - size, gpu - gpu_size
 
 

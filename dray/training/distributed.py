@@ -247,6 +247,10 @@ FOR_EVER = timedelta(days=365)
 fault: if its process dies, they notice it by its connections."""
 
 
+def _too_late(timeout_s: float) -> TimeoutError:
+    return TimeoutError(f"not all ranks have called allgather() within {timeout_s:g} s")
+
+
 class TorchTransport:
     """Over torch.distributed, in a gloo group of its own: its collectives may wait for as long as a rank works alone,
     and are counted apart from those of the user's code."""
@@ -295,7 +299,7 @@ class TorchTransport:
         except RuntimeError as error:
             if time.monotonic() < began + timeout_s:
                 raise
-            raise TimeoutError(f"not all ranks have called allgather() within {timeout_s:g} s") from error
+            raise _too_late(timeout_s) from error
 
     def gather(self, stuff: Any) -> list[Any] | None:
         result: list[Any] | None = [None] * self._dist.get_world_size() if self._dist.get_rank() == 0 else None
@@ -324,7 +328,7 @@ class StoreTransport:
             try:
                 self._store.wait([f"{turn}/{rank}" for rank in range(self._size)], timedelta(seconds=timeout_s))
             except RuntimeError as error:
-                raise TimeoutError(f"not all ranks have called allgather() within {timeout_s:g} s") from error
+                raise _too_late(timeout_s) from error
         result = [pickle.loads(self._store.get(f"{turn}/{rank}")) for rank in range(self._size)]
         if self._last_to_all is not None:
             # All ranks are done with that turn: each has set its part of this one.

@@ -301,7 +301,7 @@ def test_after_a_lost_gpu_a_process_runs_no_other_trial_but_says_how_this_one_en
 
     baseline = Baseline()
     assert baseline.run(lambda: "first") == ("first", [])
-    monkeypatch.setattr(leftovers, "gpu_in_use", lambda: True)
+    monkeypatch.setattr(memory, "gpu_in_use", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lost)
     assert baseline.run(lambda: "done") == ("done", ["the GPU fails: CUDA error: device lost"])
 
@@ -315,7 +315,7 @@ def test_memory_that_torch_keeps_for_copies_to_gpus_is_no_leak(monkeypatch: pyte
         kept = 0
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(leftovers, "_memory", lambda: (used + kept, 0))
+    monkeypatch.setattr(leftovers, "unheld", lambda: (used + kept, 0))
     monkeypatch.setattr(torch._C, "_host_emptyCache", empty_cache, raising=False)
     found = Leftovers().found
     assert found() == []
@@ -349,8 +349,7 @@ def test_what_is_cached_for_later_trials_is_no_leak_and_is_dropped_if_it_grows(
         used["data"] = 0
         return drop_all()
 
-    for module in (leftovers, memory):
-        monkeypatch.setattr(module, "own_memory", lambda: sum(used.values()))
+    monkeypatch.setattr(memory, "own_memory", lambda: sum(used.values()))
     monkeypatch.setattr(leftovers, "MACHINE_MEMORY", 100 / leftovers.LEAK)
     monkeypatch.setattr(leftovers, "drop_all", drop)
 
