@@ -15,17 +15,21 @@ def stderr() -> IO[str]:
 
 
 class _Stderr:
+    def __init__(self) -> None:
+        # Not looked up for each write: while rich draws a picture, sys.stderr is its own, and names the file below.
+        self._file = sys.stderr
+
     def write(self, text: str) -> int:
         with _closed_terminal_ignored():
-            sys.stderr.write(text)
+            self._file.write(text)
         return len(text)
 
     def flush(self) -> None:
         with _closed_terminal_ignored():
-            sys.stderr.flush()
+            self._file.flush()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(sys.stderr, name)
+        return getattr(self._file, name)
 
 
 @contextlib.contextmanager
