@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,35 +36,31 @@ class Lease:
 @dataclass(slots=True, kw_only=True)
 class Group:
     name: str
-    incarnation: str
+    start: int
+    """Number of the start that its processes are of."""
     size: int
     idle: set[int] = field(default_factory=set)
     lease: Lease | None = None
-    retire: str = ""
-    """Why its processes serve no other trial; "" if they do."""
-    replaced: bool = False
-    """It is replaced on purpose, and the driver has been told."""
-    dead: dict[int, str] = field(default_factory=dict)
-    """Ranks whose processes have died, and the cause as far as Ray knows it, or ""."""
-    killed: str = ""
-    """That the kernel has killed a process of one of its nodes meanwhile; "" if not."""
+    retires: bool = False
+    """Its processes serve no other trial: they end, and others take their place."""
     changed: Signal = field(default_factory=Signal)
 
     @property
     def is_free(self) -> bool:
         """Whether all its ranks are waiting for a trial."""
-        return self.lease is None and not self.retire and len(self.idle) == self.size
+        return self.lease is None and not self.retires and len(self.idle) == self.size
 
-    def death(self, batches: int) -> tuple[str, Failure]:
+    def death(self, dead: Mapping[int, str], batches: int) -> tuple[str, Failure]:
         """The failure of a trial whose processes died, as text and as a `Failure`.
 
         Args:
+            dead: ranks whose processes have died, and the cause as far as it is known, or "".
             batches: trained until then, according to a surviving rank; -1 if none says so.
         """
-        ranks = ", ".join(map(str, sorted(self.dead)))
+        ranks = ", ".join(map(str, sorted(dead)))
         who = "a process"
         if ranks and self.size > 1:
-            who = f"the processes of ranks {ranks}" if len(self.dead) > 1 else f"the process of rank {ranks}"
-        why = next((told for told in (*self.dead.values(), self.killed) if told), "")
+            who = f"the processes of ranks {ranks}" if len(dead) > 1 else f"the process of rank {ranks}"
+        why = next((told for told in dead.values() if told), "")
         kind: Kind = "oom" if LOW_MEMORY in why else "died"
         return f"{who} of worker group {self.name} died{why and f': {why}'}", Failure(kind=kind, batches=batches)

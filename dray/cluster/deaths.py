@@ -1,46 +1,58 @@
-"""Tells the desk what Ray knows about workers that died. Ray Train's controller and its workers import this file before
-the first batch, so it imports little."""
+"""Why processes of worker groups died, as far as Ray and the kernel of their node know."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from ray.exceptions import RayActorError
-from ray.train import UserCallback
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dray.cluster.failure import LOW_MEMORY
 
 NODE_DIED = "node has died"
 """What Ray says about a process whose node it has lost."""
+ANSWERS_IN_S = 5.0
+"""How long a node may take to say what its kernel has killed."""
 
 
-class Deaths(UserCallback):  # type: ignore[misc]  # Ray's classes are untyped here
-    """Runs in the controller of a worker group.
-
-    Args:
-        desk: the desk's actor handle.
-        group: the group's name.
-    """
-
-    def __init__(self, desk: Any, group: str) -> None:
-        self._desk, self._group = desk, group
-
-    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        told = {rank: why_it_died(error) for rank, error in worker_exceptions.items()}
-        if dead := {rank: why for rank, why in told.items() if why is not None}:
-            self._desk.died.remote(self._group, dead)
-
-
-def why_it_died(error: Exception) -> str | None:
-    """Why a worker's process died, as far as Ray knows, or ""; None if it lives.
+def why_it_died(error: Exception) -> str:
+    """Why a worker's process died, as far as Ray knows, or "".
 
     Ray's own message is not used: it is long, and names neither the exit code nor the signal.
 
     Args:
-        error: the worker's, as Ray Train's controller has it.
+        error: what a call to the worker ended with.
     """
     if LOW_MEMORY in str(error):
         return f"Ray killed it, because its node was {LOW_MEMORY}"
-    if not isinstance(getattr(error, "health_check_failure", None), RayActorError):
-        return None
     return "Ray has lost the node" if NODE_DIED in str(error) else ""
+
+
+def oom_kills() -> tuple[str, int]:
+    """The name of this node, and how many processes the kernel has killed for lack of memory, in this container or on
+    the machine."""
+    return os.uname().nodename, _kills()
+
+
+def oom_kills_of(node: str, runtime_env: Mapping[str, Any]) -> int:
+    """How many processes the kernel of a node (Ray's id) has killed by now, as `oom_kills`; 0 if it does not answer."""
+    if node == ray.get_runtime_context().get_node_id():
+        return _kills()  # without a process for it
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    task = ray.remote(num_cpus=0, scheduling_strategy=there, runtime_env=dict(runtime_env) or None)(oom_kills)
+    try:
+        return int(ray.get(task.remote(), timeout=ANSWERS_IN_S)[1])
+    except ray.exceptions.RayError:
+        return 0
+
+
+def _kills() -> int:
+    for place in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
+        with contextlib.suppress(OSError, StopIteration, ValueError):
+            lines = (line.split() for line in Path(place).read_text().splitlines())
+            return next(int(value) for name, value in lines if name == "oom_kill")
+    return 0

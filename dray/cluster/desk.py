@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dray.cluster.books import Group, Lease
-from dray.cluster.failure import LOW_MEMORY, Failure
+from dray.cluster.failure import Failure
 from dray.cluster.messages import Decision, Message, Outcome, Result, Verdict
 from dray.cluster.results import Results
 from dray.cluster.wake import Signal
@@ -33,12 +33,6 @@ PEERS_GRACE_S = 5.0
 """How long the other ranks of a group may take to leave a lease after one rank left it with an error."""
 CAUSE_GRACE = 3
 """How many times as long after an error in a collective: Ray may take seconds to notice the death that caused it."""
-PICK_UP_S = 10.0
-"""How long the ranks of a free group may take to begin a lease before they are considered dead."""
-OUT_OF_STEP = "its ranks are no longer in step"
-OTHERS = "other processes have taken their place"
-VACATED = "its trial goes on elsewhere"
-SPARE = "there are more groups than trials"
 
 
 class Desk:
@@ -46,7 +40,8 @@ class Desk:
 
     def __init__(self) -> None:
         self._groups: dict[str, Group] = {}
-        self._replaced: set[str] = set()
+        self._ended: set[int] = set()
+        self._addresses: dict[int, asyncio.Future[tuple[str, int]]] = {}
         self._queue: deque[int] = deque()
         self._leases: dict[int, Lease] = {}
         self._lease_of: dict[int, int] = {}
@@ -58,29 +53,22 @@ class Desk:
         self._closing = False
         self._best: float | None = None
         self._best_of = (-1, -1)  # the trial, and the lease
-        self._kills: dict[tuple[str, str], int] = {}
 
     # ------------------------------------------------------------------ worker groups
-    async def arrived(self, group: str, placement: Any, oom_kills: tuple[str, int] = ("", 0)) -> None:
-        """A process of this group runs, on resources of this placement group; it has not imported torch yet.
+    async def arrived(self, group: str) -> None:
+        """A process of this group runs; it has not imported torch yet."""
+        self._post(Message(kind="arrived", group=group))
 
-        ``oom_kills``: its node, and how many processes the kernel has killed there for lack of memory.
+    async def address(self, start: int, mine: tuple[str, int] | None) -> tuple[str, int]:
+        """Where the ranks of a group meet, host and port; rank 0 tells it, as ``mine``, and the others wait for it.
+
+        Args:
+            start: number of the group's start, unique in this run.
         """
-        node, kills = oom_kills
-        if kills > self._kills.setdefault((group, node), kills):
-            self._kills[group, node] = kills
-            if (books := self._groups.get(group)) is not None:
-                books.killed = f"meanwhile the kernel has killed a process of {node}, which was {LOW_MEMORY}"
-        self._post(Message(kind="arrived", group=group, placement=placement))
-
-    async def died(self, group: str, dead: Mapping[int, str]) -> None:
-        """Processes of this group have died: their ranks, each with the cause as far as Ray knows it, or "".
-
-        The failure of its trial is told when the group's next processes are up: they know whether the kernel has killed
-        a process for lack of memory.
-        """
-        if (books := self._groups.get(group)) is not None:
-            books.dead = books.dead or dict(dead)  # later deaths follow from the first
+        place = self._addresses.setdefault(start, asyncio.get_running_loop().create_future())
+        if mine is not None:
+            place.set_result(mine)
+        return await place
 
     async def broken(self, group: str, cause: Exception) -> None:
         """A process of this group can't run any trial, and neither could another one in its place.
@@ -91,43 +79,55 @@ class Desk:
         while not self._closing:
             await self._recorded.wait()
 
-    async def next_lease(self, group: str, incarnation: str, rank: int, size: int, after: int) -> dict[str, Any] | None:
-        """The next lease's specification for this rank; None when there is no more work.
+    async def next_lease(self, group: str, start: int, rank: int, size: int, after: int) -> dict[str, Any] | None:
+        """The next lease's specification for this rank: what ``bind`` was given. None if its process is to end.
 
         Args:
             group: the group's name.
-            incarnation: changes whenever Ray Train has started the group's processes anew. A new one ends the lease of
-                the one before.
+            start: number of the start that the process is of, unique in this run.
             rank, size: of the caller within its group.
             after: number of the last lease that this rank has served, 0 at first.
-
-        Returns:
-            What ``bind`` was given, or ``{"retire": why}``: these processes can't be used again, end them by an error.
         """
-        if incarnation in self._replaced:
+        if start in self._ended:
             # Workers outlive a killed raylet by seconds: they may still end a trial, and ask for another.
-            return {"retire": OTHERS}
-        books = self._groups.get(group)
-        if books is None or books.incarnation != incarnation:
-            if books is not None:
-                self._lose(books)
-            books = self._groups[group] = Group(name=group, incarnation=incarnation, size=size)
+            return None
+        books = self._groups.setdefault(group, Group(name=group, start=start, size=size))
         books.idle.add(rank)
         if len(books.idle) == size and after == 0 and books.lease is None:
             self._post(Message(kind="joined", group=group))
         self._match()
-        while True:
-            if self._closing:
-                return None
-            if books.retire:
-                return {"retire": books.retire}
-            if self._groups.get(group) is not books:
-                return {"retire": OTHERS}
+        while not (self._closing or books.retires):
             lease = books.lease
             if lease is not None and lease.number > after and lease.spec is not None:
                 books.idle.discard(rank)
                 return lease.spec
             await books.changed.wait()
+        return None
+
+    async def ended(self, group: str, start: int, dead: Mapping[int, str], error: str = "") -> None:
+        """The processes of this group's start are gone, or will be at once. Told by whoever started them.
+
+        Args:
+            dead: the ranks whose processes died, each with the cause as far as Ray knows it, or "".
+            error: why they could not serve trials; "" if they could.
+        """
+        self._ended.add(start)
+        if (address := self._addresses.pop(start, None)) is not None:
+            address.cancel()
+        books = self._groups.get(group)
+        if books is not None and books.start == start:
+            del self._groups[group]
+            books.retires = True
+            if (lease := books.lease) is not None:
+                if not lease.begun or (lease.leaves and not lease.told):
+                    self._queue.appendleft(lease.trial)
+                elif not lease.told:
+                    # The other ranks know how far the trial came.
+                    told, failure = books.death(dead, -1 if lease.hearsay is None else lease.hearsay[1].batches)
+                    self._tell(lease, "errored", told, failure=failure, dead=tuple(sorted(dead)))
+                self._end(lease)
+            books.changed.fire()
+        self._post(Message(kind="ended", group=group, start=start, dead=tuple(sorted(dead)), error=error))
 
     async def begun(self, lease: int) -> None:
         """Rank 0 has taken up the lease."""
@@ -240,9 +240,9 @@ class Desk:
             outcomes = set(books.left.values())
             # Ranks that did not all do the same may never get back in step in their process group.
             if ("errored" in outcomes and group.size > 1) or len(outcomes) > 1:
-                group.retire = OUT_OF_STEP
+                group.retires = True
             elif books.stale:
-                group.retire, group.replaced = books.stale, True
+                group.retires = True
                 self._post(Message(kind="retired", group=books.group, trial=books.trial, error=books.stale))
             if books.leaves and outcomes == {"interrupted"} and not self._closing:
                 self._queue.appendleft(books.trial)
@@ -252,24 +252,15 @@ class Desk:
             asyncio.get_running_loop().call_later(grace_s, self._retire_unless_left, books, group)
 
     def _retire_unless_left(self, lease: Lease, group: Group) -> None:
-        # If a process has died, the failure is told when its successors arrive.
-        if group.lease is lease and (lease.told or not group.dead):
+        if group.lease is lease:
             self._tell_hearsay(lease)
-            group.retire = OUT_OF_STEP
+            group.retires = True
             self._end(lease)
 
     def _tell_hearsay(self, lease: Lease) -> None:
         if lease.hearsay is not None:
             error, failure = lease.hearsay
             self._tell(lease, "errored", error, failure=failure)
-
-    def _revoke_unless_begun(self, lease: Lease) -> None:
-        # Processes that died while idle: nobody tells us, and the trial need not wait for their successors.
-        if not lease.begun and self._leases.get(lease.number) is lease:
-            if lease.group in self._groups:
-                self._groups[lease.group].retire = f"they did not begin a trial within {PICK_UP_S:.0f} s"
-            self._queue.appendleft(lease.trial)
-            self._end(lease)
 
     def _tell(
         self,
@@ -288,30 +279,11 @@ class Desk:
                         error=error, fatal=fatal, failure=failure, dead=dead)
             )  # fmt: skip
 
-    def _lose(self, group: Group) -> None:
-        """The processes of ``group`` are gone."""
-        lease = group.lease
-        group.retire = OTHERS
-        self._replaced.add(group.incarnation)
-        if not group.replaced:
-            self._post(Message(kind="lost", group=group.name))
-        if lease is not None:
-            if not lease.begun or (lease.leaves and not lease.told):
-                self._queue.appendleft(lease.trial)
-            elif not lease.told:
-                # The other ranks know how far the trial came.
-                error, failure = group.death(-1 if lease.hearsay is None else lease.hearsay[1].batches)
-                self._tell(lease, "errored", error, failure=failure, dead=tuple(sorted(group.dead)))
-            self._end(lease)
-        group.changed.fire()
-
     def _end(self, lease: Lease) -> None:
         group = self._groups.get(lease.group)
         if group is not None and group.lease is lease:
             group.lease = None
         self._leases.pop(lease.number, None)
-        if lease.leaves:
-            self._post(Message(kind="vacated", group=lease.group))
         lease.over.fire()
         if self._lease_of.get(lease.trial) == lease.number:
             del self._lease_of[lease.trial]
@@ -392,7 +364,6 @@ class Desk:
         if books is not None:
             books.spec = spec
             self._groups[books.group].changed.fire()
-            asyncio.get_running_loop().call_later(PICK_UP_S, self._revoke_unless_begun, books)
 
     async def drop(self, lease: int) -> None:
         """Take back a granted lease whose trial has ended meanwhile."""
@@ -400,18 +371,15 @@ class Desk:
             self._end(books)
 
     async def vacate(self, group: str) -> None:
-        """Have this group's trial save and go on in the next free group; these processes are not used again.
+        """Have this group's trial save and go on in the next free group, and the group's processes end.
 
-        For when one of its nodes is about to be taken away, or a group of another size is to take its place. The driver
-        is told when the group is "vacated".
+        For when one of its nodes is about to be taken away, or a group of another size is to take its place.
         """
         books = self._groups.get(group)
-        if books is None or books.retire:
+        if books is None or books.retires:
             return
-        books.retire, books.replaced = VACATED, True
-        if (lease := books.lease) is None:
-            self._post(Message(kind="vacated", group=group))
-        else:
+        books.retires = True
+        if (lease := books.lease) is not None:
             lease.leaves = True
             lease.over.fire()
             if not lease.begun:
@@ -420,17 +388,11 @@ class Desk:
         books.changed.fire()
 
     async def spare(self, groups: int) -> None:
-        """Lend no more to up to this number of idle groups; the driver is told which."""
+        """End up to this number of idle groups."""
         idle = [books for books in self._groups.values() if books.is_free]
         for books in [] if self._queue else idle[::-1][:groups]:
-            # Its ranks go on waiting until the driver ends them: if they ended, Ray Train would start them anew.
-            books.retire, books.replaced = SPARE, True
-            self._post(Message(kind="spare", group=books.name))
-
-    async def dismiss(self, group: str) -> None:
-        """This group has ended, and its lease with it."""
-        if (books := self._groups.pop(group, None)) is not None:
-            self._lose(books)
+            books.retires = True
+            books.changed.fire()
 
     async def answer(self, trial: int, number: int, decision: Decision) -> None:
         """The driver's decision on result ``number`` of a trial."""

@@ -2,34 +2,60 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util import get_current_placement_group
+import ray.train
 
 from dray.cluster.environment import set_variables
 from dray.cluster.node_checks import UnfitNode, name_of_this_node
+
+_over = threading.Event()
+_error = ""
 
 
 def serve_leases(work: dict[str, Any]) -> None:
     """What Ray Train runs on each worker: serve leases until the desk has no more.
 
     Args:
-        work: ``desk`` (actor handle), ``group`` (name), ``run`` (a name of this run of the experiment), ``experiment``
-            (``hosts.ray_worker.Experiment``), ``load_trial`` (a callable that returns the PyTorchTrial class or the
-            ``Script`` to run; its ``place()`` is the directory of the code, or None: where trials run), ``log_format``
-            (of what trials log), ``shared_by`` (how many trials share a slot), ``needs``
-            (``dray.cluster.node_checks.Needs``, or None on a machine of our own).
+        work: ``desk`` (actor handle), ``group`` (name), ``start`` (number of the group's start), ``run`` (a name of
+            this run of the experiment), ``experiment`` (``hosts.ray_worker.Experiment``), ``load_trial`` (a callable
+            that returns the PyTorchTrial class or the ``Script`` to run; its ``place()`` is the directory of the code,
+            or None: where trials run), ``log_format`` (of what trials log), ``shared_by`` (how many trials share a
+            slot), ``needs`` (``dray.cluster.node_checks.Needs``, or None on a machine of our own).
     """
+    global _error
+    try:
+        _serve_leases(work)
+    except BaseException as error:
+        _error = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        _over.set()
+
+
+def ended() -> str:
+    """Runs on each worker beside `serve_leases`: waits for its end, and returns its error, or "".
+
+    So whoever calls it hears at once when the process dies, and need not ask again and again how it is.
+    """
+    _over.wait()
+    return _error
+
+
+def _serve_leases(work: dict[str, Any]) -> None:
+    place = Path(ray.train.get_context().get_storage().local_working_directory)
+    place.mkdir(parents=True, exist_ok=True)
+    os.chdir(place)
     if not ray.get_gpu_ids():
         # On a CPU slot, where Ray leaves all of the node's GPUs visible.
         set_variables({"CUDA_VISIBLE_DEVICES": ""})
     # Before torch is imported: it reads some of them.
     set_variables(work["experiment"].environment)
-    work["desk"].arrived.remote(work["group"], get_current_placement_group(), (os.uname().nodename, _oom_kills()))
+    work["desk"].arrived.remote(work["group"])
     if work["needs"] is not None:
         try:
             work["needs"].check_this_node(work["run"])
@@ -50,10 +76,13 @@ def give_up(work: dict[str, Any], error: Exception) -> None:
     ray.get(work["desk"].broken.remote(work["group"], error.with_traceback(None)))
 
 
-def _oom_kills() -> int:
-    """How many processes the kernel has killed for lack of memory, in this container or on the machine."""
-    for place in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
-        with contextlib.suppress(OSError, StopIteration, ValueError):
-            lines = (line.split() for line in Path(place).read_text().splitlines())
-            return next(int(value) for name, value in lines if name == "oom_kill")
-    return 0
+class NoCollectives:
+    """In the place of Ray Train's synchroniser, which serves `ray.train.report` and `ray.train.collective`."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise RuntimeError(
+            "ray.train.report() and ray.train.collective are not for trials of dray: report metrics and checkpoints as "
+            "a PyTorchTrial does, or by dray.core; ranks exchange data by core_context.distributed"
+        )

@@ -1,31 +1,42 @@
 """Starts what the driver owns on a Ray cluster: the desk actor, and the worker groups that are lent to trials.
 
-A group is one Ray Train run, kept up for the whole experiment by a thread of the driver. The driver owns it, not a Tune
-trainable: Tune ends cached actors when nothing is queued, and their groups would end with them.
+The driver starts the groups itself: their processes, and what they wait for, end with it, however it ends, and there is
+no other process that could die in between. It owns them, not a Tune trainable: Tune ends cached actors when nothing is
+queued, and their groups would end with them.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import ray
-import ray.train
+from ray.util.placement_group import placement_group, remove_placement_group
 
-from dray.cluster.deaths import Deaths
+from dray.cluster.deaths import oom_kills, oom_kills_of, why_it_died
 from dray.cluster.desk import Desk
-from dray.cluster.entry import serve_leases
-from dray.cluster.train_run import TrainRun, lacking
+from dray.cluster.entry import ended, serve_leases
+from dray.cluster.failure import LOW_MEMORY
+from dray.cluster.train_group import start_workers
 from searchers.ray_tune import HEAD_NODE
 
+WAIT_S = 60.0
+"""A group that waits for its slots wakes up after this time, to wait again."""
+SURVIVORS_S = 0.5
+"""When a process of a group has died, the others have this long to say how far their trial came."""
+LEAVE_S = 5.0
+"""When a process of a group has ended, the others have this long to end as well."""
 END_S = 30.0
-"""How long runs may take to end after they were told to."""
+"""How long the threads that start groups may take to end, once their groups have ended."""
+TITLE = "RayTrainWorker"
+"""What `ps` shows of a group's processes."""
 
 
 def start_desk(name: str, runtime_env: Mapping[str, Any]) -> Any:
@@ -85,96 +96,140 @@ class Slots:
 
 
 class WorkerGroup:
-    """One Ray Train run whose workers serve leases until the desk closes.
+    """Processes of this experiment's that serve leases, from the request for their slots to their end.
+
+    They are not started a second time: a group that has ended is replaced by another one. The desk is told when it has
+    ended by itself, or could not start.
 
     Args:
-        name: unique within the experiment.
+        name: unique among the groups that there are.
+        start: number of this start, unique in this run.
         run: the name of this run of the experiment, unique on the cluster.
         desk: the desk's actor handle.
         slots: size and resources.
-        own_cluster: the cluster is for this experiment alone.
         work: what every worker gets, see ``dray.cluster.entry.serve_leases``.
-        directory: where Ray Train keeps its own state.
-        on_end: called in the group's thread with the error that ended the run, or None.
+        directory: where Ray Train would keep its own state.
     """
 
     def __init__(
-        self,
-        *,
-        name: str,
-        run: str,
-        desk: Any,
-        slots: Slots,
-        own_cluster: bool,
-        work: Mapping[str, Any],
-        directory: Path,
-        on_end: Callable[[str, BaseException | None], None],
+        self, *, name: str, start: int, run: str, desk: Any, slots: Slots, work: Mapping[str, Any], directory: Path
     ) -> None:
-        self.name, self.run = name, f"{run}-{name}"
-        self.abandoned = False
-        self._trainer = TrainRun(
-            serve_leases,
-            own_cluster=own_cluster,
-            config={**work, "desk": desk, "group": name},
-            scaling_config=ray.train.ScalingConfig(
-                num_workers=slots.per_trial,
-                use_gpu=slots.gpu,
-                resources_per_worker=slots.resources,
-                placement_strategy=slots.placement_strategy,
-            ),
-            run_config=ray.train.RunConfig(
-                name=self.run,
-                storage_path=str(directory),
-                # The driver counts restarts, per trial; a group may lose its workers any number of times.
-                failure_config=ray.train.FailureConfig(max_failures=-1, controller_failure_limit=-1),
-                worker_runtime_env=dict(slots.runtime_env),
-                logging_config=ray.train.LoggingConfig(log_level="WARNING"),
-                callbacks=[Deaths(desk, name)],
-            ),
+        self.name, self.start = name, start
+        self.is_placed = False
+        """Whether it has its slots."""
+        self._run, self._desk, self._slots, self._directory = run, desk, slots, directory
+        self._work = {**work, "desk": desk, "group": name, "start": start}
+        # Until it is ready, an autoscaler sees it as demand. It ends with this process, and its workers with it.
+        self._placement = placement_group(
+            [slots.resources] * slots.per_trial, strategy=slots.placement_strategy, name=f"{run}/{name}/{start}"
         )
-        self._on_end = on_end
-        self._thread = threading.Thread(target=self._run, name=f"dray-{name}", daemon=True)
+        # By rank, once its processes run: their nodes, the ends of what they run, what their kernels had killed before.
+        self._nodes: list[str] = []
+        self._ends_of: list[Any] = []
+        self._kills: list[Any] = []
+        self._lock = threading.Lock()
+        self._ends = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._start, name=f"dray-{name}", daemon=True)
         self._thread.start()
 
-    def _run(self) -> None:
-        error: BaseException | None = None
-        try:
-            self._trainer.fit()
-        except BaseException as e:  # whatever it is, the driver handles it
-            error = e
-        self._on_end(self.name, error)
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Ray's ids of the nodes that its processes are on; empty until they run."""
+        return frozenset(self._nodes)
+
+    def end(self) -> None:
+        """End its processes at once, and free its slots. Idempotent; when it has ended, only the slots are freed."""
+        remove_placement_group(self._placement)
+        if self._claim():
+            self._tell({}, "")
 
     def ended(self, by: float) -> bool:
-        """Wait for the run until the time ``by`` (``time.monotonic()``). Returns whether it has ended."""
+        """Wait until the time ``by`` (``time.monotonic()``) for its end. Returns whether it has ended."""
+        return self._over.wait(max(0.0, by - time.monotonic()))
+
+    def join(self, by: float) -> None:
+        """Wait until the time ``by`` for its thread, if there is one; call `end` before."""
         self._thread.join(max(0.0, by - time.monotonic()))
-        return not self._thread.is_alive()
 
-    def abandon(self) -> None:
-        """End the run at once, with its workers. Call `free` when it has ended."""
-        self.abandoned = True
-        self._trainer.abandon()
+    def _start(self) -> None:
+        try:
+            while not self._placement.wait(WAIT_S):
+                if self._ends:
+                    return
+            self.is_placed = True
+            workers = start_workers(
+                functools.partial(serve_leases, self._work),
+                self._placement,
+                name=f"{self._run}-{self.name}",
+                resources=self._slots.resources,
+                runtime_env=self._slots.runtime_env,
+                directory=self._directory,
+            )
+        except Exception as error:  # whatever it is, the driver handles it; if the group was ended, it is that
+            if self._claim():
+                self._tell({}, " ".join(str(error).split()) or repr(error))
+            return
+        self._nodes = [worker.node for worker in workers]
+        self._kills = [worker.actor.execute.remote(oom_kills) for worker in workers]
+        self._ends_of = [worker.actor.execute.options(name=TITLE).remote(ended) for worker in workers]
+        for end in self._ends_of:
+            end.future().add_done_callback(self._one_has_ended)
 
-    def free(self) -> None:
-        """Free the resources of a run that was abandoned."""
-        self._trainer.free()
+    def _one_has_ended(self, _: object) -> None:
+        if self._claim():
+            # Ray calls this in a thread of its own, which must not wait for Ray.
+            self._thread = threading.Thread(target=self._wind_up, name=f"dray-{self.name}-ends", daemon=True)
+            self._thread.start()
 
+    def _wind_up(self) -> None:
+        """One of its processes has ended, or died: hear of the others, and tell the desk."""
+        dead, _ = self._fates(within_s=0.0)
+        dead, error = self._fates(SURVIVORS_S if dead else LEAVE_S)
+        self._tell(dead, "" if dead else error)
 
-def waiting(groups: Mapping[str, WorkerGroup]) -> set[str]:
-    """The names of the groups that wait for resources for their workers, or have lost them."""
-    names = {group.run: name for name, group in groups.items()}
-    return {names[run] for run in lacking(names)}
+    def _fates(self, within_s: float) -> tuple[dict[int, str], str]:
+        """The ranks whose processes have died, and why, and an error of the others."""
+        ready, _ = ray.wait(self._ends_of, num_returns=len(self._ends_of), timeout=within_s)
+        dead, told = {}, ""
+        for rank, end in enumerate(self._ends_of):
+            if end in ready:
+                try:
+                    told = told or ray.get(end)
+                except ray.exceptions.RayError as error:
+                    dead[rank] = why_it_died(error) or self._killed_by_kernel(rank)
+        return dead, told
+
+    def _killed_by_kernel(self, rank: int) -> str:
+        try:
+            node, before = ray.get(self._kills[rank], timeout=0)
+        except ray.exceptions.RayError:  # it had died before it could say so
+            return ""
+        if oom_kills_of(self._nodes[rank], self._slots.runtime_env) <= before:
+            return ""
+        return f"meanwhile the kernel has killed a process of {node}, which was {LOW_MEMORY}"
+
+    def _claim(self) -> bool:
+        """Whether it is for the caller to tell of the end: true once."""
+        with self._lock:
+            first, self._ends = not self._ends, True
+        return first
+
+    def _tell(self, dead: Mapping[int, str], error: str) -> None:
+        self._desk.ended.remote(self.name, self.start, dead, error)
+        self._over.set()
 
 
 def end_groups(groups: Collection[WorkerGroup], within_s: float) -> None:
-    """Give the runs ``within_s`` seconds, all together, to end by themselves; then end them.
+    """Give the groups ``within_s`` seconds, all together, to end by themselves; then end them.
 
     A thread that still waits for Ray when the connection is closed may crash the whole process.
     """
     deadline = time.monotonic() + within_s
-    left = [group for group in groups if group.abandoned or not group.ended(deadline)]
-    for group in left:
-        group.abandon()
+    for group in groups:
+        group.ended(deadline)
     deadline = time.monotonic() + END_S
-    for group in left:
-        if group.ended(deadline):
-            group.free()
+    for group in groups:
+        group.end()
+    for group in groups:
+        group.join(deadline)

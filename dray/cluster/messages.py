@@ -36,33 +36,31 @@ class Message:
         "broken",
         "joined",
         "retired",
-        "lost",
+        "ended",
         "granted",
         "rows",
         "saved",
         "damaged",
         "left",
         "handle",
-        "vacated",
-        "spare",
     ]
     group: str = ""
+    start: int = -1
+    """Of "ended": the number of the group's start."""
     trial: int = -1
     lease: int = -1
     outcome: Outcome | None = None
     error: str = ""
-    """Of "left"; of "retired": why."""
+    """Of "left"; of "retired": why; of "ended": why its processes could not serve trials."""
     fatal: bool = False
     """No restart and no other trial can do better, as with an error of the config."""
     failure: Failure | None = None
     """Of "left" with an error."""
     dead: tuple[int, ...] = ()
-    """Of "left": the ranks whose processes died, as far as Ray knows."""
+    """Of "left" and "ended": the ranks whose processes died, as far as Ray knows."""
     report: dict[str, Any] | None = None
     cause: Exception | None = None
     """Of "broken"."""
-    placement: Any = None
-    """Of "arrived": the placement group."""
     process: int = -1
     """Of "handle": the process id."""
     checkpoint: str = ""

@@ -11,7 +11,6 @@ from typing import Any
 
 import ray
 import ray.train
-import ray.train.collective
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -25,10 +24,15 @@ TIMEOUT_S = 1800
 
 
 @contextlib.contextmanager
-def joined(context: ray.train.TrainContext) -> Iterator[None]:
-    """Join a process group with the other ranks of this Ray Train run: NCCL if the worker has a GPU, otherwise gloo.
+def joined(
+    context: ray.train.TrainContext, meet: Callable[[tuple[str, int] | None], tuple[str, int]]
+) -> Iterator[None]:
+    """Join a process group with the other ranks of this worker group: NCCL if the worker has a GPU, otherwise gloo.
 
     Sets the environment variables that torchrun sets, for libraries and programs that read them.
+
+    Args:
+        meet: gives each rank the address, host and port, that rank 0 calls it with; the others call it with None.
 
     Raises:
         NoGpuOfItsOwn: a worker has no GPU, or shares one with another.
@@ -45,7 +49,7 @@ def joined(context: ray.train.TrainContext) -> Iterator[None]:
         store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=TIMEOUT_S))
     address = (store.host, store.port) if store is not None else None
     if size > 1:
-        address = ray.train.collective.broadcast_from_rank_zero(address)
+        address = meet(address)
     assert address is not None
     if store is None:
         store = TCPStore(*address, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))

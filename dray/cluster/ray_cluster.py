@@ -22,19 +22,8 @@ import ray
 from dray.cluster.autoscaler import HEAD, Limits
 from dray.cluster.nodes import nodes
 
-TRAIN_ENVIRONMENT = {
-    # A dead worker is noticed after this long; the controller's poll costs a millisecond.
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "2",
-    # A group may wait for a cloud machine to boot; Train's own limit of 60 s would count as a failure.
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",
-}
-
 KNOCK_S = 5.0
 """How long a cluster may take to accept a connection."""
-
-NO_PREEMPTION = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
-"""Nobody takes this machine away; watching for that costs a process per group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +78,8 @@ def connect(address: str | None) -> Cluster:
 
 def _start() -> None:
     """Start a cluster on this machine, and connect to it."""
-    # Every process of the cluster inherits the variables: a runtime environment would keep Ray from using the processes
-    # that it has ready. There is no dashboard: whoever wants one starts Ray first.
-    with _environment({**TRAIN_ENVIRONMENT, **NO_PREEMPTION}), _only_processes_of_use(), _signals_left_alone():
+    # There is no dashboard: whoever wants one starts Ray first.
+    with _only_processes_of_use(), _signals_left_alone():
         try:
             ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         except BaseException:  # also Ctrl-C: no half of a cluster stays
@@ -231,17 +219,6 @@ def _signals_left_alone() -> Iterator[None]:
         utils.set_sigterm_handler = set_handler
         if threading.current_thread() is threading.main_thread() and (own := signal.getsignal(signal.SIGTERM)):
             signal.signal(signal.SIGTERM, own)
-
-
-@contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    added = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
 
 
 def _count(resources: dict[str, float]) -> str:

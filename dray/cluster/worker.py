@@ -12,7 +12,6 @@ import functools
 import os
 import sys
 import traceback
-import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -58,10 +57,6 @@ from dray.training.units import ENDLESS
 Program: TypeAlias = type[pytorch.PyTorchTrial] | Script
 
 
-class GroupRetired(RuntimeError):
-    """Raised on purpose, by a rank that the desk told so, to end these processes: Ray Train starts the group anew."""
-
-
 def serve(work: dict[str, Any]) -> None:
     """Serve leases until the desk has no more; ``work`` as in ``dray.cluster.entry.serve_leases``."""
     context = ray.train.get_context()
@@ -73,8 +68,12 @@ def serve(work: dict[str, Any]) -> None:
             run_startup_hook_once(code, work["run"])
     except Exception as error:
         return give_up(work, error)
+
+    def meet(mine: tuple[str, int] | None) -> tuple[str, int]:
+        return tuple(ray.get(work["desk"].address.remote(work["start"], mine)))
+
     try:
-        with deterministic(work["experiment"].config["reproducibility"]["deterministic"]), joined(context):
+        with deterministic(work["experiment"].config["reproducibility"]["deterministic"]), joined(context, meet):
             # Before the user's code is loaded, which may change the environment.
             distributed = core.DistributedContext.from_torch_distributed(os.environ["MASTER_ADDR"])
             try:
@@ -89,18 +88,14 @@ def serve(work: dict[str, Any]) -> None:
 def _serve(work: dict[str, Any], program: Program, code: Path | None, distributed: core.DistributedContext) -> None:
     rank, size = distributed.rank, distributed.size
     distributed.side_store()  # now, on all ranks together: later each asks for it at another time
-    desk, group = work["desk"], work["group"]
-    # The same for the ranks that Train has started together, and only for them.
-    incarnation = distributed.broadcast(uuid.uuid4().hex)
+    desk, group, start = work["desk"], work["group"], work["start"]
     baseline = Baseline()
     number = 0
     with contextlib.closing(LogCopies()) as copies:
         while True:
-            lease = ray.get(desk.next_lease.remote(group, incarnation, rank, size, number))
+            lease = ray.get(desk.next_lease.remote(group, start, rank, size, number))
             if lease is None:
                 return
-            if lease.get("retire"):
-                raise GroupRetired(f"worker group {group} restarts: {lease['retire']}")
             number = lease["number"]
             if rank == 0:
                 desk.begun.remote(number)

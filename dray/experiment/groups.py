@@ -9,22 +9,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import os
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from dray.cluster import autoscaler
 from dray.cluster.autoscaler import Limits
 from dray.cluster.demand import Demand
 from dray.cluster.elastic import Elastic
-from dray.cluster.lending import Slots, WorkerGroup, end_groups, waiting
+from dray.cluster.lending import Slots, WorkerGroup, end_groups
 from dray.cluster.messages import Message
 from dray.cluster.ray_cluster import Cluster, groups_in, most_slots, slot_kind
 from dray.experiment.counts import Counts
@@ -45,9 +43,6 @@ IN_TURN_S = 30.0
 """On a local cluster the first group, then Tune, then further groups start in turn: the time given to each."""
 END_S = 30.0
 """How long all groups together may take to shut down on a cluster that stays up."""
-
-OnEnd: TypeAlias = Callable[[str, BaseException | None], None]
-"""Called in any thread when a group has ended: its name, and the error that ended it."""
 
 
 def find_slots(cluster: Cluster, asked: Resources, least: int) -> tuple[str, Limits | None]:
@@ -81,7 +76,7 @@ def find_slots(cluster: Cluster, asked: Resources, least: int) -> tuple[str, Lim
 
 class Groups:
     """Args:
-    make: starts a group with this name, on these slots.
+    make: starts a group with this name, as the start with this number, on these slots.
     desk: the desk's actor.
     slots: what a group is made of.
     demand: how many groups there may be.
@@ -97,7 +92,7 @@ class Groups:
 
     def __init__(
         self,
-        make: Callable[[str, Slots, OnEnd], WorkerGroup],
+        make: Callable[[str, int, Slots], WorkerGroup],
         *,
         desk: Any,
         slots: Slots,
@@ -114,17 +109,14 @@ class Groups:
         self._make, self._desk, self._slots, self._runnable = make, desk, slots, runnable
         self._demand, self._elastic, self._own_cluster = demand, elastic, own_cluster
         self._counts, self._timeline, self._display, self._experiment = counts, timeline, display, experiment
-        self._numbers = itertools.count()
+        self._names = (f"group-{number}" for number in itertools.count())
+        self._starts = itertools.count(1)
         self._groups: dict[str, WorkerGroup] = {}
         self._booting: set[str] = set()
         self._waiting: set[str] = set()
-        self._given_up: set[str] = set()
-        self._placements: dict[str, PlacementGroup] = {}
-        self._taken_away: set[Any] = set()
-        self._ended: list[tuple[str, BaseException | None]] = []
-        self._failed = 0
-        self._starts: Counter[str] = Counter()
-        self._silent: defaultdict[str, set[Any]] = defaultdict(set)
+        self._leaving: set[WorkerGroup] = set()
+        self._ended: list[str] = []
+        self._in_vain: Counter[str] = Counter()
         self._few_cores = own_cluster and demand.at_once() == 1
         self._began = time.monotonic()
         self._first_rows: float | None = None
@@ -133,7 +125,7 @@ class Groups:
 
     @property
     def there(self) -> int:
-        """The number of groups, including those that are starting or ending."""
+        """The number of groups, including those that are starting."""
         return len(self._groups)
 
     @property
@@ -149,52 +141,49 @@ class Groups:
         self._came_up = self._came_up or message.kind in ("arrived", "joined")
         match message.kind:
             case "arrived":
-                self._placements[group] = message.placement
-                # Each start has its own placement group, which all its processes are in.
-                self._silent[group].add(message.placement.id)
-                if len(self._silent[group]) > STARTS_IN_VAIN:
-                    self.error = ExperimentError(
-                        f"the processes of worker group {group} exited {STARTS_IN_VAIN} times before asking for a "
-                        f"trial; see Ray's logs, and resume with: dray experiment resume {self._experiment}"
-                    )
                 if self._elastic is not None:
                     self._elastic.arrived()
             case "joined":
                 self._booting.discard(group)
-                self._silent.pop(group, None)
-                self._starts[group] += 1
                 self._counts.groups_started += 1
                 if self._elastic is not None:
                     self._elastic.joined()
-            case "vacated":
-                if self._elastic is not None:
-                    self._give_up(group)
-            case "spare":
-                self._give_up(group)
-            case "lost":
-                self._counts.groups_lost += 1
-                if self._starts[group] >= STARTS_IN_VAIN:
-                    self.error = ExperimentError(
-                        f"worker group {group} was started {self._starts[group]} times and never finished a trial; "
-                        f"see Ray's logs, and resume with: dray experiment resume {self._experiment}"
-                    )
+            case "ended":
+                self._has_ended(message)
             case "rows":
                 self._first_rows = self._first_rows or time.monotonic()
             case "left":
-                self._starts[group] = 0
-                if message.outcome != "errored":
-                    self._failed = 0
+                self._in_vain[group] = 0
+
+    def _has_ended(self, message: Message) -> None:
+        """A group has ended, and we have not ended it."""
+        name = message.group
+        group = self._groups.get(name)
+        if group is None or group.start != message.start:
+            return
+        self._drop(name)
+        self._ended.append(name)
+        if not (message.dead or message.error):
+            return
+        self._counts.groups_lost += 1
+        self._in_vain[name] += 1
+        if message.error:
+            self._display.say(f"worker group {name} ended: {message.error}")
+        if self._in_vain[name] >= STARTS_IN_VAIN:
+            why = message.error or "its processes died"
+            self.error = ExperimentError(
+                f"worker group {name} was started {STARTS_IN_VAIN} times and never finished a trial, the last time "
+                f"because {why}; see Ray's logs, and resume with: dray experiment resume {self._experiment}"
+            )
 
     def draining(self, nodes: Collection[str]) -> None:
         """These nodes are to be taken away: the trials on them save, and go on elsewhere. Called from any thread."""
-        for group, placement in list(self._placements.items()):
-            if group in self._booting:  # this is called again in a second, when there may be something to save
-                continue
-            on = placement_group_table(placement).get("bundles_to_node_id", {}).values()
-            if placement.id not in self._taken_away and not set(on).isdisjoint(nodes):
-                self._taken_away.add(placement.id)
-                self._display.say(f"a node of worker group {group} will be removed: its trial continues elsewhere")
-                self._desk.vacate.remote(group)
+        for name, group in list(self._groups.items()):
+            # While it starts, there is nothing to save; this is called again in a second.
+            if name not in self._booting and group not in self._leaving and not group.nodes.isdisjoint(nodes):
+                self._leaving.add(group)
+                self._display.say(f"a node of worker group {name} will be removed: its trial continues elsewhere")
+                self._desk.vacate.remote(name)
 
     # ------------------------------------------------------------------ starting
     def start(self) -> None:
@@ -206,19 +195,27 @@ class Groups:
         room = 1 if self._elastic else self._demand.room()
         wanted = min(runnable, room) if self._own_cluster or self._elastic else self._demand.most(runnable)
         while len(self._groups) < wanted and self._another_may_start(room):
-            name = f"group-{next(self._numbers)}"
-            self._booting.add(name)
-            slots = replace(self._slots, per_trial=self._elastic.start()) if self._elastic else self._slots
-            self._timeline.starts(name, slots.taken)
-            self._groups[name] = self._make(name, slots, lambda name, error: self._ended.append((name, error)))
+            self._begin(next(self._names))
+
+    def _begin(self, name: str) -> None:
+        slots = replace(self._slots, per_trial=self._elastic.start()) if self._elastic else self._slots
+        self._timeline.starts(name, slots.taken)
+        self._booting.add(name)
+        self._groups[name] = self._make(name, next(self._starts), slots)
+
+    def _drop(self, name: str) -> None:
+        """End a group, and forget it."""
+        group = self._groups.pop(name, None)
+        if group is not None:
+            group.end()
+            self._leaving.discard(group)
+            self._booting.discard(name)
+            self._waiting.discard(name)
+            self._timeline.ends(name)
 
     def _another_may_start(self, room: int) -> bool:
-        starting = self._booting - self._waiting
-        # A group's controller runs on the driver's machine, and keeps half a CPU busy until its workers run.
-        if len(starting - self._placements.keys()) >= 2 * (os.cpu_count() or 1):
-            return False
         # A group that waits for a node does not slow down those whose workers start.
-        return len(self._groups) >= room or len(starting) < self._demand.at_once()
+        return len(self._groups) >= room or len(self._booting - self._waiting) < self._demand.at_once()
 
     def _more_may_start(self) -> bool:
         """Whether groups after the first may start: on a cluster at once, on a local one when the first group trains.
@@ -240,8 +237,10 @@ class Groups:
 
         Not to be called when the search is done: then groups end by themselves.
         """
-        while self._ended:
-            self._has_ended(*self._ended.pop())
+        while self._ended and self.error is None:
+            name = self._ended.pop()
+            if self._runnable() > len(self._groups):
+                self._begin(name)
         if self.error is not None:
             return
         looked = self._look_at_cluster()
@@ -252,21 +251,6 @@ class Groups:
         if time.monotonic() - self._sought_at >= pause:
             self.start()
 
-    def _has_ended(self, name: str, error: BaseException | None) -> None:
-        """The group's Train run has ended: we gave it up, or its controller has died. Another one replaces it."""
-        if (group := self._groups.pop(name, None)) is not None:
-            group.free()
-        self._timeline.ends(name)
-        self._placements.pop(name, None)
-        self._booting.discard(name)
-        self._desk.dismiss.remote(name)
-        if name in self._given_up:
-            return
-        self._failed += 1
-        self._display.say(f"worker group {name} ended: {str(error).strip().splitlines()[-1] if error else 'no error'}")
-        if self._failed > STARTS_IN_VAIN:
-            self.error = ExperimentError(f"{self._failed} worker groups in a row ended with errors, the last: {error}")
-
     def _look_at_cluster(self) -> bool:
         """Find groups that wait for nodes, and give up those of the wrong size or without a trial.
 
@@ -275,38 +259,33 @@ class Groups:
         if self._own_cluster or time.monotonic() < self._looked_at + LOOK_S:
             return False
         self._looked_at = time.monotonic()
-        there = {name: group for name, group in self._groups.items() if name not in self._given_up}
-        self._waiting = waiting(there)
+        self._waiting = {name for name in self._booting if not self._groups[name].is_placed}
         if self._elastic is not None:
-            self._look_at_size(self._elastic, there)
-        elif spare := self._demand.too_many(len(there), self._runnable()):
-            # First those that wait for nodes. If one of them has lost its node, its trial goes on in another group.
+            self._look_at_size(self._elastic)
+        elif spare := self._demand.too_many(len(self._groups), self._runnable()):
+            # First those that wait for nodes. The desk knows which of the others have no trial.
             ends = sorted(self._waiting)[:spare]
             for name in ends:
-                self._give_up(name)
+                self._drop(name)
             self._desk.spare.remote(spare - len(ends))
-        if told := self._demand.wait(len(self._waiting), len(there)):
+        if told := self._demand.wait(len(self._waiting), len(self._groups)):
             self._display.say(told)
         self._display.waits(self._demand.now)
         return True
 
-    def _look_at_size(self, elastic: Elastic, groups: Mapping[str, WorkerGroup]) -> None:
-        """Give up an elastic group that should have another size; one of that size replaces it."""
-        for name in groups:
+    def _look_at_size(self, elastic: Elastic) -> None:
+        """Replace an elastic group that should have another size by one of that size."""
+        for name, group in list(self._groups.items()):
             if elastic.must_shrink(name in self._waiting):
                 self._display.say(f"worker group {name} lost some of its slots: its trial continues with fewer")
-                self._give_up(name)
-            elif name not in self._booting and (size := elastic.may_grow()):
+                self._drop(name)
+                self._begin(name)
+            elif name not in self._booting and group not in self._leaving and (size := elastic.may_grow()):
                 self._display.say(
                     f"there is room for more slots than worker group {name} has: its trial continues with {size}"
                 )
+                self._leaving.add(group)
                 self._desk.vacate.remote(name)
-
-    def _give_up(self, name: str) -> None:
-        """End a group on purpose."""
-        if name in self._groups and name not in self._given_up:
-            self._given_up.add(name)
-            self._groups[name].abandon()
 
     # ------------------------------------------------------------------ the end
     def end(self, *, at_once: bool) -> None:
@@ -319,10 +298,9 @@ class Groups:
         with contextlib.suppress(ray.exceptions.RayError):  # Ray may be gone
             if self._elastic is not None:
                 self._elastic.close()
-            if not at_once:
-                for name in waiting(self._groups) | self._booting:  # what they wait for is not needed any more
-                    self._give_up(name)
-        end_groups(self._groups.values(), within_s=0 if at_once else END_S)
+            for name in self._booting:  # what they wait for is not needed any more
+                self._groups[name].end()
+            end_groups(self._groups.values(), within_s=0 if at_once else END_S)
 
 
 def _placed(placement_strategy: str) -> str:

@@ -34,7 +34,7 @@ from dray.experiment.counts import Counts
 from dray.experiment.directory import ExperimentDirectory
 from dray.experiment.display import Display
 from dray.experiment.errors import ConfigError, DeskLost, DirectoryGone, ExperimentError, FoundInTraining
-from dray.experiment.groups import IN_TURN_S, Groups, OnEnd, find_slots
+from dray.experiment.groups import IN_TURN_S, Groups, find_slots
 from dray.experiment.interrupts import Interrupts
 from dray.experiment.metrics_log import MetricsLog
 from dray.experiment.nodes import checked_nodes, told_by_worker
@@ -423,13 +423,13 @@ class Run:
         with self._lock:
             return len(self._runnable())
 
-    def _worker_group(self, name: str, slots: Slots, on_end: OnEnd) -> WorkerGroup:
+    def _worker_group(self, name: str, start: int, slots: Slots) -> WorkerGroup:
         return WorkerGroup(
             name=name,
+            start=start,
             run=self._name,
             desk=self.desk,
             slots=slots,
-            own_cluster=self.cluster.own,
             work={
                 "experiment": self._experiment,
                 "load_trial": self._load_trial,
@@ -439,7 +439,6 @@ class Run:
                 "needs": self._needs,
             },
             directory=self._directory.ray,
-            on_end=on_end,
         )
 
     def _head_is_silent(self) -> None:

@@ -26,7 +26,7 @@ decisions and for other ranks; "ending", from its last report, with the decision
 "idle", up without a trial; "booting", its processes start."""
 COLUMNS = ("group", "slots", "trial_id", "phase", "start", "end")
 
-_HEARD = {"joined": "joined", "granted": "granted", "left": "left", "lost": "lost", "retired": "lost"}
+_HEARD = ("joined", "granted", "left")
 
 
 class Timeline:
@@ -50,10 +50,9 @@ class Timeline:
 
     def hear(self, message: Message) -> None:
         """Take note of a message from the desk."""
-        event = _HEARD.get(message.kind)
-        if event is not None:
+        if message.kind in _HEARD:
             trial = {"trial": message.trial} if message.trial >= 0 else {}
-            self._note(event, time=message.time, group=message.group, **trial)
+            self._note(message.kind, time=message.time, group=message.group, **trial)
 
     def close(self) -> None:
         """The run has ended. Idempotent."""
@@ -115,7 +114,7 @@ def _stretches(events: list[dict[str, Any]], told: list[float]) -> Iterator[_Row
         if group in groups:
             yield from end(group)
         match event["event"]:
-            case "starts" | "lost":
+            case "starts":
                 groups[group] = (slots, -1, "booting", now)
             case "joined" | "left":
                 groups[group] = (slots, -1, "idle", now)
