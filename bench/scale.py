@@ -1,4 +1,4 @@
-"""How far one driver goes: searches on groups that only report, and what a real group takes beside its worker.
+"""How far one driver goes: searches on groups that only report. What a real group takes is told by bench/groups.py.
 
 The groups are played by an actor or two that speak the desk's protocol as rank 0 of a group does, without torch and
 Ray Train; all else is real: the driver with its search, journal, metrics and display, the desk, Tune and its handle.
@@ -7,16 +7,12 @@ is an ASHA search with three rungs; before each decision a trial sends so many r
 (--plain), and the difference between two such runs is what one of those costs. CPU time is taken from /proc, without
 that of the first 10% and the last 5% of the trials.
 
-A real group is one of the digits trials on a cluster that was there before: the memory of its processes, each with the
-share that it has of what they share (PSS), and what its controller takes of a processor while nothing happens.
-
-    python bench/scale.py [--groups 10 30 60] [--trials 1000] [--plain 0 10] [--no-real] [--save]
+    python bench/scale.py [--groups 10 30 60] [--trials 1000] [--plain 0 10] [--save]
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import random
 import sys
@@ -46,9 +42,7 @@ if TYPE_CHECKING:
 GROUPS_PER_PLAYER = 30
 ROWS = 8
 """Numbers in a report: a metric or two, and what a trial tells of its machine and its time."""
-REAL_S = 10.0
-PARTS = {"ray::Desk": "desk", "ray::ResourceTr": "handle", "ray::Players": "players", "ray::TrainContr": "controller",
-         "ray::RayTrainWo": "worker", "ray::Synchroniz": "synchroniser", "ray::Preemption": "watcher"}  # fmt: skip
+PARTS = {"ray::Desk": "desk", "ray::ResourceTr": "handle", "ray::Players": "players"}
 
 # What is asked on paper: slots, trials of the sweep, seconds between two decisions on a trial, and between two of its
 # other reports.
@@ -94,15 +88,13 @@ class Players:
     def __init__(self, plain: int) -> None:
         self._plain, self._waits = plain, list[float]()
 
-    async def play(self, desk: Any, group: str, rungs: list[int]) -> None:
+    async def play(self, desk: Any, group: str, start: int, rungs: list[int]) -> None:
         """What a group does from its start to the end of the search."""
         from dray.hosts.ray_worker import Lease
 
-        await desk.arrived.remote(group, None)
+        await desk.arrived.remote(group)
         number = 0
-        while (given := await desk.next_lease.remote(group, group, 0, 1, number)) is not None:
-            if given.get("retire"):
-                await asyncio.sleep(3600)
+        while (given := await desk.next_lease.remote(group, start, 0, 1, number)) is not None:
             number, lease = given["number"], given["lease"]
             assert isinstance(lease, Lease)
             desk.begun.remote(number)
@@ -141,23 +133,25 @@ class LightGroup:
 
     players: list[Any]
     made = 0
+    is_placed = True
+    nodes: frozenset[str] = frozenset()
 
-    def __init__(self, *, name: str, run: str, desk: Any, work: Mapping[str, Any], **_: Any) -> None:
-        self.name, self.run, self.abandoned = name, f"{run}-{name}", False
+    def __init__(self, *, name: str, start: int, desk: Any, work: Mapping[str, Any], **_: Any) -> None:
+        self.name, self.start = name, start
         player = self.players[LightGroup.made // GROUPS_PER_PLAYER % len(self.players)]
         LightGroup.made += 1
         experiment = work["experiment"]
         rungs = sorted({int(rung.value) for rung in (*experiment.rungs, experiment.max_length)})
-        player.play.remote(desk, name, rungs)
+        player.play.remote(desk, name, start, rungs)
+
+    def end(self) -> None:
+        """It ends with its player."""
 
     def ended(self, by: float) -> bool:
         return True
 
-    def abandon(self) -> None:
-        self.abandoned = True
-
-    def free(self) -> None:
-        pass
+    def join(self, by: float) -> None:
+        """It has no thread."""
 
 
 # --------------------------------------------------------------------------------------------------- in its own process
@@ -208,7 +202,7 @@ def light(directory: Path, groups: int, trials: int, plain: int) -> None:
     import dray
     import dray.experiment.run
 
-    dray.experiment.run.WorkerGroup = LightGroup  # type: ignore[attr-defined, misc, assignment]
+    dray.experiment.run.WorkerGroup = LightGroup  # type: ignore[attr-defined, assignment]
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": groups, "include_dashboard": False})
     try:
         experiment = dray.Experiment(
@@ -224,45 +218,6 @@ def light(directory: Path, groups: int, trials: int, plain: int) -> None:
     finally:
         ray.shutdown()
         cluster.shutdown()
-
-
-def real(directory: Path) -> None:
-    """One group as it is, on a cluster that was there before; looked at in the middle of a trial that sleeps."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    import dray
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    try:
-        settings = {**config(4, max_length=64), "entrypoint": "timed:TimedDigits"}
-        settings["hyperparameters"] |= {"slow_trials": [2], "slow_s": REAL_S + 4}
-        model = Path(__file__).parent / "model"
-        experiment = dray.Experiment(settings, model_dir=model, path=directory / "experiment", address=cluster.address)
-        experiment.run(on_message=Look())
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-
-
-class Look:
-    """When the third trial has been lent its group, looks at all processes for a while, in a thread."""
-
-    def __init__(self) -> None:
-        self._granted = 0
-
-    def __call__(self, message: Message) -> None:
-        self._granted += message.kind == "granted"
-        if message.kind == "granted" and self._granted == 3:
-            threading.Thread(target=self._look, daemon=True).start()
-
-    def _look(self) -> None:
-        time.sleep(2)
-        them = [(os.getpid(), "driver"), *parts()]
-        before = {pid: cpu_s(pid) for pid, _ in them}
-        time.sleep(REAL_S)
-        for pid, name in them:
-            stamp("process", name=name, **memory_mb(pid), cpu=(cpu_s(pid) - before[pid]) / REAL_S)
 
 
 def config(trials: int, max_length: int) -> dict[str, Any]:
@@ -363,8 +318,8 @@ def costs(figures: list[Figures], name: str) -> Costs:
     )
 
 
-def extrapolate(paper: Paper, figures: list[Figures], processes: list[Mapping[str, Any]]) -> None:
-    """What a cluster of many slots asks for beside its workers, one slot a group."""
+def extrapolate(paper: Paper, figures: list[Figures]) -> None:
+    """What a cluster of many slots asks of driver and desk, one slot a group."""
     paper.say(
         f"\nOn paper: groups of one slot, decided on every {DECIDES_EVERY_S:g} s, and a report every "
         f"{REPORTS_EVERY_S:g} s beside; shares of one processor of this machine\n"
@@ -385,16 +340,6 @@ def extrapolate(paper: Paper, figures: list[Figures], processes: list[Mapping[st
     paper.say()
     grown = (f"{growth * trials / 2**20:.1f} GB" for _, trials in EXTRAPOLATED)
     lines = [["memory of the driver", f"{growth:.0f} kB a trial", *grown]]
-    for names, told in (
-        (("controller",), "Train's controllers, on the head"),
-        (("synchroniser", "watcher"), "Train's synchronisers and watchers, on any node"),
-    ):
-        found = [p for p in processes if p["name"] in names]
-        mb, cpu = (sum(p[what] for p in found) for what in ("Pss", "cpu"))
-        memory = (f"{mb * slots / 1024:.0f} GB" for slots, _ in EXTRAPOLATED)
-        processors = (f"{cpu * slots:.1f} processors" for slots, _ in EXTRAPOLATED)
-        lines.append([f"memory of {told}", f"{mb:.0f} MB a group", *memory])
-        lines.append([f"CPU of {told}", f"{100 * cpu:.1f}% a group", *processors])
     paper.table(["beside the workers", "each", *sizes], lines)
 
 
@@ -413,25 +358,12 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
             )
             print(f"{groups} groups, {plain} reports before each decision: {ran.wall_s:.1f} s", flush=True)
     report(paper, figures)
-    processes: list[Mapping[str, Any]] = []
-    if not options.no_real:
-        processes = [
-            s.fields
-            for s in of_kind(
-                run(__file__, ["--child", "real", str(directory / "real")], directory / "real").stamps, "process"
-            )
-        ]
-        paper.say(f"\nA real group of one slot, over {REAL_S:g} s in which its trial sleeps\n")
-        paper.table(
-            ["process", "resident", "its share", "CPU"],
-            [[p["name"], f"{p['Rss']:.0f} MB", f"{p['Pss']:.0f} MB", f"{100 * p['cpu']:.1f}%"] for p in processes],
-        )
-    extrapolate(paper, figures, processes)
+    extrapolate(paper, figures)
 
 
 def main() -> None:
     """Read the command line and measure."""
-    children: dict[str, Callable[..., None]] = {"light": light, "real": real}
+    children: dict[str, Callable[..., None]] = {"light": light}
     if sys.argv[1:2] == ["--child"]:
         name, directory, *numbers = sys.argv[2:]
         end_on_sigterm()
@@ -440,7 +372,6 @@ def main() -> None:
     parser.add_argument("--groups", type=int, nargs="+", default=[10, 30, 60], help="how many (default 10 30 60)")
     parser.add_argument("--trials", type=int, default=1000, help="of each search (default 1000)")
     parser.add_argument("--plain", type=int, nargs="+", default=[0, 10], help="reports before each decision")
-    parser.add_argument("--no-real", action="store_true", help="leave the real group out")
     options = parser.parse_args()
     perform(measure, options, name="scale", title="How far one driver goes")
 

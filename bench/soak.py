@@ -1,7 +1,7 @@
 """What dies while a search runs, again and again: a sweep of short trials, or the fault matrix.
 
 The sweep: trials of examples/digits, on a Ray cluster that is there before, of which a random process is killed with -9
-every 40 seconds on average: a worker, a Train controller, a Tune handle, or the desk. At the end every trial has ended
+every 40 seconds on average: a worker, a Tune handle, or the desk. At the end every trial has ended
 once; and nothing is left of it on the cluster. The memory of the driver and of its workers is followed meanwhile.
 
 The matrix: each case of tests/ray/faults.py so many times, each in the middle of a trial of two workers, whose weights
@@ -39,8 +39,7 @@ import dray  # noqa: E402
 from tests.ray.faults import ON_A_CLUSTER, ON_THIS_MACHINE, Play, faults_of, weights  # noqa: E402
 from tests.ray.harness import DIGITS, Driver, descendants, ends, write_config  # noqa: E402
 
-VICTIMS = {"ray::RayTrainWo": "worker", "ray::TrainContr": "controller", "ray::ResourceTr": "handle",
-           "ray::Desk": "desk"}  # fmt: skip
+VICTIMS = {"ray::RayTrainWo": "worker", "ray::ResourceTr": "handle", "ray::Desk": "desk"}
 RAYS_OWN = ("ray::IDLE", "ray::DashboardA", "ray::RuntimeEnv", "raylet", "gcs_server", "log_monitor")
 SAMPLE_S = 2.0
 LEFT_AFTER_S = 60.0

@@ -163,7 +163,7 @@ class _Middle:
             case "joined":
                 self._groups.add(message.group)
                 stamp("joined", group=message.group)
-            case "lost":
+            case "ended" if message.lost:
                 stamp("lost", group=message.group)
             case "left":
                 self._ended += 1

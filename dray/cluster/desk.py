@@ -96,13 +96,14 @@ class Desk:
         if len(books.idle) == size and after == 0 and books.lease is None:
             self._post(Message(kind="joined", group=group))
         self._match()
-        while not (self._closing or books.retires):
+        while True:
             lease = books.lease
+            if lease is None and (self._closing or books.retires):
+                return None
             if lease is not None and lease.number > after and lease.spec is not None:
                 books.idle.discard(rank)
                 return lease.spec
             await books.changed.wait()
-        return None
 
     async def ended(self, group: str, start: int, dead: Mapping[int, str], error: str = "") -> None:
         """The processes of this group's start are gone, or will be at once. Told by whoever started them.

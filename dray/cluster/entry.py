@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
 from typing import Any
 
 import ray
-import ray.train
 
 from dray.cluster.environment import set_variables
 from dray.cluster.node_checks import UnfitNode, name_of_this_node
@@ -47,9 +45,6 @@ def ended() -> str:
 
 
 def _serve_leases(work: dict[str, Any]) -> None:
-    place = Path(ray.train.get_context().get_storage().local_working_directory)
-    place.mkdir(parents=True, exist_ok=True)
-    os.chdir(place)
     if not ray.get_gpu_ids():
         # On a CPU slot, where Ray leaves all of the node's GPUs visible.
         set_variables({"CUDA_VISIBLE_DEVICES": ""})

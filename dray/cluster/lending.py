@@ -140,8 +140,9 @@ class WorkerGroup:
 
     def end(self) -> None:
         """End its processes at once, and free its slots. Idempotent; when it has ended, only the slots are freed."""
+        first = self._claim()
         remove_placement_group(self._placement)
-        if self._claim():
+        if first:
             self._tell({}, "")
 
     def ended(self, by: float) -> bool:

@@ -70,3 +70,8 @@ class Message:
     """Of "saved": the search's metric at the checkpoint."""
     time: float = field(default_factory=time.time)
     """When it happened, in seconds since the epoch."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether it tells that a group has ended against its will."""
+        return self.kind == "ended" and bool(self.dead or self.error)

@@ -60,6 +60,10 @@ Program: TypeAlias = type[pytorch.PyTorchTrial] | Script
 def serve(work: dict[str, Any]) -> None:
     """Serve leases until the desk has no more; ``work`` as in ``dray.cluster.entry.serve_leases``."""
     context = ray.train.get_context()
+    # As workers of Ray Train have it: what trials write to where they are stays apart.
+    place = Path(context.get_storage().local_working_directory)
+    place.mkdir(parents=True, exist_ok=True)
+    os.chdir(place)
     print_as_python_does()
     load = work["load_trial"]
     try:

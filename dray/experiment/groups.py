@@ -163,7 +163,7 @@ class Groups:
             return
         self._drop(name)
         self._ended.append(name)
-        if not (message.dead or message.error):
+        if not message.lost:
             return
         self._counts.groups_lost += 1
         self._in_vain[name] += 1

@@ -1,47 +1,47 @@
-"""What Ray Train's controller has of workers that die, as the desk hears it; the errors are Ray's own classes."""
+"""Why processes of worker groups died, as far as Ray and the kernel know; the errors are Ray's own classes."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from pathlib import Path
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayActorError
-from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
-from dray.cluster.deaths import Deaths
+from dray.cluster import deaths
+from dray.cluster.deaths import oom_kills, why_it_died
 from dray.cluster.failure import LOW_MEMORY
-from dray.cluster.worker import GroupRetired
-
-
-def failed(cause: Exception) -> Exception:
-    """As Ray Train has a worker that does not answer."""
-    return WorkerHealthCheckFailedError("A worker health check failed.\nWorker info: ...", failure=cause)
 
 
 @pytest.mark.parametrize(
-    ("errors", "told"),
+    ("error", "why"),
     [
-        ({1: failed(ActorDiedError())}, [("g", {1: ""})]),
+        (ActorDiedError(), ""),
+        (RayActorError(error_msg="The actor died because its node has died. Node Id: 0f"), "Ray has lost the node"),
         (
-            {
-                0: failed(RayActorError(error_msg="The actor died because its node has died. Node Id: 0f")),
-                2: ValueError("x"),
-            },
-            [("g", {0: "Ray has lost the node"})],
+            OutOfMemoryError(f"Task was killed due to the node {LOW_MEMORY}."),
+            f"Ray killed it, because its node was {LOW_MEMORY}",
         ),
-        (
-            {1: failed(OutOfMemoryError(f"Task was killed due to the node {LOW_MEMORY}."))},
-            [("g", {1: f"Ray killed it, because its node was {LOW_MEMORY}"})],
-        ),
-        ({0: failed(ActorUnavailableError("no route", actor_id=None))}, [("g", {0: ""})]),
-        # Processes that were told to end, and a word that the controller could not read: nobody died.
-        ({0: GroupRetired("worker group g restarts"), 1: failed(TypeError("can't unpickle"))}, []),
+        (ActorUnavailableError("no route", actor_id=None), ""),
     ],
-    ids=["died", "with its node", "killed by Ray", "out of reach", "none"],
+    ids=["died", "with its node", "killed by Ray", "out of reach"],
 )
-def test_desk_hears_who_died_and_what_ray_knows_of_why(errors: dict[int, Exception], told: list[Any]) -> None:
-    heard: list[Any] = []
-    desk = SimpleNamespace(died=SimpleNamespace(remote=lambda *words: heard.append(words)))
-    Deaths(desk, "g").after_exception(None, errors)
-    assert heard == told
+def test_what_ray_knows_of_a_death_is_told_in_short(error: Exception, why: str) -> None:
+    assert why_it_died(error) == why
+
+
+@pytest.mark.parametrize(
+    ("files", "kills"),
+    [
+        ({"memory.events": "low 0\noom 2\noom_kill 5\noom_group_kill 0\n", "vmstat": "oom_kill 9\n"}, 5),
+        ({"vmstat": "nr_free_pages 7\noom_kill 9\n"}, 9),
+        ({"vmstat": "nr_free_pages 7\n"}, 0),
+        ({}, 0),
+    ],
+)
+def test_kills_of_the_container_count_else_those_of_the_machine(
+    files: dict[str, str], kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(deaths, "Path", lambda place: tmp_path / Path(place).name)
+    assert oom_kills()[1] == kills

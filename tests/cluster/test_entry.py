@@ -5,31 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dray.cluster import entry
-
-
-@pytest.mark.parametrize(
-    ("files", "kills"),
-    [
-        ({"memory.events": "low 0\noom 2\noom_kill 5\noom_group_kill 0\n", "vmstat": "oom_kill 9\n"}, 5),
-        ({"vmstat": "nr_free_pages 7\noom_kill 9\n"}, 9),
-        ({"vmstat": "nr_free_pages 7\n"}, 0),
-        ({}, 0),
-    ],
-)
-def test_kills_of_the_container_count_else_those_of_the_machine(
-    files: dict[str, str], kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(entry, "Path", lambda place: tmp_path / Path(place).name)
-    assert entry._oom_kills() == kills
 
 
 class Desk:
@@ -52,7 +33,6 @@ def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], g
     """Enter a worker that can't import what it runs; returns what it tells of that."""
     monkeypatch.setattr("ray.get", lambda answer: answer)
     monkeypatch.setattr("ray.get_gpu_ids", lambda: gpus)
-    monkeypatch.setattr(entry, "get_current_placement_group", lambda: None)
     monkeypatch.setattr(entry, "name_of_this_node", lambda: "10.0.0.7 (gpu-1)")
     monkeypatch.setitem(sys.modules, "dray.cluster.worker", None)  # as if it were not there
     desk = Desk()
@@ -90,14 +70,11 @@ def test_a_worker_without_a_gpu_of_its_own_sees_none(
 @pytest.mark.parametrize(
     ("modules", "without"),
     [
-        # Ray Train's controller, and each worker before it comes to its own code.
-        (
-            "dray.cluster.train_run, dray.cluster.deaths, dray.cluster.entry, dray.hosts.ray_worker",
-            {"ray.tune", "rich", "searchers", "torch"},
-        ),
+        # Each worker before it comes to its own code.
+        ("dray.cluster.entry, dray.hosts.ray_worker", {"ray.tune", "rich", "searchers", "torch"}),
         ("dray.cluster.worker", {"ray.tune", "rich", "searchers", "ray.train.v2._internal.execution.controller"}),
     ],
-    ids=["controller", "worker"],
+    ids=["before its code", "worker"],
 )
 def test_processes_of_a_group_import_little(modules: str, without: set[str]) -> None:
     """It is all in the way of the first batch."""

@@ -41,6 +41,16 @@ class Use:
     names: dict[str, set[str] | None]
 
 
+WORKER = "ray.train.v2._internal.execution.worker_group.worker:RayTrainWorker"
+INIT_TRAIN_CONTEXT = {
+    "train_run_context",
+    "distributed_context",
+    "synchronization_actor",
+    "storage_context",
+    "worker_callbacks",
+    "controller_actor",
+}
+
 USES = [
     Use(
         "dray/cluster/ray_cluster.py",
@@ -129,34 +139,38 @@ USES = [
         },
     ),
     Use(
-        "dray/cluster/train_run.py",
-        "start a worker group without Ray Train's helper actors, and to free it when its controller dies",
+        "dray/cluster/train_group.py",
+        "start the workers of a Ray Train worker group, with their ranks and context, without a run around them",
         {
-            "ray.train.v2.api.data_parallel_trainer:DataParallelTrainer._create_default_callbacks": set(),
-            "ray.train.v2.api.data_parallel_trainer:DataParallelTrainer._initialize_and_run_controller": {
-                "controller_init_kwargs"
-            },
-            "ray.train.v2._internal.callbacks.datasets:DatasetsCallback": None,
-            "ray.train.v2._internal.callbacks.placement_group_callback:PlacementGroupCleanerCallback": None,
-            "ray.train.v2._internal.execution.controller:TrainController": {"scaling_policy"},
-            "ray.train.v2._internal.execution.controller:TrainController.run": set(),
-            "ray.train.v2._internal.execution.controller:TrainController.get_result": set(),
-            "ray.train.v2._internal.execution.controller:TrainController.worker_group_cls": None,
-            "ray.train.v2._internal.execution.worker_group:WorkerGroup._create_placement_group": {
+            "ray.train.v2._internal.execution.context:TrainRunContext": {
+                "run_config",
+                "train_loop_config",
                 "scaling_config",
-                "worker_group_context",
+                "backend_config",
+                "dataset_config",
             },
-            "ray.train.v2._internal.execution.worker_group.placement_group_handle:DefaultPlacementGroupHandle": set(),
-            "ray.train.v2._internal.execution.scaling_policy:FixedScalingPolicy.after_controller_start": {
-                "train_run_context"
+            "ray.train.v2.api.config:RunConfig": {"worker_runtime_env", "logging_config"},
+            "ray.train.v2._internal.execution.worker_group:WorkerGroup": {"train_run_context", "worker_group_context"},
+            "ray.train.v2._internal.execution.worker_group:WorkerGroup._create_workers": {
+                "num_workers",
+                "placement_group",
+                "resources_per_worker",
             },
-            "ray.train.v2._internal.execution.scaling_policy:FixedScalingPolicy._maybe_send_resource_request": set(),
+            f"{WORKER}.init_train_context": INIT_TRAIN_CONTEXT,
+            f"{WORKER}.run_train_fn": {"train_fn_ref"},
+            f"{WORKER}.execute": {"fn"},
+            "ray.train.v2._internal.util:ObjectRefWrapper": {"obj"},
         },
     ),
     Use(
-        "dray/cluster/train_run.py",
+        "dray/cluster/train_group.py",
         "let the workers of a group see one another's GPUs, as NCCL wants",
-        {"ray.train.backend:Backend.share_cuda_visible_devices": None},
+        {"ray.train.v2._internal.callbacks.accelerators:_share_cuda_visible_devices": {"workers"}},
+    ),
+    Use(
+        "dray/cluster/worker.py",
+        "go to the directory that Ray Train's workers run in",
+        {"ray.train.v2._internal.execution.storage:StorageContext.local_working_directory": None},
     ),
     Use(
         "dray/cluster/admission.py",
@@ -177,33 +191,12 @@ USES = [
             "ray.cloudpickle:unregister_pickle_by_value": {"module"},
         },
     ),
-    Use(
-        "dray/cluster/lending.py",
-        "start worker groups that may lose their workers any number of times",
-        {
-            "ray.train.v2.api.config:RunConfig": {"worker_runtime_env", "logging_config"},
-            "ray.train.v2.api.config:FailureConfig": {"max_failures", "controller_failure_limit"},
-        },
-    ),
 ]
 
 NAMES = {(use.file, name): (use, given) for use in USES for name, given in use.names.items()}
 
 VARIABLES = {
     # The variable, and Ray's module that reads it: what we set it for.
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": ("ray.train.v2._internal.constants", "notice a dead worker in half a second"),
-    "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": (
-        "ray.train.v2._internal.constants",
-        "hear in time that a machine is about to be taken away",
-    ),
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": (
-        "ray.train.v2._internal.constants",
-        "leave out a watcher that has nothing to watch on one machine",
-    ),
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": (
-        "ray.train.v2._internal.constants",
-        "let a worker group wait for a cloud's machine to boot",
-    ),
     "RAY_AUTOSCALER_UTILIZATION_SCORER": ("ray.autoscaler._private.constants", "choose spot machines first"),
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": ("ray.tune.utils.callback", "leave out Tune's own loggers"),
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": ("ray.tune.execution.tune_controller", "report results without a metric"),
@@ -293,20 +286,12 @@ def test_pinned_ray_is_the_one_minor_version_that_is_allowed() -> None:
     assert allowed.specifier.contains(ray.__version__)
 
 
-def test_helper_actors_that_dray_leaves_out_are_still_train_callbacks() -> None:
-    from ray.train import RunConfig, ScalingConfig
-    from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
-    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
-    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+def test_trains_workers_need_nothing_that_dray_does_not_give() -> None:
+    from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker
 
-    from dray.cluster.train_run import TrainRun
-
-    run = TrainRun(print, own_cluster=True, config={}, scaling_config=ScalingConfig(), run_config=RunConfig(name="run"))
-    rays = {type(one) for one in DataParallelTrainer._create_default_callbacks(run)}
-    assert rays - {type(one) for one in run._create_default_callbacks()} == {
-        DatasetsCallback,
-        PlacementGroupCleanerCallback,
-    }
+    parameters = inspect.signature(RayTrainWorker.init_train_context).parameters.values()
+    needed = {each.name for each in parameters if each.default is inspect.Parameter.empty} - {"self"}
+    assert needed == INIT_TRAIN_CONTEXT, "see dray/cluster/train_group.py"
 
 
 def test_processes_of_a_cluster_that_dray_starts_get_no_signal_of_its_group_and_die_with_it() -> None:

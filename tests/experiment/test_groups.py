@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +16,9 @@ from dray.cluster.failure import Failure
 from dray.cluster.lending import Slots
 from dray.cluster.messages import Message
 from dray.cluster.ray_cluster import Cluster
-from dray.experiment import groups as groups_module
 from dray.experiment.config import ConfigError
 from dray.experiment.counts import Counts
-from dray.experiment.groups import CLUSTER_CHECK_S, IN_TURN_S, LOOK_S, SEEK_S, STARTS_IN_VAIN, Groups, OnEnd, find_slots
+from dray.experiment.groups import CLUSTER_CHECK_S, IN_TURN_S, LOOK_S, SEEK_S, STARTS_IN_VAIN, Groups, find_slots
 from dray.experiment.schema.resources import Resources
 from dray.experiment.timeline import FILE, Timeline
 from tests.cluster.test_demand import node
@@ -29,18 +27,20 @@ from tests.cluster.test_demand import node
 class FakeGroup:
     """A worker group that starts and ends when a test says so."""
 
-    def __init__(self, name: str, slots: Slots, on_end: OnEnd) -> None:
-        self.name, self.run, self.slots, self.on_end = name, f"run-{name}", slots, on_end
-        self.abandoned = self.freed = False
+    def __init__(self, name: str, start: int, slots: Slots) -> None:
+        self.name, self.start, self.slots = name, start, slots
+        self.is_placed, self.nodes = True, frozenset[str]()
+        self.was_ended = self.was_waited_for = False
 
-    def abandon(self) -> None:
-        self.abandoned = True
-
-    def free(self) -> None:
-        self.freed = True
+    def end(self) -> None:
+        self.was_ended = True
 
     def ended(self, by: float) -> bool:
+        self.was_waited_for = not self.was_ended
         return True
+
+    def join(self, by: float) -> None:
+        assert self.was_ended
 
 
 class Calls:
@@ -76,10 +76,11 @@ class World:
     """A cluster of nodes with so many CPUs each, an experiment with so many trials to run, and its groups."""
 
     def __init__(self, directory: Path, cpus: list[int], *, own: bool, slots: int = 1) -> None:
-        self.now, self.trials, self.lacking = 100.0, 0, set[str]()
+        self.now, self.trials = 100.0, 0
         self.nodes, self.own, self.directory = cpus, own, directory
         self.slots = Slots(per_trial=slots, gpu=False, cpus_per_slot=1, runtime_env={})
-        self.made: dict[str, FakeGroup] = {}
+        self.made: list[FakeGroup] = []
+        """All groups that were ever started."""
         self.desk, self.display, self.counts = Calls(), Said(), Counts()
         self.timeline = Timeline(directory)
 
@@ -99,9 +100,13 @@ class World:
             **options,
         )
 
-    def _make(self, name: str, slots: Slots, on_end: OnEnd) -> Any:
-        self.made[name] = FakeGroup(name, slots, on_end)
-        return self.made[name]
+    def _make(self, name: str, start: int, slots: Slots) -> Any:
+        self.made.append(FakeGroup(name, start, slots))
+        return self.made[-1]
+
+    @property
+    def names(self) -> list[str]:
+        return [group.name for group in self.made]
 
     def later(self, groups: Groups, seconds: float) -> None:
         """A time in which nothing happens."""
@@ -110,14 +115,17 @@ class World:
 
 
 def hear(groups: Groups, *kinds: Any, group: str = "group-0", **fields: Any) -> None:
-    """``placement``: of the process that arrived."""
-    fields.setdefault("placement", SimpleNamespace(id=f"placement of {group}"))
     for kind in kinds:
         groups.hear(Message(kind=kind, group=group, **fields))
 
 
 def comes_up(groups: Groups, group: str) -> None:
     hear(groups, "arrived", "joined", group=group)
+
+
+def ends(groups: Groups, group: FakeGroup, *dead: int, error: str = "") -> None:
+    """It has ended by itself."""
+    hear(groups, "ended", group=group.name, start=group.start, dead=dead, error=error)
 
 
 @pytest.fixture
@@ -132,8 +140,6 @@ def worlds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         monkeypatch.setattr(ray, "nodes", lambda: [node({"CPU": float(each)}) for each in world.nodes])
         monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": float(sum(world.nodes))})
         monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 0.0})
-        monkeypatch.setattr(groups_module, "waiting", lambda groups: world.lacking & groups.keys())
-        monkeypatch.setattr("os.cpu_count", lambda: 4)
         return world
 
     yield make
@@ -147,11 +153,11 @@ def test_there_are_no_more_groups_than_trials_or_than_there_is_room_for(worlds: 
     groups = world.groups()
     world.trials = 3
     groups.start()
-    assert list(world.made) == ["group-0", "group-1", "group-2"]
+    assert world.names == ["group-0", "group-1", "group-2"]
     world.trials = 50
     hear(groups, "rows")
     for _ in range(20):
-        for name in list(world.made):
+        for name in world.names:
             comes_up(groups, name)
         world.later(groups, 2 * SEEK_S)
     assert groups.there == groups.up == len(world.made) == 32
@@ -198,84 +204,77 @@ def test_groups_of_a_large_machine_start_several_at_once(worlds: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ groups that end
-def test_a_group_whose_run_ends_is_told_of_freed_and_replaced(worlds: Any) -> None:
+def test_a_group_that_ends_is_freed_and_replaced_at_once(worlds: Any) -> None:
     world = worlds(1)
     groups = world.groups()
     world.trials = 2
+    groups.start()
+    [first] = world.made
+    ends(groups, first, error="no file descriptors")
+    groups.look_after()
+    assert first.was_ended, "its slots are free"
+    assert world.display.lines == ["worker group group-0 ended: no file descriptors"]
+    assert [(group.name, group.start) for group in world.made] == [("group-0", 1), ("group-0", 2)]
+    assert (groups.there, groups.up, groups.error) == (1, 0, None)
+    ends(groups, first, 0)
+    groups.look_after()
+    assert len(world.made) == 2, "it was the one before"
+
+
+def test_a_group_that_ended_is_not_replaced_where_no_trial_needs_it(worlds: Any) -> None:
+    world = worlds(4, own=False)
+    groups = world.groups()
+    world.trials = 1
     groups.start()
     comes_up(groups, "group-0")
-    first = world.made["group-0"]
-    hear(groups, "rows")
-    first.on_end("group-0", RuntimeError("a controller died\nof a signal"))
-    world.later(groups, IN_TURN_S + 1)
-    assert first.freed
-    assert world.display.lines == ["worker group group-0 ended: of a signal"]
-    assert ("dismiss", "group-0") in world.desk.told
-    assert list(world.made) == ["group-0", "group-1"]
-    assert (groups.there, groups.up, groups.error) == (1, 0, None)
+    world.trials = 0
+    ends(groups, world.made[0])
+    world.later(groups, LOOK_S)
+    assert (groups.there, world.counts.groups_lost, world.display.lines) == (0, 0, [])
 
 
-def test_groups_that_end_again_and_again_end_the_experiment(worlds: Any) -> None:
+def test_groups_that_die_again_and_again_without_a_trial_end_the_experiment(worlds: Any) -> None:
     world = worlds(1)
     groups = world.groups()
-    world.trials = 2
+    world.trials = 1
     groups.start()
-    for number in range(STARTS_IN_VAIN + 1):
+    comes_up(groups, "group-0")
+    hear(groups, "left", outcome="errored", failure=Failure(kind="died"))
+    for number in range(STARTS_IN_VAIN):
         assert groups.error is None
-        name = f"group-{number}"
-        comes_up(groups, name)
-        world.made[name].on_end(name, RuntimeError("no file descriptors"))
-        world.later(groups, IN_TURN_S + 1)
-    assert "6 worker groups in a row ended with errors, the last: no file descriptors" in str(groups.error)
-    assert len(world.made) == STARTS_IN_VAIN + 1, "and no other is started"
+        comes_up(groups, "group-0")
+        ends(groups, world.made[-1], 0, error="no file descriptors" if number else "")
+        groups.look_after()
+    assert f"group-0 was started {STARTS_IN_VAIN} times and never finished a trial" in str(groups.error)
+    assert "because no file descriptors" in str(groups.error)
+    assert str(world.directory) in str(groups.error), "it says how to go on"
+    assert (world.counts.groups_started, world.counts.groups_lost) == (STARTS_IN_VAIN + 1, STARTS_IN_VAIN)
+    assert len(world.made) == STARTS_IN_VAIN, "and no other is started"
 
 
-def test_a_lease_that_ends_well_clears_groups_of_suspicion(worlds: Any) -> None:
+def test_a_trial_that_ends_clears_its_group_of_suspicion(worlds: Any) -> None:
     world = worlds(1)
     groups = world.groups()
     world.trials = 2
     groups.start()
-    for number in range(3 * STARTS_IN_VAIN):
-        name = f"group-{number}"
-        comes_up(groups, name)
-        hear(groups, "left", group=name, outcome="completed")
-        world.made[name].on_end(name, RuntimeError("gone"))
-        world.later(groups, IN_TURN_S + 1)
+    for _ in range(3 * STARTS_IN_VAIN):
+        comes_up(groups, "group-0")
+        hear(groups, "left", outcome="completed")
+        ends(groups, world.made[-1], 0)
+        groups.look_after()
     assert groups.error is None
 
 
-def test_processes_that_are_lost_again_and_again_end_the_experiment(worlds: Any) -> None:
+def test_groups_that_are_replaced_on_purpose_are_not_lost(worlds: Any) -> None:
     world = worlds(1)
     groups = world.groups()
-    world.trials = 1
+    world.trials = 2
     groups.start()
-    hear(groups, "joined", "left", outcome="errored", failure=Failure(kind="died"))
-    for _ in range(STARTS_IN_VAIN):
-        assert groups.error is None
-        hear(groups, "joined", "lost")
-    assert f"group-0 was started {STARTS_IN_VAIN} times and never finished a trial" in str(groups.error)
-    assert str(world.directory) in str(groups.error), "it says how to go on"
-    assert (world.counts.groups_started, world.counts.groups_lost) == (STARTS_IN_VAIN + 1, STARTS_IN_VAIN)
-
-
-def test_processes_that_end_before_they_ask_for_a_trial_end_the_experiment(worlds: Any) -> None:
-    world = worlds(1)
-    groups = world.groups()
-    world.trials = 1
-    groups.start()
-
-    def begin(number: int) -> None:
-        hear(groups, "arrived", "arrived", placement=SimpleNamespace(id=number))  # both ranks of one start
-
-    for number in range(STARTS_IN_VAIN):
-        begin(number)
-    hear(groups, "joined")
-    for number in range(STARTS_IN_VAIN):
-        begin(100 + number)
-    assert groups.error is None, "it has asked between"
-    begin(200)
-    assert f"group-0 exited {STARTS_IN_VAIN} times before asking for a trial" in str(groups.error)
-    assert str(world.directory) in str(groups.error), "it says how to go on"
+    for _ in range(2 * STARTS_IN_VAIN):
+        comes_up(groups, "group-0")
+        ends(groups, world.made[-1])
+        groups.look_after()
+    assert (groups.error, world.counts.groups_lost, groups.there) == (None, 0, 1)
 
 
 # ------------------------------------------------------------------------------------------- on a cluster of others
@@ -285,30 +284,20 @@ def test_groups_that_wait_for_nodes_are_given_back_before_those_that_have_theirs
     world.trials = 3
     for _ in range(4):
         groups.start()
-        for name in world.made:
+        for name in world.names:
             comes_up(groups, name)
     assert groups.up == 3
-    world.lacking, world.trials = {"group-1"}, 1
+    ends(groups, world.made[1], 0)
+    groups.look_after()
+    world.made[3].is_placed = False  # its node is gone
+    world.trials = 1
     for _ in range(2):
         world.later(groups, IDLE_S + LOOK_S)
-    assert [name for name, group in world.made.items() if group.abandoned] == ["group-1"]
+    assert [group.name for group in world.made if group.was_ended] == ["group-1", "group-1"]
     assert world.desk.told[-1] == ("spare", 1), "the desk knows which of the others has nothing to do"
-    hear(groups, "spare", group="group-2")
-    assert world.made["group-2"].abandoned
-
-
-def test_a_group_that_was_given_up_ends_without_a_word(worlds: Any) -> None:
-    world = worlds(4, own=False)
-    groups = world.groups()
-    world.trials = 1
-    groups.start()
-    comes_up(groups, "group-0")
-    hear(groups, "spare")
-    world.made["group-0"].on_end("group-0", RuntimeError("killed"))
+    ends(groups, world.made[2])
     world.later(groups, LOOK_S)
-    assert world.display.lines == []
-    assert groups.there == 1, "and another one is there for the trial"
-    assert list(world.made) == ["group-0", "group-1"]
+    assert (groups.there, len(world.made)) == (1, 4)
 
 
 def test_groups_of_many_small_nodes_start_at_once_each_on_its_own(worlds: Any) -> None:
@@ -319,18 +308,6 @@ def test_groups_of_many_small_nodes_start_at_once_each_on_its_own(worlds: Any) -
     assert groups.there == 4
 
 
-def test_a_large_cluster_does_not_overrun_the_drivers_machine_with_controllers(worlds: Any) -> None:
-    world = worlds(*[8] * 64, own=False)
-    groups = world.groups()
-    world.trials = 100
-    groups.start()
-    assert groups.there == 8, "twice as many as that machine has CPUs"
-    for name in ("group-0", "group-1"):
-        hear(groups, "arrived", group=name)
-    groups.look_after()
-    assert groups.there == 10, "whose workers run, its controller has done its part"
-
-
 @pytest.mark.parametrize("own", [True, False])
 def test_all_groups_together_never_have_more_slots_than_they_may(worlds: Any, own: bool) -> None:
     world = worlds(16, 16, own=own, slots=2)
@@ -338,13 +315,13 @@ def test_all_groups_together_never_have_more_slots_than_they_may(worlds: Any, ow
     world.trials = 30
     groups.start()
     for _ in range(30):
-        for name in list(world.made):
+        for name in world.names:
             comes_up(groups, name)
             hear(groups, "rows", group=name)
         world.later(groups, CLUSTER_CHECK_S + 1)
         assert groups.there * world.slots.per_trial <= 5
     assert groups.there == len(world.made) == 2
-    world.made["group-0"].on_end("group-0", RuntimeError("gone"))
+    ends(groups, world.made[0], 0)
     world.later(groups, CLUSTER_CHECK_S + 1)
     assert (groups.there, len(world.made)) == (2, 3), "what one had, the next may have"
 
@@ -357,7 +334,7 @@ def test_n_groups_share_each_slot(worlds: Any, own: bool) -> None:
     world.trials = 30
     groups.start()
     for _ in range(30):
-        for name in list(world.made):
+        for name in world.names:
             comes_up(groups, name)
             hear(groups, "rows", group=name)
         world.later(groups, CLUSTER_CHECK_S + 1)
@@ -371,7 +348,7 @@ def test_what_waits_for_nodes_is_said(worlds: Any) -> None:
     groups = world.groups()
     world.trials = 1
     groups.start()
-    world.lacking = {"group-0"}
+    world.made[0].is_placed = False
     for _ in range(13):
         world.later(groups, LOOK_S)
     [line] = world.display.lines
@@ -379,14 +356,12 @@ def test_what_waits_for_nodes_is_said(worlds: Any) -> None:
     assert world.display.waits_for == "the worker group waits for nodes"
 
 
-def test_nodes_that_are_to_be_taken_away_are_left_once(worlds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    on = {"bundles_to_node_id": {0: "node-a", 1: "node-b"}}
-    monkeypatch.setattr(groups_module, "placement_group_table", lambda placement: on)
+def test_nodes_that_are_to_be_taken_away_are_left_once(worlds: Any) -> None:
     world = worlds(4, own=False)
     groups = world.groups()
     world.trials = 1
     groups.start()
-    hear(groups, "arrived")
+    world.made[0].nodes = frozenset(["node-a", "node-b"])
     groups.draining({"node-b"})
     assert world.desk.told == [], "there is nothing to save yet"
     hear(groups, "joined")
@@ -431,29 +406,39 @@ def test_an_elastic_group_is_vacated_to_grow_and_its_place_taken_by_a_larger_one
     groups.start()
     comes_up(groups, "group-0")
     world.later(groups, LOOK_S)
-    assert (groups.there, world.made["group-0"].slots.per_trial) == (1, 2)
+    assert (groups.there, world.made[0].slots.per_trial) == (1, 2)
     sizes.grows_to = 4
+    for _ in range(2):
+        world.later(groups, LOOK_S)
+    assert world.desk.told == [("vacate", "group-0")], "once"
+    sizes.size = 4
+    assert len(world.made) == 1, "its slots are not free before it has ended"
+    ends(groups, world.made[0])
     world.later(groups, LOOK_S)
-    assert world.desk.told == [("vacate", "group-0")]
-    sizes.size, sizes.grows_to = 4, 0
-    hear(groups, "vacated")
-    assert world.made["group-0"].abandoned
-    world.later(groups, LOOK_S)
-    assert groups.there == 1, "its slots are not free before it has ended"
-    world.made["group-0"].on_end("group-0", None)
-    world.later(groups, LOOK_S)
-    assert (groups.there, world.made["group-1"].slots.per_trial) == (1, 4)
+    assert (groups.there, world.made[1].slots.per_trial) == (1, 4)
 
 
-def test_an_elastic_group_that_has_lost_a_node_is_given_up_for_a_smaller_one(worlds: Any) -> None:
+def test_an_elastic_group_that_has_lost_a_node_is_replaced_by_a_smaller_one(worlds: Any) -> None:
     world, sizes = worlds(8, own=False), Sizes()
     groups = world.groups(elastic=sizes)
     world.trials = 1
     groups.start()
     comes_up(groups, "group-0")
-    world.lacking, sizes.shrinks = {"group-0"}, True
+    sizes.size = 1
+    ends(groups, world.made[0], 0)
+    groups.look_after()
+    assert (groups.there, world.made[1].slots.per_trial) == (1, 1)
+
+
+def test_an_elastic_group_that_waits_too_long_for_its_slots_is_given_up_for_a_smaller_one(worlds: Any) -> None:
+    world, sizes = worlds(8, own=False), Sizes()
+    groups = world.groups(elastic=sizes)
+    world.trials = 1
+    groups.start()
+    world.made[0].is_placed, sizes.shrinks, sizes.size = False, True, 1
     world.later(groups, LOOK_S)
-    assert world.made["group-0"].abandoned
+    assert world.made[0].was_ended
+    assert world.made[1].slots.per_trial == 1
     assert world.display.lines == ["worker group group-0 lost some of its slots: its trial continues with fewer"]
 
 
@@ -466,8 +451,8 @@ def test_at_the_end_groups_that_start_are_given_up_and_others_end_by_themselves(
     comes_up(groups, "group-0")
     groups.start()
     groups.end(at_once=False)
-    assert {name: group.abandoned for name, group in world.made.items()} == {"group-0": False, "group-1": True}
-    assert world.made["group-1"].freed
+    assert [group.was_waited_for for group in world.made] == [True, False]
+    assert [group.was_ended for group in world.made] == [True, True]
 
 
 # ---------------------------------------------------------------------------------------------------------- the slots

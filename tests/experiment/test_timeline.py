@@ -81,7 +81,7 @@ def test_what_is_told_takes_no_more_than_there_was_and_gaps_are_waiting(tmp_path
     ]
 
 
-def test_processes_that_die_boot_again_and_their_trial_goes_on_elsewhere(tmp_path: Path) -> None:
+def test_a_group_that_dies_is_started_again_and_its_trial_goes_on_elsewhere(tmp_path: Path) -> None:
     found = read(
         tmp_path,
         [
@@ -89,8 +89,9 @@ def test_processes_that_die_boot_again_and_their_trial_goes_on_elsewhere(tmp_pat
             (0, "starts", H),
             (1, "joined", G),
             (1, "granted", {**G, "trial": 0}),
-            (4, "lost", G),
             (4, "left", {**G, "trial": 0}),
+            (4, "ends", G),
+            (4, "starts", G),
             (5, "joined", H),
             (5, "granted", {**H, "trial": 0}),
             (7, "joined", G),

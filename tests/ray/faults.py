@@ -34,7 +34,7 @@ from tests.ray.harness import (
     write_config,
 )
 
-ON_THIS_MACHINE = ("rank-0 worker", "another worker", "Tune handle", "Train controller", "desk", "driver")
+ON_THIS_MACHINE = ("rank-0 worker", "another worker", "whole group", "Tune handle", "desk", "driver")
 """What dies of an experiment that has a cluster of its own."""
 ON_A_CLUSTER = ("raylet alone", "node", "head")
 """What dies of a cluster that was there before: all its machines are this one."""
@@ -151,10 +151,11 @@ class Play:
         match case:
             case "rank-0 worker" | "another worker":
                 os.kill(pids[case == "another worker"], signal.SIGKILL)
+            case "whole group":
+                for pid in pids.values():
+                    os.kill(pid, signal.SIGKILL)
             case "Tune handle":
                 os.kill(self._process("ray::ResourceTr"), signal.SIGKILL)
-            case "Train controller":
-                os.kill(self._process("ray::TrainContr"), signal.SIGKILL)
             case "desk":
                 os.kill(self._process("ray::Desk"), signal.SIGKILL)
             case "raylet alone" | "node":

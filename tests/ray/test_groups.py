@@ -152,9 +152,9 @@ def test_child_process_that_a_trial_left_is_gone(shared: Ran) -> None:
 
 def test_replacing_is_no_loss_and_uses_up_no_start(shared: Ran, alone: Ran) -> None:
     assert [message.kind for message in alone.messages].count("retired") >= 1
-    assert [message.kind for message in alone.messages].count("lost") == 0
+    assert [message.lost for message in alone.messages].count(True) == 0
     # Only the process that hung was lost.
-    assert [message.kind for message in shared.messages].count("lost") == 1
+    assert [message.lost for message in shared.messages].count(True) == 1
 
 
 # ------------------------------------------------------------------------------------------------ restarts, and hangs

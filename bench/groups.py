@@ -1,0 +1,222 @@
+"""What a worker group takes beside its workers: memory, CPU, and the time to start, to hear of a death, and to end.
+
+So many real groups, of one worker each, on a real desk, on a cluster of this machine whose CPUs are made up. Their
+workers wait where they would load a trial. Everything else is looked at, in this order: what the start of each further
+group costs; memory (the share of it that a process has, PSS) and CPU while nothing happens; the time from `kill -9` of
+a worker until the desk hears of it; and from the order to end a group until its process is gone. What a group costs is
+the slope over all sizes, by least squares.
+
+    python bench/groups.py [--sizes 1 4 8 16] [--save]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from _measure import (
+    STAMPS,
+    Paper,
+    arguments,
+    end_on_sigterm,
+    machine,
+    of_kind,
+    perform,
+    read_stamps,
+    run,
+    spread,
+    stamp,
+)
+from scale import cpu_s, memory_mb
+
+IDLE_S = 20.0
+SETTLE_S = 5.0
+WORKER = "ray::RayTrainWo"
+SPARE = "ray::IDLE"
+"""A process that Ray has ready: for whom it starts is chance."""
+
+
+class Held:
+    """In the place of what loads a trial: tells of its process, and stays."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def place(self) -> None:
+        stamp("runs", number=self._number)
+        time.sleep(3600)
+
+
+class Groups:
+    def __init__(self, directory: Path, desk: Any) -> None:
+        self._directory, self._desk = directory, desk
+        self._mail: Any = None
+        self._heard: list[Any] = []
+
+    def start(self, number: int) -> Any:
+        from dray.cluster.lending import Slots, WorkerGroup
+
+        work = {"experiment": SimpleNamespace(environment={}), "load_trial": Held(number), "run": "run", "needs": None}
+        return WorkerGroup(
+            name=f"group-{number}",
+            start=number,
+            run="bench",
+            desk=self._desk,
+            slots=Slots(per_trial=1, gpu=False, cpus_per_slot=1, runtime_env={}),
+            work=work,
+            directory=self._directory,
+        )
+
+    def wait_for(self, kind: str, number: int) -> float:
+        """When, by the desk's clock, which is this machine's, it heard this of a group."""
+        import ray
+
+        while True:
+            for message in self._heard:
+                if message.kind == kind and message.group == f"group-{number}":
+                    return float(message.time)
+            self._heard += ray.get(self._desk.messages.remote({}))
+
+
+def others() -> dict[int, str]:
+    """This process, and all below it but workers and spare ones, by pid."""
+    from tests.ray.harness import descendants
+
+    named = {os.getpid(): "driver", **descendants(os.getpid())}
+    return {pid: name for pid, name in named.items() if name not in (WORKER, SPARE)}
+
+
+def used() -> float:
+    """CPU time of all of them."""
+    return sum(cpu_s(pid) for pid in others())
+
+
+def child(directory: Path, size: int) -> None:
+    """So many groups, in a driver of their own."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from dray.cluster.lending import start_desk
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": size, "include_dashboard": False})
+    try:
+        ray.init(address=cluster.address, log_to_driver=False)
+        groups = Groups(directory, start_desk("desk", {}))
+        started = []
+        for number in range(size):
+            time.sleep(1.0)
+            began, before = time.time(), used()
+            started.append(groups.start(number))
+            arrived = groups.wait_for("arrived", number)
+            time.sleep(1.0)
+            stamp("start", s=arrived - began, cpu=used() - before, first=number == 0)
+        time.sleep(SETTLE_S)
+        before = used()
+        time.sleep(IDLE_S)
+        stamp("idle", cpu=(used() - before) / IDLE_S)
+        shares: dict[str, float] = {}
+        for pid, name in others().items():
+            shares[name] = shares.get(name, 0.0) + memory_mb(pid).get("Pss", 0.0)
+        stamp("memory", **shares)
+        stamp("threads", count=len(list(Path("/proc/self/task").iterdir())))
+        stamps = read_stamps(Path(os.environ[STAMPS]))
+        pids = {one.fields["number"]: one.pid for one in of_kind(stamps, "runs")}
+        for number in range(0, size, 2):
+            at = time.time()
+            os.kill(pids[number], signal.SIGKILL)
+            stamp("heard", s=groups.wait_for("ended", number) - at)
+        for number in range(1, size, 2):
+            began = time.time()
+            started[number].end()
+            while Path(f"/proc/{pids[number]}").exists():
+                time.sleep(0.001)
+            stamp("over", s=time.time() - began)
+        for group in started:
+            group.end()
+            group.join(time.monotonic() + 10)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def slope(points: Mapping[int, float]) -> float:
+    """Of the line nearest to these points, by least squares."""
+    middle, height = statistics.mean(points), statistics.mean(points.values())
+    return sum((x - middle) * (y - height) for x, y in points.items()) / sum((x - middle) ** 2 for x in points)
+
+
+def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
+    """Run all sizes, and print what came of them."""
+    paper.say(machine())
+    ran = {}
+    for size in options.sizes:
+        where = directory / str(size)
+        ran[size] = run(__file__, ["--child", str(where), str(size)], where).stamps
+    memory = {size: of_kind(stamps, "memory")[0].fields for size, stamps in ran.items()}
+    cpu = {size: of_kind(stamps, "idle")[0].fields["cpu"] for size, stamps in ran.items()}
+    threads = {size: of_kind(stamps, "threads")[0].fields["count"] for size, stamps in ran.items()}
+    total = {size: sum(shares.values()) for size, shares in memory.items()}
+
+    def row(what: str, points: Mapping[int, float], unit: str, digits: int) -> list[str]:
+        return [
+            what,
+            *(f"{points[size]:.{digits}f} {unit}" for size in options.sizes),
+            f"{slope(points):.{digits + 1}f} {unit}",
+        ]
+
+    paper.say()
+    paper.table(
+        ["beside the workers", *(f"{size} groups" for size in options.sizes), "a group"],
+        [
+            row("memory (PSS) of all processes", total, "MB", 0),
+            *(
+                row(f"- {name}", {size: memory[size].get(name, 0.0) for size in options.sizes}, "MB", 0)
+                for name in memory[options.sizes[-1]]
+                if memory[options.sizes[-1]][name] >= 1.0
+            ),
+            row("CPU while nothing happens", {size: 100 * share for size, share in cpu.items()}, "%", 2),
+            row("threads of the driver", threads, "", 0),
+        ],
+    )
+    starts = [one for stamps in ran.values() for one in of_kind(stamps, "start")]
+    first = [one.fields["s"] for one in starts if one.fields["first"]]
+    further = [one.fields["s"] for one in starts if not one.fields["first"]]
+    spent = [one.fields["cpu"] for one in starts if not one.fields["first"]]
+    heard, over = (
+        [one.fields["s"] for stamps in ran.values() for one in of_kind(stamps, kind)] for kind in ("heard", "over")
+    )
+    paper.say()
+    paper.table(
+        ["time", "median (least - most)"],
+        [
+            ["from the request for the first group to its function", spread(first, "s")],
+            ["the same for each further group, one after another", spread(further, "s")],
+            ["CPU for a further group, of all but its worker, in the second after that too", spread(spent, "s")],
+            ["from the death of a worker until the desk hears of it", spread(heard, "s", 3)],
+            ["from the order to end a group until its process is gone", spread(over, "s", 3)],
+        ],
+    )
+
+
+def main() -> None:
+    """Read the command line and measure."""
+    if sys.argv[1:2] == ["--child"]:
+        end_on_sigterm()
+        return child(Path(sys.argv[2]), int(sys.argv[3]))
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 8, 16], help="numbers of groups")
+    perform(measure, parser.parse_args(), name="groups", title="What a worker group takes beside its workers")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Worker groups without an experiment: real processes, on a real desk, whose trials are never loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group_table
+
+from dray.cluster.lending import Slots, WorkerGroup, start_desk
+from dray.cluster.messages import Message
+from dray.cluster.ray_cluster import connect
+from tests.ray.harness import wait_for
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+@dataclass
+class Held:
+    """Stands for what loads the trial: tells of its process, and does not return until a file is there."""
+
+    directory: Path
+
+    def place(self) -> None:
+        import time
+
+        import ray.train
+
+        context = ray.train.get_context()
+        told = {"pid": os.getpid(), "size": context.get_world_size(), "local": context.get_local_rank()}
+        try:
+            ray.train.report({"loss": 1.0})
+        except RuntimeError as error:
+            told["report"] = str(error)
+        (self.directory / f"new.{context.get_world_rank()}").write_text(json.dumps(told))
+        (self.directory / f"new.{context.get_world_rank()}").rename(self.directory / f"{context.get_world_rank()}.json")
+        while not (self.directory / "raise").exists():
+            time.sleep(0.01)
+        raise SystemExit("told to")
+
+
+class World:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.desk = start_desk(f"desk-of-{directory.name}", {})
+        self.heard: list[Message] = []
+
+    def start(self, *, slots: int, cpus: float, start: int = 1) -> WorkerGroup:
+        work = {
+            "experiment": SimpleNamespace(environment={}),
+            "load_trial": Held(self.directory),
+            "run": "run",
+            "needs": None,
+        }
+        return WorkerGroup(
+            name="g",
+            start=start,
+            run=self.directory.name,
+            desk=self.desk,
+            slots=Slots(per_trial=slots, gpu=False, cpus_per_slot=cpus, runtime_env={}),
+            work=work,
+            directory=self.directory,
+        )
+
+    def processes(self, count: int) -> list[dict[str, Any]]:
+        """What they have told, by rank."""
+        files = [self.directory / f"{rank}.json" for rank in range(count)]
+        wait_for(lambda: all(file.exists() for file in files), f"{count} processes")
+        return [json.loads(file.read_text()) for file in files]
+
+    def end(self) -> Message:
+        """The next end that the desk tells of."""
+        while not any(message.kind == "ended" for message in self.heard):
+            self.heard += ray.get(self.desk.messages.remote({}), timeout=60)
+        [end] = [message for message in self.heard if message.kind == "ended"]
+        self.heard.clear()
+        return end
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    made = connect(None)
+    yield
+    made.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    ray.kill(made.desk)
+
+
+def is_over(group: WorkerGroup) -> bool:
+    """Whether it has no thread and no slots any more."""
+    states = {each["state"] for each in placement_group_table().values() if f"/{group.name}/" in each["name"]}
+    return states <= {"REMOVED"} and not any(f"dray-{group.name}" in each.name for each in threading.enumerate())
+
+
+def lives(process: dict[str, Any]) -> bool:
+    return Path(f"/proc/{process['pid']}").exists()
+
+
+def test_processes_have_trains_context_and_end_with_their_group(world: World) -> None:
+    group = world.start(slots=2, cpus=0.5)
+    both = world.processes(2)
+    assert [(each["size"], each["local"]) for each in both] == [(2, 0), (2, 1)]
+    assert all(
+        "ray.train.report() and ray.train.collective are not for trials of dray" in each["report"] for each in both
+    )
+    assert group.is_placed
+    assert group.nodes == {ray.get_runtime_context().get_node_id()}
+    group.end()
+    end = world.end()
+    assert (end.group, end.start, end.dead, end.error) == ("g", 1, (), "")
+    wait_for(lambda: not any(map(lives, both)), "their end")
+    group.end()
+    wait_for(lambda: is_over(group), "its slots")
+
+
+def test_the_death_of_a_process_is_heard_of_with_its_rank(world: World) -> None:
+    group = world.start(slots=2, cpus=0.5)
+    both = world.processes(2)
+    os.kill(both[1]["pid"], signal.SIGKILL)
+    end = world.end()
+    assert (end.dead, end.error) == ((1,), "")
+    assert lives(both[0]), "it is for the driver to end it"
+    group.end()
+    wait_for(lambda: not lives(both[0]) and is_over(group), "the other's end")
+
+
+def test_an_error_of_what_processes_run_is_told(world: World) -> None:
+    group = world.start(slots=1, cpus=0.5)
+    world.processes(1)
+    (world.directory / "raise").touch()
+    end = world.end()
+    assert (end.dead, end.error) == ((), "SystemExit: told to")
+    group.end()
+    wait_for(lambda: is_over(group), "its slots")
+
+
+def test_a_group_that_waits_for_slots_has_no_process_and_can_be_ended(world: World) -> None:
+    group = world.start(slots=1, cpus=0.5 + (os.cpu_count() or 1))
+    wait_for(lambda: any("PENDING" in each["state"] for each in placement_group_table().values()), "its request")
+    assert not group.is_placed
+    assert group.nodes == frozenset()
+    group.end()
+    assert (world.end().error, group.ended(by=0.0)) == ("", True)
+    wait_for(lambda: is_over(group), "its thread")
