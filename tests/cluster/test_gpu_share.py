@@ -82,7 +82,7 @@ def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int, li
         ray = SimpleNamespace(get=lambda answer: answer, get_gpu_ids=lambda: gpu_ids)
         monkeypatch.setattr(worker, "ray", ray)
         experiment = SimpleNamespace(config={"resources": {"reuse_workers": True}}, secrets=[])
-        work: Any = {"desk": Desk(tmp_path), "group": "g", "experiment": experiment, "shared_by": shared_by}
+        work: Any = {"desk": Desk(tmp_path), "group": "g", "start": 1, "experiment": experiment, "shared_by": shared_by}
         worker._serve(work, type("Trial", (), {}), None, DistributedContext())
         return found
 
