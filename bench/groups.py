@@ -2,7 +2,7 @@
 
 So many real groups, of one worker each, on a real desk, on a cluster of this machine whose CPUs are made up. Their
 workers wait where they would load a trial. Everything else is looked at, in this order: what the start of each further
-group costs; memory (the share of it that a process has, PSS) and CPU while nothing happens; the time from `kill -9` of
+group costs; resident memory and CPU while nothing happens; the time from `kill -9` of
 a worker until the desk hears of it; and from the order to end a group until its process is gone. What a group costs is
 the slope over all sizes, by least squares.
 
@@ -17,7 +17,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +39,7 @@ from _measure import (
 )
 from scale import cpu_s, memory_mb
 
-IDLE_S = 20.0
+IDLE_S = 60.0
 SETTLE_S = 5.0
 WORKER = "ray::RayTrainWo"
 SPARE = "ray::IDLE"
@@ -96,9 +96,21 @@ def others() -> dict[int, str]:
     return {pid: name for pid, name in named.items() if name not in (WORKER, SPARE)}
 
 
-def used() -> float:
-    """CPU time of all of them."""
-    return sum(cpu_s(pid) for pid in others())
+def used() -> dict[str, float]:
+    """CPU time of each of them, by name."""
+    return _by_name(cpu_s)
+
+
+def resident() -> dict[str, float]:
+    """Megabytes of each of them, by name."""
+    return _by_name(lambda pid: memory_mb(pid).get("Rss", 0.0))
+
+
+def _by_name(measured: Callable[[int], float]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for pid, name in others().items():
+        found[name] = found.get(name, 0.0) + measured(pid)
+    return found
 
 
 def child(directory: Path, size: int) -> None:
@@ -115,19 +127,16 @@ def child(directory: Path, size: int) -> None:
         started = []
         for number in range(size):
             time.sleep(1.0)
-            began, before = time.time(), used()
+            began, before = time.time(), sum(used().values())
             started.append(groups.start(number))
             arrived = groups.wait_for("arrived", number)
             time.sleep(1.0)
-            stamp("start", s=arrived - began, cpu=used() - before, first=number == 0)
+            stamp("start", s=arrived - began, cpu=sum(used().values()) - before, first=number == 0)
         time.sleep(SETTLE_S)
-        before = used()
+        before_idle = used()
         time.sleep(IDLE_S)
-        stamp("idle", cpu=(used() - before) / IDLE_S)
-        shares: dict[str, float] = {}
-        for pid, name in others().items():
-            shares[name] = shares.get(name, 0.0) + memory_mb(pid).get("Pss", 0.0)
-        stamp("memory", **shares)
+        stamp("cpu", **{name: 100 * (s - before_idle[name]) / IDLE_S for name, s in used().items()})
+        stamp("memory", **resident())
         stamp("threads", count=len(list(Path("/proc/self/task").iterdir())))
         stamps = read_stamps(Path(os.environ[STAMPS]))
         pids = {one.fields["number"]: one.pid for one in of_kind(stamps, "runs")}
@@ -162,29 +171,27 @@ def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
     for size in options.sizes:
         where = directory / str(size)
         ran[size] = run(__file__, ["--child", str(where), str(size)], where).stamps
-    memory = {size: of_kind(stamps, "memory")[0].fields for size, stamps in ran.items()}
-    cpu = {size: of_kind(stamps, "idle")[0].fields["cpu"] for size, stamps in ran.items()}
     threads = {size: of_kind(stamps, "threads")[0].fields["count"] for size, stamps in ran.items()}
-    total = {size: sum(shares.values()) for size, shares in memory.items()}
+
+    def rows(kind: str, unit: str, digits: int, least: float) -> Iterator[list[str]]:
+        """Of all processes together, and of those that take at least this much."""
+        found = {size: of_kind(stamps, kind)[0].fields for size, stamps in ran.items()}
+        yield row(f"{kind}, all processes", {size: sum(each.values()) for size, each in found.items()}, unit, digits)
+        for name in found[options.sizes[-1]]:
+            points = {size: each.get(name, 0.0) for size, each in found.items()}
+            if max(points.values()) >= least:
+                yield row(f"- {name}", points, unit, digits)
 
     def row(what: str, points: Mapping[int, float], unit: str, digits: int) -> list[str]:
-        return [
-            what,
-            *(f"{points[size]:.{digits}f} {unit}" for size in options.sizes),
-            f"{slope(points):.{digits + 1}f} {unit}",
-        ]
+        each = [f"{points[size]:.{digits}f} {unit}" for size in options.sizes]
+        return [what, *each, f"{slope(points):.{digits + 1}f} {unit}"]
 
     paper.say()
     paper.table(
         ["beside the workers", *(f"{size} groups" for size in options.sizes), "a group"],
         [
-            row("memory (PSS) of all processes", total, "MB", 0),
-            *(
-                row(f"- {name}", {size: memory[size].get(name, 0.0) for size in options.sizes}, "MB", 0)
-                for name in memory[options.sizes[-1]]
-                if memory[options.sizes[-1]][name] >= 1.0
-            ),
-            row("CPU while nothing happens", {size: 100 * share for size, share in cpu.items()}, "%", 2),
+            *rows("memory", "MB", 0, least=5.0),
+            *rows("cpu", "%", 2, least=0.2),
             row("threads of the driver", threads, "", 0),
         ],
     )
