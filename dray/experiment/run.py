@@ -208,15 +208,8 @@ class Run:
             DeskLost: the desk died; another run can resume from the journal.
             ExperimentError, ConfigError: it cannot go on.
         """
-        runnable = [trial.id for trial in self._runnable()]
-        best = [t.best for t in self.search.trials.values() if t.best is not None and t.state not in NEVER_BEST]
-        scores = [self._experiment.score(value) for value in best]
-        ray.get(self.desk.set_best.remote(min(scores, default=None)))
-        self.desk.enqueue.remote(runnable)
-        started = [trial.id for trial in self.search.trials.values() if trial.hparams is not None]
-        self._retention.start(self._records, started, _metric_at)
         with self._interrupts.held():
-            self.groups.start()
+            self.groups.start()  # first of all: its processes take seconds to come up, beside what is done here
             tune = threading.Thread(target=self._tune.run, name="dray-tune", daemon=True)
             watch = Watch(
                 ray.get_runtime_context().gcs_address,
@@ -224,6 +217,7 @@ class Run:
                 silent=self._head_is_silent,
             )
             try:
+                self._tell_desk()
                 self._serve(tune)
             except ray.exceptions.RayError as e:
                 self._error = DeskLost(
@@ -239,6 +233,15 @@ class Run:
         if self._tune.error is not None:
             raise ExperimentError(f"the search failed: {self._tune.error}") from self._tune.error
         self._interrupts.check()
+
+    def _tell_desk(self) -> None:
+        """Tell the desk where the search is, and begin to look after checkpoints."""
+        trials = self.search.trials.values()
+        best = [trial.best for trial in trials if trial.best is not None and trial.state not in NEVER_BEST]
+        self.desk.set_best.remote(min(map(self._experiment.score, best), default=None))
+        self.desk.enqueue.remote([trial.id for trial in self._runnable()])
+        started = [trial.id for trial in trials if trial.hparams is not None]
+        self._retention.start(self._records, started, _metric_at)
 
     def _serve(self, tune: threading.Thread) -> None:
         began = look_at = time.monotonic()

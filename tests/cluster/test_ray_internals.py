@@ -58,6 +58,8 @@ USES = [
         {
             "ray._private.parameter:RayParams": {"no_monitor", "include_log_monitor"},
             "ray._private.node:Node.start_api_server": {"include_dashboard", "raise_on_failure"},
+            "ray._private.services:get_node": {"gcs_address", "node_id"},
+            "ray._raylet:GcsClient.get_all_node_info": None,
         },
     ),
     Use(
@@ -308,6 +310,13 @@ def test_processes_of_a_cluster_that_dray_starts_get_no_signal_of_its_group_and_
     finally:
         started.kill()
         started.wait()
+
+
+def test_start_of_ray_still_looks_for_its_node_by_the_function_that_dray_has_wait() -> None:
+    from ray._private import node
+
+    source = inspect.getsource(node.Node.__init__)
+    assert "ray._private.services.get_node(" in source, "see dray/cluster/ray_cluster.py"
 
 
 def test_handler_of_sigterm_is_still_set_by_the_function_that_dray_leaves_out() -> None:
