@@ -194,7 +194,7 @@ def _only_processes_of_use() -> Iterator[None]:
     trials have saved. The kernel still kills Ray's processes when the driver dies.
     """
     from ray._private import node, parameter, services
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 
     def start_api_server(self: Any, **_: Any) -> None:
         self._webui_url = ""

@@ -59,7 +59,8 @@ USES = [
             "ray._private.parameter:RayParams": {"no_monitor", "include_log_monitor"},
             "ray._private.node:Node.start_api_server": {"include_dashboard", "raise_on_failure"},
             "ray._private.services:get_node": {"gcs_address", "node_id"},
-            "ray._raylet:GcsClient.get_all_node_info": None,
+            "ray._raylet:GcsClient": None,
+            "ray._raylet:InnerGcsClient.get_all_node_info": None,
         },
     ),
     Use(
