@@ -131,9 +131,6 @@ def _cluster(case: Case) -> Iterator[tuple[str | None, Callable[[], object]]]:
     import ray
     from ray.cluster_utils import Cluster
 
-    from dray.cluster.ray_cluster import TRAIN_ENVIRONMENT
-
-    os.environ.update(TRAIN_ENVIRONMENT)  # as in a cluster that dray starts
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": case.cpus, "include_dashboard": False})
 
     def add_node() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from typing import Any
 
 import ray
@@ -28,7 +29,8 @@ def serve_leases(work: dict[str, Any]) -> None:
     try:
         _serve_leases(work)
     except BaseException as error:
-        _error = f"{type(error).__name__}: {error}"
+        _error = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        traceback.print_exc()  # into Ray's log of this process
         raise
     finally:
         _over.set()

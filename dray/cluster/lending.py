@@ -29,7 +29,7 @@ from searchers.ray_tune import HEAD_NODE
 
 WAIT_S = 60.0
 """A group that waits for its slots wakes up after this time, to wait again."""
-SURVIVORS_S = 0.5
+SURVIVORS_S = 0.1
 """When a process of a group has died, the others have this long to say how far their trial came."""
 LEAVE_S = 5.0
 """When a process of a group has ended, the others have this long to end as well."""
@@ -123,14 +123,14 @@ class WorkerGroup:
         self._placement = placement_group(
             [slots.resources] * slots.per_trial, strategy=slots.placement_strategy, name=f"{run}/{name}/{start}"
         )
-        # By rank, once its processes run: their nodes, the ends of what they run, what their kernels had killed before.
+        # By rank, once its processes run: their nodes, what they run, what the kernel there had killed before.
         self._nodes: list[str] = []
-        self._ends_of: list[Any] = []
+        self._runs: list[Any] = []
         self._kills: list[Any] = []
         self._lock = threading.Lock()
         self._ends = False
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._start, name=f"dray-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._come_up, name=f"dray-{name}", daemon=True)
         self._thread.start()
 
     @property
@@ -153,7 +153,7 @@ class WorkerGroup:
         """Wait until the time ``by`` for its thread, if there is one; call `end` before."""
         self._thread.join(max(0.0, by - time.monotonic()))
 
-    def _start(self) -> None:
+    def _come_up(self) -> None:
         try:
             while not self._placement.wait(WAIT_S):
                 if self._ends:
@@ -173,33 +173,42 @@ class WorkerGroup:
             return
         self._nodes = [worker.node for worker in workers]
         self._kills = [worker.actor.execute.remote(oom_kills) for worker in workers]
-        self._ends_of = [worker.actor.execute.options(name=TITLE).remote(ended) for worker in workers]
-        for end in self._ends_of:
-            end.future().add_done_callback(self._one_has_ended)
+        self._runs = [worker.actor.execute.options(name=TITLE).remote(ended) for worker in workers]
+        for run in self._runs:
+            run.future().add_done_callback(self._one_has_ended)
 
     def _one_has_ended(self, _: object) -> None:
-        if self._claim():
-            # Ray calls this in a thread of its own, which must not wait for Ray.
-            self._thread = threading.Thread(target=self._wind_up, name=f"dray-{self.name}-ends", daemon=True)
-            self._thread.start()
+        with self._lock:
+            if not self._ends:
+                self._ends = True
+                # Ray calls this in a thread of its own, which must not wait for Ray.
+                self._thread = threading.Thread(target=self._wind_up, name=f"dray-{self.name}-ends", daemon=True)
+                self._thread.start()
 
     def _wind_up(self) -> None:
         """One of its processes has ended, or died: hear of the others, and tell the desk."""
-        dead, _ = self._fates(within_s=0.0)
-        dead, error = self._fates(SURVIVORS_S if dead else LEAVE_S)
+        ends = self._ends_of_ranks(within_s=0.0)
+        died = any(isinstance(end, Exception) for end in ends.values())
+        ends = self._ends_of_ranks(SURVIVORS_S if died else LEAVE_S)
+        dead, error = {}, ""
+        for rank, end in ends.items():
+            if isinstance(end, Exception):
+                dead[rank] = why_it_died(end) or self._killed_by_kernel(rank)
+            else:
+                error = error or end
         self._tell(dead, "" if dead else error)
 
-    def _fates(self, within_s: float) -> tuple[dict[int, str], str]:
-        """The ranks whose processes have died, and why, and an error of the others."""
-        ready, _ = ray.wait(self._ends_of, num_returns=len(self._ends_of), timeout=within_s)
-        dead, told = {}, ""
-        for rank, end in enumerate(self._ends_of):
-            if end in ready:
+    def _ends_of_ranks(self, within_s: float) -> dict[int, str | Exception]:
+        """How those ranks have ended that have: by their own error, by none (""), or what Ray says of their death."""
+        ready, _ = ray.wait(self._runs, num_returns=len(self._runs), timeout=within_s)
+        found: dict[int, str | Exception] = {}
+        for rank, run in enumerate(self._runs):
+            if run in ready:
                 try:
-                    told = told or ray.get(end)
+                    found[rank] = ray.get(run)
                 except ray.exceptions.RayError as error:
-                    dead[rank] = why_it_died(error) or self._killed_by_kernel(rank)
-        return dead, told
+                    found[rank] = error
+        return found
 
     def _killed_by_kernel(self, rank: int) -> str:
         try:
