@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group_table
 
+from dray.cluster import lending
+from dray.cluster.deaths import oom_kills, oom_kills_of
+from dray.cluster.failure import LOW_MEMORY
 from dray.cluster.lending import Slots, WorkerGroup, start_desk
 from dray.cluster.messages import Message
 from dray.cluster.ray_cluster import connect
@@ -31,8 +35,6 @@ class Held:
     directory: Path
 
     def place(self) -> None:
-        import time
-
         import ray.train
 
         context = ray.train.get_context()
@@ -136,6 +138,31 @@ def test_the_death_of_a_process_is_heard_of_with_its_rank(world: World) -> None:
     assert lives(both[0]), "it is for the driver to end it"
     group.end()
     wait_for(lambda: not lives(both[0]) and is_over(group), "the other's end")
+
+
+def test_a_process_that_died_when_the_kernel_killed_one_of_its_node_was_out_of_memory(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[tuple[Any, ...]] = []
+    group = world.start(slots=1, cpus=0.5)
+    [process] = world.processes(1)
+    group._desk = SimpleNamespace(ended=SimpleNamespace(remote=lambda *told: heard.append(told)))
+    monkeypatch.setattr(lending, "oom_kills_of", lambda node, runtime_env: oom_kills()[1] + 1)
+    os.kill(process["pid"], signal.SIGKILL)
+    assert group.ended(by=time.monotonic() + 60)
+    why = f"meanwhile the kernel has killed a process of {os.uname().nodename}, which was {LOW_MEMORY}"
+    assert heard == [("g", 1, {0: why}, "")]
+    group.end()
+    wait_for(lambda: is_over(group), "its slots")
+
+
+def test_another_node_says_what_its_kernel_has_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = ray.get_runtime_context().get_node_id()
+    assert oom_kills_of(here, {}) == oom_kills()[1]
+    assert oom_kills_of("f" * len(here), {}) == 0, "it does not answer"
+    elsewhere = SimpleNamespace(get_node_id=lambda: "elsewhere")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: elsewhere)
+    assert oom_kills_of(here, {}) == oom_kills()[1], "asked as any other node is"
 
 
 def test_an_error_of_what_processes_run_is_told(world: World) -> None:
