@@ -92,7 +92,7 @@ class Players:
         """What a group does from its start to the end of the search."""
         from dray.hosts.ray_worker import Lease
 
-        await desk.arrived.remote(group)
+        await desk.arrived.remote(group, "")
         number = 0
         while (given := await desk.next_lease.remote(group, start, 0, 1, number)) is not None:
             number, lease = given["number"], given["lease"]

@@ -55,9 +55,9 @@ class Desk:
         self._best_of = (-1, -1)  # the trial, and the lease
 
     # ------------------------------------------------------------------ worker groups
-    async def arrived(self, group: str) -> None:
-        """A process of this group runs; it has not imported torch yet."""
-        self._post(Message(kind="arrived", group=group))
+    async def arrived(self, group: str, node: str) -> None:
+        """A process of this group runs, on this node (Ray's id); it has not imported torch yet."""
+        self._post(Message(kind="arrived", group=group, node=node))
 
     async def address(self, start: int, mine: tuple[str, int] | None) -> tuple[str, int]:
         """Where the ranks of a group meet, host and port; rank 0 tells it, as ``mine``, and the others wait for it.

@@ -51,7 +51,7 @@ def _serve_leases(work: dict[str, Any]) -> None:
         set_variables({"CUDA_VISIBLE_DEVICES": ""})
     # Before torch is imported: it reads some of them.
     set_variables(work["experiment"].environment)
-    work["desk"].arrived.remote(work["group"])
+    work["desk"].arrived.remote(work["group"], ray.get_runtime_context().get_node_id())
     if work["needs"] is not None:
         try:
             work["needs"].check_this_node(work["run"])

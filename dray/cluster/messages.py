@@ -61,6 +61,8 @@ class Message:
     report: dict[str, Any] | None = None
     cause: Exception | None = None
     """Of "broken"."""
+    node: str = ""
+    """Of "arrived": Ray's id of the node."""
     process: int = -1
     """Of "handle": the process id."""
     checkpoint: str = ""

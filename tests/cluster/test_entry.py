@@ -33,6 +33,7 @@ def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], g
     """Enter a worker that can't import what it runs; returns what it tells of that."""
     monkeypatch.setattr("ray.get", lambda answer: answer)
     monkeypatch.setattr("ray.get_gpu_ids", lambda: gpus)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node-7"))
     monkeypatch.setattr(entry, "name_of_this_node", lambda: "10.0.0.7 (gpu-1)")
     monkeypatch.setitem(sys.modules, "dray.cluster.worker", None)  # as if it were not there
     desk = Desk()

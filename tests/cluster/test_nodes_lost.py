@@ -12,7 +12,6 @@ import pytest
 import ray
 import torch
 from ray.cluster_utils import Cluster
-from ray.util.placement_group import placement_group_table
 
 import dray
 from dray.cluster.messages import Message
@@ -30,7 +29,7 @@ class Ran:
     """What a run of the trial was.
 
     Attributes:
-        nodes: of each placement group that its workers have had.
+        nodes: of each start of its group, of two workers.
         lost: the node that was taken away, and when.
     """
 
@@ -83,11 +82,13 @@ def run(cluster: Cluster, directory: Path, lose: Callable[[Any], object] | None)
         min_checkpoint_period={"batches": SAVED_EVERY},
     )
     nodes: list[set[str]] = []
+    arrived: list[str] = []
     lost: list[tuple[str, float]] = []
 
     def hear(message: Message) -> None:
         if message.kind == "arrived":
-            nodes.append(set(placement_group_table(message.placement)["bundles_to_node_id"].values()))
+            arrived.append(message.node)
+            nodes[:] = [set(arrived[at : at + 2]) for at in range(0, len(arrived), 2)]
 
     def fault() -> None:
         if lose is not None:

@@ -132,7 +132,7 @@ def test_the_trial_of_the_damaged_checkpoint_goes_on_from_the_one_before(story: 
     [damaged] = [record for record in journal(story.path) if record["event"] == "damaged"]
     assert (damaged["trial"], damaged["checkpoint"]) == (story.victim.trial, story.damaged)
     assert "state-dict.pth has 20 bytes" in damaged["error"]
-    assert story.output.count(f"trial {story.victim.trial} passes over a checkpoint") == 1
+    assert story.output.count(f"trial {story.victim.trial} skipped a checkpoint: ") == 1
 
 
 def test_the_bucket_holds_what_the_policy_keeps_and_nothing_else(story: Story, s3: LocalS3) -> None:
@@ -171,7 +171,7 @@ def test_the_secret_is_in_no_file_but_the_one_for_it(story: Story, s3: LocalS3) 
     ("fields", "says"),
     [
         ({"bucket": "elsewhere"}, r"checkpoint_storage: can't write to s3://elsewhere/results.*NO_SUCH_BUCKET"),
-        ({"access_key": "WRONG"}, r"checkpoint_storage: .*INVALID_ACCESS_KEY_ID.*look at .*the credentials"),
+        ({"access_key": "WRONG"}, r"checkpoint_storage: .*INVALID_ACCESS_KEY_ID.*check its name, and the credentials"),
         ({"endpoint_url": "http://127.0.0.1:9"}, r"checkpoint_storage: .*NETWORK_CONNECTION"),
     ],
 )

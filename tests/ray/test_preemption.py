@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import pytest
 import ray
 from ray.cluster_utils import Cluster
-from ray.util.placement_group import placement_group_table
 
 import dray
 from dray.cluster.messages import Message
@@ -63,7 +62,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
         def hear(message: Message) -> None:
             if message.kind == "arrived":
-                nodes.extend(placement_group_table(message.placement)["bundles_to_node_id"].values())
+                nodes.append(message.node)
 
         def fault() -> None:
             wait_for(lambda: len(lines(record)) > 5, "batches")
