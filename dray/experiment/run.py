@@ -228,6 +228,11 @@ class Run:
                 self._close(tune, watch)
         if isinstance(self._error, DeskLost):
             self._interrupts.check()
+            if not watch.answers():
+                # Whatever asks Ray for something now, such as another run, would wait for it without a word.
+                self._head_is_silent()
+                while not watch.answers():
+                    time.sleep(LOOK_S)
         if self._error is not None:
             raise self._error
         if self._tune.error is not None:
