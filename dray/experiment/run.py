@@ -233,6 +233,7 @@ class Run:
                 self._head_is_silent()
                 while not watch.answers():
                     time.sleep(LOOK_S)
+                self._give_back()  # it is back, and has kept what was ours
         if self._error is not None:
             raise self._error
         if self._tune.error is not None:
@@ -303,6 +304,10 @@ class Run:
         self._timeline.close()
         if not watch.answers():
             return
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """End the groups and the desk."""
         # On a shared cluster workers first give back what they hold. Without a desk they would try that for ever.
         self.groups.end(at_once=self.cluster.own or isinstance(self._error, DeskLost))
         if not self.cluster.own:
