@@ -77,7 +77,7 @@ def _dray(way: str, batches: int) -> dict[str, Any]:
     from dray import pytorch
 
     if way == "at-once":
-        from dray.training import saver
+        from dray.training.checkpoint import saver
 
         saver.AT_ONCE_BYTES = sys.maxsize
 

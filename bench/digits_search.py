@@ -172,8 +172,8 @@ def replay(way: str, plan: dict[str, Any], curves: Curves, orders: int) -> list[
     Returns:
         Of each search the accuracies after each epoch trained, in the order of time.
     """
-    from dray.experiment.config import load_config
-    from dray.experiment.search import build_method, build_search
+    from dray.config.load import load_config
+    from dray.config.search import build_method, build_search
 
     trials = plan["trials"]
     config = load_config(config_of(way, plan))

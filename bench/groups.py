@@ -64,7 +64,7 @@ class Groups:
         self._heard: list[Any] = []
 
     def start(self, number: int) -> Any:
-        from dray.cluster.lending import Slots, WorkerGroup
+        from dray.groups.group import Slots, WorkerGroup
 
         work = {"experiment": SimpleNamespace(environment={}), "load_trial": Held(number), "run": "run", "needs": None}
         return WorkerGroup(
@@ -118,7 +118,7 @@ def child(directory: Path, size: int) -> None:
     import ray
     from ray.cluster_utils import Cluster
 
-    from dray.cluster.lending import start_desk
+    from dray.groups.group import start_desk
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": size, "include_dashboard": False})
     try:

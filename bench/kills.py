@@ -20,7 +20,7 @@ from random import Random
 
 from faults import TRIAL_COUNT, Play  # also brings the root of the repository onto the path
 
-from dray.experiment.config import build_search, build_space, load_config
+from dray.config.load import build_search, build_space, load_config
 from tests.ray.harness import attempts, ends, journal, lines
 
 EPOCH = 23

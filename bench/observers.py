@@ -26,14 +26,14 @@ WORKERS = 32
 
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
     """Search in virtual time, and have it written down."""
-    from dray.experiment.config import build_method, build_space
-    from dray.experiment.directory import ExperimentDirectory
-    from dray.experiment.observers import News, Observers
-    from dray.experiment.optuna_study import OptunaStudy
+    from dray.config.load import build_method, build_space
+    from dray.observers.observer import News, Observers
+    from dray.observers.optuna_study import OptunaStudy
+    from dray.records.directory import ExperimentDirectory
     from searchers.events import Action, Event, Exited, Reported, Started
     from searchers.search import Search
     from searchers.simulate import Curve, simulate
-    from tests.experiment.simulated import BEGAN, config_of, loss, rows
+    from tests.report.simulated import BEGAN, config_of, loss, rows
 
     paper.say(machine())
     config = config_of(options.trials)

@@ -34,7 +34,7 @@ def read(path: Path) -> None:
     import pyarrow.dataset  # noqa: F401  what reading Parquet imports
 
     import dray
-    import dray.experiment.result  # the name in `dray` is lazy
+    import dray.records.result  # the name in `dray` is lazy
 
     def peak_mb() -> float:
         # Not by getrusage(), which begins with the peak of the process that started this one.
@@ -51,9 +51,9 @@ def read(path: Path) -> None:
 
 def write(path: Path, epochs: int) -> float:
     """Write the metrics of all trials of an experiment, an epoch of each in turn; seconds of CPU time for a report."""
-    from dray.experiment.metrics_log import MetricsLog
-    from dray.experiment.result import Result
-    from tests.experiment.simulated import rows
+    from dray.records.metrics import MetricsLog
+    from dray.records.result import Result
+    from tests.report.simulated import rows
 
     trials = [
         (trial, dict(view.hparams)) for trial, view in Result(path).search.trials.items() if view.hparams is not None
@@ -69,7 +69,7 @@ def write(path: Path, epochs: int) -> float:
 
 def measure(options: argparse.Namespace, directory: Path, paper: Paper) -> None:
     """Write both, and read them again and again."""
-    from tests.experiment.simulated import simulated
+    from tests.report.simulated import simulated
 
     paper.say(machine())
     asha, random = directory / "asha", directory / "random"

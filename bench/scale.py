@@ -37,7 +37,7 @@ from _measure import (
 )
 
 if TYPE_CHECKING:
-    from dray.cluster.messages import Message
+    from dray.desk.messages import Message
 
 GROUPS_PER_PLAYER = 30
 ROWS = 8
@@ -90,7 +90,7 @@ class Players:
 
     async def play(self, desk: Any, group: str, start: int, rungs: list[int]) -> None:
         """What a group does from its start to the end of the search."""
-        from dray.hosts.ray_worker import Lease
+        from dray.worker.host import Lease
 
         await desk.arrived.remote(group, "")
         number = 0
@@ -129,7 +129,7 @@ def rows(batches: int, kind: str) -> list[dict[str, Any]]:
 
 
 class LightGroup:
-    """What the driver takes for a `dray.cluster.lending.WorkerGroup`: all are played by a few actors."""
+    """What the driver takes for a `dray.groups.group.WorkerGroup`: all are played by a few actors."""
 
     players: list[Any]
     made = 0

@@ -40,7 +40,7 @@ from _measure import (
 )
 
 if TYPE_CHECKING:
-    from dray.cluster.messages import Message
+    from dray.desk.messages import Message
     from searchers import Action, Event, Method
 
 TARGET_S = 0.1
@@ -179,7 +179,7 @@ class _Middle:
 
 def _disturbed(case: Case, config: dict[str, Any]) -> Method:
     """The method of the config, which is then to be given beside it, made to go quiet or to be busy in the middle."""
-    from dray.experiment.config import build_method, load_config
+    from dray.config.load import build_method, load_config
 
     method, trials = build_method(load_config(config)), config["searcher"]["max_trials"]
     common = ("metric", "smaller_is_better", "max_length")

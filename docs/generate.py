@@ -221,7 +221,7 @@ def _items(text: str, *, as_list: bool) -> str:
 CONFIG_INTRODUCTION = """\
 # The experiment file
 
-Written by `docs/generate.py` out of what `dray config schema` prints: change `dray/experiment/schema/`, not this.
+Written by `docs/generate.py` out of what `dray config schema` prints: change `dray/config/`, not this.
 
 The format is that of Determined's experiment configuration. What a search does with it: [searches](search.md); where
 results go: [checkpoints](checkpoints.md); slots: [clusters](clusters.md). Mistakes are told before anything starts, all
@@ -254,10 +254,10 @@ hyperparameters:
 
 def config_page() -> str:
     """The whole document."""
-    from dray.experiment.json_schema import json_schema
-    from dray.experiment.rules import REQUIRED
-    from dray.experiment.schema.searcher import SEARCHER_FIELDS, searcher_fields
-    from dray.experiment.schema.storage import STORAGE_FIELDS
+    from dray.config.json_schema import json_schema
+    from dray.config.rules import REQUIRED
+    from dray.config.searcher import SEARCHER_FIELDS, searcher_fields
+    from dray.config.storage import STORAGE_FIELDS
 
     schema = json_schema()
     methods = {name: fields for name, fields in SEARCHER_FIELDS.items() if name != "async_halving"}
@@ -362,8 +362,8 @@ def _references(node: Any, schema: dict[str, Any], path: tuple[str, ...]) -> lis
 
 def determined_fields() -> dict[str, tuple[str, str]]:
     """Each field of Determined's experiment file: what becomes of it (used, not used, error), and what it does here."""
-    from dray.experiment.determined_fields import NO_MORE, NOT_USED, OLDER, OURS
-    from dray.experiment.schema import SECTIONS
+    from dray.config.determined_fields import NO_MORE, NOT_USED, OLDER, OURS
+    from dray.config.schema import SECTIONS
 
     ours = {tuple(path.split(".")) for path in OURS}
     found = dict.fromkeys(OLDER, "used") | dict.fromkeys(NOT_USED, "not used") | dict.fromkeys(NO_MORE, "error")

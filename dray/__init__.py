@@ -9,15 +9,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dray.experiment.errors import ConfigError as ConfigError
-    from dray.experiment.errors import ExperimentError as ExperimentError
-    from dray.experiment.errors import NoExperiment as NoExperiment
+    from dray.errors import ConfigError as ConfigError
+    from dray.errors import ExperimentError as ExperimentError
+    from dray.errors import NoExperiment as NoExperiment
     from dray.experiment.experiment import Experiment as Experiment
-    from dray.experiment.result import Result as Result
     from dray.imports import import_from_path as import_from_path
     from dray.pytorch import InvalidHP as InvalidHP
     from dray.pytorch import PyTorchTrial as LegacyTrial
     from dray.pytorch import PyTorchTrialContext as TrialContext
+    from dray.records.result import Result as Result
     from dray.training.cluster_info import ClusterInfo as ClusterInfo
     from dray.training.cluster_info import TrialInfo as TrialInfo
     from dray.training.cluster_info import get_cluster_info as get_cluster_info
@@ -29,13 +29,13 @@ LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
 
 _HOMES = {
     "ClusterInfo": "dray.training.cluster_info",
-    "ConfigError": "dray.experiment.errors",
+    "ConfigError": "dray.errors",
     "Experiment": "dray.experiment.experiment",
-    "ExperimentError": "dray.experiment.errors",
-    "Result": "dray.experiment.result",
+    "ExperimentError": "dray.errors",
+    "Result": "dray.records.result",
     "InvalidHP": "dray.pytorch",
     "TrialInfo": "dray.training.cluster_info",
-    "NoExperiment": "dray.experiment.errors",
+    "NoExperiment": "dray.errors",
     "get_cluster_info": "dray.training.cluster_info",
     "import_from_path": "dray.imports",
 }

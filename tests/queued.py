@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from dray.training import ddp
+from dray.training.parallel import ddp
 
 GARBAGE = 1e9
 POLL_S = 0.001

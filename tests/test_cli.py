@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 import dray
 from dray.cli import app, main
-from dray.experiment.errors import ExperimentError, FoundInTraining
+from dray.errors import ExperimentError, FoundInTraining
 from searchers.errors import JournalError
 
 ROOT = Path(__file__).parents[1]

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dray.cluster import cloud_nodes, launcher
-from dray.cluster.launcher import faults
+from dray.cluster.checks import cloud_nodes
+from dray.cluster.checks import launcher_file as launcher
+from dray.cluster.checks.launcher_file import faults
 from tests.cli.conftest import dray  # noqa: F401 - a fixture
 from tests.cli.said import Said
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import dray
 from dray import imports
 from dray.cli import app
-from dray.experiment.config import ConfigError, load_config
+from dray.config.load import ConfigError, load_config
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

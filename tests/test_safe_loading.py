@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dray.experiment.errors import ConfigError
-from dray.experiment.yaml_file import read_mapping
+from dray.config.yaml_file import read_mapping
+from dray.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,14 +33,20 @@ BY_ITSELF = {"eval", "exec", "Unpickler"}
 
 ALLOWED = {
     # Read as data; what is no number, text, list or mapping is refused.
-    ("dray/experiment/yaml_file.py", "yaml.load"): "a subclass of SafeLoader, tested below",
-    ("dray/experiment/found.py", "yaml.load"): "CSafeLoader, tested below",
-    ("dray/training/plain_state.py", "torch.load"): "weights_only, unless the caller of the API says otherwise",
-    ("dray/training/legacy.py", "pickle.Unpickler"): "of Determined's checkpoints, refuses whatever names a function",
+    ("dray/config/yaml_file.py", "yaml.load"): "a subclass of SafeLoader, tested below",
+    ("dray/records/listing.py", "yaml.load"): "CSafeLoader, tested below",
+    (
+        "dray/training/checkpoint/plain_state.py",
+        "torch.load",
+    ): "weights_only, unless the caller of the API says otherwise",
+    (
+        "dray/training/checkpoint/determined.py",
+        "pickle.Unpickler",
+    ): "of Determined's checkpoints, refuses whatever names a function",
     # Never in a file.
-    ("dray/training/snapshot.py", "pickle.Unpickler"): "copies a state in memory",
-    ("dray/experiment/code.py", "pickle.loads"): "the class of a driver's script, from the driver, by way of Ray",
-    ("dray/training/distributed.py", "pickle.loads"): "what the ranks of a trial tell one another",
+    ("dray/training/checkpoint/snapshot.py", "pickle.Unpickler"): "copies a state in memory",
+    ("dray/code/factory.py", "pickle.loads"): "the class of a driver's script, from the driver, by way of Ray",
+    ("dray/training/parallel/distributed.py", "pickle.loads"): "what the ranks of a trial tell one another",
     # The user's own code.
     ("dray/script.py", "exec"): "runs the program that is the config's entrypoint",
 }

@@ -32,8 +32,8 @@ with open("told.json", "w") as file:
 
 EXITS_IN_FIT = """
 import sys
-from dray.training.agreement import all_or_none
-from dray.training.distributed import DistributedContext
+from dray.training.parallel.agreement import all_or_none
+from dray.training.parallel.distributed import DistributedContext
 
 class Mine(DistributedContext):
     def allgather(self, stuff, timeout_s=None):

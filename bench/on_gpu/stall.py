@@ -19,7 +19,7 @@ from part import DEVICE, clock, doing, figure, note
 from small_gpt import TINY, ByHand, Sizes, data, loss_of, made, optimizer_of
 
 from dray import pytorch
-from dray.training import saver
+from dray.training.checkpoint import saver
 
 GOAL = 0.10
 SAVES = 4

@@ -9,9 +9,9 @@ import typer
 
 
 def _experiments(incomplete: str) -> list[str]:
-    from dray.experiment.directory import results
-    from dray.experiment.lookup import LATEST, experiments_below, newest_first
-    from dray.experiment.numbering import numbers
+    from dray.records.directory import results
+    from dray.records.lookup import LATEST, experiments_below, newest_first
+    from dray.records.numbering import numbers
 
     paths, known = newest_first(experiments_below(results())), numbers()
     # Numbers only once a digit is typed: else they would be in the way of the names.
@@ -21,8 +21,8 @@ def _experiments(incomplete: str) -> list[str]:
 
 
 def _trials(ctx: typer.Context, incomplete: str) -> list[str]:
-    from dray.experiment.errors import NoExperiment
-    from dray.experiment.lookup import whereabouts
+    from dray.errors import NoExperiment
+    from dray.records.lookup import whereabouts
 
     try:
         path = Path(whereabouts(str(ctx.params.get("experiment"))))

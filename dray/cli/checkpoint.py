@@ -13,7 +13,7 @@ from dray.cli import show
 from dray.cli.arguments import Batches, Checkpoint, Experiment, Json, Output, TrialOrAll, TrialOrBest, target
 from dray.cli.errors import FAILED, BadUse, told
 from dray.cli.reading import Reading, reading
-from dray.experiment.errors import NoExperiment
+from dray.errors import NoExperiment
 from dray.storage import CheckpointError, Location, holds_a_trial
 
 app = typer.Typer(help="List, verify, download and export checkpoints.", no_args_is_help=True)
@@ -31,7 +31,7 @@ def list_(
     dray checkpoint list latest best
     """
     with told(), reading(experiment) as read:
-        from dray.experiment.checkpoints import checkpoints
+        from dray.records.checkpoints import checkpoints
 
         number = None if trial is None else read.trial(trial)
         values = _validations(read)
@@ -82,8 +82,8 @@ def verify(
     dray checkpoint verify latest
     """
     with told():
-        from dray.experiment.checkpoints import checkpoints, damage
-        from dray.experiment.found import found
+        from dray.records.checkpoints import checkpoints, damage
+        from dray.records.listing import found
 
         one = _one(experiment)
         if one is not None:
@@ -130,7 +130,7 @@ def download(
     dray c download s3://bucket/results/digits-1 7 -o trial-7
     """
     with told():
-        from dray.experiment.checkpoints import download
+        from dray.records.checkpoints import download
 
         with _chosen(experiment, trial, batches) as (place, name):
             path = target(output, name)
@@ -168,7 +168,7 @@ def export(
     dray checkpoint export latest --format determined -o checkpoint
     """
     with told():
-        from dray.experiment.checkpoints import export, export_determined
+        from dray.records.checkpoints import export, export_determined
 
         notes: list[str] = []
         with _chosen(experiment, trial, batches) as (place, name):

@@ -13,7 +13,7 @@ from dray.cli.arguments import Json
 from dray.cli.errors import BAD_INPUT, FAILED, BadUse, told
 
 if TYPE_CHECKING:
-    from dray.cluster.findings import Checked
+    from dray.cluster.checks.findings import Checked
     from dray.storage import Location
 
 app = typer.Typer(help="Inspect and check the Ray cluster that experiments run on.", no_args_is_help=True)
@@ -94,8 +94,8 @@ def check(
     with told():
         place = _place(storage)
         # Imported after the config's own errors were reported.
-        from dray.cluster.check import check as checked_cluster
-        from dray.experiment.directory import results
+        from dray.cluster.checks.cluster import check as checked_cluster
+        from dray.records.directory import results
         from dray.storage import Location
 
         checked = checked_cluster(address, place, Location.of(results()))
@@ -108,7 +108,7 @@ def check(
 
 def _place(storage: str | None) -> Location | None:
     """Where checkpoints go by the option, by the config that it names, or by the environment."""
-    from dray.experiment.config import load_config
+    from dray.config.load import load_config
     from dray.storage import Location
 
     if storage is not None and storage.endswith((".yaml", ".yml")):
@@ -165,12 +165,12 @@ def validate(
     dray cluster validate cluster.yaml
     """
     with told():
-        from dray.experiment.errors import ConfigError
-        from dray.experiment.yaml_file import read_mapping
+        from dray.config.yaml_file import read_mapping
+        from dray.errors import ConfigError
 
         config = read_mapping(file)
         # Imported after the file's own errors were reported: it takes a second.
-        from dray.cluster.launcher import faults, provider
+        from dray.cluster.checks.launcher_file import faults, provider
 
         found = faults(config)
         if json:

@@ -25,6 +25,6 @@ def schema() -> None:
     Then put this in the config file's first line: # yaml-language-server: $schema=dray.schema.json
     """
     with told():
-        from dray.experiment.json_schema import json_schema
+        from dray.config.json_schema import json_schema
 
         show.as_json(json_schema())

@@ -12,7 +12,7 @@ from dray.cli import show
 from dray.cli.reading import Reading, flat
 
 if TYPE_CHECKING:
-    from dray.experiment.found import Overview
+    from dray.records.listing import Overview
 
 
 def overview(each: Overview) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def overview(each: Overview) -> dict[str, Any]:
 
 def as_json(read: Reading) -> dict[str, Any]:
     """All of it, as JSON."""
-    from dray.experiment.outcomes import diverged
+    from dray.records.outcomes import diverged
 
     failures = _failures(read.records)
     return {
@@ -56,8 +56,8 @@ def as_json(read: Reading) -> dict[str, Any]:
 
 def describe(read: Reading) -> None:
     """Print it."""
-    from dray.experiment.display import best_trials
-    from dray.experiment.outcomes import diverged_told, failures_told, no_best_told, ranked
+    from dray.display.display import best_trials
+    from dray.records.outcomes import diverged_told, failures_told, no_best_told, ranked
 
     seen, counts, best = read.it.overview(), Counter(row["state"] for row in read.trials.values()), _best(read)
     searcher = read.config.searcher
@@ -135,7 +135,7 @@ def _failures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line for all failures that came from the same line of the user's code."""
-    from dray.experiment.logs import alike, last_line, where
+    from dray.records.logs import alike, last_line, where
 
     lines = []
     for kind in alike(failures):

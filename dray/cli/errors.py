@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 import typer
 
-from dray.cluster.failure import users_line
-from dray.cluster.startup_hook import HOOK, StartupHookFailed
-from dray.experiment.errors import ConfigError, ExperimentError, FoundInTraining, NoExperiment
+from dray.code.startup_hook import HOOK, StartupHookFailed
+from dray.desk.failure import users_line
+from dray.errors import ConfigError, ExperimentError, FoundInTraining, NoExperiment
 from dray.experiment.interrupts import STDERR, Interrupts, restore_handlers, set_handlers, signal_of
 from dray.script import ScriptFailed
 from dray.storage import StorageError, StorageFull
@@ -128,7 +128,7 @@ def _named(number: signal.Signals) -> str:
 
 def _of_determined(arguments: Sequence[str]) -> str:
     """What to use instead of a command that Determined has and dray has not; "" if that is not known."""
-    from dray.experiment.migrate.shell import counterpart
+    from dray.migrate.shell import counterpart
 
     name, instead = counterpart(["det", *arguments]) or ("", "")
     return f"instead of {name}, use {instead}" if instead else ""

@@ -18,7 +18,7 @@ from dray.cli.errors import FAILED, SOME_FAILED, BadUse, ended_by_signals, told
 from dray.cli.reading import journal, reading
 
 if TYPE_CHECKING:
-    from dray.experiment.schema import ExperimentConfig
+    from dray.config.schema import ExperimentConfig
 
 app = typer.Typer(help="Create, inspect, stop, resume and extend experiments.", no_args_is_help=True)
 
@@ -48,7 +48,7 @@ def create(
     dray experiment create asha.yaml . --config searcher.max_trials=8
     """
     with told(), nullcontext() if local else ended_by_signals():
-        from dray.experiment.config import load_config
+        from dray.config.load import load_config
 
         _tell_all()
         checked = load_config(config, changes or ())
@@ -89,7 +89,7 @@ def list_(
     dray e list s3://bucket/results --json | jq -r '.[].name'
     """
     with told():
-        from dray.experiment.found import listed
+        from dray.records.listing import listed
 
         there = listed(where)
         if json:
@@ -114,7 +114,7 @@ def list_(
             if each.why:
                 typer.echo(f"{each.name} can't be read: {each.why}", err=True)
         if not there:
-            from dray.experiment.directory import results
+            from dray.records.directory import results
 
             typer.echo(f"no experiments in {where or results()} yet", err=True)
 
@@ -128,8 +128,8 @@ def describe(experiment: Experiment, json: Json = False) -> None:
     dray e describe digits --json | jq .best.hparams
     """
     with told():
-        from dray.experiment.found import local_overview
-        from dray.experiment.lookup import local_run
+        from dray.records.listing import local_overview
+        from dray.records.lookup import local_run
 
         if (run := local_run(experiment)) is not None:
             if json:
@@ -152,8 +152,8 @@ def logs(experiment: Experiment, follow: Follow = False, tail: Tail = None, json
     dray experiment logs latest -f
     """
     with told():
-        from dray.experiment.found import found
-        from dray.experiment.logs import event_lines
+        from dray.records.listing import found
+        from dray.records.logs import event_lines
 
         if json and follow:
             raise BadUse("--json prints one complete value, so it can't be used with --follow; give only one of them")
@@ -178,8 +178,8 @@ def stop(experiment: Experiment) -> None:
     dray experiment stop latest
     """
     with told():
-        from dray.experiment.found import found
         from dray.experiment.stop import stop as stop_driver
+        from dray.records.listing import found
 
         with found(experiment) as it:
             stop_driver(it, lambda line: typer.echo(line, err=True))
@@ -234,8 +234,8 @@ def download(experiment: Experiment, output: Output = None) -> None:
     dray experiment download s3://bucket/results/digits-1 -o digits-1
     """
     with told():
-        from dray.experiment import copies
-        from dray.experiment.found import found
+        from dray.records import copies
+        from dray.records.listing import found
 
         with found(experiment) as it:
             path = target(output, it.name)
@@ -260,9 +260,9 @@ def delete(
     dray experiment delete digits-asha-20261121-175912-ab9a
     """
     with told():
-        from dray.experiment import copies
-        from dray.experiment.checkpoints import checkpoints
-        from dray.experiment.found import found
+        from dray.records import copies
+        from dray.records.checkpoints import checkpoints
+        from dray.records.listing import found
         from searchers.journal import Journal
 
         with found(experiment) as it:
@@ -304,8 +304,8 @@ def _ask(question: str) -> None:
 
 def _follow(path: Path, known: int, config: ExperimentConfig) -> None:
     """Print a journal's new records, after the first ``known``."""
-    from dray.experiment.logs import Tail as Lines
-    from dray.experiment.logs import event_lines, followed
+    from dray.records.logs import Tail as Lines
+    from dray.records.logs import event_lines, followed
     from searchers.journal import Journal
 
     lines, seen = Lines(path), 0

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from dray.cli import show
 
 if TYPE_CHECKING:
-    from dray.experiment.found import Overview
-    from dray.experiment.local_runs import LocalRun
+    from dray.records.listing import Overview
+    from dray.records.local_runs import LocalRun
 
 
 def details(run: LocalRun) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def report(
     dray report latest -o report.html
     """
     with told(), reading(experiment) as read:
-        from dray.experiment.report import write_report
+        from dray.report import write_report
 
         # A copy's directory is removed when this command ends.
         out = Path(f"{read.it.name}-report.html") if output is None and read.it.is_copy else output
@@ -49,8 +49,8 @@ def ui(
     dray ui latest
     """
     with told():
-        from dray.experiment.found import found
-        from dray.experiment.ui import serve
+        from dray.records.listing import found
+        from dray.report.ui import serve
 
         with found(experiment) as it:
             serve(it.directory.path, port=port, say=typer.echo)

@@ -37,7 +37,7 @@ def check(
     dray migrate check vision/resnet --json
     """
     with told():
-        from dray.experiment.migrate import check as checked_directory
+        from dray.migrate import check as checked_directory
 
         if not model_dir.is_dir():
             raise BadUse(f"DIR must be a directory with a model's code, got {model_dir}, which is not a directory")

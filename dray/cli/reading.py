@@ -9,13 +9,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dray.cli.errors import BadUse
-from dray.experiment.errors import NoExperiment
+from dray.errors import NoExperiment
 from searchers.journal import Journal
 
 if TYPE_CHECKING:
-    from dray.experiment.found import Found
-    from dray.experiment.result import Result
-    from dray.experiment.schema import ExperimentConfig
+    from dray.config.schema import ExperimentConfig
+    from dray.records.listing import Found
+    from dray.records.result import Result
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Reading:
     @cached_property
     def trials(self) -> dict[int, dict[str, Any]]:
         """The rows of ``result.trials``, by trial_id; ``nan_since`` is None for <NA>."""
-        from dray.experiment.outcomes import diverged
+        from dray.records.outcomes import diverged
 
         rows: list[dict[str, Any]] = self.result.trials.to_dict("records")  # type: ignore[assignment]
         since = diverged(self.result.trials)
@@ -59,7 +59,7 @@ class Reading:
     @cached_property
     def ranked(self) -> list[int]:
         """The trials that have validated, best first; those that failed come last."""
-        from dray.experiment.outcomes import ranked
+        from dray.records.outcomes import ranked
 
         return [int(trial) for trial in ranked(self.result.trials, self.sign)["trial_id"]]
 
@@ -113,7 +113,7 @@ class Reading:
     def _no_best(self) -> str:
         if not self.ranked:
             return f"no trial of {self.it.name} has validated yet, so there is no best trial"
-        from dray.experiment.outcomes import no_best_told, ranked
+        from dray.records.outcomes import no_best_told, ranked
 
         told = no_best_told(ranked(self.result.trials, self.sign), self.config.searcher.metric)
         return f"{self.it.name} has {told}; give its number to take it nevertheless"
@@ -128,8 +128,8 @@ def reading(experiment: str) -> Iterator[Reading]:
         BadUse: it has not begun, or its metrics are damaged.
         JournalError: its journal is damaged.
     """
-    from dray.experiment.found import found
-    from dray.experiment.result import Result
+    from dray.records.listing import found
+    from dray.records.result import Result
 
     with found(experiment) as it:
         records = journal(it)

@@ -28,7 +28,7 @@ def preview(
     dray preview asha.yaml --trials-per-hour 12
     """
     with told():
-        from dray.experiment.config import load_config
+        from dray.config.load import load_config
         from dray.experiment.preview import preview_as_dict, show_preview
 
         if trials_per_hour is not None and not 0 < trials_per_hour < math.inf:

@@ -85,8 +85,8 @@ def describe(experiment: Experiment, trial: Trial = None, json: Json = False) ->
     dray trial describe latest best
     """
     with told(), reading(experiment) as read:
-        from dray.experiment.checkpoints import checkpoints
-        from dray.experiment.outcomes import since_told
+        from dray.records.checkpoints import checkpoints
+        from dray.records.outcomes import since_told
 
         number = read.trial(trial)
         about = _trial(read, number)
@@ -155,8 +155,8 @@ def logs(
     dray t logs digits best -n 20
     """
     with told(), reading(experiment) as read, contextlib.ExitStack() as stack:
-        from dray.experiment.logs import Tail as Lines
-        from dray.experiment.logs import followed, trial_lines
+        from dray.records.logs import Tail as Lines
+        from dray.records.logs import followed, trial_lines
         from dray.storage.logs import bring_logs
         from searchers.journal import Journal
 
@@ -237,7 +237,7 @@ def metrics(
 
 
 def _metrics(experiment: str, trial: str | None) -> tuple[int, pd.DataFrame]:
-    from dray.experiment.lookup import local_run
+    from dray.records.lookup import local_run
 
     run = local_run(experiment)
     if run is not None and trial in (None, "0", "best"):

@@ -1,1 +1,1 @@
-"""Worker groups that are lent to trials: the desk, the groups, the Tune handle, the worker's side of a lease."""
+"""The Ray cluster: connecting to it, its nodes, its autoscaler, and checks of what trials need."""

@@ -34,8 +34,8 @@ def status(address: str | None) -> dict[str, Any]:
     # Imported here: it takes a second, and is not needed without a named cluster.
     import ray
 
+    from dray.cluster.connection import join
     from dray.cluster.nodes import known_nodes
-    from dray.cluster.ray_cluster import join
 
     join(address)
     try:

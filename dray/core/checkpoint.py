@@ -16,10 +16,10 @@ from typing import Any
 
 from dray.storage import CheckpointError, Location, writing
 from dray.storage.manifest import MANIFEST, Listed
-from dray.training.agreement import all_or_none
-from dray.training.distributed import DistributedContext
+from dray.training.checkpoint.opening import open_together
 from dray.training.host import ProgramHost, Report
-from dray.training.opening import open_together
+from dray.training.parallel.agreement import all_or_none
+from dray.training.parallel.distributed import DistributedContext
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from dray.core.train import TensorboardMode, TrainContext
 from dray.hosts import LocalHost, current_host, current_peers
 from dray.storage import Location, store_at
 from dray.training.cluster_info import ClusterInfo, get_cluster_info
-from dray.training.device import own_device
-from dray.training.distributed import DistributedContext
 from dray.training.host import ProgramHost
+from dray.training.parallel.device import own_device
+from dray.training.parallel.distributed import DistributedContext
 
 log = logging.getLogger(__name__)
 
@@ -201,6 +201,6 @@ def _location(storage: str | Mapping[str, Any]) -> Location:
     if isinstance(storage, str):
         return Location.of(storage)
     # Imported here only: checks the section as an experiment's config does, and needs pydantic.
-    from dray.experiment.config import load_storage
+    from dray.config.load import load_storage
 
     return load_storage(storage)

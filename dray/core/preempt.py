@@ -8,8 +8,8 @@ import uuid
 from typing import Any
 
 from dray.core.train import TrainContext
-from dray.training.distributed import DistributedContext
 from dray.training.host import ProgramHost
+from dray.training.parallel.distributed import DistributedContext
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dray.core.train import TrainContext
-from dray.training.distributed import DistributedContext
 from dray.training.errors import SearcherMetricError
 from dray.training.host import ProgramHost, Report
-from dray.training.metrics import as_number, to_numpy
+from dray.training.metrics.accumulator import as_number, to_numpy
+from dray.training.parallel.distributed import DistributedContext
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""One experiment: its config, its run, its results."""
+"""One experiment: a search over trials that runs on worker groups, and resumes from its journal."""

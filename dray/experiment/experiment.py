@@ -12,26 +12,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dray
-from dray.experiment import loggers
-from dray.experiment.code import ByValue, FromDirectory, place_of
-from dray.experiment.config import ExperimentConfig, load_config
-from dray.experiment.directory import ExperimentDirectory, check_storage, make_findable, new_path
-from dray.experiment.display import Display
-from dray.experiment.entrypoint import check_entrypoint
-from dray.experiment.errors import ConfigError, DeskLost, DirectoryGone, EntrypointError, ExperimentError
-from dray.experiment.faults import missing_field
+from dray.code.factory import ByValue, FromDirectory, place_of
+from dray.code.load import check_entrypoint
+from dray.config.custom import Own
+from dray.config.faults import missing_field
+from dray.config.load import ExperimentConfig, load_config
+from dray.config.search import as_extended, build_sampler, build_search
+from dray.display.display import Display
+from dray.errors import ConfigError, DeskLost, DirectoryGone, EntrypointError, ExperimentError
+from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.interrupts import Interrupts
-from dray.experiment.lookup import Name, whereabouts
-from dray.experiment.metrics_log import MetricsLog
-from dray.experiment.mirror import Mirror, brought
-from dray.experiment.numbering import take_number
-from dray.experiment.observers import Make, Observer, Observers
-from dray.experiment.own import Own
-from dray.experiment.preview import unit_of
-from dray.experiment.result import Result
-from dray.experiment.search import as_extended, build_sampler, build_search
-from dray.experiment.secret import check_secrets, with_secrets
-from dray.experiment.source import with_source, with_storage
+from dray.observers import loggers
+from dray.observers.observer import Make, Observer, Observers
+from dray.records.directory import ExperimentDirectory, check_storage, make_findable, new_path
+from dray.records.lookup import Name, whereabouts
+from dray.records.metrics import MetricsLog
+from dray.records.mirror import Mirror, brought
+from dray.records.numbering import take_number
+from dray.records.result import Result
+from dray.records.secrets import check_secrets, with_secrets
 from searchers.errors import MethodError
 from searchers.events import Exited, Reason
 from searchers.journal import Journal
@@ -42,7 +41,7 @@ from searchers.search import Record, Search
 from searchers.space import Constraint
 
 if TYPE_CHECKING:
-    from dray.cluster.messages import Message
+    from dray.desk.messages import Message
     from dray.pytorch import PyTorchTrial
 
 
@@ -227,7 +226,7 @@ class Experiment:
                 path=directory.path,
                 metric=config.searcher.metric,
                 smaller_is_better=config.searcher.smaller_is_better,
-                unit=unit_of(config),
+                unit=config.searcher.unit,
             )
             interrupts.last_words = display.last_words
             observers.begin(records, search.trials, display.say)
@@ -327,10 +326,10 @@ class Experiment:
             quiet.enter_context(display)
             display.starting("waiting for Ray")
             # Here, not above: bad input is told before Ray is even imported.
-            from dray.cluster import chatter
-            from dray.cluster.ray_cluster import connect
+            from dray.cluster import ray_output
+            from dray.cluster.connection import connect
 
-            quiet.enter_context(chatter.kept_in(directory.path / chatter.FILE))
+            quiet.enter_context(ray_output.kept_in(directory.path / ray_output.FILE))
             with ThreadPoolExecutor(1) as pool:
                 # Ray's start is mostly waiting for its processes: meanwhile Train and Tune are imported.
                 modules = pool.submit(importlib.import_module, "dray.experiment.run")
@@ -371,7 +370,7 @@ def _observers(directory: ExperimentDirectory, config: ExperimentConfig) -> dict
 
     def study() -> Observer:
         # Here, not above: Optuna's storage takes half a second to make.
-        from dray.experiment.optuna_study import OptunaStudy
+        from dray.observers.optuna_study import OptunaStudy
 
         return OptunaStudy(directory.study, config)
 

@@ -14,22 +14,22 @@ from pathlib import Path
 import torch
 
 from dray import core, pytorch
-from dray.cluster.environment import device, variables_set
-from dray.cluster.startup_hook import run_startup_hook
-from dray.experiment.config import ExperimentConfig
-from dray.experiment.entrypoint import check_entrypoint, load_entrypoint
-from dray.experiment.own import Own
-from dray.experiment.search import build_search
-from dray.experiment.secret import check_secrets
-from dray.experiment.source import with_source
+from dray.code.load import check_entrypoint, load_entrypoint
+from dray.code.startup_hook import run_startup_hook
+from dray.config.custom import Own
+from dray.config.load import ExperimentConfig
+from dray.config.search import build_search
+from dray.environment import device, variables_set
+from dray.experiment.checkpoint_source import with_source
 from dray.hosts import LocalHost, use_host
 from dray.hosts.local import new_directory
 from dray.pytorch.class_entrypoint import train
+from dray.records.secrets import check_secrets
 from dray.script import Script, ScriptFailed
 from dray.training.determinism import deterministic
 from dray.training.host import Reached, Report
-from dray.training.metric_checks import MetricChecks
-from dray.training.time_metric import crossed, time_of
+from dray.training.metrics.checks import MetricChecks
+from dray.training.metrics.time_metric import crossed, time_of
 from dray.training.units import ENDLESS, in_batches
 from searchers.search import Search
 

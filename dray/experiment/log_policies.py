@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from dray.experiment.logs import STAMP, trial_lines
-from dray.experiment.schema.log_policies import LogPolicy
+from dray.config.log_policies import LogPolicy
+from dray.records.logs import STAMP, trial_lines
 from dray.storage import Location, StorageError
 from dray.storage.logs import bring_logs
 

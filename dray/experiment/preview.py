@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dray.experiment.errors import ConfigError
-from dray.experiment.own import Own
-from dray.experiment.schema import ExperimentConfig
-from dray.experiment.search import build_method
+from dray.config.custom import Own
+from dray.config.schema import ExperimentConfig
+from dray.config.search import build_method
+from dray.errors import ConfigError
 from searchers.method import Method
 from searchers.preview import Preview, expected, is_certain, is_simulated
 
@@ -60,17 +60,9 @@ def preview_as_dict(config: ExperimentConfig, *, model_dir: Path | None = None) 
         "trials": seen.trials,
         "total": None if seen.total is None else round(seen.total, 2),
         "likely_total": seen.likely,
-        "unit": unit_of(config),
+        "unit": config.searcher.unit,
         "brackets": brackets,
     }
-
-
-def unit_of(config: ExperimentConfig) -> str:
-    """The search's unit of length: batches, epochs, records, or a metric's name."""
-    searcher = config.searcher
-    if searcher.max_time is not None:
-        return str(searcher.time_metric)
-    return "batches" if searcher.max_length is None else searcher.max_length.unit
 
 
 def _previewed(config: ExperimentConfig, model_dir: Path | None) -> Preview:
@@ -85,7 +77,7 @@ def _previewed(config: ExperimentConfig, model_dir: Path | None) -> Preview:
 
 def _table(config: ExperimentConfig, seen: Preview, word: str) -> Table:
     table = Table(title=f"{config.name}: {_method(config)}", title_justify="left")
-    unit = unit_of(config)
+    unit = config.searcher.unit
     for heading in ("bracket", "rung", f"length, {unit}", f"{word}trials", "ending here", f"{word}total, {unit}"):
         table.add_column(heading, justify="right")
     for number, bracket in enumerate(seen.brackets, start=1):
@@ -100,7 +92,7 @@ def _table(config: ExperimentConfig, seen: Preview, word: str) -> Table:
 
 
 def _totals(config: ExperimentConfig, seen: Preview, trials_per_hour: float | None, word: str) -> list[str]:
-    length, unit = config.searcher.length, unit_of(config)
+    length, unit = config.searcher.length, config.searcher.unit
     lines, full, likely = [f"{_number(seen.trials)} trials"], seen.trials, seen.likely
     if seen.total is not None and length is not None:
         full = seen.total / length

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dray.cluster.failure import Failure
-from dray.cluster.last_words import with_last_words
-from dray.experiment.config import ExperimentConfig
-from dray.experiment.directory import ExperimentDirectory
-from dray.experiment.display import Display
+from dray.config.load import ExperimentConfig
+from dray.desk.failure import Failure
+from dray.display.display import Display
 from dray.experiment.log_policies import forbidden, printed
+from dray.records.directory import ExperimentDirectory
+from dray.worker.log.tail import with_last_words
 from searchers.journal import Journal
 
 

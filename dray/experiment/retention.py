@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dray.experiment.config import CheckpointStorage
+from dray.config.load import CheckpointStorage
 from dray.storage import CheckpointStore
 from dray.storage.outage import Outage
 

@@ -20,34 +20,34 @@ from typing import Any
 import ray
 
 import dray
-from dray.cluster.demand import Demand
-from dray.cluster.elastic import Elastic
-from dray.cluster.environment import Device, device
-from dray.cluster.failure import Failure
-from dray.cluster.lending import Slots, WorkerGroup, start_desk
-from dray.cluster.messages import Message
-from dray.cluster.ray_cluster import Cluster, slots_now
+from dray.cluster.connection import Cluster, slots_now
 from dray.cluster.watch import Watch
-from dray.experiment.code import ByValue, FromDirectory, Sent
-from dray.experiment.config import ExperimentConfig
-from dray.experiment.counts import Counts
-from dray.experiment.directory import ExperimentDirectory
-from dray.experiment.display import Display
-from dray.experiment.errors import ConfigError, DeskLost, DirectoryGone, ExperimentError, FoundInTraining
-from dray.experiment.groups import IN_TURN_S, Groups, find_slots
+from dray.code.factory import ByValue, FromDirectory, Sent
+from dray.config.load import ExperimentConfig
+from dray.desk.failure import Failure
+from dray.desk.messages import Message
+from dray.display.counts import Counts
+from dray.display.display import Display
+from dray.environment import Device, device
+from dray.errors import ConfigError, DeskLost, DirectoryGone, ExperimentError, FoundInTraining
 from dray.experiment.interrupts import Interrupts
-from dray.experiment.metrics_log import MetricsLog
-from dray.experiment.nodes import checked_nodes, told_by_worker
-from dray.experiment.observers import Observers
-from dray.experiment.outcomes import NEVER_BEST
+from dray.experiment.preflight import checked_nodes, told_by_worker
 from dray.experiment.restarts import Restarts
 from dray.experiment.retention import Policy, Retention
-from dray.experiment.timeline import Timeline
 from dray.experiment.travel import send
-from dray.hosts.ray_worker import REPORT, TOGETHER_S, Lease
-from dray.hosts.ray_worker import Experiment as TrialsExperiment
+from dray.groups.demand import Demand
+from dray.groups.elastic import Elastic
+from dray.groups.group import Slots, WorkerGroup, start_desk
+from dray.groups.pool import IN_TURN_S, Groups, find_slots
+from dray.observers.observer import Observers
+from dray.records.directory import ExperimentDirectory
+from dray.records.metrics import MetricsLog
+from dray.records.outcomes import NEVER_BEST
+from dray.records.timeline import Timeline
 from dray.storage import CheckpointStore
 from dray.training.units import Batch, TrainUnit
+from dray.worker.host import REPORT, TOGETHER_S, Lease
+from dray.worker.host import Experiment as TrialsExperiment
 from searchers.errors import SpaceError
 from searchers.events import Reason, Started
 from searchers.journal import Journal

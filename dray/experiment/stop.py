@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dray.experiment.errors import NoExperiment
-from dray.experiment.found import Found
+from dray.errors import NoExperiment
+from dray.records.listing import Found
 from searchers.journal import Journal
 
 LOOK_S = 0.2

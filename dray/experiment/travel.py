@@ -8,11 +8,11 @@ from typing import Any
 
 from ray import cloudpickle
 
-from dray.cluster.packages import Package, environment, package
-from dray.experiment.code import ByValue, FromDirectory, Sent, home_of
-from dray.experiment.config import ExperimentConfig
-from dray.experiment.directory import ExperimentDirectory
-from dray.experiment.ignore import code_of, copied
+from dray.code.factory import ByValue, FromDirectory, Sent, home_of
+from dray.code.ignore import code_of, copied
+from dray.code.packages import Package, environment, package
+from dray.config.load import ExperimentConfig
+from dray.records.directory import ExperimentDirectory
 
 
 def send(

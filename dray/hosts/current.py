@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from dray.training.distributed import DistributedContext
 from dray.training.host import Host
+from dray.training.parallel.distributed import DistributedContext
 
 _current: ContextVar[Host | None] = ContextVar("dray_host", default=None)
 _peers: ContextVar[DistributedContext | None] = ContextVar("dray_peers", default=None)

@@ -25,9 +25,9 @@ from dray.hosts.progress import ProgressDisplay, is_wanted
 from dray.hosts.unsaved import Unsaved
 from dray.storage import CheckpointStore, Location, verify
 from dray.storage.manifest import Listed
-from dray.training.distributed import DistributedContext
 from dray.training.errors import ShouldExit
 from dray.training.host import Reached, Report
+from dray.training.parallel.distributed import DistributedContext
 from dray.training.plan import Plan
 from dray.training.units import TrainUnit
 

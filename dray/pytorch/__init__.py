@@ -14,7 +14,7 @@ from dray.pytorch.trainer import Trainer
 from dray.pytorch.trial import PyTorchTrial
 from dray.pytorch.units import Batch, Epoch, TrainUnit, _TrainBoundaryType
 from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, ShouldExit
-from dray.training.reducers import MetricReducer, Reducer
+from dray.training.metrics.reducers import MetricReducer, Reducer
 
 # The name that old code raises in train_batch().
 _ShouldExit = ShouldExit

@@ -17,14 +17,14 @@ from dray.pytorch.data import ToDevice
 from dray.pytorch.lr_scheduler import LRScheduler
 from dray.pytorch.side_stream import SideStream
 from dray.training.amp import MixedPrecision
-from dray.training.cursor import Cursor
-from dray.training.ddp import SpreadModel, checked_ddp_kwargs, share_weights
 from dray.training.host import Host
+from dray.training.metrics.reducers import ReducerRegistry
+from dray.training.metrics.tensorboard import TensorBoard
+from dray.training.metrics.torchmetrics import TorchMetricReducer, is_torchmetric
 from dray.training.optimisation import Optimisation
+from dray.training.parallel.ddp import SpreadModel, checked_ddp_kwargs, share_weights
 from dray.training.plan import batches_of
-from dray.training.reducers import ReducerRegistry
-from dray.training.tensorboard import TensorBoard
-from dray.training.torchmetrics import TorchMetricReducer, is_torchmetric
+from dray.training.position import Cursor
 from dray.training.units import ENDLESS, Epoch, TrainUnit, is_int
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler
 from dray.pytorch.batches import DividedAnew, NumberedBatches, SampledBatches, SeededBatches, drawn_seed
 from dray.pytorch.rows import TorchLoader
 from dray.pytorch.samplers import DistributedBatchSampler
-from dray.training.division import Division
+from dray.training.parallel.division import Division
 from dray.training.units import is_int
 
 log = logging.getLogger(__name__)

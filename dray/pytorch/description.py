@@ -11,9 +11,9 @@ from dray.hosts import LocalHost
 from dray.masking import masked, texts
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.trial import PyTorchTrial
-from dray.training import source
-from dray.training.checkpoint import Description
-from dray.training.division import Division
+from dray.training.checkpoint import source
+from dray.training.checkpoint.files import Description
+from dray.training.parallel.division import Division
 
 
 def describe(trial: PyTorchTrial, context: PyTorchTrialContext, division: Division | None) -> Description:

@@ -22,9 +22,9 @@ from dray.pytorch.batch_functions import to_device
 from dray.pytorch.data import DataLoader
 from dray.storage import Location, RemoteDirectory
 from dray.storage.manifest import MANIFEST
-from dray.training.agreement import all_or_none
-from dray.training.device import own_device
-from dray.training.reducers import ReducerRegistry
+from dray.training.metrics.reducers import ReducerRegistry
+from dray.training.parallel.agreement import all_or_none
+from dray.training.parallel.device import own_device
 from dray.training.units import is_int
 
 log = logging.getLogger(__name__)

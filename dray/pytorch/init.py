@@ -16,9 +16,10 @@ from dray.hosts import LocalHost, current_host, current_peers
 from dray.hosts.local import new_directory
 from dray.pytorch.cached import relieve
 from dray.pytorch.context import PyTorchTrialContext
-from dray.training import checkpoint, rng
+from dray.training import rng
+from dray.training.checkpoint import files
 from dray.training.determinism import deterministic
-from dray.training.device import check_gpus, own_device
+from dray.training.parallel.device import check_gpus, own_device
 from dray.training.plan import check_length
 from dray.training.units import TrainUnit
 
@@ -100,7 +101,7 @@ def init(
         )
         if host.latest_checkpoint is not None and (saved := Path(host.latest_checkpoint)).is_dir():
             # Where fit() will resume: the trial's constructor may ask for it.
-            context._cursor.initial_batch = checkpoint.read_progress(saved).batches
+            context._cursor.initial_batch = files.read_progress(saved).batches
         stack.callback(context._close)
         if distributed is not None:
             stack.callback(distributed.close)

@@ -17,7 +17,7 @@ from dray.imports import import_from_path
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.trial import PyTorchTrial
 from dray.storage import opened
-from dray.training import checkpoint
+from dray.training.checkpoint import files
 from dray.training.optimisation import bare
 from dray.training.units import Batch
 
@@ -89,12 +89,12 @@ def _load(
     arguments: dict[str, Any],
     torch_load_kwargs: dict[str, Any],
 ) -> PyTorchTrial:
-    saved = checkpoint.describe(directory)
+    saved = files.describe(directory)
     context = arguments.pop("context", None)
     if context is None:
         context = CheckpointLoadContext(hparams=saved["hparams"], exp_conf=saved["experiment_config"])
-        context._length = Batch(max(1, checkpoint.read_progress(directory).batches))
-        context._cursor.epoch_length = checkpoint.read_epoch_length(directory)
+        context._length = Batch(max(1, files.read_progress(directory).batches))
+        context._cursor.epoch_length = files.read_epoch_length(directory)
     if trial_class is None:
         trial_class = _import_class(directory / "code", saved["trial_cls_spec"])
     try:
@@ -103,7 +103,7 @@ def _load(
         raise ValueError(f"can't construct {trial_class.__name__}: {error}; pass trial_kwargs={{...}}") from None
     trial = trial_class(context, **arguments)
     models = [bare(model) for model in context.models]
-    state = checkpoint.read_state(directory, models, **torch_load_kwargs)
+    state = files.read_state(directory, models, **torch_load_kwargs)
     context._optimisation.load_models(state)
     return trial
 

@@ -12,9 +12,9 @@ from dray.pytorch.batches import drawn_seed
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.data import DataLoader
 from dray.pytorch.trial import PyTorchTrial
-from dray.training import checkpoint, legacy
-from dray.training.cursor import Cursor
-from dray.training.division import Division
+from dray.training.checkpoint import determined, files
+from dray.training.parallel.division import Division
+from dray.training.position import Cursor
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +45,9 @@ def training_loader(
 
 def _first_division(now: Division, context: PyTorchTrialContext, directory: Path | None) -> Division:
     """How the trial divided its data when it began, so far as is known."""
-    if directory is not None and (before := checkpoint.read_division(directory)) is not None:
+    if directory is not None and (before := files.read_division(directory)) is not None:
         # Determined's checkpoint has the number of slots only: the batch size is taken as unchanged.
-        return now if legacy.is_legacy(directory) and before.replicas == now.replicas else before
+        return now if determined.is_legacy(directory) and before.replicas == now.replicas else before
     resources = (context._exp_conf or {}).get("resources") or {}
     if isinstance(resources.get("slots_per_trial"), dict) and now.batch_size is not None:
         # However many processes it starts with, its batches are those of a single process.
@@ -122,13 +122,13 @@ def recover_order(directory: Path, loader: Any, cursor: Cursor) -> None:
         return
     now, ahead = cursor.epoch_of(cursor.initial_batch), _ahead(loader)
     begun = {epoch: epoch * cursor.epoch_length - ahead for epoch in (now, now + 1)}
-    cursor.drawn.update(checkpoint.read_order_seeds(directory, begun))
+    cursor.drawn.update(files.read_order_seeds(directory, begun))
 
 
 def draw_order(directory: Path, loader: Any, cursor: Cursor, size: int) -> None:
     """Draw the seed of an epoch that `size` processes are about to begin, while all would draw the same one."""
     epoch = cursor.epoch_of(cursor.initial_batch)
-    if cursor.drawn is None or epoch in cursor.drawn or not legacy.is_legacy(directory):
+    if cursor.drawn is None or epoch in cursor.drawn or not determined.is_legacy(directory):
         return
     if size > 1 and cursor.starts_epoch(cursor.initial_batch) and _ahead(loader) == 0:
         cursor.drawn[epoch] = drawn_seed()

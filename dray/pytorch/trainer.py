@@ -16,13 +16,14 @@ from dray.pytorch.callback import PyTorchCallback
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.description import describe
 from dray.pytorch.trial import PyTorchTrial
-from dray.training import checkpoint, rng, warm
-from dray.training.agreement import all_or_none
+from dray.training import rng, warm
+from dray.training.checkpoint import files
+from dray.training.checkpoint.opening import open_together
 from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
 from dray.training.executor import Executor, run
-from dray.training.opening import open_together
 from dray.training.optimisation import bare
+from dray.training.parallel.agreement import all_or_none
 from dray.training.plan import POLICIES, Plan, Policy, Schedule, batches_of, check_length, check_unit, schedule_of
 from dray.training.progress import Progress
 from dray.training.units import Batch, TrainUnit
@@ -247,13 +248,13 @@ class Trainer:
     def _set_position(self, directory: Path | None) -> Progress:
         """Set the context to where training begins."""
         context, cursor = self._context, self._context._cursor
-        if directory is not None and (seed := checkpoint.read_trial_seed(directory)) is not None:
+        if directory is not None and (seed := files.read_trial_seed(directory)) is not None:
             # So that the data keep their order even if this run drew a new seed.
             context._trial_seed = seed
-        at = Progress() if directory is None else checkpoint.read_progress(directory)
+        at = Progress() if directory is None else files.read_progress(directory)
         cursor.batch_idx, cursor.initial_batch = None, at.batches
         cursor.stop_requested = cursor.stop_requested and not cursor.stop_obeyed
-        cursor.drawn = None if directory is None else checkpoint.read_drawn(directory)
+        cursor.drawn = None if directory is None else files.read_drawn(directory)
         return at
 
     def _plan(
@@ -324,7 +325,7 @@ class Trainer:
     def _load_state(self, directory: Path, callbacks: dict[str, PyTorchCallback]) -> dict[str, Any]:
         """Load models, optimizers, schedulers and callbacks from a checkpoint; returns its state dict."""
         context = self._context
-        state = checkpoint.read_state(directory, [bare(model) for model in context.models])
+        state = files.read_state(directory, [bare(model) for model in context.models])
         for callback in callbacks.values():
             callback.on_checkpoint_load_start(state)
         context._optimisation.load_state_dict(state)
@@ -341,7 +342,7 @@ class Trainer:
         context, peers = self._context, self._context.distributed
         state = self._load_state(directory, callbacks)
         # Last, so that random numbers drawn while loading don't count.
-        mine = checkpoint.read_rank(directory, state, peers.rank, peers.size)
+        mine = files.read_rank(directory, state, peers.rank, peers.size)
         if mine is not None and mine.gradients is not None:
             context._optimisation.restore_gradients(mine.gradients)
         if mine is not None and mine.rng:

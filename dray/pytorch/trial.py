@@ -10,7 +10,7 @@ import torch
 from dray.pytorch.callback import PyTorchCallback
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.data import DataLoader, batch_length
-from dray.training.reducers import Reducer
+from dray.training.metrics.reducers import Reducer
 
 
 class PyTorchTrial(abc.ABC):

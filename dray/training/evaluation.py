@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dray.training import metrics
+from dray.training.metrics import accumulator
+from dray.training.metrics.reducers import Reducer, ReducerRegistry
 from dray.training.optimisation import Optimisation
-from dray.training.reducers import Reducer, ReducerRegistry
 from dray.training.trial import Callback, Trial
 
 
@@ -66,16 +66,16 @@ class Evaluation:
         rows = self._of_batches(test_mode)
         for callback in self.callbacks.values():
             callback.on_validation_epoch_end(rows)
-        reducers = metrics.reducers_of(self.trial.evaluation_reducer(), list(rows[0])) if rows else {}
+        reducers = accumulator.reducers_of(self.trial.evaluation_reducer(), list(rows[0])) if rows else {}
         return Share(
-            metrics=metrics.reduce_batches(rows, reducers),
+            metrics=accumulator.reduce_batches(rows, reducers),
             slot=self.reducers.per_slot(training=False),
             reducers=reducers,
             batches=len(rows),
         )
 
     def _of_batches(self, test_mode: bool) -> list[dict[str, Any]]:
-        seen = metrics.ValidationMetrics()
+        seen = accumulator.ValidationMetrics()
         to_device, add = self.to_device, seen.add
         evaluate_batch, get_batch_length = self._evaluate_batch, self.trial.get_batch_length
         for batch_idx, batch in enumerate(self.data):
@@ -94,11 +94,11 @@ class Evaluation:
             raise TypeError(
                 f"evaluate_full_dataset() must return a dict of metrics, got {found!r} of type {type(found).__name__}"
             )
-        return metrics.jsonable(found, source="evaluate_full_dataset()")
+        return accumulator.jsonable(found, source="evaluate_full_dataset()")
 
     def combine(self, shares: Sequence[Share]) -> dict[str, Any]:
         """The metrics of all ranks' shares, in rank order. Each rank combines for itself, without another exchange."""
-        reduced = metrics.jsonable(
+        reduced = accumulator.jsonable(
             self.reducers.cross_slot([share.slot for share in shares], training=False), source="a reducer"
         )
         if self.full_dataset:
@@ -114,7 +114,7 @@ class Evaluation:
                 "evaluate_batch() must return the same metrics on every rank, got "
                 + ", ".join(str(sorted(share.metrics)) for share in shares)
             )
-        own = metrics.combine_ranks([(share.metrics, share.batches) for share in shares], shares[0].reducers)
+        own = accumulator.combine_ranks([(share.metrics, share.batches) for share in shares], shares[0].reducers)
         return {**own, **reduced}
 
 

@@ -18,23 +18,25 @@ from typing import Any
 import torch
 from typing_extensions import assert_never
 
-from dray.training import checkpoint, metrics, rng
-from dray.training.agreement import Agreement, on_chief
-from dray.training.cursor import Cursor
-from dray.training.ddp import SpreadModel
-from dray.training.distributed import DistributedContext
+from dray.training import rng
+from dray.training.checkpoint import files
+from dray.training.checkpoint.saver import Saver
+from dray.training.checkpoint.snapshot import on_cpu
 from dray.training.errors import DataExhausted, ShouldExit
 from dray.training.evaluation import Evaluation
 from dray.training.host import Host, Reached, Report
 from dray.training.loop import Command, Publish, Seen, Train, Validate, drive
+from dray.training.metrics import accumulator
+from dray.training.metrics.reducers import ReducerRegistry
+from dray.training.metrics.searcher_metric import check_metric
+from dray.training.metrics.tensorboard import TensorBoard
 from dray.training.optimisation import Optimisation
+from dray.training.parallel.agreement import Agreement, on_chief
+from dray.training.parallel.ddp import SpreadModel
+from dray.training.parallel.distributed import DistributedContext
 from dray.training.plan import Plan
+from dray.training.position import Cursor
 from dray.training.progress import Progress
-from dray.training.reducers import ReducerRegistry
-from dray.training.saver import Saver
-from dray.training.searcher_metric import check_metric
-from dray.training.snapshot import on_cpu
-from dray.training.tensorboard import TensorBoard
 from dray.training.trial import Callback, Trial
 from dray.training.usage import Usage
 
@@ -110,7 +112,7 @@ class Executor:
     host: Host
     training_data: Iterator[Any]
     evaluation: Evaluation
-    description: Callable[[], checkpoint.Description]
+    description: Callable[[], files.Description]
     listens_to_batches: bool
     hears_of_checkpoints: bool
     scalars: TensorBoard
@@ -125,7 +127,7 @@ class Executor:
             trained=lambda: self._trained,
             device=self.device,
         )
-        self._metrics = metrics.TrainingMetrics(keep_batches=self.listens_to_batches)
+        self._metrics = accumulator.TrainingMetrics(keep_batches=self.listens_to_batches)
         self._train_batch = self.optimisation.forward(self.trial.train_batch)
         self._epoch_starts = [_epoch_start(callback) for callback in self.callbacks.values()]
         self._saver = Saver(self.host)
@@ -183,20 +185,20 @@ class Executor:
         sound = values is not None and (leave is None or not leave.aborted)
         values = values if values is not None and sound else {}
         scalars = values if self.scalars.enabled and sound else None
-        mine = (self._trained, leave, metrics.sums_of(values), slot, scalars, self._usage.machine())
+        mine = (self._trained, leave, accumulator.sums_of(values), slot, scalars, self._usage.machine())
         trained, leaves, sums, slots, rows, machines = zip(*self.agreement.exchange(mine, leave), strict=True)
         self._usage.hear(machines)
         if self._metrics.keep_times:
             self._write_batches(first, [row for row in rows if row is not None])
         leave = self.agreement.agree(leaves, training=True)
         self._trained = min(trained)
-        averages: dict[str, Any] = {} if leave is not None and leave.aborted else dict(metrics.average_sums(sums))
+        averages: dict[str, Any] = {} if leave is not None and leave.aborted else dict(accumulator.average_sums(sums))
         if leave is not None or self._trained < command.until:
             self._training = averages or None
             save = leave is None or leave.save
             return Seen(batches=self._trained, leave=True, save_on_leave=save, interrupted=leave is None)
         reduced = self.reducers.cross_slot(slots, training=True)
-        averages.update({name: metrics.to_numpy(value) for name, value in reduced.items()})
+        averages.update({name: accumulator.to_numpy(value) for name, value in reduced.items()})
         self._training = averages
         self._write_scalars(reduced)
         if self._metrics.keep_batches:
@@ -249,10 +251,10 @@ class Executor:
             )
         return self.reducers.per_slot(training=True)
 
-    def _write_batches(self, first: int, ranks: list[metrics.Values]) -> None:
+    def _write_batches(self, first: int, ranks: list[accumulator.Values]) -> None:
         """One row of scalars for each batch, at its number as step."""
         if ranks:
-            batches = zip(self._metrics.times, metrics.rows_of(ranks), strict=False)
+            batches = zip(self._metrics.times, accumulator.rows_of(ranks), strict=False)
             self.scalars.write(
                 (at, batch_idx, {f"Determined/{name}": value for name, value in row.items()})
                 for batch_idx, (at, row) in enumerate(batches, start=first)
@@ -262,13 +264,13 @@ class Executor:
     def _write_scalars(self, found: Mapping[str, Any]) -> None:
         """One row of scalars, at the number of batches trained; other values than numbers are left out."""
         if self.is_chief and self.scalars.enabled:
-            values = {name: metrics.as_number(metrics.to_numpy(value)) for name, value in found.items()}
+            values = {name: accumulator.as_number(accumulator.to_numpy(value)) for name, value in found.items()}
             row = {f"Determined/{name}": value for name, value in values.items() if value is not None}
             if row:
                 self.scalars.write([(time.time(), self._trained, row)])
 
     def _workload_end(self, averages: dict[str, Any]) -> None:
-        batches = metrics.average_batches(self.peers.allgather(self._metrics.take_batches()))
+        batches = accumulator.average_batches(self.peers.allgather(self._metrics.take_batches()))
         shown = {**self._position(), **averages}
         for callback in self.callbacks.values():
             callback.on_training_workload_end(dict(shown), batches)
@@ -297,7 +299,7 @@ class Executor:
         for callback in self.callbacks.values():
             callback.on_validation_end(shown)
         # Metrics that callbacks add to the dict are reported too.
-        self._validation = metrics.jsonable(shown, source="on_validation_end()")
+        self._validation = accumulator.jsonable(shown, source="on_validation_end()")
         if self.host.metric is not None:
             check_metric(self.host.metric, self._validation)
         self._write_scalars(
@@ -316,7 +318,7 @@ class Executor:
         report = Report(
             batches=command.at.batches,
             epochs=self._epochs(),
-            training=None if self._training is None else metrics.jsonable(self._training, source="train_batch()"),
+            training=None if self._training is None else accumulator.jsonable(self._training, source="train_batch()"),
             validation=self._validation,
             decides=command.decides,
             final=command.final,
@@ -330,7 +332,7 @@ class Executor:
             # Of a batch that was begun, but does not count, because a rank has left in it: it will be trained again.
             spoilt = begun is not None and begun >= self._trained
             gradients = None if spoilt else self.optimisation.pending_gradients()
-            state = checkpoint.RankState(
+            state = files.RankState(
                 rng=rng.capture(self.device),
                 gradients=gradients if self.peers.size == 1 else on_cpu(gradients),
                 drawn=self.cursor.drawn_from(command.at.batches),
@@ -364,14 +366,14 @@ class Executor:
         for callback in self.callbacks.values():
             callback.on_checkpoint_upload_end(uuid=uuid)
 
-    def _save(self, command: Publish, report: Report, states: list[checkpoint.RankState]) -> str | None:
+    def _save(self, command: Publish, report: Report, states: list[files.RankState]) -> str | None:
         # First, so that memory never holds two copies of the state.
         self._saver.wait()
         state = self.optimisation.state_dict()
         state["callbacks"] = {name: callback.state_dict() for name, callback in self.callbacks.items()}
         for callback in self.callbacks.values():
             callback.on_checkpoint_save_start(state)
-        contents = checkpoint.contents(state=state, progress=command.at, ranks=states, description=self.description())
+        contents = files.contents(state=state, progress=command.at, ranks=states, description=self.description())
         return self._saver.save(
             contents,
             report,

@@ -10,7 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from dray.storage.location import Location
 from dray.storage.manifest import Listed
-from dray.training.distributed import DistributedContext
+from dray.training.parallel.distributed import DistributedContext
 from dray.training.plan import Plan
 from dray.training.units import TrainUnit
 

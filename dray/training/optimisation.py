@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dray.training.amp import MixedPrecision
-from dray.training.cursor import Cursor
+from dray.training.position import Cursor
 from dray.training.trial import Scheduler
 from dray.training.units import is_int
 

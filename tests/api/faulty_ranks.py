@@ -20,7 +20,7 @@ from dray import pytorch
 from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch, Epoch
-from dray.training import agreement
+from dray.training.parallel import agreement
 from tests import queued
 from tests.pytorch.fakes import FakeHost
 from tests.pytorch.two_ranks import Regression, two

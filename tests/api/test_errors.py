@@ -19,10 +19,10 @@ from dray import pytorch
 from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch, Epoch, samplers
-from dray.training.distributed import NotUnderTorchrun
+from dray.training.checkpoint.plain_state import UnsavableState
 from dray.training.errors import SearcherMetricError
-from dray.training.plain_state import UnsavableState
-from dray.training.reducers import ReducerRegistry
+from dray.training.metrics.reducers import ReducerRegistry
+from dray.training.parallel.distributed import NotUnderTorchrun
 from tests.pytorch.fakes import FakeHost, OneWeight
 
 Context = pytorch.PyTorchTrialContext

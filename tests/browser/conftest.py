@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import dray
-from tests.experiment.simulated import simulated
+from tests.report.simulated import simulated
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 

@@ -9,10 +9,10 @@ import pytest
 from selenium.webdriver.support.wait import WebDriverWait
 
 import dray
-from dray.experiment.directory import ExperimentDirectory
-from dray.experiment.observers import tell_all
-from dray.experiment.optuna_study import OptunaStudy
-from dray.experiment.ui import free_port, serve_study
+from dray.observers.observer import tell_all
+from dray.observers.optuna_study import OptunaStudy
+from dray.records.directory import ExperimentDirectory
+from dray.report.ui import free_port, serve_study
 
 # Not imported to see whether it is there: that brings scikit-learn, in runs too in which no test of these is chosen.
 is_missing = importlib.util.find_spec("optuna_dashboard") is None

@@ -12,7 +12,7 @@ import pytest
 from selenium.webdriver.support.wait import WebDriverWait
 
 import dray
-from dray.experiment.report import write_report
+from dray.report import write_report
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from dray.cli import main
-from dray.experiment.directory import ExperimentDirectory
+from dray.records.directory import ExperimentDirectory
 from dray.storage import CheckpointStore
-from dray.training.checkpoint import Description, contents, write
+from dray.training.checkpoint.files import Description, contents, write
 from dray.training.progress import Progress
 from searchers.journal import Journal
 from tests.cli.said import Said
-from tests.experiment.simulated import simulated
+from tests.report.simulated import simulated
 
 TRIALS = 8
 WEIGHT = torch.tensor([[1.0, 2.0]])

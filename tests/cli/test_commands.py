@@ -19,10 +19,10 @@ import typer
 import yaml
 
 from dray.cli import app, main
-from dray.experiment.directory import ExperimentDirectory
-from dray.experiment.metrics_log import TAIL
-from dray.experiment.numbering import take_number
-from dray.experiment.result import Result
+from dray.records.directory import ExperimentDirectory
+from dray.records.metrics import TAIL
+from dray.records.numbering import take_number
+from dray.records.result import Result
 from searchers.journal import Journal
 from tests.cli.conftest import TRIALS, WEIGHT, checkpoint
 from tests.cli.said import Said
@@ -552,7 +552,7 @@ def test_logs_are_followed_until_the_trial_has_ended(
         ]
     )
     # What happens while it waits for the next look.
-    monkeypatch.setattr("dray.experiment.logs.time", SimpleNamespace(sleep=lambda s: next(turns)()))
+    monkeypatch.setattr("dray.records.logs.time", SimpleNamespace(sleep=lambda s: next(turns)()))
     assert dray("t", "logs", "digits", "3", "-f").out == "one\ntwo\nthree\nfo\n"
     assert next(turns, None) is None, "the end of another trial is not its own"
 

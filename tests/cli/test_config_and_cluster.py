@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dray.experiment.json_schema import json_schema
-from dray.experiment.numbering import take_number
+from dray.config.json_schema import json_schema
+from dray.records.numbering import take_number
 from tests.cli.said import Said
 from tests.ray.harness import DIGITS
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from dray.experiment.directory import ExperimentDirectory
+from dray.records.directory import ExperimentDirectory
 from tests.cli.conftest import WEIGHT
 from tests.cli.said import Said
 from tests.golden.determined.make import GOLDEN

@@ -15,7 +15,7 @@ import pytest
 
 import dray as package
 from dray import imports, pytorch
-from dray.experiment.errors import NoExperiment
+from dray.errors import NoExperiment
 from dray.pytorch import Batch
 from tests.cli.said import Said
 from tests.pytorch.fakes import OneWeight

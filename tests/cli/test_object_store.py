@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from dray.experiment.directory import ExperimentDirectory
-from dray.experiment.report import write_report
-from dray.experiment.result import Result
+from dray.records.directory import ExperimentDirectory
+from dray.records.result import Result
+from dray.report import write_report
 from dray.storage import RemoteDirectory, store_at
 from searchers.journal import Journal
 from tests.cli.conftest import TRIALS, checkpoint
 from tests.cli.said import Said
-from tests.experiment.simulated import simulated
+from tests.report.simulated import simulated
 from tests.storage.s3 import LocalS3
 
 Dray = Callable[..., Said]

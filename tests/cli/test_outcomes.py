@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from dray.experiment.errors import ExperimentError
-from dray.experiment.report.seen import Seen
-from dray.experiment.result import Result
+from dray.errors import ExperimentError
+from dray.records.result import Result
+from dray.report.seen import Seen
 from searchers.events import Exited, Started
 from tests.cli.conftest import checkpoint
 from tests.cli.said import Said
-from tests.experiment.test_result import Story, config
+from tests.records.test_result import Story, config
 
 Dray = Callable[..., Said]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dray.experiment.result import Result
+from dray.records.result import Result
 from tests.cli.said import Said
 from tests.cli.test_commands import READING
 from tests.ray.harness import TRIALS, Driver, journal, recorded, wait_for, write_config

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from dray.experiment.directory import ExperimentDirectory
-from dray.experiment.found import Found
 from dray.experiment.stop import NotRunning, stop
+from dray.records.directory import ExperimentDirectory
+from dray.records.listing import Found
 from searchers.journal import Journal
 from tests.cli.said import Said
 

@@ -32,8 +32,8 @@ from ray.autoscaler._private.providers import _get_node_provider
 from ray.autoscaler.tags import TAG_RAY_NODE_KIND, TAG_RAY_NODE_NAME, TAG_RAY_NODE_STATUS, TAG_RAY_USER_NODE_TYPE
 
 from dray.cluster.autoscaler import limits_of
-from dray.cluster.launcher import faults
-from dray.experiment.directory import check_storage
+from dray.cluster.checks.launcher_file import faults
+from dray.records.directory import check_storage
 from dray.storage import Location, store_at
 from tests.cluster.namespaces import ROOT
 from tests.ray.harness import wait_for

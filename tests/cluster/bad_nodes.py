@@ -23,8 +23,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 import dray
-from dray.cluster.messages import Message
-from dray.experiment.errors import ConfigError, ExperimentError
+from dray.desk.messages import Message
+from dray.errors import ConfigError, ExperimentError
 from tests.cluster.namespaces import ROOT
 from tests.ray.harness import TRIALS, lines, recorded, wait_for
 from tests.storage.s3 import LocalS3

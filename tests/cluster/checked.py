@@ -17,8 +17,8 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from dray.cluster.check import reduced
-from dray.cluster.findings import Checked
+from dray.cluster.checks.cluster import reduced
+from dray.cluster.checks.findings import Checked
 from tests.cluster.bad_nodes import node, with_version
 from tests.storage.s3 import LocalS3
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from dray.cluster.check import ahead_s
-from dray.cluster.findings import Checked, Node
-from dray.cluster.inspector import Disk, Inspector
-from dray.cluster.node_checks import put_up_sign, versions
+from dray.cluster.checks.cluster import ahead_s
+from dray.cluster.checks.findings import Checked, Node
+from dray.cluster.checks.inspector import Disk, Inspector
+from dray.cluster.checks.node import put_up_sign, versions
 from dray.storage import Location
 from tests.cli.conftest import _made, dray, home  # noqa: F401 - fixtures
 from tests.cli.said import Said
@@ -120,7 +120,7 @@ def test_a_clock_that_goes_wrong(ahead: float, told: str | None) -> None:
 
 
 def test_what_is_sent_arrives_and_who_listens_to_nobody_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dray.cluster.inspector.SENDING_S", 0.01)
+    monkeypatch.setattr("dray.cluster.checks.inspector.SENDING_S", 0.01)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     inspector = Inspector()
     speed, error = inspector.send(inspector.listen())

@@ -18,8 +18,8 @@ import pytest
 from ray import cloudpickle
 
 import dray
-from dray.cluster import node_checks
-from dray.cluster.node_checks import (
+from dray.cluster.checks import node as node_checks
+from dray.cluster.checks.node import (
     LEAST_FREE_BYTES,
     Needs,
     Trouble,
@@ -30,8 +30,8 @@ from dray.cluster.node_checks import (
     put_up_sign,
     versions,
 )
-from dray.experiment.errors import ConfigError, ExperimentError
-from dray.experiment.nodes import told_by_worker
+from dray.errors import ConfigError, ExperimentError
+from dray.experiment.preflight import told_by_worker
 from dray.storage import Location
 
 HERE = {"python": "3.11.7", "ray": "2.60.0", "torch": "2.9.1+cpu", "dray": "0.1.0"}

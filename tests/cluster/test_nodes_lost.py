@@ -14,7 +14,7 @@ import torch
 from ray.cluster_utils import Cluster
 
 import dray
-from dray.cluster.messages import Message
+from dray.desk.messages import Message
 from tests.ray.harness import TRIALS, Meanwhile, journal, lines, recorded, wait_for
 from tests.ray.test_elastic import HEALTH, kill
 from tests.ray.test_preemption import drain

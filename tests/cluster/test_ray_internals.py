@@ -53,7 +53,7 @@ INIT_TRAIN_CONTEXT = {
 
 USES = [
     Use(
-        "dray/cluster/ray_cluster.py",
+        "dray/cluster/connection.py",
         "start Ray on one machine without autoscaler, log monitor and dashboard, which cost seconds",
         {
             "ray._private.parameter:RayParams": {"no_monitor", "include_log_monitor"},
@@ -64,7 +64,7 @@ USES = [
         },
     ),
     Use(
-        "dray/cluster/ray_cluster.py",
+        "dray/cluster/connection.py",
         "start Ray's processes out of the reach of signals to the driver's group, and keep the driver's own handlers",
         {
             "ray._private.services:ConsolePopen": None,
@@ -86,7 +86,7 @@ USES = [
         {"ray._private.state:GlobalState.get_draining_nodes": set()},
     ),
     Use(
-        "dray/cluster/packages.py",
+        "dray/code/packages.py",
         "upload the model's code and dray's own to the cluster",
         {
             "ray._private.runtime_env.working_dir:upload_working_dir_if_needed": {
@@ -98,7 +98,7 @@ USES = [
         },
     ),
     Use(
-        "dray/cluster/launcher.py",
+        "dray/cluster/checks/launcher_file.py",
         "check a cluster's file as `ray up` does (`dray cluster validate`)",
         {
             "ray.autoscaler._private.util:prepare_config": {"config"},
@@ -118,7 +118,7 @@ USES = [
         },
     ),
     Use(
-        "dray/cluster/chatter.py",
+        "dray/cluster/ray_output.py",
         "send what Ray prints in the driver to ray.log",
         {
             "ray._private.worker:print_to_stdstream": {"data", "ignore_prefix"},
@@ -128,7 +128,7 @@ USES = [
         },
     ),
     Use(
-        "dray/cluster/trial_log.py",
+        "dray/worker/log/trial_log.py",
         "undo what Ray Train does to print() in its workers, so that a trial's output is logged once",
         {"ray.train.v2._internal.logging.patch_print:_original_print": None},
     ),
@@ -142,7 +142,7 @@ USES = [
         },
     ),
     Use(
-        "dray/cluster/train_group.py",
+        "dray/groups/train_workers.py",
         "start the workers of a Ray Train worker group, with their ranks and context, without a run around them",
         {
             "ray.train.v2._internal.execution.context:TrainRunContext": {
@@ -166,17 +166,17 @@ USES = [
         },
     ),
     Use(
-        "dray/cluster/train_group.py",
+        "dray/groups/train_workers.py",
         "let the workers of a group see one another's GPUs, as NCCL wants",
         {"ray.train.v2._internal.callbacks.accelerators:_share_cuda_visible_devices": {"workers"}},
     ),
     Use(
-        "dray/cluster/worker.py",
+        "dray/worker/serve.py",
         "go to the directory that Ray Train's workers run in",
         {"ray.train.v2._internal.execution.storage:StorageContext.local_working_directory": None},
     ),
     Use(
-        "dray/cluster/admission.py",
+        "dray/cluster/auth.py",
         "tell within milliseconds that a cluster refuses this process's token",
         {
             "ray._private.authentication.authentication_utils:is_token_auth_enabled": set(),
@@ -187,7 +187,7 @@ USES = [
         },
     ),
     Use(
-        "dray/cluster/node_checks.py",
+        "dray/cluster/checks/node.py",
         "check nodes on which dray is not installed, or another version of it",
         {
             "ray.cloudpickle:register_pickle_by_value": {"module"},
@@ -294,19 +294,19 @@ def test_trains_workers_need_nothing_that_dray_does_not_give() -> None:
 
     parameters = inspect.signature(RayTrainWorker.init_train_context).parameters.values()
     needed = {each.name for each in parameters if each.default is inspect.Parameter.empty} - {"self"}
-    assert needed == INIT_TRAIN_CONTEXT, "see dray/cluster/train_group.py"
+    assert needed == INIT_TRAIN_CONTEXT, "see dray/groups/train_workers.py"
 
 
 def test_processes_of_a_cluster_that_dray_starts_get_no_signal_of_its_group_and_die_with_it() -> None:
     from ray._private import services
 
-    from dray.cluster.ray_cluster import _only_processes_of_use
+    from dray.cluster.connection import _only_processes_of_use
 
     with _only_processes_of_use():
         started = services.start_ray_process(["sleep", "600"], "sleep", fate_share=True).process
     try:
         assert os.getsid(started.pid) == started.pid, (
-            "Ray starts its processes in another way than by services.ConsolePopen: see dray/cluster/ray_cluster.py"
+            "Ray starts its processes in another way than by services.ConsolePopen: see dray/cluster/connection.py"
         )
     finally:
         started.kill()
@@ -317,7 +317,7 @@ def test_start_of_ray_still_looks_for_its_node_by_the_function_that_dray_has_wai
     from ray._private import node
 
     source = inspect.getsource(node.Node.__init__)
-    assert "ray._private.services.get_node(" in source, "see dray/cluster/ray_cluster.py"
+    assert "ray._private.services.get_node(" in source, "see dray/cluster/connection.py"
 
 
 def test_handler_of_sigterm_is_still_set_by_the_function_that_dray_leaves_out() -> None:
@@ -325,8 +325,8 @@ def test_handler_of_sigterm_is_still_set_by_the_function_that_dray_leaves_out() 
 
     for module in (node.Node._register_shutdown_hooks, worker.init):
         source = inspect.getsource(module)
-        assert "ray._private.utils.set_sigterm_handler(" in source, "see dray/cluster/ray_cluster.py"
-        assert "signal.signal(" not in source, "see dray/cluster/ray_cluster.py"
+        assert "ray._private.utils.set_sigterm_handler(" in source, "see dray/cluster/connection.py"
+        assert "signal.signal(" not in source, "see dray/cluster/connection.py"
 
 
 def test_print_is_pythons_own_again_after_train_has_put_its_own_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +334,7 @@ def test_print_is_pythons_own_again_after_train_has_put_its_own_in_place(monkeyp
 
     from ray.train.v2._internal.logging.patch_print import patch_print_function
 
-    from dray.cluster.trial_log import print_as_python_does
+    from dray.worker.log.trial_log import print_as_python_does
 
     before = builtins.print
     monkeypatch.setattr(builtins, "print", before)
@@ -345,10 +345,10 @@ def test_print_is_pythons_own_again_after_train_has_put_its_own_in_place(monkeyp
 
 
 def test_ray_still_says_of_a_worker_that_it_was_killed_for_its_memory() -> None:
-    from dray.cluster.failure import LOW_MEMORY
+    from dray.desk.failure import LOW_MEMORY
 
     raylet = Path(ray.__file__).parent / "core" / "src" / "ray" / "raylet" / "raylet"
-    assert LOW_MEMORY.encode() in raylet.read_bytes(), f"{raylet} words it otherwise, see dray/cluster/failure.py"
+    assert LOW_MEMORY.encode() in raylet.read_bytes(), f"{raylet} words it otherwise, see dray/desk/failure.py"
 
 
 def test_autoscaler_is_still_told_its_file_and_its_cluster_on_its_command_line() -> None:

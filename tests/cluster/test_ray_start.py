@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import ray
 
-from dray.cluster.ray_cluster import connect
+from dray.cluster.connection import connect
 
 TIMED_OUT = "The current node timed out during startup."
 

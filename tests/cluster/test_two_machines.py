@@ -11,7 +11,7 @@ import torch
 import yaml
 
 import dray
-from dray.experiment.config import load_config
+from dray.config.load import load_config
 from dray.experiment.local import run_local
 from tests.cluster import two_machines
 from tests.cluster.machines import HOME, with_machines

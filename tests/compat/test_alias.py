@@ -20,9 +20,9 @@ import dray
 import dray.core
 import dray.pytorch
 from dray import compat
+from dray.code.load import load_trial_class
 from dray.compat.names import COUNTERPARTS, MISSING, MODULES, missing
-from dray.experiment.entrypoint import load_trial_class
-from dray.experiment.errors import EntrypointError
+from dray.errors import EntrypointError
 from dray.imports import import_from_path, use_model_dir
 from dray.script import Script
 
@@ -491,7 +491,7 @@ def test_a_class_of_a_notebook_travels_with_its_modules(alias: None, run_python:
     """By value: it names `determined`, and is made in a worker before anything of the user's is imported there."""
     import ray.cloudpickle
 
-    from dray.experiment.code import ByValue
+    from dray.code.factory import ByValue
 
     space: dict[str, Any] = {"__name__": "__main__"}
     exec(

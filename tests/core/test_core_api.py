@@ -34,7 +34,7 @@ from dray.core import (
 from dray.hosts import LocalHost, use_host
 from dray.pytorch import InvalidHP
 from dray.storage import CheckpointError
-from dray.training.checkpoint import read_state
+from dray.training.checkpoint.files import read_state
 from dray.training.errors import PeerFailed, SearcherMetricError
 from dray.training.host import Report
 from tests.core.test_distributed import HANGS_S, nodes, on_ranks

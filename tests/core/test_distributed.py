@@ -16,9 +16,9 @@ from torch.distributed import HashStore
 
 from dray.core import ClusterInfo, DistributedContext, TrialInfo, get_cluster_info, set_cluster_info
 from dray.storage import CheckpointError
-from dray.training.distributed import PORT, StoreTransport
+from dray.training.checkpoint.opening import open_together
 from dray.training.errors import PeerFailed
-from dray.training.opening import open_together
+from dray.training.parallel.distributed import PORT, StoreTransport
 
 HANGS_S = 50
 

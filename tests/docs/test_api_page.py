@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 
 from dray import pytorch
-from dray.experiment.schema import SECTIONS
-from dray.experiment.schema.storage import SECRETS
+from dray.config.schema import SECTIONS
+from dray.config.storage import SECRETS
 
 DOCS = Path(__file__).parents[2] / "docs"
 

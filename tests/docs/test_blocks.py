@@ -18,9 +18,9 @@ import typer
 import yaml
 
 from dray.cli import app
-from dray.experiment.config import load_config
-from dray.experiment.determined_fields import NOT_USED
-from dray.experiment.schema import ExperimentConfig
+from dray.config.determined_fields import NOT_USED
+from dray.config.load import load_config
+from dray.config.schema import ExperimentConfig
 from tests.cli.conftest import _made, dray, home  # noqa: F401 - fixtures
 from tests.cli.said import Said
 from tests.cli.test_commands import HAS

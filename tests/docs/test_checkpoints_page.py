@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from dray.experiment.schema.storage import STORAGE_FIELDS
+from dray.config.storage import STORAGE_FIELDS
 from tests.docs.pages import PAGES, blocks, files
 
 TRAIN = """

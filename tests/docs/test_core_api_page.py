@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dray.experiment.config import load_config
+from dray.config.load import load_config
 from dray.experiment.local import run_local
 from tests.docs.pages import files
 

@@ -23,12 +23,12 @@ import yaml
 
 import dray
 from dray import imports
-from dray.experiment.config import load_config
+from dray.config.load import load_config
 from dray.experiment.local import run_local
-from dray.experiment.observers import tell_all
+from dray.observers.observer import tell_all
 from tests.docs.pages import DOCS, PAGES, blocks, files
-from tests.experiment.simulated import simulated
 from tests.loggers import WandB
+from tests.report.simulated import simulated
 
 
 @pytest.fixture(autouse=True)
@@ -177,7 +177,7 @@ def test_the_runs_in_mlflow_are_the_searchs_trials(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # without a server MLflow keeps artifacts there
-    from dray.experiment.loggers.mlflow_runs import MLflowRuns  # brings mlflow
+    from dray.observers.mlflow_runs import MLflowRuns  # brings mlflow
 
     directory = simulated(tmp_path / "experiment", 8)
     uri = f"sqlite:///{tmp_path}/runs.db"

@@ -10,9 +10,9 @@ import optuna
 import pytest
 from plotly.graph_objects import Figure
 
-from dray.experiment.observers import tell_all
-from dray.experiment.optuna_study import OptunaStudy
-from tests.experiment.simulated import simulated
+from dray.observers.observer import tell_all
+from dray.observers.optuna_study import OptunaStudy
+from tests.report.simulated import simulated
 
 PAGE = (Path(__file__).parents[2] / "docs" / "looking.md").read_text()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dray.compat.names import missing
-from dray.experiment.migrate.shell import COMMANDS
+from dray.migrate.shell import COMMANDS
 from tests.cli.conftest import _made, dray, home  # noqa: F401 - fixtures
 from tests.cli.said import Said
 from tests.docs.pages import PAGES, blocks, files

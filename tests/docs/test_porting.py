@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from dray import pytorch
-from dray.experiment.config import load_config
+from dray.config.load import load_config
 from dray.hosts import use_host
 from tests.pytorch.fakes import FakeHost
 

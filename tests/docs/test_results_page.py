@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 
 import dray
-from dray.experiment import metrics_log
-from dray.experiment.report import figures, seen
-from dray.experiment.timeline import PHASES
+from dray.records import metrics as metrics_log
+from dray.records.timeline import PHASES
+from dray.report import figures, seen
 from dray.training import usage
-from tests.experiment.simulated import simulated
+from tests.report.simulated import simulated
 
 PAGE = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
 

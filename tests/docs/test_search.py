@@ -8,7 +8,7 @@ from random import Random
 
 import yaml
 
-from dray.experiment.schema.searcher import SEARCHER_FIELDS, Searcher
+from dray.config.searcher import SEARCHER_FIELDS, Searcher
 from searchers import parse_space
 
 PAGE = (Path(__file__).parents[2] / "docs" / "search.md").read_text()

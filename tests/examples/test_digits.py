@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from dray import import_from_path
-from dray.experiment.config import load_config
+from dray.config.load import load_config
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 

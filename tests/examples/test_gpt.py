@@ -19,7 +19,7 @@ import torch
 import yaml
 
 from dray import import_from_path, pytorch
-from dray.experiment.config import load_config
+from dray.config.load import load_config
 from dray.hosts import use_host
 from tests.examples.scripts import EXAMPLES, run_script
 from tests.pytorch.fakes import FakeHost

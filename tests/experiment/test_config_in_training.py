@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dray.experiment.config import load_config
+from dray.config.load import load_config
 from dray.experiment.local import run_local
 from tests.experiment.test_local import CONFIG, TRIAL, model_dir  # noqa: F401 - a fixture
 

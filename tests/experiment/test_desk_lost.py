@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import dray
-from dray.experiment.errors import DeskLost
+from dray.errors import DeskLost
 from dray.experiment.experiment import DESK_LOSSES_IN_VAIN
 from searchers.events import Exited, Reported, Started
 from searchers.journal import Journal

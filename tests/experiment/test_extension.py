@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import dray
-from dray.experiment.config import build_search, load_config
-from dray.experiment.directory import ExperimentDirectory
-from dray.experiment.errors import ConfigError
+from dray.config.load import build_search, load_config
+from dray.errors import ConfigError
+from dray.records.directory import ExperimentDirectory
 from searchers import Exited, Journal, Reported, Started
 
 ROOT = Path(__file__).parents[2]

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from dray import imports
-from dray.cluster.startup_hook import StartupHookFailed
-from dray.experiment.checkpoints import export_determined
-from dray.experiment.config import ConfigError, build_space, load_config
+from dray.code.startup_hook import StartupHookFailed
+from dray.config.load import ConfigError, build_space, load_config
 from dray.experiment.local import run_local
 from dray.pytorch import load_trial_from_checkpoint_path
+from dray.records.checkpoints import export_determined
 from dray.script import ScriptFailed
 from dray.storage import Location, RemoteDirectory
 from dray.training.errors import SearcherMetricError
@@ -236,7 +236,7 @@ def test_gradients_are_added_up_as_the_config_says(model_dir: Path, average: boo
 
 
 def test_class_can_be_given_from_python(model_dir: Path) -> None:
-    from dray.experiment.entrypoint import load_trial_class
+    from dray.code.load import load_trial_class
 
     given = load_trial_class("my_weight:OneWeight", model_dir)
     config = load_config({key: value for key, value in CONFIG.items() if key != "entrypoint"})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from dray.config.log_policies import LogPolicy
 from dray.experiment.log_policies import LONGEST, forbidden, printed
-from dray.experiment.schema.log_policies import LogPolicy
 from dray.storage import Location, RemoteDirectory
 
 FULL = LogPolicy(pattern=r".*disk\s+full.*", action="cancel_retries")

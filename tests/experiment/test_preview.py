@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dray.experiment.config import ExperimentConfig, load_config
+from dray.config.load import ExperimentConfig, load_config
 from dray.experiment.preview import show_preview
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "digits"

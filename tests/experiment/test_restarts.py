@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dray.cluster.failure import Failure, Kind
-from dray.experiment.config import load_config
-from dray.experiment.directory import ExperimentDirectory
-from dray.experiment.display import Display
+from dray.config.load import load_config
+from dray.desk.failure import Failure, Kind
+from dray.display.display import Display
 from dray.experiment.restarts import Restarts, record, recorded, why_given_up
+from dray.records.directory import ExperimentDirectory
 from searchers.journal import Journal
 
 CONFIG = {

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dray.experiment.config import load_config
+from dray.config.load import load_config
 from dray.experiment.retention import Policy, Retention, Saved, saved_in
 from dray.storage import CheckpointStore, Location, store_at, verify
 from tests.storage.power import Disk

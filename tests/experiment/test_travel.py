@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from dray.cluster.packages import Package
+from dray.code.factory import ByValue, FromDirectory, Sent
+from dray.code.packages import Package
+from dray.config.load import load_config
+from dray.errors import ConfigError
 from dray.experiment import travel
-from dray.experiment.code import ByValue, FromDirectory, Sent
-from dray.experiment.config import load_config
-from dray.experiment.directory import ExperimentDirectory
-from dray.experiment.errors import ConfigError
+from dray.records.directory import ExperimentDirectory
 
 CONFIG = load_config({"name": "digits", "searcher": {"name": "single", "metric": "loss", "max_length": {"epochs": 2}}})
 
@@ -122,7 +122,7 @@ def test_class_of_an_installed_module_goes_alone(sender: Sender, tmp_path: Path)
 def test_directory_of_data_beside_a_script_is_told_of(
     sender: Sender, script: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dray.experiment.ignore.MOST_CODE_BYTES", 1000)
+    monkeypatch.setattr("dray.code.ignore.MOST_CODE_BYTES", 1000)
     (tmp_path / "user" / "project" / "data.bin").write_bytes(bytes(2000))
     with pytest.raises(ConfigError, match=r"trial: .*user/project has 2\.0 KiB of files.*; the largest are data\.bin"):
         sender.send(ByValue(trial=script), tmp_path / "e")

@@ -20,11 +20,11 @@ import pytest
 import torch
 
 from dray import pytorch
-from dray.experiment.checkpoints import export
 from dray.hosts import LocalHost, current_host, local, progress, use_host
 from dray.pytorch import Batch
+from dray.records.checkpoints import export
 from dray.storage import CheckpointError, Location
-from dray.training import agreement
+from dray.training.parallel import agreement
 from tests.pytorch.fakes import FakeHost, Ones, OneWeight, one_weight
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dray.experiment.errors import ConfigError
-from dray.experiment.migrate import Checked, check
-from dray.experiment.migrate.configs import Lines
-from dray.experiment.migrate.shell import COMMANDS, of_command
+from dray.errors import ConfigError
+from dray.migrate import Checked, check
+from dray.migrate.configs import Lines
+from dray.migrate.shell import COMMANDS, of_command
 
 WHOLE = """\
 name: digits

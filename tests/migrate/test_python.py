@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from dray.compat.names import COUNTERPARTS, HOOKS, MEMBERS, MISSING
-from dray.experiment.migrate import check
-from dray.experiment.migrate.names import why_not
-from dray.experiment.migrate.scopes import ATTRIBUTES, RESULTS
+from dray.migrate import check
+from dray.migrate.names import why_not
+from dray.migrate.scopes import ATTRIBUTES, RESULTS
 
 Checker = Callable[..., list[str]]
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dray.experiment.config import load_config
-from dray.experiment.search import build_search, recorded_search
+from dray.config.load import load_config
+from dray.config.search import build_search, recorded_search
 from searchers.events import Create, Exited, Started
 from searchers.journal import Journal
 from tests.migration.models import HERE, Hparams, Model

@@ -21,7 +21,7 @@ import pytest
 
 import dray
 from dray.cli import main as command
-from dray.experiment.config import load_config
+from dray.config.load import load_config
 from tests.migration.models import HERE, MODELS
 from tests.migration.real import PYTHON, planned, run, trials
 from tests.migration.told import KINDS, Told, difference, with_dray

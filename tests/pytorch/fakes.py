@@ -12,8 +12,8 @@ from torch import nn
 
 from dray import pytorch
 from dray.storage import CheckpointStore, verify
-from dray.training.distributed import DistributedContext
 from dray.training.host import Reached, Report
+from dray.training.parallel.distributed import DistributedContext
 from dray.training.plan import Plan
 from dray.training.units import TrainUnit
 

@@ -20,8 +20,9 @@ from dray import pytorch
 from dray.hosts import LocalHost, use_host
 from dray.pytorch import Batch
 from dray.storage import verify
-from dray.training import checkpoint, saver
-from dray.training.checkpoint import Contents
+from dray.training.checkpoint import files as checkpoint
+from dray.training.checkpoint import saver
+from dray.training.checkpoint.files import Contents
 from dray.training.host import Report
 from tests.pytorch import resuming
 from tests.pytorch.conftest import Fit

@@ -14,8 +14,8 @@ from dray import pytorch
 from dray.hosts import use_host
 from dray.pytorch import Batch
 from dray.storage import CheckpointError, CheckpointStore, verify
-from dray.training import checkpoint
-from dray.training.division import Division
+from dray.training.checkpoint import files as checkpoint
+from dray.training.parallel.division import Division
 from tests.pytorch import resuming
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight

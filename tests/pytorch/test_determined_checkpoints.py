@@ -20,8 +20,10 @@ import torch
 from dray import import_from_path, pytorch
 from dray.core import DistributedContext
 from dray.hosts import use_host
-from dray.training import checkpoint, legacy, rng
-from dray.training.division import Division
+from dray.training import rng
+from dray.training.checkpoint import determined as legacy
+from dray.training.checkpoint import files as checkpoint
+from dray.training.parallel.division import Division
 from dray.training.progress import Progress
 from tests.pytorch.fakes import FakeHost
 from tests.pytorch.processes import results_of_two

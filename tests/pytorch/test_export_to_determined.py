@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dray import pytorch
-from dray.experiment.checkpoints import export_determined
+from dray.records.checkpoints import export_determined
 from dray.storage import Location
 from tests.golden.determined import make
 from tests.pytorch.test_determined_checkpoints import EPOCH, LENGTH, OTHER_MACHINE, golden, models, resumed

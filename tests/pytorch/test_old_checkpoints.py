@@ -20,7 +20,9 @@ from torch import nn
 from dray import pytorch
 from dray.hosts import use_host
 from dray.pytorch import Batch
-from dray.training import checkpoint, legacy, rng
+from dray.training import rng
+from dray.training.checkpoint import determined as legacy
+from dray.training.checkpoint import files as checkpoint
 from dray.training.progress import Progress
 from tests.pytorch import resuming
 from tests.pytorch.fakes import FakeHost

@@ -17,7 +17,7 @@ from dray import pytorch
 from dray.hosts import use_host
 from dray.pytorch import Batch
 from dray.tensorboard.metric_writers.pytorch import TorchWriter
-from dray.training.tensorboard import TensorBoard
+from dray.training.metrics.tensorboard import TensorBoard
 from tests.pytorch.conftest import Fit
 from tests.pytorch.fakes import FakeHost, OneWeight, one_weight
 from tests.training.test_event_file import read
@@ -190,7 +190,7 @@ def test_a_disk_that_takes_no_files_does_not_end_the_training(
 def test_scalars_are_written_without_an_import_of_tensorboard(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib\n"
-        "from dray.training.tensorboard import TensorBoard\n"
+        "from dray.training.metrics.tensorboard import TensorBoard\n"
         "TensorBoard(pathlib.Path(sys.argv[1])).write([(1.0, 1, {'x': 2.0})])\n"
         "print([name for name in sys.modules if name.partition('.')[0] in ('tensorboard', 'absl')])"
     )

@@ -21,9 +21,10 @@ from dray import pytorch
 from dray.core import DistributedContext
 from dray.hosts import use_host
 from dray.pytorch import Batch
-from dray.training import agreement, saver
-from dray.training.distributed import TorchTransport
+from dray.training.checkpoint import saver
 from dray.training.host import Report
+from dray.training.parallel import agreement
+from dray.training.parallel.distributed import TorchTransport
 from tests import queued
 from tests.pytorch.fakes import FakeHost
 

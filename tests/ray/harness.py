@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from dray.cluster.stamper import STAMP_LENGTH
 from dray.storage import CheckpointStore
+from dray.worker.log.writer import STAMP_LENGTH
 from searchers.journal import Journal
 
 T = TypeVar("T")

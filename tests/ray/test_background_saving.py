@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import dray
-from dray.experiment.metrics_log import read_metrics
+from dray.records.metrics import read_metrics
 from dray.storage import CheckpointStore
 from tests.ray.harness import TRIALS, Meanwhile, ends, journal, lines, recorded, saved_batches, wait_for
 

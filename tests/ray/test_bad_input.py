@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import dray
-from dray.experiment.errors import EntrypointError
+from dray.errors import EntrypointError
 from tests.ray.harness import ROOT, TRIALS, recorded, write_config
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ import torch
 from ray.cluster_utils import Cluster
 
 import dray
-from dray.experiment.errors import ConfigError
+from dray.errors import ConfigError
 from tests.ray.harness import DIGITS, TRIALS, Driver, attempts, ends, journal, lines, recorded, wait_for, write_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -87,7 +87,7 @@ def test_model_code_arrives_by_itself(two_nodes: dray.Result) -> None:
 def test_weights_of_two_workers_are_those_of_one_process(
     two_nodes: dray.Result, digits_dir: Path, tmp_path: Path
 ) -> None:
-    from dray.experiment.config import load_config
+    from dray.config.load import load_config
     from dray.experiment.local import run_local
 
     config = load_config({**digits(tmp_path / "record", slots=1), "entrypoint": "model_def:DigitsTrial"})

@@ -13,8 +13,8 @@ import ray
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import dray
-from dray.experiment.directory import ExperimentDirectory
-from dray.experiment.errors import ConfigError
+from dray.errors import ConfigError
+from dray.records.directory import ExperimentDirectory
 from tests.ray.harness import (
     TRIALS,
     Driver,

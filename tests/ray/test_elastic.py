@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
 import dray
-from dray.experiment.config import load_config
+from dray.config.load import load_config
 from dray.experiment.local import run_local
 from tests.ray.harness import TRIALS, descendants, journal, latest_checkpoint, lines, wait_for
 from tests.ray.test_preemption import drain

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 import dray
-from dray.experiment.errors import ConfigError, ExperimentError
+from dray.errors import ConfigError, ExperimentError
 from tests.bugs import (
     CLASS,
     CRASHED_LAST,

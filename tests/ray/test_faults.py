@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import dray
-from dray.cluster.messages import Message
+from dray.desk.messages import Message
 from tests.ray.harness import (
     TRIALS,
     Attempt,

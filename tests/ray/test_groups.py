@@ -12,7 +12,7 @@ import ray
 import torch
 
 import dray
-from dray.cluster.messages import Message
+from dray.desk.messages import Message
 from tests.ray.harness import TRIALS, alive, ends, journal, lines, recorded
 from tests.ray.trials.changes import CHANGES
 

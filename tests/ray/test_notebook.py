@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import dray
-from dray.experiment import display
+from dray.display import display
 from tests.ray.harness import TRIALS, recorded
 
 pytestmark = pytest.mark.ray

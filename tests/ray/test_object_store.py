@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import dray
-from dray.experiment.directory import ExperimentDirectory
-from dray.experiment.errors import ConfigError
+from dray.errors import ConfigError
 from dray.experiment.retention import Policy, saved_in
+from dray.records.directory import ExperimentDirectory
 from tests.ray.harness import (
     TRIALS,
     Attempt,
@@ -178,7 +178,7 @@ def test_the_secret_is_in_no_file_but_the_one_for_it(story: Story, s3: LocalS3) 
 def test_a_store_that_cant_be_used_is_told_before_anything_starts(
     s3: LocalS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], says: str
 ) -> None:
-    monkeypatch.setattr("dray.experiment.directory.PROBE_S", 0)
+    monkeypatch.setattr("dray.records.directory.PROBE_S", 0)
     config = recorded(tmp_path / "record", trials=1, batches=10)
     config["checkpoint_storage"] = storage(s3, **fields)
     s3.demand_keys("access_key" in fields)

@@ -12,7 +12,7 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 import dray
-from dray.experiment.ui import has_study
+from dray.report.ui import has_study
 from tests.loggers import MLflow, WandB, mlflow_server
 from tests.pytorch.test_tensorboard import hparams, scalars
 from tests.ray.harness import TRIALS, Driver, ends, promotion, recorded, write_config

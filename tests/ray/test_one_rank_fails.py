@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import dray
-from dray.experiment.errors import ExperimentError
+from dray.errors import ExperimentError
 from tests.ray.harness import TRIALS, journal, lines, recorded
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import dray
-from dray.experiment.result import Result
+from dray.records.result import Result
 from searchers import RandomSearch
 from tests.ray.harness import ROOT, TRIALS, Driver, decided, ends, journal, recorded, write_config
 

@@ -13,7 +13,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 import dray
-from dray.cluster.messages import Message
+from dray.desk.messages import Message
 from tests.ray.harness import (
     TRIALS,
     Attempt,

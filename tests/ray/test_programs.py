@@ -12,7 +12,7 @@ import ray
 import torch
 
 import dray
-from dray.experiment.errors import ConfigError
+from dray.errors import ConfigError
 from tests.ray.harness import DIGITS, TRIALS, Driver, ends, journal, lines, printed, recorded
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

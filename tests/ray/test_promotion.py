@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import dray
-from dray.experiment.errors import ConfigError
+from dray.errors import ConfigError
 from tests.ray.harness import (
     TRIALS,
     Driver,

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import dray
-from dray.cluster.messages import Message
+from dray.desk.messages import Message
 from tests.ray.harness import TRIALS, recorded
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

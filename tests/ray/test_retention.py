@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import dray
-from dray.cluster.messages import Message
+from dray.desk.messages import Message
 from dray.experiment.retention import Policy, Saved, saved_in
 from dray.experiment.run import _checkpoints_needed
 from dray.storage import CheckpointStore, verify

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import dray
-from dray.experiment.errors import ConfigError
+from dray.errors import ConfigError
 from tests.ray.harness import TRIALS, attempts, check_promotions, ends, journal, recorded
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

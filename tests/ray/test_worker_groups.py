@@ -17,12 +17,12 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group_table
 
-from dray.cluster import lending
-from dray.cluster.deaths import oom_kills, oom_kills_of
-from dray.cluster.failure import LOW_MEMORY
-from dray.cluster.lending import Slots, WorkerGroup, start_desk
-from dray.cluster.messages import Message
-from dray.cluster.ray_cluster import connect
+from dray.cluster.connection import connect
+from dray.desk.failure import LOW_MEMORY
+from dray.desk.messages import Message
+from dray.groups import group as lending
+from dray.groups.deaths import oom_kills, oom_kills_of
+from dray.groups.group import Slots, WorkerGroup, start_desk
 from tests.ray.harness import wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dray.cluster.process_group import TIMEOUT_S
-from dray.training import ddp
-from dray.training.device import CPU
+from dray.training.parallel import ddp
+from dray.training.parallel.device import CPU
+from dray.worker.process_group import TIMEOUT_S
 from tests import queued
 
 SOON_S, HANGS_S = 0.3, 60

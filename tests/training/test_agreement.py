@@ -10,9 +10,9 @@ import pytest
 import torch.distributed as dist
 
 from dray.core import DistributedContext
-from dray.training import agreement, ddp
-from dray.training.agreement import Agreement, Leave, Reason, all_or_none, on_chief
 from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, ShouldExit
+from dray.training.parallel import agreement, ddp
+from dray.training.parallel.agreement import Agreement, Leave, Reason, all_or_none, on_chief
 from tests.core.test_distributed import HANGS_S, nodes, on_ranks
 
 

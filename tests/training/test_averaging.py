@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dray.training.cursor import Cursor
 from dray.training.optimisation import Optimisation
+from dray.training.position import Cursor
 
 
 class Operations(TorchDispatchMode):

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from dray.training import checkpoint, rng
-from dray.training.checkpoint import Description, RankState
-from dray.training.plain_state import UnsavableState
+from dray.training import rng
+from dray.training.checkpoint import files as checkpoint
+from dray.training.checkpoint.files import Description, RankState
+from dray.training.checkpoint.plain_state import UnsavableState
 from dray.training.progress import Progress
 
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dray.training.ddp import SpreadModel, disconnect, is_cut_off, queues_collectives, share_weights
-from dray.training.device import CPU
+from dray.training.parallel.ddp import SpreadModel, disconnect, is_cut_off, queues_collectives, share_weights
+from dray.training.parallel.device import CPU
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ import torch
 import torch.distributed
 
 from dray import core, pytorch
-from dray.cluster.process_group import gpu_of_worker
 from dray.core import ClusterInfo, DistributedContext, TrialInfo, set_cluster_info
 from dray.hosts import use_host
 from dray.pytorch.experimental import get_default_device
-from dray.training.device import NoGpuOfItsOwn, check_gpus, own_device
+from dray.training.parallel.device import NoGpuOfItsOwn, check_gpus, own_device
+from dray.worker.process_group import gpu_of_worker
 from tests.core.test_distributed import nodes, on_ranks
 from tests.pytorch.fakes import FakeHost
 

@@ -16,8 +16,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import crc32c
 from tensorboard.plugins.hparams import metadata
 
-from dray.training import event_file
-from dray.training.event_file import EventFile
+from dray.training.metrics import event_file
+from dray.training.metrics.event_file import EventFile
 
 
 def read(directory: Path) -> Any:

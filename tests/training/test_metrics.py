@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from dray.training import metrics
-from dray.training.metrics import Column, TrainingMetrics, ValidationMetrics, rows_of, sums_of
-from dray.training.reducers import Reducer
+from dray.training.metrics import accumulator as metrics
+from dray.training.metrics.accumulator import Column, TrainingMetrics, ValidationMetrics, rows_of, sums_of
+from dray.training.metrics.reducers import Reducer
 
 
 def averages(batches: list[Any]) -> dict[str, float | None]:

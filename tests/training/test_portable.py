@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 from torch.serialization import _package_registry
 
-from dray.training import checkpoint
-from dray.training.checkpoint import Description, RankState
-from dray.training.distributed import DistributedContext, StoreTransport, TorchTransport
+from dray.training.checkpoint import files as checkpoint
+from dray.training.checkpoint.files import Description, RankState
+from dray.training.checkpoint.portable import portable
 from dray.training.evaluation import Share
-from dray.training.portable import portable
+from dray.training.metrics.reducers import ReducerRegistry
+from dray.training.parallel.distributed import DistributedContext, StoreTransport, TorchTransport
 from dray.training.progress import Progress
-from dray.training.reducers import ReducerRegistry
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dray.training.reducers import MetricReducer, ReducerRegistry
+from dray.training.metrics.reducers import MetricReducer, ReducerRegistry
 
 
 class Mean(MetricReducer):

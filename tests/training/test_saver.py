@@ -15,11 +15,13 @@ import pytest
 import torch
 
 from dray.storage import CheckpointStore, disk, verify
-from dray.training import checkpoint, hashed_file, saver, snapshot
-from dray.training.checkpoint import Contents, Description
+from dray.training.checkpoint import checksum as hashed_file
+from dray.training.checkpoint import files as checkpoint
+from dray.training.checkpoint import saver, snapshot
+from dray.training.checkpoint.files import Contents, Description
+from dray.training.checkpoint.saver import Saver
 from dray.training.host import Report
 from dray.training.progress import Progress
-from dray.training.saver import Saver
 
 
 class SlowHost:

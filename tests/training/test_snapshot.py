@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dray.training import snapshot
-from dray.training.snapshot import NotCopied, Snapshots, on_cpu
+from dray.training.checkpoint import snapshot
+from dray.training.checkpoint.snapshot import NotCopied, Snapshots, on_cpu
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.int64, torch.bool, torch.complex64]
 

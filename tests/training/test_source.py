@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dray.training import source
+from dray.training.checkpoint import source
 
 
 def make(directory: Path, *names: str, content: str = "x = 1\n") -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dray.training import agreement
-from dray.training.agreement import Agreement
+from dray.training.parallel import agreement
+from dray.training.parallel.agreement import Agreement
 
 ENOUGH = 1_000_000
 """Batches: never reached."""

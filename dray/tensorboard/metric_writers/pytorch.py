@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from dray.training.tensorboard import latest
+from dray.training.metrics.tensorboard import latest
 
 __all__ = ["TorchWriter"]
 

@@ -11,7 +11,7 @@ import sys
 
 class _WhenWorkersComeToIt(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, *_: object) -> None:
-        if name == "dray.cluster.process_group":
+        if name == "dray.worker.process_group":
             import ray
 
             ray.get_gpu_ids = list

@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 
 import dray
 from dray import pytorch
-from dray.training import ddp
+from dray.training.parallel import ddp
 
 
 class Model(pytorch.PyTorchTrial):

@@ -1,0 +1,305 @@
+"""``dray cluster check``: finds what would go wrong on a cluster before anything trains there.
+
+On each node an actor, which needs no slot, looks at what is there and tries what trials do: write to the storage, send
+to another node. If nodes have free GPUs, one GPU of each takes part in an all-reduce with NCCL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from dray.cluster.checks.findings import Checked, Node
+from dray.cluster.checks.inspector import ANSWER_S, SIGN, Inspector, Rank
+from dray.cluster.checks.node import REMEDIES, STORE_S, Trouble, on_node, put_up_sign, versions
+from dray.storage import Location, RemoteDirectory, StorageError
+
+FREE_GPUS_S = 30.0
+"""How long the check waits for GPUs that others use."""
+SLOW_BYTES_S = 100e6
+"""Between two nodes: about a gigabit network."""
+MOST_RANKS = 8
+
+
+def check(address: str | None, storage: Location | None, fallback: Location) -> Checked:
+    """Check all nodes of a cluster. It takes as long as the slowest of them: from ten seconds to a few minutes.
+
+    Args:
+        address: of the cluster; by default that of ``RAY_ADDRESS``, without one this machine alone is checked.
+        storage: where experiments, or their checkpoints, will be stored.
+        fallback: where experiments are stored that don't say where; tried if there is no ``storage``.
+
+    Raises:
+        ConnectionError: there is no cluster at the address.
+    """
+    address = address or os.environ.get("RAY_ADDRESS")
+    place = storage or fallback
+    if not address or address == "local":
+        return _this_machine(place)
+    import ray
+
+    from dray.cluster.connection import join
+
+    join(address)
+    try:
+        return _Check(place, is_asked=storage is not None).run()
+    finally:
+        ray.shutdown()
+
+
+def _this_machine(place: Location) -> Checked:
+    checked = Checked(address=None, storage=str(place), nodes=[Node(address=platform.node())])
+    inspector = Inspector()
+    facts = inspector.facts()
+    checked.take_facts(checked.nodes[0], {**facts, "host": "", "has_token": None}, versions())
+    with _Shared(place, checked) as shared:
+        if shared.place is not None:
+            trouble = inspector.storage(shared.place, shared.sign, "this")
+            if trouble is not None:
+                checked.wrong("", f"this machine {trouble.told}")
+    return checked
+
+
+class _Check:
+    def __init__(self, place: Location, *, is_asked: bool) -> None:
+        import ray
+
+        from dray.cluster.nodes import nodes
+
+        self._place, self._is_asked = place, is_asked
+        there = nodes()
+        self.checked = Checked(
+            address=ray.get_runtime_context().gcs_address,
+            storage=str(place),
+            nodes=[Node(address=node.address, gpus_of_ray=int(node.resources.get("GPU", 0))) for node in there],
+        )
+        self._ids = [node.id for node in there]
+        self._inspectors: dict[int, Any] = {}
+
+    def run(self) -> Checked:
+        self._start()
+        self._look()
+        self._compare_clocks()
+        self._try_storage()
+        self._send()
+        self._reduce()
+        if len(self._ids) == 1:
+            self.checked.note("", "this is the only node now; a node that joins later is checked by its first worker")
+        return self.checked
+
+    def _start(self) -> None:
+        from dray.code.packages import environment
+
+        sent = environment()
+        started = {
+            number: on_node(Inspector, node, runtime_env=sent, max_concurrency=2).remote()
+            for number, node in enumerate(self._ids)
+        }
+        ready, failed = self._asked({number: each.__ray_ready__.remote() for number, each in started.items()})
+        self._inspectors = {number: started[number] for number in ready}
+        for number, error in failed.items():
+            self.checked.wrong(self.checked.nodes[number].name, f"can't run dray: {error}")
+
+    def _asked(self, references: Mapping[int, Any]) -> tuple[dict[int, Any], dict[int, str]]:
+        """The nodes' answers, and the errors of those that give none."""
+        import ray
+
+        answers: dict[int, Any] = {}
+        failed: dict[int, str] = {}
+        if not references:
+            return answers, failed
+        done = set(ray.wait(list(references.values()), num_returns=len(references), timeout=ANSWER_S)[0])
+        for number, reference in references.items():
+            if reference not in done:
+                failed[number] = f"no answer within {ANSWER_S:.0f} s"
+                continue
+            try:
+                answers[number] = ray.get(reference)
+            except Exception as error:  # whatever the actor raised
+                failed[number] = " ".join(str(error).split())[-300:]
+        return answers, failed
+
+    def _all(self, what: str) -> dict[int, Any]:
+        """Ask all nodes the same; those that don't answer become findings."""
+        answers, failed = self._asked(
+            {number: getattr(each, what).remote() for number, each in self._inspectors.items()}
+        )
+        for number, error in failed.items():
+            self._lost(number, error)
+        return answers
+
+    def _lost(self, number: int, error: str) -> None:
+        self._inspectors.pop(number, None)
+        self.checked.wrong(self.checked.nodes[number].name, f"can't be checked: {error}")
+
+    def _look(self) -> None:
+        drivers = versions()
+        for number, facts in self._all("facts").items():
+            self.checked.take_facts(self.checked.nodes[number], facts, drivers)
+        self.checked.compare_nodes()
+
+    def _compare_clocks(self) -> None:
+        import ray
+
+        for number, inspector in list(self._inspectors.items()):
+            node = self.checked.nodes[number]
+            try:
+                ahead = ahead_s(lambda there=inspector: ray.get(there.clock.remote(), timeout=ANSWER_S))  # type: ignore[misc]
+            except Exception as error:
+                self._lost(number, " ".join(str(error).split())[-300:])
+            else:
+                self.checked.take_clock(node, ahead)
+
+    def _try_storage(self) -> None:
+        with _Shared(self._place, self.checked) as shared:
+            if shared.place is None:
+                return
+            asked = {
+                number: each.storage.remote(shared.place, shared.sign, f"node-{number}")
+                for number, each in self._inspectors.items()
+            }
+            answers, failed = self._asked(asked)
+            for number, error in failed.items():
+                self._lost(number, error)
+            for number, answer in answers.items():
+                trouble = None if answer is None else Trouble(*answer)
+                if trouble is None and not shared.has(f"node-{number}"):
+                    trouble = Trouble("unseen", f"writes to {self._place}, but the driver does not see what it wrote")
+                if trouble is not None:
+                    # Name the user's place: the check's own directory in it is deleted afterwards.
+                    told = trouble.told.replace(str(shared.place), str(self._place))
+                    self._tell_of_storage(self.checked.nodes[number].name, Trouble(trouble.kind, told))
+
+    def _tell_of_storage(self, node: str, trouble: Trouble) -> None:
+        told = f"{trouble.told}; {REMEDIES[trouble.kind]}"
+        if self._is_asked:
+            self.checked.wrong(node, told)
+        else:
+            self.checked.note(node, f"{told}; experiments without checkpoint_storage go there: give --storage")
+
+    def _send(self) -> None:
+        """Each node sends to the next one, all at the same time: this shows what the network as a whole can carry."""
+        numbers = sorted(self._inspectors)
+        if len(numbers) < 2:
+            return
+        places = self._all("listen")
+        after = dict(zip(numbers, [*numbers[1:], numbers[0]], strict=True))
+        asked = {
+            number: self._inspectors[number].send.remote(places[after[number]])
+            for number in numbers
+            if number in self._inspectors and after[number] in places
+        }
+        answers, failed = self._asked(asked)
+        for number, error in failed.items():
+            self._lost(number, error)
+        for number, (speed, error) in answers.items():
+            node, to = self.checked.nodes[number], self.checked.nodes[after[number]]
+            node.sends_bytes_s = speed
+            if speed is None:
+                self.checked.wrong(
+                    node.name,
+                    f"can't send to {to.name}: {error}; the workers of a trial listen on ports that the system "
+                    "chooses: allow all ports between the nodes, and none from outside",
+                )
+            elif speed < SLOW_BYTES_S:
+                self.checked.note(node.name, f"sends only {speed / 1e6:.0f} MB/s to {to.name}")
+
+    def _reduce(self) -> None:
+        seen = [number for number, node in enumerate(self.checked.nodes) if min(len(node.gpus), node.gpus_of_ray) > 0]
+        if len(seen) == 1 and min(len(self.checked.nodes[seen[0]].gpus), self.checked.nodes[seen[0]].gpus_of_ray) > 1:
+            seen *= 2
+        if len(seen) > 1:
+            self.checked.reduces_bytes_s = reduced(
+                self.checked, [self._ids[number] for number in seen[:MOST_RANKS]], "nccl"
+            )
+
+
+def reduced(checked: Checked, nodes: Sequence[str], backend: Literal["nccl", "gloo"]) -> float | None:
+    """The bus bandwidth of an all-reduce between processes on these nodes (ids); None if it failed, which is noted."""
+    import ray
+    from ray.exceptions import GetTimeoutError
+
+    from dray.code.packages import environment
+
+    options = {"runtime_env": environment(), "num_gpus": 1 if backend == "nccl" else 0}
+    ranks = [on_node(Rank, node, **options).remote() for node in nodes]
+    try:
+        try:
+            ray.get([rank.__ray_ready__.remote() for rank in ranks], timeout=FREE_GPUS_S)
+        except GetTimeoutError:
+            checked.note("", f"all-reduce was not tried: GPUs were busy, or not up within {FREE_GPUS_S:.0f} s")
+            return None
+        at = ray.get(ranks[0].open.remote(), timeout=ANSWER_S)
+        asked = [rank.reduce.remote(at, number, len(ranks), backend) for number, rank in enumerate(ranks)]
+        return min(cast("list[float]", ray.get(asked, timeout=ANSWER_S)))
+    except Exception as error:
+        told = " ".join(str(error).split())[-500:]
+        checked.wrong("", f"all-reduce by {backend} over {len(ranks)} processes failed: {told}")
+        return None
+    finally:
+        for rank in ranks:
+            ray.kill(rank)
+
+
+def ahead_s(ask: Callable[[], float], now: Callable[[], float] = time.time) -> float:
+    """How far another clock is ahead of ours, by the quickest of five answers, which has the smallest error."""
+    asked = [(now(), ask(), now()) for _ in range(5)]
+    before, there, after = min(asked, key=lambda times: times[2] - times[0])
+    return there - (before + after) / 2
+
+
+class _Shared:
+    """A directory in the storage for the time of a check, with the driver's sign in it.
+
+    Attributes:
+        place: None if the driver can't use it, which is noted.
+    """
+
+    def __init__(self, storage: Location, checked: Checked) -> None:
+        self.sign = secrets.token_hex(16)
+        self.place: Location | None = storage.child(f".dray-check-{secrets.token_hex(8)}")
+        self._checked = checked
+        self._made: list[Path] = []
+
+    def __enter__(self) -> _Shared:
+        assert self.place is not None
+        try:
+            if self.place.is_local:
+                path = self.place.path
+                self._made = [each for each in (path, *path.parents) if not each.exists()]
+                put_up_sign(path, self.sign)
+            else:
+                RemoteDirectory(self.place, patience_s=STORE_S).write(SIGN, self.sign.encode())
+        except OSError as error:  # also a StorageError
+            self._checked.wrong("", f"the driver can't write to {self._checked.storage}: {error}")
+            self.place = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.place is None:
+            return
+        if self.place.is_local:
+            shutil.rmtree(self.place.path, ignore_errors=True)
+            for path in self._made[1:]:
+                with contextlib.suppress(OSError):  # somebody else may use it by now
+                    path.rmdir()
+        else:
+            with contextlib.suppress(StorageError):
+                RemoteDirectory(self.place, patience_s=STORE_S).delete()
+
+    def has(self, name: str) -> bool:
+        """Whether the driver sees a node's file."""
+        assert self.place is not None
+        try:
+            if self.place.is_local:
+                return (self.place.path / name).read_text() == name
+            return RemoteDirectory(self.place, patience_s=STORE_S).read(name).decode() == name
+        except OSError:
+            return False

@@ -1,0 +1,305 @@
+"""What a node of a cluster needs for trials to run on it, and when that is checked.
+
+On a cluster that others have started, each worker checks its own node when it starts, before the long imports: whether
+its versions are the driver's, its disks have room, and it has the experiment's storage. Before anything trains, the
+driver has all nodes check its storage, if that is a directory: otherwise only the first checkpoint on a second node
+would show that it is not shared. ``dray cluster check`` (``dray.cluster.checks.cluster``) checks more.
+
+Only the standard library is imported: this runs where nothing else is known to work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import importlib.util
+import os
+import platform
+import re
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from dray.storage import Location
+
+LEAST_FREE_BYTES = 64 << 20
+"""A disk with less than this counts as full: code, logs and checkpoints are still to come."""
+WRITTEN_BYTES = 64 << 10
+LOOK_S = 30.0
+"""How long nodes may take to look for a directory; a slower node is checked by its first worker."""
+STORE_S = 10.0
+"""How long a worker that starts tries an object store that does not answer."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Trouble(NamedTuple):
+    """What is wrong with a node.
+
+    Attributes:
+        kind: it has other versions than the driver, has a full disk, does not see the storage, or may not write there.
+        told: the predicate of a sentence whose subject is the node.
+    """
+
+    kind: Literal["versions", "full", "unseen", "refused"]
+    told: str
+
+
+class UnfitNode(RuntimeError):
+    """No trial can run on this node; the message names it.
+
+    Args:
+        node: as `name_of_this_node`.
+        trouble: what is wrong with it.
+    """
+
+    def __init__(self, node: str, trouble: Trouble) -> None:
+        super().__init__(node, trouble)
+        self.node, self.trouble = node, trouble
+
+    def __str__(self) -> str:
+        return f"node {self.node} {self.trouble.told}; {REMEDIES[self.trouble.kind]}"
+
+
+REMEDIES = {
+    "versions": "install the driver's versions there, or remove the node from the cluster",
+    "full": "free some space, or remove the node from the cluster",
+    "unseen": "put the experiment on a file system that all nodes mount (--path, or checkpoint_storage: "
+    "{type: shared_fs, host_path: /mnt/shared}), or in an object store (checkpoint_storage: {type: s3, bucket: ...})",
+    "refused": "set that node up like the others, such as the mount's options, the user, or the instance profile",
+}
+"""What to do about each kind of trouble."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What an experiment needs of each node.
+
+    Attributes:
+        versions: the driver's, as from `versions`.
+        directory: the experiment's. On nodes where it is not shared, checkpoints for an object store are staged there.
+        sign: what `put_up_sign` wrote there if it holds the checkpoints; None if they are in an object store.
+        store: that object store.
+    """
+
+    versions: Mapping[str, str]
+    directory: str
+    sign: str | None
+    store: Location | None
+
+    def check_this_node(self, run: str) -> None:
+        """Check the node that this process is on.
+
+        It takes a few milliseconds. The first process of a run on a node also tries the object store.
+
+        Args:
+            run: a name of this run of the experiment.
+
+        Raises:
+            UnfitNode: no trial can run here.
+        """
+        trouble = (
+            other_versions(self.versions, versions())
+            or full_disk(disks())
+            or directory_trouble(self.directory, self.sign)
+        )
+        mark = _mark_of(run)
+        if trouble is None and self.store is not None and not mark.exists():
+            trouble = _store_trouble(self.store)
+            if trouble is None:
+                with contextlib.suppress(OSError):
+                    mark.parent.mkdir(mode=0o700, exist_ok=True)
+                    mark.touch()
+        if trouble is not None:
+            raise UnfitNode(name_of_this_node(), trouble)
+
+
+def name_of_this_node() -> str:
+    """Its address and host name: ``10.0.0.7 (gpu-1)``."""
+    import ray
+
+    return f"{ray.util.get_node_ip_address()} ({platform.node()})"
+
+
+def versions() -> dict[str, str]:
+    """Of this process: ``python``, ``ray``, ``torch`` (which is not imported for it), ``dray``; "" is none."""
+    import ray
+
+    return {"python": platform.python_version(), "ray": ray.__version__, "torch": of_torch(), "dray": _of_dray()}
+
+
+def _of_dray() -> str:
+    try:
+        # By name: this layer must not import those above it, as the package's own module does.
+        return str(importlib.import_module("dray").__version__)
+    except ImportError:
+        return ""
+
+
+def of_torch(field: str = "__version__") -> str:
+    """A value of the version file of the torch that would be imported here; "" if there is none."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return ""
+    with contextlib.suppress(OSError):
+        text = Path(found.origin).with_name("version.py").read_text()
+        if value := re.search(rf"^{field}\s*(?::[^=]*)?=\s*['\"](.*)['\"]", text, re.MULTILINE):
+            return value.group(1)
+    return ""
+
+
+def other_versions(drivers: Mapping[str, str], here: Mapping[str, str]) -> Trouble | None:
+    """What differs. Python is compared by its minor version, torch without ``+cpu`` or ``+cu126``."""
+    differ = [name for name in drivers if _that_counts(name, drivers[name]) != _that_counts(name, here[name])]
+    if not differ:
+        return None
+    has, had = (", ".join(f"{name} {those[name] or 'none'}" for name in differ) for those in (here, drivers))
+    return Trouble("versions", f"has {has}, but the driver has {had}")
+
+
+def _that_counts(name: str, version: str) -> str:
+    return version.rpartition(".")[0] if name == "python" else version.partition("+")[0]
+
+
+def disks() -> list[str]:
+    """Directories on the disks that a node needs: for temporary files, and for the code that Ray unpacks."""
+    return [tempfile.gettempdir(), str(Path(__file__).parent)]
+
+
+def full_disk(places: list[str]) -> Trouble | None:
+    """The trouble with the first of these directories whose disk is full; None if there is none."""
+    for place in places:
+        free = shutil.disk_usage(place).free
+        if free < LEAST_FREE_BYTES:
+            return Trouble("full", f"has a full disk: {free >> 20} MiB are free on {mounted(place)}")
+    return None
+
+
+def mounted(place: str) -> str:
+    """Where the disk of this directory is mounted."""
+    path = Path(place).resolve()
+    return str(next(each for each in (path, *path.parents) if each.is_mount()))
+
+
+def put_up_sign(directory: Path, sign: str) -> None:
+    """Write a sign into a directory, by which other nodes find out whether they see the same one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    _sign_in(directory).write_text(sign)
+
+
+def _sign_in(directory: Path) -> Path:
+    return directory / ".seen-by-all"
+
+
+def directory_trouble(directory: str, sign: str | None) -> Trouble | None:
+    """What keeps this process from using a directory; None if it can write there and sees the driver's sign.
+
+    Args:
+        sign: None: the directory need not be the driver's, and is made if it does not exist.
+    """
+    where = Path(directory)
+    try:
+        if sign is None:
+            where.mkdir(parents=True, exist_ok=True)
+        elif _sign_in(where).read_text() != sign:
+            return Trouble("unseen", f"has a different directory {directory} than the driver")
+    except FileNotFoundError:
+        return Trouble("unseen", f"does not see {directory}, the driver's directory for checkpoints")
+    except OSError as error:
+        return _trouble_of(error, directory)
+    # A name that nobody else uses, or has looked for: network file systems cache that a file does not exist.
+    mine = where / f".written-by-{platform.node()}-{secrets.token_hex(8)}"
+    try:
+        try:
+            mine.write_bytes(secrets.token_bytes(WRITTEN_BYTES))
+        finally:
+            mine.unlink(missing_ok=True)
+    except OSError as error:
+        return _trouble_of(error, directory)
+    return full_disk([directory])
+
+
+def _trouble_of(error: OSError, directory: str) -> Trouble:
+    if error.errno in _FULL:
+        return Trouble("full", f"has a full disk at {directory}: {error.strerror}")
+    return Trouble("refused", f"can't write to {directory}: {error.strerror}")
+
+
+def _store_trouble(store: Location) -> Trouble | None:
+    from dray.storage import RemoteDirectory, StorageError
+
+    try:
+        RemoteDirectory(store, patience_s=STORE_S).probe()
+    except (StorageError, OSError) as error:
+        return Trouble("refused", f"can't use the experiment's storage: {error}")
+    return None
+
+
+def _mark_of(run: str) -> Path:
+    """The file that exists once a process of this run has reached the object store from this node."""
+    return Path(tempfile.gettempdir()) / f"dray-nodes-{os.getuid()}" / run
+
+
+def nodes_without(directory: str, sign: str, resource: str) -> dict[str, Trouble]:
+    """What the cluster's other nodes that have a resource find wrong with a directory of this one.
+
+    Args:
+        directory, sign: as for `put_up_sign`.
+        resource: "CPU" or "GPU".
+
+    Returns:
+        By the node's name. Nodes that don't answer are left out: a worker that starts there will check.
+    """
+    import ray
+    from ray.exceptions import RayError
+
+    from dray.cluster.nodes import nodes
+
+    here = ray.get_runtime_context().get_node_id()
+    others = [node.id for node in nodes() if node.id != here and node.resources.get(resource, 0) > 0]
+    with pickled_by_value():
+        asked = [on_node(_look, node).remote(directory, sign) for node in others]
+    ready, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S) if asked else ([], [])
+    found: dict[str, Trouble] = {}
+    for reference in ready:
+        with contextlib.suppress(RayError):  # the node is gone
+            name, trouble = ray.get(reference)
+            if trouble is not None:
+                found[name] = Trouble(*trouble)
+    return found
+
+
+@contextlib.contextmanager
+def pickled_by_value(*modules: ModuleType) -> Iterator[None]:
+    """Within the block, what these modules and this one define is sent by value: the nodes need no dray for it."""
+    from ray import cloudpickle
+
+    sent = [sys.modules[__name__], *modules]
+    for module in sent:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in sent:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def on_node(what: Any, node: str, **options: Any) -> Any:
+    """A remote function or class that runs on this node (an id), however busy the node is."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    options = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False), **options}
+    return ray.remote(**options)(what)
+
+
+def _look(directory: str, sign: str) -> tuple[str, Any]:
+    trouble = directory_trouble(directory, sign)
+    return name_of_this_node(), None if trouble is None else (trouble.kind, trouble.told)

@@ -1,0 +1,125 @@
+"""How the trial's class, or the program that trains it, is loaded on the workers."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dray.code.load import load_entrypoint
+from dray.code.packages import Package
+from dray.compat import install_if_absent
+from dray.errors import EntrypointError
+from dray.imports import is_installed, use_model_dir
+from dray.script import Script
+
+if TYPE_CHECKING:
+    from dray.pytorch import PyTorchTrial
+
+# Here too, not only where code is imported: unpickling a class that was sent by value may import `determined`.
+install_if_absent()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromDirectory:
+    """Loads ``entrypoint`` from a directory on this machine, or from one that was sent to the workers."""
+
+    entrypoint: str | list[str]
+    directory: str | Package
+
+    def place(self) -> Path:
+        """The directory of the code, on this machine.
+
+        Raises:
+            FileNotFoundError: it was sent, but is not here.
+        """
+        return self.directory.place() if isinstance(self.directory, Package) else Path(self.directory).resolve()
+
+    def __call__(self) -> type[PyTorchTrial] | Script:
+        """The class, or the program.
+
+        Raises:
+            EntrypointError: it is not here, or cannot be imported.
+        """
+        return load_entrypoint(self.entrypoint, self.place())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByValue:
+    """A class of a script or a notebook, which other processes can't import: it is sent as a pickle."""
+
+    trial: Any
+
+    def place(self) -> None:
+        """None: its code is in no directory."""
+
+    def __call__(self) -> type[PyTorchTrial]:
+        """The class."""
+        return self.trial  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A `ByValue` class for workers on other machines, with the directory that it imports from.
+
+    Attributes:
+        pickled: the class. It is unpickled only when its directory is on the path, so that its imports work and an
+            error is reported clearly.
+        home: the directory, which trials run in; None if none was sent.
+    """
+
+    name: str
+    pickled: bytes
+    home: Package | None
+
+    def place(self) -> None:
+        """None, as for `ByValue`."""
+
+    def __call__(self) -> type[PyTorchTrial]:
+        """The class.
+
+        Raises:
+            EntrypointError: it can't be unpickled: something that it needs is not on this worker.
+        """
+        try:
+            if self.home is not None:
+                directory = self.home.place()
+                use_model_dir(directory)
+                os.chdir(directory)
+            return pickle.loads(self.pickled)  # type: ignore[no-any-return]
+        except Exception as error:
+            told = (
+                f"{self.name} can't be loaded on a worker: {type(error).__name__}: {error}; what it imports must be in "
+                "the directory of the script that defines it, or installed on all nodes"
+            )
+            raise EntrypointError([("trial", told)]) from None
+
+
+def place_of(trial: type[PyTorchTrial]) -> tuple[str, Path] | None:
+    """Entrypoint and model directory of a class that others can import; None for a class of a script or notebook."""
+    module = sys.modules.get(trial.__module__)
+    file = getattr(module, "__file__", None)
+    if trial.__module__ == "__main__" or file is None or "<locals>" in trial.__qualname__:
+        return None
+    return f"{trial.__module__}:{trial.__qualname__}", _root(trial.__module__, file)
+
+
+def home_of(trial: type[PyTorchTrial]) -> Path | None:
+    """Where a class of a script or a notebook may import from: the script's directory, or that of the outermost package
+    of ``python -m``; the working directory of a notebook; None for an installed one."""
+    module = sys.modules.get(trial.__module__)
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return Path.cwd()
+    if is_installed(file):
+        return None
+    spec = getattr(module, "__spec__", None)
+    return _root(spec.name if spec is not None else trial.__module__, file)
+
+
+def _root(module: str, file: str) -> Path:
+    path = Path(file).resolve()
+    return path.parents[module.count(".") + (path.name == "__init__.py")]

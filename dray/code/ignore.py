@@ -1,0 +1,249 @@
+"""Which files of a directory are code: those that an experiment copies and sends to its workers.
+
+All but those that match ``NOT_CODE`` and the directory's own ``.drayignore``, in the syntax of ``.gitignore``, where
+``!`` takes a pattern back; Determined's ``.detignore`` is read too. Always left out: virtual environments of any name,
+tagged caches (https://bford.info/cachedir/), and other experiments.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from dray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+IGNORE_FILES = (".detignore", ".drayignore")
+NOT_CODE = (
+    # Hidden: versions of the code, keys and passwords (.ssh, .aws, .netrc, .env), caches.
+    ".*",
+    "__pycache__/",
+    "*.py[co]",
+    "*.egg-info/",
+    "venv/",
+    "node_modules/",
+    # Ray's launcher puts the key to a cluster's machines into the head's home directory.
+    "ray_bootstrap_*",
+)
+"""Patterns before the directory's own, which may take some back."""
+MOST_CODE_BYTES = 96 * 2**20
+"""Determined's limit."""
+MOST_LINKED_BYTES = 1 << 20
+"""A larger file that a link out of the directory leads to is not code: only the link is copied."""
+MOST_ENTRIES = 200_000
+"""If a directory is too large, at most this many entries are read to find the largest ones."""
+
+# A directory with all files of one of these sets is not code.
+_FOREIGN = (
+    {"pyvenv.cfg"},
+    {"conda-meta"},
+    {"CACHEDIR.TAG"},
+    {"experiment.yaml", "journal.jsonl"},
+)
+
+
+def told_size(size: int) -> str:
+    """A number of bytes, for a person."""
+    if size < 2**10:
+        return f"{size} bytes"
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 / 10 else f"{size / 2**10:.1f} KiB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """The code in a directory.
+
+    Attributes:
+        root: the directory.
+        folders, files, links: paths relative to it, with slashes; a folder comes before its content. A link is followed
+            only if it leads to a small file elsewhere, such as a module that several projects share.
+        size: total size of the files, in bytes.
+    """
+
+    root: Path
+    folders: tuple[str, ...]
+    files: tuple[str, ...]
+    links: tuple[str, ...]
+    size: int
+
+    @property
+    def told(self) -> str:
+        """The number of files and their size, for a person."""
+        return f"{len(self.files)} {'file' if len(self.files) == 1 else 'files'}, {told_size(self.size)}"
+
+    def targets(self) -> Iterator[tuple[str, str]]:
+        """The target of each link, for a copy of the directory: relative if it is within, else absolute."""
+        root = os.path.realpath(self.root)
+        for name in self.links:
+            link = self.root / name
+            end = os.path.realpath(link)
+            if Path(end).is_relative_to(root):
+                yield name, os.path.relpath(end, os.path.realpath(link.parent))
+            else:
+                yield name, os.path.abspath(link.parent / os.readlink(link))
+
+    def copy(self, to: Path) -> None:
+        """Copy the code; existing files stay."""
+        for name in ("", *self.folders):
+            (to / name).mkdir(parents=True, exist_ok=True)
+        for name in self.files:
+            shutil.copy2(self.root / name, to / name)
+        link(to, self.targets())
+
+
+def link(directory: Path, targets: Iterator[tuple[str, str]] | Collection[tuple[str, str]]) -> None:
+    """Make links below a directory; existing ones stay."""
+    for name, target in targets:
+        place = directory / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not os.path.lexists(place):
+            place.symlink_to(target)
+
+
+def code_of(root: Path, *, leave_out: Path | None = None, deep: bool = True, field: str = "model_dir") -> Code:
+    """The code in a directory.
+
+    Args:
+        root: the directory.
+        leave_out: a directory to leave out, wherever it is.
+        deep: whether to include subdirectories.
+        field: the field that named the directory, for messages.
+
+    Raises:
+        ConfigError: it is too large to be code, or can't be read; or an ignore file has an invalid pattern.
+    """
+    walk = _Walk(root, _patterns(root, field), leave_out.resolve() if leave_out is not None else None, deep=deep)
+    try:
+        walk.into("")
+    except OSError as error:
+        told = f"can't be read: {error}; make it readable, or exclude it in {root / IGNORE_FILES[-1]}"
+        raise ConfigError([(field, told)]) from None
+    if walk.size > MOST_CODE_BYTES:
+        raise ConfigError([(field, _too_large(root, walk))])
+    return walk.code()
+
+
+def copied(root: Path) -> Code:
+    """The code in a directory that `Code.copy` made: all files in it."""
+    walk = _Walk(root, None, None, deep=True)
+    walk.into("")
+    return walk.code()
+
+
+def _patterns(root: Path, field: str) -> GitIgnoreSpec:
+    # Imported here: commands that only read experiments need not wait for it.
+    from pathspec import GitIgnoreSpec
+
+    lines = list(NOT_CODE)
+    for name in IGNORE_FILES:
+        if (root / name).is_file():
+            own = (root / name).read_text(encoding="utf-8", errors="replace").splitlines()
+            for number, line in enumerate(own, 1):
+                try:
+                    GitIgnoreSpec.from_lines([line])
+                except ValueError as error:
+                    told = f"line {number} of {root / name} is not a valid .gitignore pattern: {error}"
+                    raise ConfigError([(field, told)]) from None
+            lines += own
+    return GitIgnoreSpec.from_lines(lines)
+
+
+class _Walk:
+    def __init__(self, root: Path, ignored: GitIgnoreSpec | None, leave_out: Path | None, *, deep: bool) -> None:
+        self._root, self._ignored, self._leave_out, self._deep = root, ignored, leave_out, deep
+        self.folders: list[str] = []
+        self.files: list[str] = []
+        self.links: list[str] = []
+        self.sizes: Counter[str] = Counter()
+        """Total size of each file and directory, in bytes."""
+        self.entries = 0
+
+    @property
+    def size(self) -> int:
+        return self.sizes["."]
+
+    def code(self) -> Code:
+        return Code(
+            root=self._root,
+            folders=tuple(self.folders),
+            files=tuple(self.files),
+            links=tuple(self.links),
+            size=self.size,
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all entries were read."""
+        return self.entries <= MOST_ENTRIES
+
+    def into(self, folder: str) -> None:
+        with os.scandir(self._root / folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+        names = {entry.name for entry in entries}
+        if folder:
+            if self._ignored is not None and any(marks <= names for marks in _FOREIGN):
+                return
+            self.folders.append(folder.rstrip("/"))
+        for entry in entries:
+            # Once it is too large, reading on only serves to name the largest entries, so it is bounded.
+            self.entries += 1
+            if self._ignored is not None and not self.is_whole and self.size > MOST_CODE_BYTES:
+                return
+            # True also for a link to a directory.
+            name, is_folder = f"{folder}{entry.name}", os.path.isdir(entry.path)
+            if self._ignored is not None and self._ignored.match_file(f"{name}/" if is_folder else name):
+                continue
+            if entry.is_symlink() and not self._brings(entry.path):
+                self.links.append(name)
+            elif is_folder:
+                if self._deep and Path(entry.path).resolve() != self._leave_out:
+                    self.into(f"{name}/")
+            elif os.path.isfile(entry.path):  # not a socket or a pipe
+                self.files.append(name)
+                path = PurePosixPath(name)
+                for place in (path, *path.parents):
+                    self.sizes[str(place)] += entry.stat().st_size
+
+    def _brings(self, link: str) -> bool:
+        """Whether a link leads to code outside of the directory."""
+        return (
+            self._ignored is not None
+            and os.path.isfile(link)
+            and os.path.getsize(link) <= MOST_LINKED_BYTES
+            and not Path(os.path.realpath(link)).is_relative_to(os.path.realpath(self._root))
+        )
+
+
+def _too_large(root: Path, walk: _Walk) -> str:
+    largest = ", ".join(f"{name} ({told_size(size)})" for name, size in _largest(walk))
+    least = "" if walk.is_whole else "at least "
+    return (
+        f"{root} has {least}{told_size(walk.size)} of files, more than the {MOST_CODE_BYTES >> 20} MiB that an "
+        f"experiment copies and sends to its workers; the largest are {largest}; exclude what is not code in "
+        f"{root / IGNORE_FILES[-1]} (.gitignore syntax), or give a directory with only the model's code"
+    )
+
+
+def _largest(walk: _Walk) -> list[tuple[str, int]]:
+    """The three largest entries; a directory with one entry that takes nearly all of it is replaced by that."""
+    children: dict[str, list[str]] = {}
+    for name in walk.sizes:
+        if name != ".":
+            children.setdefault(str(PurePosixPath(name).parent), []).append(name)
+
+    def by_size(names: list[str]) -> list[str]:
+        return sorted(names, key=lambda name: -walk.sizes[name])
+
+    found = []
+    for name in by_size(children["."])[:3]:
+        while name in children and walk.sizes[(inner := by_size(children[name])[0])] > 0.8 * walk.sizes[name]:
+            name = inner
+        found.append((f"{name}/" if name in children else name, walk.sizes[name]))
+    return found

@@ -1,0 +1,178 @@
+"""Loads what ``entrypoint`` names, a trial's class or a program that trains one, or raises one clear error."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from dray.code.startup_hook import HOOK
+from dray.compat import told_of_real
+from dray.config.entrypoint import EXAMPLES, parse_entrypoint
+from dray.errors import EntrypointError, ImportRaisedError
+from dray.imports import import_model, module_file, no_module, raised, use_model_dir
+from dray.script import Script
+
+if TYPE_CHECKING:
+    from dray.pytorch import PyTorchTrial
+
+
+def load_entrypoint(
+    entrypoint: str | list[str] | None, model_dir: str | os.PathLike[str]
+) -> type[PyTorchTrial] | Script:
+    """Import the class that ``entrypoint`` names from ``model_dir``, or find the program there, without running it.
+
+    The directory stays at the front of ``sys.path``, as with ``load_trial_class``.
+
+    Args:
+        entrypoint: ``module:Class``, or a program, see ``parse_entrypoint``.
+        model_dir: The directory of the model's code.
+
+    Raises:
+        EntrypointError: as ``load_trial_class``; there is no such program, or it has a syntax error.
+    """
+    if not entrypoint:
+        raise _error("entrypoint", f"required, got nothing; {EXAMPLES}")
+    try:
+        program = parse_entrypoint(entrypoint)
+    except ValueError as error:
+        raise _error("entrypoint", str(error)) from None
+    if isinstance(program, str):
+        trial_class = load_trial_class(program, model_dir)
+        _check_constructor(trial_class, program)
+        return trial_class
+    directory = _directory(model_dir).resolve()
+    use_model_dir(directory)
+    _check_program(program, directory)
+    return program
+
+
+def check_entrypoint(entrypoint: str | list[str] | None, model_dir: str | os.PathLike[str]) -> None:
+    """Check the entrypoint before Ray starts.
+
+    With a ``startup-hook.sh`` only the workers import the model, after the hook has installed what it needs.
+
+    Raises:
+        EntrypointError: as ``load_entrypoint``.
+    """
+    try:
+        load_entrypoint(entrypoint, model_dir)
+    except ImportRaisedError:
+        if not (Path(model_dir) / HOOK).is_file():
+            raise
+
+
+def _check_constructor(trial_class: type[PyTorchTrial], entrypoint: str) -> None:
+    try:
+        inspect.signature(trial_class).bind(None)
+    except TypeError as error:
+        raise _error(
+            "entrypoint",
+            f"{entrypoint} is created with the context as its only argument, which its constructor does not accept "
+            f"({error}); give its other parameters defaults, or give the program that creates it, such as python3 "
+            "train.py",
+        ) from None
+
+
+def _check_program(program: Script, directory: Path) -> None:
+    if program.file is None:
+        assert program.module is not None
+        file = module_file(directory, program.module)
+        if file is not None:
+            _check_syntax(file, directory)
+        elif not _installed(program.module, directory):
+            raise _error("entrypoint", no_module(program.module, directory))
+        return
+    path = directory / program.file
+    if os.path.isdir(path):  # not Path's own, which raise if a name is too long for the file system
+        raise _error("entrypoint", f"{program.file} in {directory} is a directory; for a package: python3 -m package")
+    if not os.path.isfile(path):
+        there = sorted(str(file.relative_to(directory)) for file in directory.rglob("*.py"))
+        near = difflib.get_close_matches(program.file, there, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"its scripts are {', '.join(there[:12]) or 'none'}"
+        raise _error("entrypoint", f"no script {program.file} in {directory}; {hint}")
+    _check_syntax(path, directory)
+
+
+def _check_syntax(path: Path, directory: Path) -> None:
+    try:
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        name = str(path.relative_to(directory)) if path.is_relative_to(directory) else str(path)
+        raise _error("entrypoint", raised(name, directory, error, doing="reading")) from None
+
+
+def _installed(module: str, directory: Path) -> bool:
+    """Whether a module outside of the model's directory has this name; only its outermost package is checked."""
+    outermost = module.partition(".")[0]
+    return module_file(directory, outermost) is None and importlib.util.find_spec(outermost) is not None
+
+
+def load_trial_class(entrypoint: str | None, model_dir: str | os.PathLike[str]) -> type[PyTorchTrial]:
+    """Import the class that ``entrypoint`` names from ``model_dir``.
+
+    The directory stays at the front of ``sys.path`` until another one is given. Modules of the previous one are
+    forgotten first, so that two experiments in one process can each have their own ``model_def``.
+
+    Args:
+        entrypoint: ``module:Class``; the module may be in a package, ``models.digits:DigitsTrial``.
+        model_dir: The directory with the module.
+
+    Raises:
+        EntrypointError: no such directory, module or class, the module raises when it is imported (with the end of its
+            traceback), or the class is not a ``PyTorchTrial``.
+    """
+    directory = _directory(model_dir)
+    if not entrypoint:
+        raise _error("entrypoint", "required, got nothing; for example entrypoint: model_def:DigitsTrial")
+    module_name, colon, class_name = entrypoint.partition(":")
+    if not colon or not module_name or not class_name.replace(".", "_").isidentifier():
+        raise _error("entrypoint", f"must be module:Class, got {entrypoint!r}; for example model_def:DigitsTrial")
+    module = import_model(module_name, directory.resolve())
+    return _find(module, class_name)
+
+
+def _directory(model_dir: str | os.PathLike[str]) -> Path:
+    directory = Path(model_dir)
+    if not directory.is_dir():
+        raise _error("model_dir", f"no such directory: {directory}; give the directory with the model's code")
+    return directory
+
+
+def _find(module: ModuleType, name: str) -> type[PyTorchTrial]:
+    # Imported here because it imports torch: a bad module is reported sooner.
+    from dray.pytorch import PyTorchTrial
+
+    found: object = module
+    for part in name.split("."):  # a nested class has a dotted name
+        found = getattr(found, part, None)
+    if isinstance(found, type) and issubclass(found, PyTorchTrial):
+        return found
+    trials = [
+        key
+        for key, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, PyTorchTrial) and value is not PyTorchTrial
+    ]
+    near = difflib.get_close_matches(name, trials, n=1)
+    if isinstance(found, type) and (real := told_of_real()):
+        hint = real
+    elif near:
+        hint = f"did you mean {module.__name__}:{near[0]}?"
+    else:
+        hint = (
+            f"its trials are {', '.join(trials)}"
+            if trials
+            else "it has no trials: derive one from dray.pytorch.PyTorchTrial"
+        )
+    if found is None:
+        raise _error("entrypoint", f"{module.__name__} has no class {name}; {hint}")
+    kind = "another class" if isinstance(found, type) else f"a value of type {type(found).__name__}"
+    raise _error("entrypoint", f"{module.__name__}:{name} must be a subclass of PyTorchTrial, got {kind}; {hint}")
+
+
+def _error(path: str, what: str) -> EntrypointError:
+    return EntrypointError([(path, what)])

@@ -1,0 +1,105 @@
+"""``startup-hook.sh`` in the model's directory: prepares a machine before the model's code runs on it, such as data.
+
+A shell (bash if there is one) runs it in that directory, as in Determined: trials get what it exports in their
+environment, and the first command that fails ends it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from dray.environment import set_variables
+
+HOOK = "startup-hook.sh"
+_SHOWN_LINES = 20
+# Variables that the shell itself sets.
+_OF_THE_SHELL = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
+
+
+class StartupHookFailed(RuntimeError):
+    """``startup-hook.sh`` ended with an error; the message has the end of its output."""
+
+
+def run_startup_hook(code: Path) -> None:
+    """Run the hook of this directory, if it has one, and take over the environment that it leaves.
+
+    Raises:
+        StartupHookFailed: its exit code was not 0.
+    """
+    if not (code / HOOK).is_file():
+        return
+    with tempfile.TemporaryDirectory(prefix="dray-hook-") as directory:
+        after, output = Path(directory, "environment"), Path(directory, "output")
+        shell = shutil.which("bash") or "sh"
+        with output.open("wb") as file:
+            done = subprocess.run(
+                [shell, "-e", "-c", f"trap 'env -0 > \"$0\"' EXIT; . ./{HOOK}", str(after)],
+                cwd=code,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        lines = output.read_text(errors="replace").splitlines()
+        if done.returncode != 0:
+            shown = "\n".join(f"    | {line}" for line in lines[-_SHOWN_LINES:]) or "    | (nothing)"
+            raise StartupHookFailed(
+                f"exited with code {done.returncode}; fix the script, whose output ends with:\n{shown}"
+            )
+        if lines:
+            print("\n".join(lines))
+        if after.exists():  # not if the hook has set a trap of its own
+            _take_over(after.read_bytes())
+
+
+def run_startup_hook_once(code: Path, run: str) -> None:
+    """Run the hook in the first process of this machine that gets here in a run; the others wait and take its outcome.
+
+    Args:
+        code: The model's directory.
+        run: The unique name of this run of an experiment.
+
+    Raises:
+        StartupHookFailed: in each of these processes.
+    """
+    if not (code / HOOK).is_file():
+        return
+    place = Path(tempfile.gettempdir()) / f"dray-hooks-{os.getuid()}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    if place.stat().st_uid != os.getuid():
+        raise StartupHookFailed(
+            f"can't be run: {place} belongs to another user; remove it, or set TMPDIR to another directory"
+        )
+    before = dict(os.environ)
+    with (place / run).open("a+") as file:
+        # Held while the hook runs; the system releases it if this process dies.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        if text := file.read():
+            outcome = json.loads(text)
+        else:
+            try:
+                run_startup_hook(code)
+                outcome = {"error": None, "environment": _changes(before, os.environ)}
+            except StartupHookFailed as failure:
+                outcome = {"error": str(failure)}
+            file.write(json.dumps(outcome))
+    if outcome["error"] is not None:
+        raise StartupHookFailed(outcome["error"])
+    set_variables(outcome["environment"])
+
+
+def _take_over(listed: bytes) -> None:
+    """Make the environment that ``env -0`` has listed this process's own."""
+    after = dict(os.fsdecode(line).split("=", 1) for line in listed.split(b"\0") if b"=" in line)
+    set_variables(_changes(dict(os.environ), after))
+
+
+def _changes(before: dict[str, str], after: os._Environ[str] | dict[str, str]) -> dict[str, str | None]:
+    names = (before.keys() | after.keys()) - _OF_THE_SHELL
+    return {name: after.get(name) for name in names if before.get(name) != after.get(name)}

@@ -1,0 +1,280 @@
+"""The fields of an experiment config, with Determined's names, each with its type, bounds and default.
+
+The config and its small sections are here; each other section has a module. Rules on more than one field are in
+``rules.py``, the wording of faults in ``faults.py``.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from dray.config.entrypoint import parse_entrypoint
+from dray.config.environment import Environment
+from dray.config.length import Length, parse_length
+from dray.config.log_policies import EXAMPLE_POLICY, LogPolicy, policies
+from dray.config.loggers import Loggers, MLflow, WandB, named_loggers
+from dray.config.resources import Resources, SlotRange, even_sizes
+from dray.config.searcher import SamplerChoice, Searcher, searcher_fields
+from dray.config.section import Section, as_dict, whole_if_whole
+from dray.config.storage import CheckpointStorage, storage_of
+from dray.masking import masked, texts
+
+MAX_SEED = 2**32 - 1
+MAX_NAME = 200
+
+
+def _entrypoint(raw: object) -> object:
+    parse_entrypoint(raw)
+    return raw
+
+
+def _one_line(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError(f"must be one line of printable characters, got {name!r:.60}")
+    return name
+
+
+def _period(raw: object) -> Length | None:
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        # Determined has no such form any more: in its oldest files it counted steps of 100 batches.
+        raise ValueError(f"must have a unit, got {raw}; write {{batches: {raw}}} or {{epochs: {raw}}}")
+    # Determined writes "no period" as {batches: 0}.
+    length = None if raw is None else parse_length(raw, minimum=0)
+    return length if length is not None and length.value > 0 else None
+
+
+def _labels(raw: object) -> object:
+    # In older configs they are the keys of a mapping.
+    return list(raw) if isinstance(raw, Mapping) else raw
+
+
+def _records(raw: object) -> object:
+    # Determined writes 0 for "not set".
+    return None if raw == 0 and not isinstance(raw, bool) else raw
+
+
+def _precision(raw: object) -> object:
+    if raw == "O3":
+        raise ValueError("must be one of O0, O1, O2, got O3, which is all float16; write O1, which scales the loss")
+    return raw
+
+
+Period: TypeAlias = Annotated[Length | None, BeforeValidator(_period), as_dict]
+Seconds: TypeAlias = Annotated[float, Field(gt=0, le=1_000_000_000), AfterValidator(whole_if_whole)]
+
+
+class Optimizations(Section):
+    """How gradients are aggregated and exchanged, and in which precision. ``aggregation_frequency`` and
+    ``mixed_precision`` are for a trial that is a class; a program sets the first in ``pytorch.init()`` and the second
+    with ``context.experimental.use_amp()``.
+    """
+
+    aggregation_frequency: int = Field(
+        default=1, ge=1, description="number of batches whose gradients make one optimizer step", examples=[4]
+    )
+    average_aggregated_gradients: bool = Field(
+        default=True, description="divide aggregated gradients by aggregation_frequency", examples=["true"]
+    )
+    gradient_compression: bool = Field(
+        default=False, description="exchange gradients between slots in float16", examples=["true"]
+    )
+    mixed_precision: Annotated[Literal["O0", "O1", "O2"], BeforeValidator(_precision)] = Field(
+        default="O0", description="O1 or O2: mixed precision, as with use_amp(); O0: full precision", examples=["O1"]
+    )
+
+
+class Reproducibility(Section):
+    """The seed, and how far results are the same again; experiments with equal configs and equal seeds run equal
+    searches.
+    """
+
+    experiment_seed: int = Field(
+        default_factory=lambda: secrets.randbits(31),
+        ge=0,
+        le=MAX_SEED,
+        description="the seed for hyperparameters, initial weights and data order",
+        examples=[7],
+    )
+    deterministic: bool = Field(
+        default=False,
+        description="use only torch's deterministic algorithms, so that equal trials on equal GPUs are bit-identical; "
+        "they are slower, and an operation that has none is an error",
+        examples=["true"],
+    )
+
+
+class ExperimentConfig(Section):
+    """A checked experiment config, made by ``load_config``. Equal configs with equal seeds run equal searches.
+
+    Attributes:
+        entrypoint: ``module:Class``, or a program such as ``python3 train.py --epochs 1`` (also as a list of words);
+            None if the trial's class is given from Python.
+        hyperparameters: As written: constants and spaces, by name.
+        data: Free for the user; the trial reads it with ``context.get_data_config()``. Only the trial sees the values
+            below ``data.secrets``.
+        min_validation_period: A trial validates at least this often; None: only at rungs and at the end.
+        min_checkpoint_period: A trial saves at least this often; None: by ``checkpoint_policy`` and at the end.
+        max_restarts: How often one trial may be started again after a failure. It is given up before that when it runs
+            out of memory twice, or fails twice with the same error, in the same line, after the same number of batches.
+        stop_on_nan: Losses are the searcher's metric, and training and validation metrics with ``loss`` in their names.
+            The trial is not restarted; what it reported and saved before stands, and the search continues without it.
+        hang_timeout_s: A trial that for this long trains and validates no batch and saves no checkpoint is ended, with
+            the stacks of its threads in its log, and started again from its latest checkpoint. Start-up counts, and so
+            does waiting for other ranks, but not waiting for an object store: choose it well above the longest of
+            these. None: never.
+    """
+
+    name: Annotated[str, AfterValidator(_one_line)] = Field(
+        min_length=1, max_length=MAX_NAME, description="the experiment's name", examples=["digits-asha"]
+    )
+    description: str = Field(default="", description="a description, for people", examples=["a first sweep"])
+    labels: Annotated[list[str], BeforeValidator(_labels)] = Field(
+        default_factory=list, description="labels, for people", examples=["[digits, sweep]"]
+    )
+    data: dict[str, Any] = Field(
+        default_factory=dict,
+        description="any data for the trial's code; values below secrets are never stored or shown",
+        examples=["{path: /data}"],
+        repr=False,
+    )
+    entrypoint: Annotated[str | list[str] | None, BeforeValidator(_entrypoint)] = Field(
+        default=None, description="the trial's class, or the program that trains it", examples=["model_def:DigitsTrial"]
+    )
+    hyperparameters: dict[str, Any] = Field(
+        default_factory=dict,
+        description="the hyperparameters: constants, and spaces to search",
+        examples=["{global_batch_size: 64}"],
+    )
+    searcher: Searcher = Field(
+        description="the search method and its settings",
+        examples=["{name: single, metric: validation_loss, max_length: {epochs: 16}}"],
+    )
+    resources: Resources = Field(
+        default_factory=Resources, description="the slots that a trial runs on", examples=["{slots_per_trial: 1}"]
+    )
+    optimizations: Optimizations = Field(
+        default_factory=Optimizations,
+        description="gradient aggregation and mixed precision",
+        examples=["{aggregation_frequency: 4}"],
+    )
+    environment: Environment = Field(
+        default_factory=Environment,
+        description="the environment of trials",
+        examples=["{environment_variables: [OMP_NUM_THREADS=4]}"],
+    )
+    scheduling_unit: int = Field(
+        default=100,
+        ge=1,
+        description="number of batches between reports of training metrics, for a trial that is a class",
+        examples=[100],
+    )
+    records_per_epoch: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_records)] = Field(
+        default=None,
+        description="number of records in an epoch, for training data without a length",
+        examples=[50000],
+    )
+    perform_initial_validation: bool = Field(
+        default=False, description="validate before the first batch, for a trial that is a class", examples=["true"]
+    )
+    min_validation_period: Period = Field(
+        default=None, description="validate at least this often", examples=["{epochs: 1}"]
+    )
+    min_checkpoint_period: Period = Field(
+        default=None, description="save at least this often", examples=["{epochs: 1}"]
+    )
+    checkpoint_policy: Literal["best", "all", "none"] = Field(
+        default="best", description="the validations after which a checkpoint is saved", examples=["best"]
+    )
+    checkpoint_storage: Annotated[CheckpointStorage, BeforeValidator(storage_of)] = Field(
+        default_factory=CheckpointStorage,
+        description="where experiments and checkpoints are stored",
+        examples=["{type: directory, container_path: /mnt/results}"],
+    )
+    max_restarts: int = Field(default=5, ge=0, description="maximum number of restarts of a trial", examples=[5])
+    stop_on_nan: bool = Field(
+        default=False,
+        description="stop a trial at the first report with a loss that is NaN or infinite; otherwise only ASHA stops "
+        "it, at its next rung, where a metric that is NaN is the worst",
+        examples=["true"],
+    )
+    log_policies: Annotated[list[LogPolicy], BeforeValidator(policies)] = Field(
+        default_factory=list,
+        description="what to do when a trial that failed has printed a line with a given pattern",
+        examples=[f"[{EXAMPLE_POLICY}]"],
+    )
+    hang_timeout_s: Seconds | None = Field(
+        default=None, description="seconds without progress after which a trial is ended and restarted", examples=[600]
+    )
+    loggers: Annotated[Loggers, BeforeValidator(named_loggers)] = Field(
+        default_factory=Loggers, description="experiment trackers to log to as well", examples=["[mlflow, wandb]"]
+    )
+    reproducibility: Reproducibility = Field(
+        default_factory=Reproducibility, description="the seed", examples=["{experiment_seed: 7}"]
+    )
+
+    @property
+    def slots_per_trial(self) -> tuple[int, ...]:
+        """The possible numbers of workers of a trial, in order: more than one only if ``resources`` give a range.
+
+        Of a range, those among which ``global_batch_size`` can be divided evenly.
+        """
+        asked = self.resources.slots_per_trial
+        if not isinstance(asked, SlotRange):
+            return (asked if isinstance(asked, int) else 1,)
+        return even_sizes(asked, constant(self.hyperparameters["global_batch_size"]), self.resources.max_slots)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config as plain lists, mappings and scalars, with every default filled in and without its secrets.
+
+        ``load_config(config.to_dict()) == config`` for a config without secrets, also by way of a YAML file.
+        """
+        plain = self.model_dump(mode="python", exclude_none=True)
+        used = searcher_fields(self.searcher.name)
+        plain["searcher"] = {field: value for field, value in plain["searcher"].items() if field in used}
+        # None is a constant here like any other.
+        if "options" in used:
+            plain["searcher"]["options"] = self.searcher.options
+        plain["hyperparameters"], plain["data"] = self.hyperparameters, self.data
+        return masked(plain)
+
+    def for_code(self) -> dict[str, Any]:
+        """``to_dict`` for a trial's code: with the values that Determined's config has for fields that are not set."""
+        unsaid = {
+            "min_validation_period": {"batches": 0},
+            "min_checkpoint_period": {"batches": 0},
+            "records_per_epoch": 0,
+        }
+        return {**unsaid, **self.to_dict()}
+
+    @property
+    def secrets(self) -> list[str]:
+        """The secret texts, which no file of the experiment may contain."""
+        storage = self.checkpoint_storage.location
+        keys = dict(storage.secrets) if storage is not None else {}
+        environment = {"environment_variables": self.environment.environment_variables}
+        return texts({"data": {"secrets": [self.data.get("secrets"), keys]}, "environment": environment})
+
+
+def constant(spec: Any) -> Any:
+    """The value of a hyperparameter that is constant."""
+    return spec.get("val") if isinstance(spec, Mapping) else spec
+
+
+SECTIONS: dict[tuple[str, ...], type[Section]] = {
+    (): ExperimentConfig,
+    ("searcher",): Searcher,
+    ("searcher", "sampler"): SamplerChoice,
+    ("resources",): Resources,
+    ("resources", "slots_per_trial"): SlotRange,
+    ("optimizations",): Optimizations,
+    ("environment",): Environment,
+    ("checkpoint_storage",): CheckpointStorage,
+    ("loggers",): Loggers,
+    ("loggers", "mlflow"): MLflow,
+    ("loggers", "wandb"): WandB,
+    ("reproducibility",): Reproducibility,
+}

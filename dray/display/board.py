@@ -1,0 +1,317 @@
+"""The status of a run, for a person: as a picture for a terminal or a notebook, and as one line for a file."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from dray.display.forecast import Forecast
+from dray.records.outcomes import NEVER_BEST
+from dray.training.metrics.divergence import is_loss
+from searchers.domains import searched
+from searchers.search import Search, TrialView
+
+if TYPE_CHECKING:
+    from dray.display.counts import Counts
+
+CURVE_WIDTHS = (10, 24)
+"""Widths of the sparkline, in columns: on a narrow terminal, and on one of `WIDE` columns."""
+WIDE = 120
+NARROW = 12
+"""The longest heading on a terminal that is not wide."""
+_BARS = "▁▂▃▄▅▆▇█"
+_HEAD = 7
+"""Lines of the picture without a trial: four above the table, its heading, one for omitted trials, the last."""
+
+
+@dataclass(slots=True)
+class _Trained:
+    """What a running trial has reported."""
+
+    curve: deque[float] = field(default_factory=lambda: deque(maxlen=max(CURVE_WIDTHS)))
+    batches: int = 0
+    epochs: float | None = None
+    speed: float | None = None
+
+
+class Board:
+    """Args:
+    name: name of the experiment.
+    metric: the searcher's metric.
+    smaller_is_better: whether the metric is minimised.
+    unit: the search's unit of length: "epochs", "batches", "records", or a metric's name.
+    """
+
+    def __init__(self, *, name: str, metric: str, smaller_is_better: bool, unit: str = "batches") -> None:
+        self._name, self._metric, self._sign, self._unit = name, metric, 1 if smaller_is_better else -1, unit
+        self._trained: dict[int, _Trained] = {}
+        self._bests: dict[int, tuple[float, float | None]] = {}
+        self._diverged: defaultdict[int, set[tuple[str, str]]] = defaultdict(set)  # each trial's losses that are NaN
+        self._began = time.monotonic()
+        self._forecast: Forecast | None = None
+        self.waits = ""
+        """What worker groups wait for; "" if they do not wait."""
+        self.share = ""
+        """What each trial has of a slot that it shares with others, such as 1/4 GPU; "" if trials share none."""
+
+    def begin(self, forecast: Forecast | None, records: Sequence[Mapping[str, Any]]) -> None:
+        """A run begins; `records` are the journal of the runs before it."""
+        self._forecast = forecast
+        for record in records:
+            if record.get("event") == "reported" and isinstance(value := record.get("value"), int | float):
+                self._trained.setdefault(record["trial"], _Trained()).curve.append(value)
+            elif record.get("event") == "exited":
+                self._trained.pop(record["trial"], None)
+
+    def rows(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A trial has reported these rows of metrics."""
+        trained = self._trained.setdefault(trial, _Trained())
+        for row in rows:
+            trained.batches = max(trained.batches, row["batches"])
+            if row["epochs"] is not None:
+                trained.epochs = max(trained.epochs or 0.0, row["epochs"])
+            if is_loss(row["kind"], row["name"], self._metric):
+                losses, loss = self._diverged[trial], (row["kind"], row["name"])
+                losses.discard(loss) if math.isfinite(row["value"]) else losses.add(loss)
+            if row["kind"] == "validation" and row["name"] == self._metric:
+                trained.curve.append(row["value"])
+                self._validated(trial, row)
+            elif row["kind"] == "system" and row["name"] == "batches_per_second":
+                trained.speed = row["value"]
+
+    def look(self, search: Search, groups: int) -> None:
+        """Take note of the search's progress; at most a few times a second."""
+        views = list(search.trials.values())
+        for view in views:
+            if view.ended:
+                self._trained.pop(view.id, None)
+        if self._forecast is not None:
+            running = {view.id: self._step(view) for view in views if view.state == "RUNNING"}
+            self._forecast.look(views, running, groups, time.monotonic())
+
+    def line(self, search: Search, counts: Counts, groups: int, groups_wanted: int) -> str:
+        """The status in one line."""
+        views = list(search.trials.values())
+        best = self._best(views)
+        share = "" if self._forecast is None or not self._forecast.share else f"{self._forecast.share:.0%}"
+        parts = [
+            f"{self._name}  {share}",
+            *self._numbers(views, counts, groups, groups_wanted),
+            f"best {self._metric} {best[1]:.5g} (trial {best[0].id})" if best else "",
+            *self._times(),
+        ]
+        return " · ".join(part.strip() for part in parts if part)
+
+    def picture(
+        self, search: Search, counts: Counts, groups: int, groups_wanted: int, *, width: int, height: int
+    ) -> RenderableType:
+        """The overall progress, the best trial, and a table of as many running trials as fit."""
+        views = list(search.trials.values())
+        head = Table.grid(padding=(0, 2), expand=True)
+        head.add_column(no_wrap=True, max_width=width // 3)
+        head.add_column(ratio=1)
+        head.add_column(no_wrap=True, justify="right")
+        share = 0.0 if self._forecast is None else self._forecast.share
+        bar = ProgressBar(total=1.0, completed=share) if self._forecast is not None else ""
+        percent = [] if self._forecast is None else [f"{math.floor(100 * share)}%"]
+        head.add_row(Text(self._name, "bold"), bar, Text(" · ".join([*percent, *self._times()])))
+        lines: list[RenderableType] = [
+            "",
+            head,
+            self._cut(" · ".join(self._numbers(views, counts, groups, groups_wanted))),
+        ]
+        best = self._best(views)
+        if best is not None:
+            view, value, step = best
+            at = "" if step is None else f" at {_shown(step)} {self._unit}"
+            told = Text.assemble(f"best {self._metric} ", (_shown(value), "bold green"), f", trial {view.id}{at}")
+            lines.append(self._cut(told.append(f": {self._drawn(search, view)}", "dim")))
+        running = [view for view in views if view.state == "RUNNING"]
+        if running and groups:  # without groups, these are trials that have yet to go on
+            lines.append(self._table(search, running, counts, width, room=max(height - _HEAD, 1)))
+        return Group(*lines)
+
+    def _table(self, search: Search, running: list[TrialView], counts: Counts, width: int, room: int) -> RenderableType:
+        shown, wide = running, width >= WIDE
+        if len(running) > room:
+            # The best of them, in the order of all.
+            ranked = sorted(running, key=self._score)
+            shown = sorted(ranked[:room], key=lambda view: view.id)
+        forecast = self._forecast
+        rungs = forecast if forecast is not None and not forecast.in_trials else None
+        several = rungs is not None and rungs.rungs > 1
+        again = any(counts.restarts[view.id] for view in shown)
+        heading = {"trial": "trial", "rung": "rung", "step": self._unit, "last": self._metric, "best": "best"}
+        heading |= {"curve": "", "speed": "batches/s", "again": "restarts"}
+        if not wide:
+            heading = {
+                name: text if len(text) <= NARROW else text[: NARROW - 1] + "…" for name, text in heading.items()
+            }
+            heading["speed"] = "batch/s"
+        left_out = {"rung": not several, "best": not wide, "again": not again}
+        heading = {name: text for name, text in heading.items() if not left_out.get(name)}
+        curve = CURVE_WIDTHS[wide]
+        rows = []
+        for view in shown:
+            trained, step = self._trained.get(view.id, _Trained()), self._step(view)
+            best = self._best_of(view)
+            place, end = (0, 0.0) if rungs is None else rungs.rung(step)
+            cells = {
+                "trial": str(view.id),
+                "rung": "" if rungs is None else f"{place}/{rungs.rungs}",
+                "step": _shown(round(step, 1)) + ("" if rungs is None else f" of {_shown(end)}"),
+                "last": _shown(trained.curve[-1] if trained.curve else view.last),
+                "best": "" if best is None else _shown(best[0]),
+                "curve": sparkline(list(trained.curve)[-curve:]),
+                "speed": _speed(trained.speed),
+                "again": str(counts.restarts[view.id] or ""),
+            }
+            rows.append([cells[name] for name in heading])
+        widths = [max(len(cell) for cell in column) for column in zip(heading.values(), *rows, strict=True)]
+        widths[list(heading).index("curve")] = curve
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        for (name, text), cells_width in zip(heading.items(), widths, strict=True):
+            left = name == "curve"
+            table.add_column(
+                text, justify="left" if left else "right", no_wrap=True, width=cells_width, style="cyan" if left else ""
+            )
+        table.add_column("", no_wrap=True, style="dim")
+        rest = max(width - sum(widths) - 2 * len(widths), 0)
+        for view, row in zip(shown, rows, strict=True):
+            drawn = Text(self._drawn(search, view))
+            drawn.truncate(rest, overflow="ellipsis")
+            table.add_row(*row, drawn)
+        if len(running) == len(shown):
+            return table
+        return Group(table, self._cut(f"and {len(running) - len(shown)} more"))
+
+    def _numbers(self, views: Sequence[TrialView], counts: Counts, groups: int, groups_wanted: int) -> list[str]:
+        """The number of trials in each state, and of groups."""
+        states = Counter(view.state for view in views)
+        ended = sum(view.ended for view in views)
+        of, total = ("", ended) if self._forecast is None else (f" of {self._forecast.trials}", self._forecast.trials)
+        restarts = sum(counts.restarts.values())
+        parts = [
+            f"{ended}{of} trial{'s' * (total != 1)} ended",
+            f"{states['RUNNING']} running{self.share and f' on {self.share} each'}" if groups else "",
+            f"{states['PAUSED']} paused" if states["PAUSED"] else "",
+            f"{states['ERRORED']} failed" if states["ERRORED"] else "",
+            f"{diverged} diverged (NaN)" if (diverged := sum(map(bool, self._diverged.values()))) else "",
+            self.waits or _starting(groups, groups_wanted),
+            f"{restarts} restart{'s' * (restarts > 1)}" if restarts else "",
+        ]
+        return [part for part in parts if part]
+
+    def _times(self) -> list[str]:
+        now = duration(time.monotonic() - self._began)
+        left = None if self._forecast is None else self._forecast.left_s
+        return [now] if left is None else [now, f"about {_roughly(left)} left"]
+
+    def _step(self, view: TrialView) -> float:
+        """How far a trial is, in the search's unit."""
+        known, trained = float(view.last_step or 0), self._trained.get(view.id)
+        if trained is None:
+            return known
+        match self._unit:
+            case "epochs":
+                return max(known, trained.epochs or 0.0)
+            case "batches":
+                return max(known, float(trained.batches))
+            case "records":
+                records = (view.hparams or {}).get("global_batch_size")
+                return max(known, float(trained.batches * records)) if isinstance(records, int) else known
+        return known
+
+    def _validated(self, trial: int, row: Mapping[str, Any]) -> None:
+        """Note a trial's best validation: the search sees only those at rungs."""
+        value, before = row["value"], self._bests.get(trial)
+        if math.isfinite(value) and (before is None or self._sign * value < self._sign * before[0]):
+            self._bests[trial] = value, row.get(self._unit)
+
+    def _best_of(self, view: TrialView) -> tuple[float, float | None] | None:
+        """A trial's best value, and the length at which it was reached."""
+        seen, known = self._bests.get(view.id), None if view.best is None else (view.best, view.best_step)
+        if seen is None or known is None:
+            return seen or known
+        return known if self._sign * known[0] <= self._sign * seen[0] else seen
+
+    def _score(self, view: TrialView) -> float:
+        best = self._best_of(view)
+        return math.inf if best is None else self._sign * best[0]
+
+    def _best(self, views: Sequence[TrialView]) -> tuple[TrialView, float, float | None] | None:
+        ranked = [view for view in views if view.state not in NEVER_BEST and self._best_of(view) is not None]
+        if not ranked:
+            return None
+        view = min(ranked, key=self._score)
+        best = self._best_of(view)
+        assert best is not None, "it was ranked"
+        return view, *best
+
+    def _drawn(self, search: Search, view: TrialView) -> str:
+        """The hyperparameters that are searched over."""
+        return "  ".join(f"{name}={_shown(value)}" for name, value in searched(search.space.root, view.hparams or {}))
+
+    def _cut(self, text: str | Text) -> Text:
+        """One line, cut at the terminal's width."""
+        line = Text(text) if isinstance(text, str) else text
+        line.no_wrap, line.overflow = True, "ellipsis"
+        return line
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve in one line: a character for each value, from the least (▁) to the greatest (█); a space for NaN."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return " " * len(values)
+    low, high = min(known), max(known)
+    steps = len(_BARS) - 1
+    return "".join(
+        " " if not math.isfinite(value)
+        else _BARS[steps // 2] if high == low
+        else _BARS[round((value - low) / (high - low) * steps)]
+        for value in values
+    )  # fmt: skip
+
+
+def _starting(groups: int, wanted: int) -> str:
+    if not groups:
+        return "starting the first worker group"
+    return f"starting {wanted - groups} of {wanted} worker groups" if groups < wanted else ""
+
+
+def _shown(value: object) -> str:
+    """A number with four digits; "" for None."""
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _speed(batches: float | None) -> str:
+    return "" if batches is None else f"{batches:,.0f}" if batches >= 100 else f"{batches:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds: 1:02:03, or 2:03."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _roughly(seconds: float) -> str:
+    """A rough time: 40 s, 12 min, 3 h 20 min, 2 days 4 h."""
+    if seconds < 60:
+        return f"{max(5, 5 * round(seconds / 5))} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60 // 10 * 10} min"
+    return f"{minutes // 1440} days {minutes % 1440 // 60} h"

@@ -1,0 +1,88 @@
+"""Resolves a config's checkpoint locations: where its own go, and the one that all its trials begin with
+(``source_trial_id`` or ``source_checkpoint_uuid``)."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from dray.config.schema import ExperimentConfig
+from dray.errors import ConfigError
+from dray.storage import Location, opened, store_at
+
+
+def with_storage(config: ExperimentConfig, where: str | os.PathLike[str] | None) -> ExperimentConfig:
+    """The config with another place for its checkpoints; how many it keeps does not change.
+
+    Args:
+        where: the place; None: that of the config, or if it has none, of the environment's ``DRAY_STORAGE``, which can
+            be set for a whole cluster.
+
+    Raises:
+        ConfigError: the place is invalid.
+    """
+    field = "storage_path"
+    if where is None and config.checkpoint_storage.location is None:
+        field, where = "DRAY_STORAGE", os.environ.get("DRAY_STORAGE") or None
+    if where is None:
+        return config
+    try:
+        return config.model_copy(update={"checkpoint_storage": config.checkpoint_storage.at(where)})
+    except ValueError as error:
+        raise ConfigError([(field, str(error))], "The experiment") from None
+
+
+def with_source(config: ExperimentConfig) -> ExperimentConfig:
+    """The config with the full path of the source checkpoint as ``source_checkpoint_uuid``, however it was named.
+
+    It is looked up once, when the experiment is created, so that all trials begin with the same checkpoint even if the
+    source trial goes on.
+
+    Raises:
+        ConfigError: there is no such trial, it has no checkpoint, or the checkpoint is damaged.
+    """
+    searcher = config.searcher
+    trial, checkpoint = searcher.source_trial_id, searcher.source_checkpoint_uuid
+    try:
+        if trial is not None:
+            with tempfile.TemporaryDirectory(prefix="dray-source-") as scratch:
+                latest = store_at(_place(trial, config), Path(scratch)).latest()
+            if latest is None:
+                told = f"no checkpoint in {trial}; give the directory of a trial that has one, such as RESULTS/trial_7"
+                raise ValueError(told)
+            found = Location.of(latest)
+        elif checkpoint is not None:
+            found = _checkpoint(checkpoint, config)
+            with opened(found, without_manifest="/" in checkpoint):
+                pass
+        else:
+            return config
+    except (OSError, ValueError) as error:
+        field = "source_trial_id" if trial is not None else "source_checkpoint_uuid"
+        raise ConfigError([(f"searcher.{field}", str(error))]) from None
+    whole = str(found.path.resolve()) if found.is_local else found.uri
+    source = {"source_trial_id": None, "source_checkpoint_uuid": whole}
+    return config.model_copy(update={"searcher": searcher.model_copy(update=source)})
+
+
+def _checkpoint(named: str, config: ExperimentConfig) -> Location:
+    """The checkpoint by path or URI, or by name alone, such as Determined's UUIDs, also in ``checkpoint_storage``."""
+    place, own = _place(named, config), config.checkpoint_storage.location
+    if "/" in named or not place.is_local or place.path.exists():
+        return place
+    if own is None:
+        told = (
+            f"no directory {named!r} here, and no checkpoint_storage to look it up in; give the checkpoint's path or "
+            "URI"
+        )
+        raise FileNotFoundError(told)
+    return own.child(named)
+
+
+def _place(where: str, config: ExperimentConfig) -> Location:
+    """The place, with the config's credentials if it is in the store that these are for."""
+    place, own = Location.of(where), config.checkpoint_storage.location
+    if place.secrets:
+        raise ValueError("must not contain credentials, as it is stored; set them in the environment")
+    return place if own is None else place.like(own)

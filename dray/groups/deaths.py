@@ -1,0 +1,58 @@
+"""Why processes of worker groups died, as far as Ray and the kernel of their node know."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from dray.desk.failure import LOW_MEMORY
+
+NODE_DIED = "node has died"
+"""What Ray says about a process whose node it has lost."""
+ANSWERS_IN_S = 5.0
+"""How long a node may take to say what its kernel has killed."""
+
+
+def why_it_died(error: Exception) -> str:
+    """Why a worker's process died, as far as Ray knows, or "".
+
+    Ray's own message is not used: it is long, and names neither the exit code nor the signal.
+
+    Args:
+        error: what a call to the worker ended with.
+    """
+    if LOW_MEMORY in str(error):
+        return f"Ray killed it, because its node was {LOW_MEMORY}"
+    return "Ray has lost the node" if NODE_DIED in str(error) else ""
+
+
+def oom_kills() -> tuple[str, int]:
+    """The name of this node, and how many processes the kernel has killed for lack of memory, in this container or on
+    the machine."""
+    return os.uname().nodename, _kills()
+
+
+def oom_kills_of(node: str, runtime_env: Mapping[str, Any]) -> int:
+    """How many processes the kernel of a node (Ray's id) has killed by now, as `oom_kills`; 0 if it does not answer."""
+    if node == ray.get_runtime_context().get_node_id():
+        return _kills()  # without a process for it
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    task = ray.remote(num_cpus=0, scheduling_strategy=there, runtime_env=dict(runtime_env) or None)(oom_kills)
+    try:
+        return int(ray.get(task.remote(), timeout=ANSWERS_IN_S)[1])
+    except ray.exceptions.RayError:
+        return 0
+
+
+def _kills() -> int:
+    for place in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
+        with contextlib.suppress(OSError, StopIteration, ValueError):
+            lines = (line.split() for line in Path(place).read_text().splitlines())
+            return next(int(value) for name, value in lines if name == "oom_kill")
+    return 0

@@ -1,0 +1,245 @@
+"""Starts what the driver owns on a Ray cluster: the desk actor, and the worker groups that are lent to trials.
+
+The driver starts the groups itself: their processes, and what they wait for, end with it, however it ends, and there is
+no other process that could die in between. It owns them, not a Tune trainable: Tune ends cached actors when nothing is
+queued, and their groups would end with them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+
+from dray.desk.desk import Desk
+from dray.desk.failure import LOW_MEMORY
+from dray.groups.deaths import oom_kills, oom_kills_of, why_it_died
+from dray.groups.train_workers import start_workers
+from dray.worker.entry import ended, serve_leases
+from searchers.ray_tune import HEAD_NODE
+
+WAIT_S = 60.0
+"""A group that waits for its slots wakes up after this time, to wait again."""
+SURVIVORS_S = 0.1
+"""When a process of a group has died, the others have this long to say how far their trial came."""
+LEAVE_S = 5.0
+"""When a process of a group has ended, the others have this long to end as well."""
+END_S = 30.0
+"""How long the threads that start groups may take to end, once their groups have ended."""
+TITLE = "RayTrainWorker"
+"""What `ps` shows of a group's processes."""
+
+
+def start_desk(name: str, runtime_env: Mapping[str, Any]) -> Any:
+    """The desk as an actor on the head node, found by its name in this job's namespace. It dies with the driver."""
+    # The long polls of all ranks and handles are open at the same time.
+    actor = ray.remote(num_cpus=0, resources=HEAD_NODE, max_concurrency=100_000)(Desk)
+    return actor.options(name=name, runtime_env=dict(runtime_env) or None).remote()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slots:
+    """The slots of a group: how many, and the resources of each."""
+
+    per_trial: int
+    """Workers of a group, one per slot."""
+    gpu: bool
+    cpus_per_slot: float
+    runtime_env: Mapping[str, Any]
+    placement_strategy: str = "PACK"
+    """How Ray spreads the workers over nodes."""
+    shared_by: int = 1
+    """How many groups of one worker share a slot."""
+
+    def __str__(self) -> str:
+        """The resources of a group, as text."""
+        gpu = f"{Fraction(1, self.shared_by)} GPU and " if self.gpu else ""
+        return f"{self.per_trial} x ({gpu}{self._cpus})"
+
+    @property
+    def taken(self) -> float:
+        """How many slots a group takes: a whole number, or 1/n of one."""
+        return self.per_trial if self.shared_by == 1 else 1 / self.shared_by
+
+    @property
+    def share(self) -> str:
+        """What a group has of a slot that it shares, as text: 1/4 GPU; otherwise empty."""
+        if self.shared_by == 1:
+            return ""
+        return f"{Fraction(1, self.shared_by)} GPU" if self.gpu else self._cpus
+
+    @property
+    def _cpus(self) -> str:
+        cpus = Fraction(self.cpus_per_slot) / self.shared_by
+        return f"{cpus} CPU{'s' * (cpus > 1)}"
+
+    @property
+    def kind(self) -> str:
+        """What a slot is: "gpu" or "cpu"."""
+        return "gpu" if self.gpu else "cpu"
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """Of each worker, for Ray."""
+        has = {"CPU": float(self.cpus_per_slot), **({"GPU": 1.0} if self.gpu else {})}
+        # Rounded down to Ray's precision: however Ray rounds, n shares are no more than the whole.
+        return {name: math.floor(amount * 10_000 / self.shared_by) / 10_000 for name, amount in has.items()}
+
+
+class WorkerGroup:
+    """Processes of this experiment's that serve leases, from the request for their slots to their end.
+
+    They are not started a second time: a group that has ended is replaced by another one. The desk is told when it has
+    ended by itself, or could not start.
+
+    Args:
+        name: unique among the groups that there are.
+        start: number of this start, unique in this run.
+        run: the name of this run of the experiment, unique on the cluster.
+        desk: the desk's actor handle.
+        slots: size and resources.
+        work: what every worker gets, see ``dray.worker.entry.serve_leases``.
+        directory: where Ray Train would keep its own state.
+    """
+
+    def __init__(
+        self, *, name: str, start: int, run: str, desk: Any, slots: Slots, work: Mapping[str, Any], directory: Path
+    ) -> None:
+        self.name, self.start = name, start
+        self.is_placed = False
+        """Whether it has its slots."""
+        self._run, self._desk, self._slots, self._directory = run, desk, slots, directory
+        self._work = {**work, "desk": desk, "group": name, "start": start}
+        # Until it is ready, an autoscaler sees it as demand. It ends with this process, and its workers with it.
+        self._placement = placement_group(
+            [slots.resources] * slots.per_trial, strategy=slots.placement_strategy, name=f"{run}/{name}/{start}"
+        )
+        # By rank, once its processes run: their nodes, what they run, what the kernel there had killed before.
+        self._nodes: list[str] = []
+        self._runs: list[Any] = []
+        self._kills: list[Any] = []
+        self._lock = threading.Lock()
+        self._ends = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._come_up, name=f"dray-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Ray's ids of the nodes that its processes are on; empty until they run."""
+        return frozenset(self._nodes)
+
+    def end(self) -> None:
+        """End its processes at once, and free its slots. Idempotent; when it has ended, only the slots are freed."""
+        first = self._claim()
+        remove_placement_group(self._placement)
+        if first:
+            self._tell({}, "")
+
+    def ended(self, by: float) -> bool:
+        """Wait until the time ``by`` (``time.monotonic()``) for its end. Returns whether it has ended."""
+        return self._over.wait(max(0.0, by - time.monotonic()))
+
+    def join(self, by: float) -> None:
+        """Wait until the time ``by`` for its thread, if there is one; call `end` before."""
+        self._thread.join(max(0.0, by - time.monotonic()))
+
+    def _come_up(self) -> None:
+        try:
+            while not self._placement.wait(WAIT_S):
+                if self._ends:
+                    return
+            self.is_placed = True
+            workers = start_workers(
+                functools.partial(serve_leases, self._work),
+                self._placement,
+                name=f"{self._run}-{self.name}",
+                resources=self._slots.resources,
+                runtime_env=self._slots.runtime_env,
+                directory=self._directory,
+            )
+        except Exception as error:  # whatever it is, the driver handles it; if the group was ended, it is that
+            if self._claim():
+                self._tell({}, " ".join(str(error).split()) or repr(error))
+            return
+        self._nodes = [worker.node for worker in workers]
+        self._kills = [worker.actor.execute.remote(oom_kills) for worker in workers]
+        self._runs = [worker.actor.execute.options(name=TITLE).remote(ended) for worker in workers]
+        for run in self._runs:
+            run.future().add_done_callback(self._one_has_ended)
+
+    def _one_has_ended(self, _: object) -> None:
+        with self._lock:
+            if not self._ends:
+                self._ends = True
+                # Ray calls this in a thread of its own, which must not wait for Ray.
+                self._thread = threading.Thread(target=self._wind_up, name=f"dray-{self.name}-ends", daemon=True)
+                self._thread.start()
+
+    def _wind_up(self) -> None:
+        """One of its processes has ended, or died: hear of the others, and tell the desk."""
+        ends = self._ends_of_ranks(within_s=0.0)
+        died = any(isinstance(end, Exception) for end in ends.values())
+        ends = self._ends_of_ranks(SURVIVORS_S if died else LEAVE_S)
+        dead, error = {}, ""
+        for rank, end in ends.items():
+            if isinstance(end, Exception):
+                dead[rank] = why_it_died(end) or self._killed_by_kernel(rank)
+            else:
+                error = error or end
+        self._tell(dead, "" if dead else error)
+
+    def _ends_of_ranks(self, within_s: float) -> dict[int, str | Exception]:
+        """How those ranks have ended that have: by their own error, by none (""), or what Ray says of their death."""
+        ready, _ = ray.wait(self._runs, num_returns=len(self._runs), timeout=within_s)
+        found: dict[int, str | Exception] = {}
+        for rank, run in enumerate(self._runs):
+            if run in ready:
+                try:
+                    found[rank] = ray.get(run)
+                except ray.exceptions.RayError as error:
+                    found[rank] = error
+        return found
+
+    def _killed_by_kernel(self, rank: int) -> str:
+        try:
+            node, before = ray.get(self._kills[rank], timeout=0)
+        except ray.exceptions.RayError:  # it had died before it could say so
+            return ""
+        if oom_kills_of(self._nodes[rank], self._slots.runtime_env) <= before:
+            return ""
+        return f"meanwhile the kernel has killed a process of {node}, which was {LOW_MEMORY}"
+
+    def _claim(self) -> bool:
+        """Whether it is for the caller to tell of the end: true once."""
+        with self._lock:
+            first, self._ends = not self._ends, True
+        return first
+
+    def _tell(self, dead: Mapping[int, str], error: str) -> None:
+        self._desk.ended.remote(self.name, self.start, dead, error)
+        self._over.set()
+
+
+def end_groups(groups: Collection[WorkerGroup], within_s: float) -> None:
+    """Give the groups ``within_s`` seconds, all together, to end by themselves; then end them.
+
+    A thread that still waits for Ray when the connection is closed may crash the whole process.
+    """
+    deadline = time.monotonic() + within_s
+    for group in groups:
+        group.ended(deadline)
+    deadline = time.monotonic() + END_S
+    for group in groups:
+        group.end()
+    for group in groups:
+        group.join(deadline)

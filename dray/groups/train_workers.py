@@ -1,0 +1,105 @@
+"""The workers of a Ray Train worker group, without a run of Ray Train around them.
+
+Ray's trainer gives each run a controller, a synchroniser, and a watcher for nodes that are to be taken away: processes
+of 0.1 GB each, whose imports are in the way of the first batch. What they do is done elsewhere in dray: the driver
+starts groups, hears of deaths, replaces groups, and watches the nodes (`dray.groups.group`, `dray.cluster.watch`),
+and trials report to the desk. What is left are Train's workers, their ranks, and `ray.train.get_context()`.
+
+Ray has no public way to have only these. All internal APIs of Ray Train that dray starts groups with are in this file;
+workers do not import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+from ray.train import LoggingConfig, RunConfig, ScalingConfig
+from ray.train.v2._internal.callbacks.accelerators import _share_cuda_visible_devices
+from ray.train.v2._internal.execution.context import TrainRunContext
+from ray.train.v2._internal.execution.worker_group import WorkerGroup
+from ray.train.v2._internal.util import ObjectRefWrapper
+from ray.util.placement_group import PlacementGroup
+
+from dray.worker.entry import NoCollectives
+
+
+class Worker(NamedTuple):
+    """A process of a group.
+
+    Attributes:
+        actor: Ray Train's; `execute` runs a function on it.
+        node: Ray's id of its node.
+    """
+
+    actor: Any
+    node: str
+
+
+def start_workers(
+    function: Callable[[], None],
+    placement: PlacementGroup,
+    *,
+    name: str,
+    resources: Mapping[str, float],
+    runtime_env: Mapping[str, Any],
+    directory: Path,
+) -> list[Worker]:
+    """Start a worker in each bundle of a placement group, and run a function on each, in a thread of its own.
+
+    Args:
+        function: returns when its worker has nothing more to do.
+        placement: is ready.
+        name: of the run in Train's context.
+        resources: of each worker.
+        runtime_env: of each worker.
+        directory: where Ray Train would keep its own state.
+
+    Returns:
+        The workers by rank. They end with the placement group, and with this process.
+
+    Raises:
+        ray.exceptions.RayError, RuntimeError: a worker could not start, or has died.
+    """
+    run = TrainRunContext(
+        run_config=RunConfig(
+            name=name,
+            storage_path=str(directory),
+            worker_runtime_env=dict(runtime_env),
+            logging_config=LoggingConfig(log_level="WARNING"),
+        ),
+        scaling_config=ScalingConfig(
+            num_workers=placement.bundle_count, use_gpu="GPU" in resources, resources_per_worker=dict(resources)
+        ),
+        train_loop_config=None,
+        backend_config=None,
+        dataset_config=None,
+    )
+    # Its processes and their ranks only. Its own start makes a synchroniser, and has to run in an actor.
+    group = WorkerGroup(run, worker_group_context=None)
+    workers = group._create_workers(placement.bundle_count, placement, dict(resources))
+    if "GPU" in resources:
+        # A worker sees the GPUs of all its group's workers on its node, as NCCL wants, and uses that of its local rank.
+        _share_cuda_visible_devices(workers)
+    program = ObjectRefWrapper(function)
+    # Each worker takes its calls in order: nobody waits for the first before the second is sent.
+    ray.get(
+        [
+            each
+            for worker in workers
+            for each in (
+                worker.actor.init_train_context.remote(
+                    train_run_context=run,
+                    distributed_context=worker.distributed_context,
+                    synchronization_actor=NoCollectives(),
+                    storage_context=run.run_config.storage_context,
+                    worker_callbacks=[],
+                    controller_actor=None,
+                ),
+                worker.actor.run_train_fn.remote(program),
+            )
+        ]
+    )
+    return [Worker(worker.actor, worker.metadata.node_id) for worker in workers]

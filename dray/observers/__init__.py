@@ -1,0 +1,1 @@
+"""Observers record a run elsewhere: an Optuna study, MLflow, Weights & Biases."""

@@ -1,0 +1,57 @@
+"""The loggers that a config names, which write an experiment down elsewhere than in its directory."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from dray.config.load import ExperimentConfig
+from dray.errors import ConfigError
+from dray.observers.observer import Make, Observer
+from dray.records.directory import ExperimentDirectory
+from searchers.journal import Journal
+
+
+def check_loggers(config: ExperimentConfig) -> None:
+    """Check that the packages of the config's loggers are installed.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    faults = [
+        (f"loggers.{name}", f"the package {name} is not installed here; pip install 'dray[loggers]', or remove it")
+        for name in _named(config)
+        if importlib.util.find_spec(name) is None
+    ]
+    if faults:
+        raise ConfigError(faults)
+
+
+def makes(directory: ExperimentDirectory, config: ExperimentConfig) -> dict[str, Make]:
+    """The config's loggers, by name."""
+    made: dict[str, Make] = {"mlflow": lambda: _mlflow(directory, config), "wandb": lambda: _wandb(directory, config)}
+    return {name: made[name] for name in _named(config)}
+
+
+def identity(directory: ExperimentDirectory, config: ExperimentConfig) -> str:
+    """Tells the experiment from others, also if its directory was moved: its name, and when its journal began."""
+    [first, *_] = Journal.read(directory.journal)
+    return f"{config.name} {first['time']}"
+
+
+def _named(config: ExperimentConfig) -> list[str]:
+    return [name for name in type(config.loggers).model_fields if getattr(config.loggers, name) is not None]
+
+
+# Imported when they are made: each takes a second or more, in its observer's thread.
+
+
+def _mlflow(directory: ExperimentDirectory, config: ExperimentConfig) -> Observer:
+    from dray.observers.mlflow_runs import MLflowRuns
+
+    return MLflowRuns(directory, config)
+
+
+def _wandb(directory: ExperimentDirectory, config: ExperimentConfig) -> Observer:
+    from dray.observers.wandb_runs import WandBRuns
+
+    return WandBRuns(directory, config)

@@ -1,0 +1,239 @@
+"""Observers follow a run without affecting it: the study for Optuna's tools, MLflow, Weights & Biases.
+
+The driver notes each event (`happened`) and each report (`rows`), in microseconds; once a second a thread hands what is
+new to an observer. If an observer fails, the user is told once, and the run goes on without it. It gets another chance
+every few minutes, at the run's end, and when the experiment is resumed: it is made anew, and told everything from the
+experiment's directory.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pandas as pd
+
+from dray.config.search import recorded_search
+from dray.records.directory import ExperimentDirectory
+from dray.records.metrics import read_metrics
+from searchers.journal import Journal
+from searchers.search import TrialView
+
+EVERY_S = 1.0
+"""How often observers are told what is new."""
+AGAIN_S = 300.0
+"""How long after a failure an observer is made anew."""
+TOGETHER = 500
+"""How many trials an observer is told of at a time when it is told everything."""
+CLOSE_S = 60.0
+"""How long the end of a run waits for observers to finish writing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What is new of one trial.
+
+    Attributes:
+        view: its present state.
+        started, ended: when it did, in seconds since the epoch; None if it has not.
+        rows: new metrics (after a failure some may come again): mappings of batches, epochs, kind (training |
+            validation | system), name, value, time.
+    """
+
+    view: TrialView
+    started: float | None
+    ended: float | None
+    rows: Sequence[Mapping[str, Any]]
+
+
+class Observer(Protocol):
+    """Writes down what happens. It is made, called and closed in a thread of its own, and may take its time."""
+
+    def update(self, news: Sequence[News]) -> None:
+        """Write down what is new, with at most one `News` per trial.
+
+        The first calls tell everything since the experiment began; an observer of an earlier run may have written all
+        or part of it. A trial that has ended may come again: with late rows, or because it goes on.
+        """
+
+    def close(self, done: bool) -> None:
+        """The run ends.
+
+        Args:
+            done: whether the search is over; if not it was stopped, and may be resumed.
+        """
+
+
+Make = Callable[[], Observer]
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the driver knows of all trials."""
+
+    views: dict[int, TrialView] = field(default_factory=dict)
+    started: dict[int, float] = field(default_factory=dict)
+    ended: dict[int, float] = field(default_factory=dict)
+
+    def happened(self, record: Mapping[str, Any]) -> None:
+        trial, now = record.get("trial"), record.get("time")
+        if isinstance(trial, int) and isinstance(now, float):
+            if record.get("event") == "started":
+                self.started.setdefault(trial, now)
+            elif record.get("event") == "exited":
+                self.ended[trial] = now
+
+    def news(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> News:
+        view = self.views[trial]
+        ended = self.ended.get(trial) if view.ended else None
+        return News(view=view, started=self.started.get(trial), ended=ended, rows=rows)
+
+    def all(self, metrics: pd.DataFrame) -> Iterator[list[News]]:
+        trials = sorted(self.views)
+        for begin in range(0, len(trials), TOGETHER):
+            some = trials[begin : begin + TOGETHER]
+            rows: dict[int, list[Mapping[str, Any]]] = {trial: [] for trial in some}
+            for row in metrics[metrics["trial_id"].isin(some)].to_dict("records"):
+                rows[row["trial_id"]].append({str(name): value for name, value in row.items()})
+            yield [self.news(trial, rows[trial]) for trial in some]
+
+    def copy(self) -> _Known:
+        return _Known(dict(self.views), dict(self.started), dict(self.ended))
+
+
+class Observers:
+    """The observers of one run, from `begin()` to `close()`, each in its own thread: none waits for another.
+
+    Args:
+        directory: of the experiment.
+        makes: by name, a function that makes the observer; called in its thread, when the first trial reports.
+    """
+
+    def __init__(self, directory: ExperimentDirectory, makes: Mapping[str, Make]) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._known = _Known()
+        self._wanted, self._over = threading.Event(), threading.Event()
+        self._done = False
+        self._threads = {
+            name: threading.Thread(target=self._follow, args=(name, make), name=f"dray-{name}", daemon=True)
+            for name, make in makes.items()
+        }
+        self._new: dict[str, dict[int, list[Mapping[str, Any]]]] = {name: {} for name in makes}
+
+    def begin(
+        self, records: Iterable[Mapping[str, Any]], trials: Mapping[int, TrialView], say: Callable[[str], None]
+    ) -> None:
+        """Start following.
+
+        Args:
+            records: of the journal so far.
+            trials: of the search.
+            say: prints a line for the user.
+        """
+        self._say = say
+        for record in records:
+            self._known.happened(record)
+        self._known.views = dict(trials)
+        self._past = dict.fromkeys(self._threads, read_metrics(self._directory.metrics))
+        for thread in self._threads.values():
+            thread.start()
+
+    def happened(self, record: Mapping[str, Any], trials: Mapping[int, TrialView]) -> None:
+        """An event of the search: the journal's record of it, and the search's trials after it."""
+        changed = {record.get("trial"), *(action.get("trial") for action in record.get("actions", ()))}
+        with self._lock:
+            self._known.happened(record)
+            for trial in changed & trials.keys():
+                self._known.views[trial] = trials[trial]
+                for new in self._new.values():
+                    new.setdefault(trial, [])
+
+    def rows(self, trial: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Metrics that a trial reported, already in the metrics log."""
+        with self._lock:
+            for new in self._new.values():
+                new.setdefault(trial, []).extend(rows)
+        self._wanted.set()
+
+    def close(self, done: bool = False) -> None:
+        """Write what is left, and end. `done` as for `Observer.close`. Idempotent."""
+        if self._over.is_set():
+            return
+        self._done = done
+        self._over.set()
+        self._wanted.set()
+        deadline = time.monotonic() + CLOSE_S
+        for name, thread in self._threads.items():
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+                if thread.is_alive():
+                    self._say(f"{name}: not everything was written within {CLOSE_S:.0f} s; exiting without the rest")
+
+    # ------------------------------------------------------------------ in an observer's thread
+    def _follow(self, name: str, make: Make) -> None:
+        # By then the first worker is up: an observer's imports don't delay Ray's start.
+        self._wanted.wait()
+        metrics, failed = self._past.pop(name), False
+        while True:
+            is_last = self._over.is_set()
+            try:
+                observer = self._made(make, metrics)
+                if failed:
+                    failed = False
+                    self._say(f"{name}: works again, and has everything that it missed")
+                over = False
+                while not over:
+                    over = self._over.wait(EVERY_S)
+                    news = self._take(name)
+                    if news:
+                        observer.update(news)
+                observer.close(self._done)
+                return
+            except Exception as error:
+                if self._directory.is_gone():  # the run says so
+                    return
+                told = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+                if is_last:
+                    self._say(f"{name}: lacks the end of the search, resume the experiment to write it: {told}")
+                elif not failed:
+                    self._say(f"{name}: can't write for now, the search continues: {told}")
+                failed = True
+            if is_last:
+                return
+            # By then the disk may have room again, or the server be back.
+            self._over.wait(AGAIN_S)
+            if self._directory.is_gone():
+                return
+            self._take(name)
+            metrics = read_metrics(self._directory.metrics)
+
+    def _made(self, make: Make, metrics: pd.DataFrame) -> Observer:
+        """A new observer that has been told everything so far."""
+        observer = make()
+        with self._lock:
+            known = self._known.copy()
+        for news in known.all(metrics):
+            observer.update(news)
+        return observer
+
+    def _take(self, name: str) -> list[News]:
+        with self._lock:
+            new, self._new[name] = self._new[name], {}
+            return [self._known.news(trial, rows) for trial, rows in new.items()]
+
+
+def tell_all(directory: ExperimentDirectory, make: Make) -> None:
+    """Have an observer write down an experiment that is not running."""
+    records, known = Journal.read(directory.journal), _Known()
+    for record in records:
+        known.happened(record)
+    search = recorded_search(directory.config(), records)
+    known.views = dict(search.trials)
+    observer = make()
+    for news in known.all(read_metrics(directory.metrics)):
+        observer.update(news)
+    observer.close(search.done is not None)

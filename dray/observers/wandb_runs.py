@@ -1,0 +1,130 @@
+"""Weights & Biases: a run for each trial, in a group for the experiment.
+
+Its config has the hyperparameters; its history `training/loss`, `validation/accuracy` and so on, over `batches`; its
+summary `state`, dray's name of the trial's state. Offline runs are in the experiment's directory, in `wandb/`, for
+`wandb sync`.
+
+A run ends when its trial ends or is paused, and is continued with it. A history can't be changed, only added to: so
+`wandb/written.jsonl` has the time up to which each trial's metrics are in runs that have ended, and a resumed
+experiment adds what came later. Metrics that a trial reports again, from a checkpoint, appear twice; so do those of a
+run that was killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import wandb
+
+from dray.config.load import ExperimentConfig
+from dray.observers.loggers import identity
+from dray.observers.observer import News
+from dray.records.directory import ExperimentDirectory
+
+_LIVE = ("PENDING", "RUNNING", "PAUSED")
+_FAILED = ("ERRORED", "INVALID_HP", "CANCELED")
+
+
+class WandBRuns:
+    """Writes them; an `Observer`.
+
+    Args:
+        directory: of the experiment.
+        config: of it.
+
+    Raises:
+        RuntimeError: online, and there is no API key.
+    """
+
+    def __init__(self, directory: ExperimentDirectory, config: ExperimentConfig) -> None:
+        assert config.loggers.wandb is not None
+        self._directory, self._config, self._fields = directory, config, config.loggers.wandb
+        self._mode = self._fields.mode or os.environ.get("WANDB_MODE", "online")
+        if self._mode == "online" and not wandb.login(prompt=False):
+            raise RuntimeError("no API key: set WANDB_API_KEY, or loggers: {wandb: {mode: offline}}")
+        # wandb has log files of its own, but also hands its messages on to the program's log.
+        logging.getLogger("wandb").propagate = False
+        self._id = hashlib.sha256(identity(directory, config).encode()).hexdigest()[:8]
+        kept = directory.path / "wandb"
+        kept.mkdir(exist_ok=True)
+        self._file = (kept / "written.jsonl").open("a+")
+        self._file.seek(0)
+        #: Of each trial: the time of its last metric, and its state.
+        self._before: dict[int, tuple[float, str]] = {}
+        for line in self._file:
+            if line.endswith("\n"):  # else the last one, torn
+                trial, until, state = json.loads(line)
+                self._before[trial] = (until, state)
+        self._known = dict(self._before)
+        self._runs: dict[int, wandb.Run] = {}
+
+    def update(self, news: Sequence[News]) -> None:
+        """As for `Observer`."""
+        for one in news:
+            if one.view.hparams is not None:
+                self._write(one)
+
+    def close(self, done: bool) -> None:
+        """As for `Observer`."""
+        for trial in list(self._runs):
+            self._end(trial)
+        self._file.close()
+
+    def _write(self, one: News) -> None:
+        trial, state = one.view.id, one.view.state
+        rows = one.rows
+        if trial in self._before:  # the first news of a trial has all of its past
+            until, _ = self._before.pop(trial)
+            rows = [row for row in rows if row["time"] > until]
+        last, known = self._known.get(trial, (-1.0, ""))
+        if not rows and state == known:
+            return
+        run = self._runs.get(trial) or self._open(one)
+        for batches, some in itertools.groupby(sorted(rows, key=_batches), key=_batches):
+            run.log({"batches": batches, **{f"{row['kind']}/{row['name']}": row["value"] for row in some}})
+        run.summary["state"] = state
+        self._known[trial] = (max([last, *(row["time"] for row in rows)]), state)
+        if state != "RUNNING":
+            self._end(trial)
+
+    def _end(self, trial: int) -> None:
+        """End the run: only then is everything sure to be written."""
+        run, (_, state) = self._runs.pop(trial), self._known[trial]
+        if state in _LIVE:
+            run.mark_preempting()
+        run.finish(exit_code=int(state in _LIVE or state in _FAILED))
+        self._file.write(json.dumps([trial, *self._known[trial]]) + "\n")
+        self._file.flush()
+
+    def _open(self, one: News) -> wandb.Run:
+        trial, metric = one.view.id, f"validation/{self._config.searcher.metric}"
+        run = wandb.init(
+            project=self._fields.project or self._config.name,
+            entity=self._fields.entity,
+            dir=self._directory.path,
+            mode=self._mode,  # type: ignore[arg-type]  # the environment's may be another, and wandb says so
+            id=f"{self._id}-{trial}",
+            resume="allow",
+            reinit="create_new",  # many at once
+            name=f"trial_{trial}",
+            group=self._directory.path.name,
+            config=dict(one.view.hparams or {}),
+            # This process does not train: its output, machine and code are of no interest.
+            settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True),
+        )
+        run.define_metric("batches")
+        run.define_metric("*", step_metric="batches")
+        better = "min" if self._config.searcher.smaller_is_better else "max"
+        run.define_metric(metric, step_metric="batches", summary=f"{better},last")
+        self._runs[trial] = run
+        return run
+
+
+def _batches(row: Mapping[str, Any]) -> int:
+    return int(row["batches"])

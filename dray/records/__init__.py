@@ -1,0 +1,1 @@
+"""What an experiment leaves on disk: its directory, journal, metrics, logs and results."""

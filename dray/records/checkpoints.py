@@ -1,0 +1,211 @@
+"""List, verify, download and export the checkpoints of an experiment, or a single one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dray.records.directory import ExperimentDirectory
+from dray.storage import CheckpointError, Location, RemoteDirectory, opened
+
+_FILE = re.compile(r"trial_(\d+)/checkpoint_(\d+)/(.+)")
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A checkpoint of an experiment.
+
+    Attributes:
+        trial, batches: its trial, and after how many batches it was saved.
+        location: where it is.
+        size: total size of its files, in bytes.
+        is_complete: whether it has a manifest; without one it is being written or deleted, or that was interrupted.
+    """
+
+    trial: int
+    batches: int
+    location: Location
+    size: int
+    is_complete: bool
+
+
+def checkpoints(directory: ExperimentDirectory) -> list[Listed]:
+    """All checkpoints of an experiment, sorted by trial and batches, not verified.
+
+    Raises:
+        StorageError: the object store can't be used.
+    """
+    storage = directory.storage
+    sizes: dict[tuple[int, int], int] = {}
+    whole = set()
+    for name, size in _files(storage):
+        if match := _FILE.fullmatch(name):
+            key = int(match.group(1)), int(match.group(2))
+            sizes[key] = sizes.get(key, 0) + size
+            if match.group(3) == _MANIFEST:
+                whole.add(key)
+    return [
+        Listed(
+            trial=trial,
+            batches=batches,
+            location=storage.child(f"trial_{trial}", f"checkpoint_{batches}"),
+            size=size,
+            is_complete=(trial, batches) in whole,
+        )
+        for (trial, batches), size in sorted(sizes.items())
+    ]
+
+
+def damage(checkpoint: Location) -> str | None:
+    """Why a checkpoint can't be used; None if it is intact. All of it is read, and downloaded first if it is remote.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StorageError: the object store can't be used.
+    """
+    try:
+        with opened(checkpoint):
+            return None
+    except CheckpointError as error:
+        return str(error)
+
+
+def download(checkpoint: Location, target: Path) -> None:
+    """Verify a checkpoint and copy it into a new directory.
+
+    Raises:
+        FileNotFoundError, CheckpointError, StorageError: see ``dray.storage.opened``.
+    """
+    with opened(checkpoint) as found, made(target) as partial:
+        shutil.copytree(found, partial, dirs_exist_ok=True)
+
+
+def export(checkpoint: Location, target: Path) -> list[Path]:
+    """Write weights and hyperparameters for use without dray into a new directory, and return the files.
+
+    ``model.pt`` is the model's ``state_dict``, for ``torch.load(weights_only=True)``; with several models there are
+    ``model_0.pt``, ``model_1.pt``, in the order of wrapping. ``hparams.json`` has the hyperparameters,
+    ``checkpoint.json`` the origin.
+
+    Raises:
+        FileNotFoundError, CheckpointError, StorageError: see ``dray.storage.opened``.
+        ValueError: it holds something that can't be loaded as data.
+    """
+    import torch
+
+    from dray.training.checkpoint import files as contents
+
+    with opened(checkpoint, without_manifest=True) as found, made(target) as partial:
+        models = contents.read_state(found, [])["models_state_dict"]
+        about = contents.describe(found)
+        names = ["model.pt"] if len(models) == 1 else [f"model_{number}.pt" for number in range(len(models))]
+        for name, model in zip(names, models, strict=True):
+            torch.save(model, partial / name)
+        _write_json(partial / "hparams.json", about["hparams"] or {})
+        origin = {
+            "checkpoint": str(checkpoint),
+            "batches": contents.read_progress(found).batches,
+            "trial_class": about["trial_cls_spec"],
+            "models": names,
+        }
+        _write_json(partial / "checkpoint.json", origin)
+    return [target / name for name in (*names, "hparams.json", "checkpoint.json")]
+
+
+def export_determined(checkpoint: Location, target: Path) -> tuple[list[Path], list[str]]:
+    """Write a checkpoint into a new directory in the format of Determined 0.38.1.
+
+    Returns:
+        The files outside of code/, and a sentence for each thing that has changed or is missing.
+
+    Raises:
+        FileNotFoundError, CheckpointError, StorageError: see ``dray.storage.opened``.
+        ValueError: it holds something that can't be loaded as data, or is one of Determined's.
+    """
+    from dray.training.checkpoint import determined
+    from dray.training.checkpoint import files as contents
+    from dray.training.checkpoint.plain_state import read_json
+
+    notes = []
+    with opened(checkpoint, without_manifest=True) as found, made(target) as partial:
+        if determined.is_legacy(found):
+            raise ValueError(f"{checkpoint} already is a Determined checkpoint; copy it with dray checkpoint download")
+        state = contents.read_state(found, [])
+        chief = contents.read_rank(found, state, 0, 1)
+        metadata = read_json(found / contents.METADATA) or {}
+        epoch_length = contents.read_epoch_length(found)
+        about = {**contents.describe(found), "framework": metadata.get("framework")}
+        determined.write(
+            partial,
+            state=state,
+            rng_state=(chief and chief.rng) or None,
+            progress=contents.read_progress(found),
+            epoch_length=epoch_length,
+            about=about,
+        )
+        if chief is not None and chief.gradients is not None:
+            notes.append("the gradients of an unfinished aggregation are left out: Determined does not store them")
+        if epoch_length is None:
+            notes.append("an older dray wrote it, or its epochs have no end: Determined will count epochs from 0")
+        if about["trial_cls_spec"] is None:
+            notes.append("it does not name the class of its trial: load it with trial_class=...")
+        code = found / "code"
+        if code.is_dir():
+            shutil.copytree(code, partial / "code")
+        ours = sorted(path.relative_to(code).as_posix() for path in code.rglob("*.py") if _imports_dray(path))
+        if ours:
+            notes.append(
+                f"code/ imports dray ({', '.join(ours)}): where only determined is installed, replace dray by "
+                "determined there, or give trial_class=..."
+            )
+    names = ("state_dict.pth", "trial_state.pkl", determined.LOAD_DATA, determined.METADATA)
+    return [target / name for name in names], notes
+
+
+_IMPORTS_DRAY = re.compile(r"^\s*(?:from|import)\s+dray\b", re.MULTILINE)
+
+
+def _imports_dray(path: Path) -> bool:
+    return _IMPORTS_DRAY.search(path.read_text(errors="replace")) is not None
+
+
+@contextmanager
+def made(target: Path) -> Iterator[Path]:
+    """A new directory to fill; it becomes ``target`` at the end of the block, or is removed if the block raises."""
+    target = target.absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}-{uuid.uuid4().hex[:8]}")
+    partial.mkdir()
+    try:
+        yield partial
+        if target.is_dir():
+            target.rmdir()  # an empty one
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _files(storage: Location) -> Iterator[tuple[str, int]]:
+    if not storage.is_local:
+        yield from RemoteDirectory(storage).sizes().items()
+        return
+    for trial in storage.path.glob("trial_*"):
+        for path in trial.glob("checkpoint_*/**/*"):
+            try:
+                if path.is_file():
+                    yield path.relative_to(storage.path).as_posix(), path.stat().st_size
+            except FileNotFoundError:  # deleted meanwhile
+                continue
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,80 @@
+"""Download or delete a whole experiment."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+from dray.records.checkpoints import checkpoints, damage, made
+from dray.records.directory import ExperimentDirectory, forget
+from dray.records.listing import Found
+from dray.storage import RemoteDirectory, StorageError
+from searchers.journal import Journal
+
+TRIES = 5
+NOT_COPIED = ("journal.jsonl.lock", "storage.json", "secrets.yaml")
+
+
+def download(found: Found, target: Path) -> list[str]:
+    """Copy a complete experiment, from here and from its object store, into a new directory.
+
+    Args:
+        found: the experiment.
+        target: does not exist yet, or is empty.
+
+    Returns:
+        What is wrong with damaged checkpoints; these are copied as they are.
+
+    Raises:
+        StorageError: the object store can't be used.
+    """
+    directory = found.directory
+    damages = []
+    with made(target) as partial:
+        _copy(directory.path, partial)
+        if not directory.storage.is_local:
+            _bring(RemoteDirectory(directory.storage), partial)
+        there = {(each.trial, each.batches) for each in checkpoints(directory)}
+        for each in checkpoints(ExperimentDirectory(partial)):
+            if (each.trial, each.batches) not in there:  # deleted meanwhile, perhaps half copied
+                shutil.rmtree(each.location.path)
+            elif (told := damage(each.location)) is not None:
+                damages.append(told.replace(str(partial), str(target)))
+    return damages
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a tree, without files that are deleted meanwhile."""
+    try:
+        shutil.copytree(source, target, dirs_exist_ok=True, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
+    except shutil.Error as error:  # lists the files that could not be copied; all others were
+        left = [why for path, _, why in error.args[0] if Path(path).exists()]
+        if left:
+            raise OSError(f"can't copy {source}: {left[0]}") from None
+
+
+def _bring(remote: RemoteDirectory, target: Path) -> None:
+    for _ in range(TRIES):
+        with suppress(FileNotFoundError):  # deleted since it was listed
+            remote.download(target, [name for name in remote.sizes() if not (target / name).exists()])
+            return
+    raise StorageError(f"{remote.location} changes faster than it can be copied; try again when it has ended")
+
+
+def delete(found: Found) -> None:
+    """Remove a complete experiment, here and in its object store. A half-deleted one no longer counts as one.
+
+    Raises:
+        JournalError: a driver on this machine runs it.
+        StorageError: the object store can't be used.
+    """
+    directory = found.directory
+    # Locked until all is gone, so that nobody resumes it meanwhile.
+    with Journal(directory.journal) if not found.is_copy else nullcontext():
+        if not directory.storage.is_local:
+            RemoteDirectory(directory.storage).delete(first=directory.config_file.name)
+        if not found.is_copy:
+            directory.config_file.unlink(missing_ok=True)
+            shutil.rmtree(directory.path)
+            forget(directory.path)

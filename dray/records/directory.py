@@ -1,0 +1,198 @@
+"""The directory of an experiment: all that it keeps, to be resumed and read from."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import time
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+
+import yaml
+
+from dray.code.ignore import Code, code_of
+from dray.config.load import ExperimentConfig, load_config
+from dray.errors import ConfigError, NoExperiment
+from dray.records.local_runs import refuse
+from dray.records.secrets import hide_in, write_secrets
+from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, store_at
+from dray.storage.disk import force_to_disk
+
+log = logging.getLogger(__name__)
+
+_LONGEST_NAME = 200
+"""Bytes of an experiment's name in that of its directory; file systems take 255, with the time and more."""
+
+PROBE_S = 10.0
+"""How long an unreachable object store is tried before a run begins."""
+
+
+class ExperimentDirectory:
+    """The files of one experiment.
+
+    ::
+
+        <path>/experiment.yaml         the config, every default filled in
+               code/                   the model's code, see `.ignore`, as it was when the experiment was created
+               journal.jsonl           all that happened: the only truth
+               metrics/                see `dray.records.metrics`
+               optuna.db               see `dray.observers.optuna_study`; derived from the two above
+               trial_7/checkpoint_352/ see `dray.training.checkpoint.files`; or in an object store, below a like path
+               storage.json            where that is, and the config's credentials for it; readable by the owner alone
+               secrets.yaml            the config's secrets, as storage.json for its owner alone
+               ray.log                 what Ray said in the driver's process, see `dray.cluster.ray_output`
+               ray/                    Ray's own books of this experiment; never read back
+               .seen-by-all            by which the nodes of a cluster know that they see this very directory
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "experiment.yaml"
+        self.journal = path / "journal.jsonl"
+        self.metrics = path / "metrics"
+        self.study = path / "optuna.db"
+        self.code = path / "code"
+        self.ray = path / "ray"
+        self.storage_file = path / "storage.json"
+        self.secrets_file = path / "secrets.yaml"
+
+    def is_gone(self) -> bool:
+        """Whether it was deleted. What still runs may have made some of its parts anew, but not the config."""
+        try:
+            self.config_file.stat()
+        except FileNotFoundError:
+            return True
+        except OSError:  # of a file system that does not answer
+            pass
+        return False
+
+    def trial(self, trial_id: int) -> Path:
+        """A trial's own directory."""
+        return self.path / f"trial_{trial_id}"
+
+    @property
+    def has_code(self) -> bool:
+        """Whether it has a copy of the model's code."""
+        return self.code.is_dir() and any(self.code.iterdir())
+
+    def copy_code(self, code: Code, config: ExperimentConfig) -> None:
+        """Copy the model's code, without the config's secrets."""
+        code.copy(self.code)
+        if changed := hide_in(self.code, config.secrets):
+            some = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+            log.warning("secrets in the experiment's copy of the code are replaced by xxx, in %s", some)
+
+    @cached_property
+    def storage(self) -> Location:
+        """Where checkpoints are: here, or in an object store."""
+        if not self.storage_file.exists():
+            return Location.of(self.path)
+        stored = json.loads(self.storage_file.read_text())
+        return Location(stored["location"], tuple(stored["secrets"].items()))
+
+    def store(self, trial_id: int) -> CheckpointStore:
+        """A trial's checkpoints."""
+        return store_at(self.storage.child(f"trial_{trial_id}"), self.trial(trial_id))
+
+    def write_storage(self, where: Location) -> None:
+        """Write down where checkpoints are, if not here."""
+        descriptor = os.open(self.storage_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump({"location": where.uri, "secrets": dict(where.secrets)}, file, indent=1)
+
+    @classmethod
+    def create(cls, path: Path, config: ExperimentConfig, code: Path | None) -> ExperimentDirectory:
+        """Make the directory, with the config and a copy of the model's code.
+
+        Raises:
+            ConfigError: there is an experiment already, the directory can't be made, or the code is too large.
+        """
+        directory = cls(path)
+        try:
+            if directory.journal.exists():
+                raise ConfigError([("path", f"{path} already has an experiment; resume it, or give another directory")])
+            found = None if code is None else code_of(code, leave_out=path)
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            told = f"can't make the experiment's directory: {error}; choose another place"
+            raise ConfigError([("checkpoint_storage", told)]) from None
+        if found is not None:
+            directory.copy_code(found, config)
+        write_secrets(directory.secrets_file, config)
+        where = config.checkpoint_storage.location
+        if where is not None and not where.is_local:
+            directory.write_storage(where.child(path.name))
+        # Written last: a directory with a config is complete.
+        unnamed = directory.config_file.with_suffix(".tmp")
+        unnamed.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False))
+        os.replace(unnamed, directory.config_file)
+        # The directory must be on the disk before its journal's records are.
+        force_to_disk(path)
+        return directory
+
+    @classmethod
+    def open(cls, path: Path) -> ExperimentDirectory:
+        """The directory of an existing experiment.
+
+        Raises:
+            NoExperiment: there is none.
+        """
+        directory = cls(path)
+        if not directory.config_file.exists():
+            refuse(path)
+            raise NoExperiment(f"no experiment in {path}: it has no {directory.config_file.name}")
+        return directory
+
+    def config(self) -> ExperimentConfig:
+        """The config that the experiment was created with."""
+        return load_config(self.config_file)
+
+
+def new_path(config: ExperimentConfig) -> Path:
+    """A directory for a new experiment: in the config's storage if that is a directory, else in ``DRAY_HOME``, else in
+    ``~/dray_results``."""
+    where = config.checkpoint_storage.location
+    root = where.path if where is not None and where.is_local else results()
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in config.name)
+    name = name.encode()[:_LONGEST_NAME].decode(errors="ignore")
+    return (root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}").resolve()
+
+
+def results() -> Path:
+    """The default storage: ``DRAY_HOME``, else ``~/dray_results``."""
+    return Path(os.environ.get("DRAY_HOME", "~/dray_results")).expanduser()
+
+
+def make_findable(path: Path) -> None:
+    """Link a new experiment that is elsewhere into the default storage, so that its name and ``latest`` find it."""
+    with suppress(OSError):  # it is there; or the default storage can't be written, which is no reason not to run
+        results().mkdir(parents=True, exist_ok=True)
+        (results() / path.name).symlink_to(path)
+
+
+def forget(path: Path) -> None:
+    """Remove the link to an experiment that is deleted."""
+    link = results() / path.name
+    if link.is_symlink() and link.readlink() == path:
+        link.unlink()
+
+
+def check_storage(where: Location | None) -> None:
+    """Check, by doing so, that an object store can be written, read and deleted from, before anything trains.
+
+    Raises:
+        ConfigError: it can't.
+    """
+    if where is None or where.is_local:
+        return
+    try:
+        RemoteDirectory(where, patience_s=PROBE_S).probe()
+    except StorageError as error:
+        told = (
+            f"{error}; check its name, and the credentials in the config or the environment (for S3, AWS_ACCESS_KEY_ID "
+            "and AWS_SECRET_ACCESS_KEY)"
+        )
+        raise ConfigError([("checkpoint_storage", told)]) from None

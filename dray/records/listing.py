@@ -1,0 +1,274 @@
+"""Opens experiments in the default storage, a directory or an object store, and gives an overview of each.
+
+Reading an experiment in an object store makes a temporary copy of its small files and changes nothing there: it may be
+running on another machine.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from dray.errors import NoExperiment
+from dray.records.directory import ExperimentDirectory, results
+from dray.records.local_runs import LocalRun, is_local_run
+from dray.records.lookup import Name, experiments_below, location_of, whereabouts
+from dray.records.numbering import number_of, numbers
+from dray.storage import Location, RemoteDirectory
+from searchers.journal import Journal
+
+State = Literal["RUNNING", "COMPLETED", "STOPPED", "ERROR", "UNKNOWN", "DAMAGED"]
+
+PATIENCE_S = 5.0
+"""How long an object store is tried: a user waits for the answer."""
+AT_ONCE = 8
+_TRIAL = re.compile(r"trial_\d+/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """An overview of an experiment, from its config and its journal alone.
+
+    Attributes:
+        name: name of its directory.
+        number: its number in the results directory; None if it has none, see `numbering`.
+        path: its directory, or its URI in an object store.
+        title: the config's ``name``.
+        state: RUNNING: a driver runs it. COMPLETED: it has ended. ERROR: it has ended, and no trial completed. STOPPED:
+            it has not ended, and no driver runs it; it can be resumed. UNKNOWN: it has not ended, and is in an object
+            store, where a driver elsewhere can't be seen; or it is a local run of which nobody knows. DAMAGED: its
+            files can't be read; ``why`` says why.
+        trials, ended: how many trials there are so far, and how many of them have ended.
+        max_trials: how many there will be; None if that is not known in advance.
+        metric: the searcher's metric.
+        failed: how many trials have failed.
+        best, best_trial: the best value in the journal (at a rung, an end, or a checkpoint) of a trial that did not
+            fail, and its trial; None if there is none.
+        began, last: times of its creation and of its last event; Unix time in s. None before it began.
+        ran_s: for how many seconds drivers have run it.
+    """
+
+    name: str
+    path: str
+    number: int | None = None
+    title: str = ""
+    state: State = "DAMAGED"
+    trials: int = 0
+    ended: int = 0
+    failed: int = 0
+    max_trials: int | None = None
+    metric: str = ""
+    best: float | None = None
+    best_trial: int | None = None
+    began: float | None = None
+    last: float | None = None
+    ran_s: float = 0.0
+    why: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its number, if it has one, and its name."""
+        return self.name if self.number is None else f"{self.number}: {self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """An experiment that was found.
+
+    Attributes:
+        directory: its directory; for one in an object store, that of a copy.
+        where: its path, or its URI.
+        is_copy: whether ``directory`` is a copy.
+        number: its number in the results directory; None if it has none.
+    """
+
+    directory: ExperimentDirectory
+    where: str
+    is_copy: bool
+    number: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of its directory."""
+        return Location.of(self.where).name
+
+    def overview(self) -> Overview:
+        """Its overview.
+
+        Raises:
+            JournalError: its journal is damaged.
+        """
+        directory = self.directory
+        # Checked before the journal is read: if a driver ends in between, its last record is read too.
+        is_run = None if self.is_copy else Journal.writer(directory.journal) is not None
+        records = Journal.read(directory.journal) if directory.journal.exists() else []
+        seen = _overview(self.where, directory.config_file.read_bytes(), records, is_run)
+        return replace(seen, number=self.number)
+
+
+@contextmanager
+def found(experiment: Name) -> Iterator[Found]:
+    """The experiment, see `whereabouts`; a copy of a remote one exists only within the block.
+
+    Raises:
+        NoExperiment: see `whereabouts`.
+        StorageError: the object store can't be used.
+    """
+    where = whereabouts(experiment)
+    location = Location.of(where)
+    if location.is_local:
+        directory, number = ExperimentDirectory.open(location.path), number_of(location.path)
+        yield Found(directory=directory, where=where, is_copy=False, number=number)
+        return
+    with tempfile.TemporaryDirectory(prefix="dray-look-") as scratch:
+        directory = ExperimentDirectory(Path(scratch) / location.name)
+        remote = RemoteDirectory(location, patience_s=PATIENCE_S)
+        names = [name for name in remote.sizes() if not _TRIAL.match(name)]
+        if directory.config_file.name not in names:
+            raise NoExperiment(f"no experiment in {location}: it has no {directory.config_file.name}")
+        remote.download(directory.path, names)
+        directory.write_storage(location)
+        yield Found(directory=directory, where=location.uri, is_copy=True)
+
+
+def listed(root: str | None = None) -> list[Overview]:
+    """All experiments below a directory or a place in an object store, the newest last. None: the default storage.
+
+    Raises:
+        NoExperiment: there is no such directory.
+        StorageError: the object store can't be used.
+    """
+    location = Location.of(results()) if root is None else location_of(root)
+    if not location.is_local:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            there = [each for each in pool.map(_glance_afar, _children(location)) if each is not None]
+    else:
+        if root is not None and not location.path.is_dir():
+            raise NoExperiment(f"no such directory: {location}")
+        known = numbers()
+        there = [_glance(path, known.get(path.resolve())) for path in experiments_below(location.path)]
+    return sorted(there, key=lambda each: (each.began or 0, each.name))
+
+
+def _glance(path: Path, number: int | None) -> Overview:
+    where = Found(directory=ExperimentDirectory(path), where=str(path), is_copy=False, number=number)
+    try:
+        return local_overview(LocalRun(path)) if is_local_run(path) else where.overview()
+    except (OSError, ValueError) as error:
+        return Overview(name=path.name, path=str(path), number=number, why=str(error))
+
+
+def local_overview(run: LocalRun) -> Overview:
+    """A local run as an experiment of one trial."""
+    state, times = run.state, [row["time"] for row in run.rows]
+    return Overview(
+        name=run.path.name,
+        path=str(run.path),
+        title=run.path.name,
+        state=state,
+        trials=1,
+        ended=int(state == "COMPLETED"),
+        max_trials=1,
+        metric=str(run.searcher.get("metric", "")),
+        best=None if run.best is None else run.best[0],
+        best_trial=None if run.best is None else 0,
+        began=min(times, default=None),
+        last=max(times, default=None),
+        ran_s=max(times, default=0.0) - min(times, default=0.0),
+    )
+
+
+def _glance_afar(location: Location) -> Overview | None:
+    remote = RemoteDirectory(location, patience_s=PATIENCE_S)
+    try:
+        config = remote.read("experiment.yaml")
+    except FileNotFoundError:
+        return None
+    try:
+        records = Journal.parse(remote.read("journal.jsonl"), where=str(location.child("journal.jsonl")))
+        return _overview(location.uri, config, records, None)
+    except (FileNotFoundError, ValueError) as error:
+        return Overview(name=location.name, path=location.uri, why=str(error))
+
+
+def _overview(where: str, config: bytes, records: Sequence[Mapping[str, Any]], is_run: bool | None) -> Overview:
+    # Not `load_config`, which imports what the config names, such as Optuna, to check it.
+    import yaml
+
+    try:
+        raw = yaml.load(config, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        searcher = raw["searcher"]
+        title, metric, max_trials = str(raw["name"]), str(searcher["metric"]), searcher.get("max_trials")
+        sign = 1 if searcher.get("smaller_is_better", True) else -1
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"its experiment.yaml can't be read: {' '.join(str(error).split())}") from None
+    ended: dict[int, str] = {}
+    best: dict[int, float] = {}
+    done, trials = "", 0
+    ran_s, begin, time = 0.0, 0.0, 0.0
+    for record in records:
+        if record.get("event") == "opened":
+            ran_s, begin = ran_s + time - begin, record.get("time", time)
+        time = record.get("time", time)
+        event, trial = record.get("event"), cast("int", record.get("trial"))
+        if event in ("reported", "saved"):
+            value = record.get("value")
+            if isinstance(value, int | float) and sign * value < sign * best.get(trial, sign * float("inf")):
+                best[trial] = value
+        elif event == "exited":
+            ended[trial] = record.get("reason", "")
+        elif event == "extended":
+            done, max_trials = "", record.get("max_trials") or max_trials
+        for action in record.get("actions", ()):
+            match action["action"]:
+                case "create":
+                    trials += 1
+                case "resume":
+                    ended.pop(action["trial"], None)
+                case "done":
+                    done = action["reason"]
+    failed = {trial for trial, reason in ended.items() if reason == "errored"}
+    sound = [trial for trial in best if trial not in failed and ended.get(trial) != "invalid_hp"]
+    leader = min(sound, key=lambda trial: sign * best[trial], default=None)
+    times = [record["time"] for record in records if "time" in record]
+    return Overview(
+        name=Location.of(where).name,
+        path=where,
+        title=title,
+        state=_state(done, is_run),
+        trials=trials,
+        ended=len(ended),
+        failed=len(failed),
+        max_trials=max_trials,
+        metric=metric,
+        best=None if leader is None else best[leader],
+        best_trial=leader,
+        began=min(times, default=None),
+        last=max(times, default=None),
+        ran_s=ran_s + time - begin,
+    )
+
+
+def _state(done: str, is_run: bool | None) -> State:
+    if is_run:
+        return "RUNNING"
+    if done:
+        return "COMPLETED" if done == "completed" else "ERROR"
+    return "UNKNOWN" if is_run is None else "STOPPED"
+
+
+def _children(location: Location) -> list[Location]:
+    from pyarrow.fs import FileSelector, FileType
+
+    filesystem, path = location.filesystem()
+    try:
+        infos = filesystem.get_file_info(FileSelector(path, allow_not_found=True))
+    except OSError as error:
+        raise NoExperiment(f"can't list {location}: {' '.join(str(error).split())}") from None
+    return [location.child(info.base_name) for info in infos if info.type == FileType.Directory]

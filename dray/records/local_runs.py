@@ -1,0 +1,121 @@
+"""Local runs: what `Trainer.fit()` and `core.init()` leave outside of an experiment, in `DRAY_HOME/local`.
+
+A run has a directory with `metrics.jsonl`, a line per report, and its checkpoints; see `dray.hosts.local`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dray.config.yaml_file import read_mapping
+from dray.errors import ConfigError, NoExperiment
+from dray.storage import CheckpointStore
+from dray.storage.manifest import MANIFEST
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+METRICS = "metrics.jsonl"
+LOCAL = "local"
+
+
+def is_local_run(path: Path) -> bool:
+    """Whether this is the directory of a local run. Not a checkpoint of one, which has its metrics, too."""
+    return (path / METRICS).is_file() and not (path / MANIFEST).exists() and not (path / "experiment.yaml").exists()
+
+
+def local_runs(root: Path) -> list[Path]:
+    """The local runs of a results directory."""
+    below = [path for place in (root, root / LOCAL) if place.is_dir() for path in place.iterdir()]
+    return [path for path in below if not path.name.startswith(".") and is_local_run(path)]
+
+
+def refuse(path: Path) -> None:
+    """Raises `NoExperiment` if it is a local run, for what only experiments can do."""
+    if is_local_run(path):
+        raise NoExperiment(
+            f"{path.name} is a local run, not an experiment: look at it with dray experiment describe, dray trial "
+            f"metrics, or tensorboard --logdir {path}; or give an experiment's number or name, see dray experiment list"
+        )
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """A local run.
+
+    Attributes:
+        path: its directory.
+    """
+
+    path: Path
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """Its reports; those that were written whole."""
+        lines = (self.path / METRICS).read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    @property
+    def state(self) -> Literal["RUNNING", "COMPLETED", "STOPPED", "UNKNOWN"]:
+        """UNKNOWN: it was killed or has failed, or has a loop of its own, of which only the program knows."""
+        with (self.path / METRICS).open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return "RUNNING"
+            except OSError:  # no locks here
+                return "UNKNOWN"
+        last = self.rows[-1] if self.rows else {}
+        if not last.get("final"):
+            return "UNKNOWN"
+        return "COMPLETED" if last.get("decides") else "STOPPED"
+
+    @cached_property
+    def searcher(self) -> dict[str, Any]:
+        """That section of its config, as its latest checkpoint has it; {} for a script without a config."""
+        for _, checkpoint in self.checkpoints:
+            try:
+                return dict(read_mapping(Path(checkpoint) / "experiment.yaml").get("searcher") or {})
+            except ConfigError:
+                return {}
+        return {}
+
+    @cached_property
+    def best(self) -> tuple[float, int] | None:
+        """The best value of the searcher's metric, and after how many batches; None if none is known."""
+        name, sign = self.searcher.get("metric"), 1 if self.searcher.get("smaller_is_better", True) else -1
+        values = [
+            (row["validation"][name], row["batches"])
+            for row in self.rows
+            if isinstance((row.get("validation") or {}).get(name), int | float)
+        ]
+        finite = [each for each in values if abs(each[0]) < float("inf")]
+        return min(finite, key=lambda each: sign * each[0], default=None)
+
+    @property
+    def checkpoints(self) -> list[tuple[int, str]]:
+        """(batches, path) of each, the latest first."""
+        return [each for each in CheckpointStore(self.path).listed() if (Path(each[1]) / MANIFEST).exists()]
+
+    def metrics(self) -> pd.DataFrame:
+        """A table as that of an experiment with one trial, 0."""
+        import pandas as pd
+
+        columns = ["trial_id", "batches", "epochs", "kind", "name", "value", "time"]
+        table = pd.DataFrame([(0, *values) for row in self.rows for values in _values(row)], columns=columns)
+        # A run that was resumed after a kill has measured some batches again.
+        once = table.drop_duplicates(["batches", "kind", "name"], keep="last")
+        return once.sort_values(["batches", "kind", "name"], kind="stable")
+
+
+def _values(row: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+    for kind in ("training", "validation"):
+        for name, value in (row.get(kind) or {}).items():
+            if isinstance(value, int | float):
+                yield row["batches"], row.get("epochs"), kind, name, float(value), row.get("time")

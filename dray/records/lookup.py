@@ -1,0 +1,144 @@
+"""Looks an experiment up by what a user types: a number, a name or a unique part of one, ``latest``, a path, or a URI.
+
+Names are those of the directories below ``DRAY_HOME`` (else ``~/dray_results``), and those of local runs in its
+``local``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from dray.errors import NoExperiment
+from dray.records.directory import ExperimentDirectory, results
+from dray.records.local_runs import METRICS, LocalRun, is_local_run, local_runs
+from dray.records.numbering import numbered, numbers
+from dray.storage import Location
+
+Name: TypeAlias = str | os.PathLike[str] | int
+"""Which experiment: see `whereabouts`."""
+LATEST = "latest"
+_SHOWN = 5
+_PART_DIGITS = 4
+"""Digits alone are part of a name from this many on: ``delete 7`` must not take any name with a 7 in it."""
+
+
+def whereabouts(experiment: Name) -> str:
+    """Where an experiment or a local run is: the path of its directory, or a URI as it was given.
+
+    Args:
+        experiment: a path, ``s3://...``, or in the default storage: a number, a name, a unique part of one, or
+            ``latest``.
+
+    Raises:
+        NoExperiment: there is none, or several match.
+    """
+    experiment = str(experiment) if isinstance(experiment, int) else os.fspath(experiment)
+    location = location_of(experiment)
+    if not location.is_local:
+        own = results() / location.name  # the copy that resuming uses, see `mirror.brought`
+        has = ExperimentDirectory(own) if ExperimentDirectory(own).config_file.exists() else None
+        return str(own) if has is not None and _same(has.storage, location) else experiment
+    path, root = location.path, results()
+    if ExperimentDirectory(path).config_file.exists() or is_local_run(path):
+        return str(path.resolve())
+    if os.sep in experiment or experiment.startswith((".", "~")):
+        raise NoExperiment(_no_experiment(path))
+    known = numbered()
+    if experiment.isdecimal() and int(experiment) in known:
+        place = known[int(experiment)]
+        if not ExperimentDirectory(place).config_file.exists():
+            raise NoExperiment(f"experiment {experiment}, {place.name}, is no longer in {root}")
+        return str(place.resolve())
+    there = {each.name: each for each in newest_first(experiments_below(root))}
+    matches = list(there)[:1] if experiment == LATEST else _matches(experiment, list(there))
+    if len(matches) > 1:
+        raise NoExperiment(
+            f"{experiment!r} matches {len(matches)} experiments in {root}; give a number, or more of the name:"
+            + _candidates([there[name] for name in matches])
+        )
+    if not matches:
+        raise NoExperiment(_unknown(experiment, list(there), root, path))
+    return str(there[matches[0]])
+
+
+def _matches(experiment: str, names: Sequence[str]) -> list[str]:
+    """The names that are meant: the one that is equal, else those that begin with it, else those that contain it."""
+    if experiment in names:
+        return [experiment]
+    if experiment.isdecimal() and len(experiment) < _PART_DIGITS:
+        return []
+    begin = [name for name in names if name.startswith(experiment)]
+    return begin or [name for name in names if experiment in name]
+
+
+def _candidates(paths: Sequence[Path]) -> str:
+    known = numbers()
+    lines = [f"\n{known.get(path.resolve(), ''):>6}  {path.name}" for path in paths[:_SHOWN]]
+    return "".join(lines) + (f"\n        and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
+
+
+def local_run(experiment: Name) -> LocalRun | None:
+    """The local run of this name; None if an experiment is meant.
+
+    Raises:
+        NoExperiment: see `whereabouts`.
+    """
+    where = Location.of(whereabouts(experiment))
+    return LocalRun(where.path) if where.is_local and is_local_run(where.path) else None
+
+
+def experiments_below(root: Path) -> list[Path]:
+    """The directories of the experiments and local runs in a directory, sorted; links are resolved."""
+    if not root.is_dir():
+        return []
+    # Hidden directories are incomplete copies.
+    found = [path for path in root.iterdir() if not path.name.startswith(".") and (path / "experiment.yaml").is_file()]
+    return [path.resolve() if path.is_symlink() else path for path in sorted([*found, *local_runs(root)])]
+
+
+def newest_first(experiments: Sequence[Path]) -> list[Path]:
+    """Sorted by creation time, the newest first; local runs by that of their latest report."""
+
+    def made(path: Path) -> tuple[float, str]:
+        return (path / (METRICS if is_local_run(path) else "experiment.yaml")).stat().st_mtime, path.name
+
+    return sorted(experiments, key=made, reverse=True)
+
+
+def location_of(where: str) -> Location:
+    try:
+        return Location.of(where)
+    except ValueError as error:
+        raise NoExperiment(str(error)) from None
+
+
+def _same(one: Location, other: Location) -> bool:
+    # Without their options, which may come from the environment.
+    return one.uri.partition("?")[0] == other.uri.partition("?")[0]
+
+
+def _no_experiment(path: Path) -> str:
+    if not path.exists():
+        return f"no such directory: {path}"
+    parent = next((each for each in path.resolve().parents if ExperimentDirectory(each).config_file.exists()), None)
+    hint = "" if parent is None else f"; it is inside the experiment {parent}"
+    return f"no experiment in {path}: it has no experiment.yaml{hint}"
+
+
+def _unknown(experiment: str, names: Sequence[str], root: Path, path: Path) -> str:
+    if path.is_dir():
+        return _no_experiment(path)
+    if not names:
+        return f"no experiment {experiment!r}: there are none in {root}; give a path, or s3://..., or set DRAY_HOME"
+    near = difflib.get_close_matches(experiment, names, n=1, cutoff=0.5)
+    told = f"did you mean {near[0]}?" if near else f"its experiments are {_some(names)}"
+    return f"no experiment {experiment!r} in {root}; {told}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

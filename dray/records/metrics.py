@@ -1,0 +1,243 @@
+"""The metrics of an experiment: appended while it runs, read as one table.
+
+Rows go to `_tail.jsonl` at once, and every few seconds from there to Parquet: the newest part is rewritten with them
+until it is large. So any tool can read `metrics/*.parquet` at any time, as of some seconds ago, and `read_metrics` adds
+the rest. If a row comes twice (a trial that resumed from a checkpoint measures some batches again), only the last one
+counts, and only that one stays in the parts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+SCHEMA = pa.schema(
+    {
+        "trial_id": pa.int64(),
+        "batches": pa.int64(),
+        "epochs": pa.float64(),
+        "kind": pa.string(),
+        "name": pa.string(),
+        "value": pa.float64(),
+        "time": pa.float64(),
+    }
+)
+NAMES = ("kind", "name")
+SYSTEM = "system"
+"""The kind of rows with a trial's use of its machine and of time, which are not metrics of the trial."""
+TAIL = "_tail.jsonl"
+"""Tools that read the directory as one table skip names with this prefix. It sorts before the parts, so that
+`dray.records.mirror` copies a row that moves meanwhile twice rather than never."""
+ROWS_PER_PART = 50_000
+PACK_EVERY_S = 5.0
+PACK_SHARE = 0.01
+"""The largest share of the driver's time for writing parts: if that takes long, it is done less often."""
+
+
+class MetricsLog:
+    """The metrics below `directory`, open for appending; only the experiment's driver may do that.
+
+    Args:
+        directory: made if it does not exist.
+        clock: returns seconds.
+    """
+
+    def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._directory, self._clock = directory, clock
+        directory.mkdir(parents=True, exist_ok=True)
+        self._tail = directory / TAIL
+        _cut_torn_line(self._tail)
+        #: The last batch of each trial in the full parts, and the first one that was measured again since.
+        self._last: dict[int, int] = {}
+        self._again: dict[int, int] = {}
+        self._full, self._open = 0, SCHEMA.empty_table()
+        parts = _parts(directory)
+        for path in parts:
+            part = _read_part(path)
+            if path == parts[-1] and part.num_rows < ROWS_PER_PART:
+                self._open = part
+            else:
+                self._filled(part)
+        self._rows = _tail_rows(self._tail)
+        for row in self._rows:
+            self._look(row["trial_id"], row["batches"])
+        self._due = clock()
+        self._file = self._tail.open("ab")
+
+    def append(self, trial_id: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows of one trial; when the call returns, they survive the death of this process."""
+        added = [{"trial_id": trial_id, **row} for row in rows]
+        if added:
+            self._file.write("".join([json.dumps(row) + "\n" for row in added]).encode())
+            self._file.flush()
+            self._rows += added
+            for row in added:
+                self._look(trial_id, row["batches"])
+        if len(self._rows) >= ROWS_PER_PART:
+            self._pack()
+
+    def pack(self) -> None:
+        """Write rows to Parquet if it is time. To be called now and then, also while nothing is appended."""
+        if self._rows and self._clock() >= self._due:
+            self._pack()
+
+    def close(self) -> None:
+        """Pack the remaining rows. Idempotent."""
+        if not self._file.closed:
+            self._pack()
+            self._file.close()
+
+    def _look(self, trial_id: int, batches: int) -> None:
+        if batches <= self._last.get(trial_id, -1):
+            self._again[trial_id] = min(batches, self._again.get(trial_id, batches))
+
+    def _filled(self, part: pa.Table) -> None:
+        self._full += 1
+        last = part.select(["trial_id", "batches"]).group_by("trial_id").aggregate([("batches", "max")])
+        for trial_id, batches in zip(last["trial_id"].to_pylist(), last["batches_max"].to_pylist(), strict=True):
+            self._last[trial_id] = max(batches, self._last.get(trial_id, -1))
+
+    def _pack(self) -> None:
+        """Move the tail into the newest part. If it is killed in between, rows are in both, but are read once."""
+        began = self._clock()
+        if self._rows:
+            packed = _once(pa.concat_tables([self._open, _table(self._rows)]))
+            self._take_out_of_full_parts(packed)
+            self._write(self._full + 1, packed)
+            self._open = packed
+            if packed.num_rows >= ROWS_PER_PART:
+                self._filled(packed)
+                self._open = SCHEMA.empty_table()
+        self._file.truncate(0)
+        self._rows = []
+        now = self._clock()
+        self._due = now + max(PACK_EVERY_S, (now - began) / PACK_SHARE)
+
+    def _take_out_of_full_parts(self, packed: pa.Table) -> None:
+        """Remove rows that were measured again from the full parts."""
+        if not self._again:
+            return
+        for number in range(1, self._full + 1):
+            part = _read_part(self._path(number))
+            trials = part["trial_id"].to_numpy()
+            since = np.array([self._again.get(trial, np.iinfo(np.int64).max) for trial in trials.tolist()], np.int64)
+            if (part["batches"].to_numpy() >= since).any():
+                kept = _once(pa.concat_tables([part, packed]), among=part.num_rows)
+                if kept.num_rows < part.num_rows:
+                    self._write(number, kept)
+        self._again.clear()
+
+    def _path(self, number: int) -> Path:
+        return self._directory / f"part-{number:05}.parquet"
+
+    def _write(self, number: int, table: pa.Table) -> None:
+        unnamed = self._directory / f".part-{number:05}.tmp"
+        with unnamed.open("wb") as file:
+            pq.write_table(table, file)
+            file.flush()
+            # A power failure must not replace a complete part by an empty one.
+            os.fsync(file.fileno())
+        os.replace(unnamed, self._path(number))
+
+
+def read_metrics(directory: Path) -> pd.DataFrame:
+    """All rows, sorted by trial, batches, kind, name: columns trial_id, batches, epochs, kind, name, value, time.
+
+    Works while another process appends.
+    """
+    return _read(directory, lambda kind: pc.not_equal(kind, SYSTEM))
+
+
+def read_system(directory: Path) -> pd.DataFrame:
+    """The rows of kind "system", which `read_metrics` leaves out."""
+    return _read(directory, lambda kind: pc.equal(kind, SYSTEM))
+
+
+def _read(directory: Path, wanted: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> pd.DataFrame:
+    # The tail first: rows that move to a part meanwhile are then read twice rather than never.
+    tail = _table(_tail_rows(directory / TAIL))
+    table = pa.concat_tables([*(_read_part(path) for path in _parts(directory)), tail])
+    order = _latest(table)
+    found: pd.DataFrame = table.take(order[wanted(table["kind"]).to_numpy()[order]]).to_pandas()
+    return found
+
+
+def _once(table: pa.Table, among: int | None = None) -> pa.Table:
+    """The rows that do not come again later, in their order.
+
+    Args:
+        among: return only those of this many first rows.
+    """
+    kept = np.sort(_latest(table))
+    return table.take(kept[kept < (table.num_rows if among is None else among)])
+
+
+def _latest(table: pa.Table) -> np.ndarray[Any, Any]:
+    """Indices of the rows sorted by trial, batches, kind, name; of equal ones only the last row of the table."""
+    columns = [table["trial_id"].to_numpy(), table["batches"].to_numpy()]
+    for name in NAMES:
+        column = table[name].combine_chunks().dictionary_encode()
+        rank = np.argsort(np.argsort(np.array(column.dictionary.to_pylist(), object)))
+        columns.append(rank.astype(np.int64)[column.indices.to_numpy()])
+    # One number for all four, if they fit: it is sorted three times as fast.
+    sizes = [1 + int(column.max(initial=0)) for column in columns]
+    if math.prod(sizes) < 2**62 and all(int(column.min(initial=0)) >= 0 for column in columns):
+        key = columns[0]
+        for column, size in zip(columns[1:], sizes[1:], strict=True):
+            key = key * size + column
+        columns = [key]
+    order = np.lexsort(columns[::-1]) if len(columns) > 1 else np.argsort(columns[0], kind="stable")
+    last = np.ones(len(order), bool)
+    last[:-1] = np.logical_or.reduce([np.diff(column[order]) != 0 for column in columns])
+    return order[last]
+
+
+def _parts(directory: Path) -> list[Path]:
+    return sorted(directory.glob("part-*.parquet"))
+
+
+def _read_part(path: Path) -> pa.Table:
+    return pq.read_table(path, columns=SCHEMA.names).cast(SCHEMA)
+
+
+def _tail_rows(path: Path) -> list[dict[str, Any]]:
+    return _whole(path.read_bytes())[0] if path.exists() else []
+
+
+def _cut_torn_line(path: Path) -> None:
+    if path.exists():
+        os.truncate(path, _whole(path.read_bytes())[1])
+
+
+def _whole(data: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The rows before the first incomplete one, and where they end.
+
+    The incomplete one is the last if a process was killed; after a power failure it may be any.
+    """
+    rows: list[dict[str, Any]] = []
+    end = 0
+    for line in data.split(b"\n")[:-1]:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+        end += len(line) + 1
+    return rows, end
+
+
+def _table(rows: list[dict[str, Any]]) -> pa.Table:
+    columns = {name: [row.get(name) for row in rows] for name in SCHEMA.names}
+    for name in ("epochs", "value", "time"):  # Arrow does not accept a bool as a number
+        columns[name] = [None if value is None else float(value) for value in columns[name]]
+    return pa.table(columns, SCHEMA)

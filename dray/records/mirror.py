@@ -1,0 +1,174 @@
+"""Keeps a complete copy of an experiment in its checkpoints' object store, so that it outlives its driver's machine.
+
+The config, the code, the metrics, the trials' logs and the journal are copied there every few seconds while it runs,
+and at its end. A file in an object store can't be appended to, so what has grown is copied as a whole, and copies of a
+large experiment are rarer: while it runs they take at most `BYTES_PER_S` on average.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import platform
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from dray.errors import NoExperiment
+from dray.records.directory import ExperimentDirectory, results
+from dray.storage import Location, RemoteDirectory
+from dray.storage.logs import BYTES_PER_S, NAME, stored_as
+from dray.storage.outage import Outage
+from searchers.journal import Journal
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 10.0
+"""This much of a search can be lost with its driver's machine, and more only if the files that grow (journal, newest
+metrics, logs) are larger than `EVERY_S * BYTES_PER_S`: 100 s if they have 100 MiB, a million events.
+Trials that ended in that time run again, from their checkpoints."""
+FIRST_S = 1.0
+PATIENCE_S = 5.0
+LAST_PATIENCE_S = 60.0
+"""How long the last copy is retried while the store is away: there is no other after it."""
+_SHOWN = 5
+_TRIAL = re.compile(r"trial_(\d+)/")
+
+
+class Mirror:
+    """Copies an experiment to where its checkpoints are, in a thread; does nothing if that is its own directory.
+
+    Attributes:
+        missing: after `close`, what the copy lacks, and how to copy it; None if it is complete.
+    """
+
+    def __init__(self, directory: ExperimentDirectory) -> None:
+        self._directory = directory
+        self._remote = RemoteDirectory(directory.storage, patience_s=PATIENCE_S)
+        self._copied: dict[str, tuple[int, int]] = {}
+        self._over = threading.Event()
+        self._outage = Outage(
+            log,
+            fails="can't copy the experiment to its checkpoint storage for now, will try again",
+            works="the experiment is copied to its checkpoint storage again, and nothing is missing there",
+        )
+        self._thread: threading.Thread | None = None
+        self.missing: str | None = None
+        if not directory.storage.is_local:
+            self._thread = threading.Thread(target=self._run, name="dray-mirror", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Copy what is new, and end. To be called after the journal was closed."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        wait_s = FIRST_S
+        while not self._over.wait(wait_s):
+            wait_s = EVERY_S
+            if self._directory.journal.exists():
+                try:
+                    wait_s = max(EVERY_S, self._copy() / BYTES_PER_S)
+                except OSError as error:  # StorageError, or a file here that can't be read
+                    self._outage.began(error)
+        if not self._directory.journal.exists():  # it has not begun, or was deleted meanwhile
+            return
+        self._remote = RemoteDirectory(self._directory.storage, patience_s=LAST_PATIENCE_S)
+        try:
+            self._copy()
+        except OSError as error:
+            self._report_missing(error)
+
+    def _copy(self) -> int:
+        """Copy what has changed; returns the bytes that were sent."""
+        sent = 0
+        for path, name, state in self._changed():
+            with contextlib.suppress(FileNotFoundError):  # metrics that were packed meanwhile
+                content = path.read_bytes()
+                self._remote.write(name, content)
+                self._copied[name] = state
+                sent += len(content)
+        if self._directory.journal.exists():
+            self._outage.ended()
+        return sent
+
+    def _report_missing(self, error: OSError) -> None:
+        names = [name for _, name, _ in self._changed()]
+        some = ", ".join(names[-_SHOWN:]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        here, there = self._directory.path, self._directory.storage
+        self.missing = (
+            f"{there} lacks a part of the experiment, which is complete only in {here} on {platform.node()}. "
+            f"Not copied were {some}: {error}. Copy them before this machine is gone: dray experiment resume {here}"
+        )
+        log.error("%s", self.missing)
+
+    def _changed(self) -> Iterator[tuple[Path, str, tuple[int, int]]]:
+        """The files that are not copied as they are now, each looked at when its turn comes."""
+        for path in self._files():
+            with contextlib.suppress(FileNotFoundError):
+                name, found = self._name_of(path), path.stat()
+                state = (found.st_size, found.st_mtime_ns)
+                if self._copied.get(name) != state:
+                    yield path, name, state
+
+    def _name_of(self, path: Path) -> str:
+        name = path.relative_to(self._directory.path)
+        return (name.with_name(stored_as(path)) if NAME.fullmatch(path.name) else name).as_posix()
+
+    def _files(self) -> list[Path]:
+        """The journal after the metrics, since it must not be ahead of them; the config last, which makes the copy
+        complete."""
+        directory = self._directory
+        # Not the targets of links, which are too large to be code.
+        root = directory.code.resolve()
+        found = (path for path in sorted(directory.code.rglob("*")) if path.is_file())
+        code = [path for path in found if path.resolve().is_relative_to(root)]
+        metrics = [path for path in sorted(directory.metrics.glob("*")) if not path.name.startswith(".")]
+        # Logs that this machine sees; workers elsewhere copy their own.
+        logs = [path for path in directory.path.glob("trial_*/logs/*") if NAME.fullmatch(path.name)]
+        return [*code, *logs, *metrics, directory.journal, directory.config_file]
+
+
+def brought(where: str | os.PathLike[str]) -> Path:
+    """The directory of an experiment on this machine. For one in an object store: its directory here, if there is one,
+    else a new copy.
+
+    Args:
+        where: a local directory, or the URI above its checkpoints, used with the environment's credentials.
+
+    Raises:
+        NoExperiment: there is none.
+        StorageError: the object store can't be used.
+    """
+    try:
+        location = Location.of(where)
+    except ValueError as error:
+        raise NoExperiment(str(error)) from None
+    if location.is_local:
+        return location.path.resolve()
+    remote = RemoteDirectory(location, patience_s=PATIENCE_S)
+    path = results() / location.name
+    if ExperimentDirectory(path).config_file.exists():
+        return path
+    sizes = remote.sizes()
+    names = [name for name in sizes if not _TRIAL.match(name)]
+    if "experiment.yaml" not in names:
+        raise NoExperiment(f"no experiment in {location}: it has no experiment.yaml")
+    partial = path.with_name(f".{path.name}-partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    remote.download(partial, names)
+    (partial / "code").mkdir(exist_ok=True)
+    directory = ExperimentDirectory(partial)
+    directory.write_storage(location)
+    # Trials that began after the last copy start anew, perhaps with other hyperparameters.
+    started = {record.get("trial") for record in Journal.read(directory.journal) if record["event"] == "started"}
+    trials = {int(match.group(1)) for name in sizes if (match := _TRIAL.match(name))}
+    for trial in trials - started:
+        RemoteDirectory(location.child(f"trial_{trial}"), patience_s=PATIENCE_S).delete()
+    partial.rename(path)
+    return path

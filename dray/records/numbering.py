@@ -1,0 +1,66 @@
+"""Numbers of experiments: the short names that people type, counted up in each results directory.
+
+A number is a symbolic link, ``DRAY_HOME/.numbers/12 -> ../digits-asha-20261121-175912-ab9a``. Making the link takes the
+number and says whose it is in one atomic step, on NFS too, where locks may not work. The link outlives a deleted
+experiment, so its number never means another one. Directories keep their unique names, because machines that share an
+object store each count for themselves.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+from dray.records.directory import results
+
+LINKS = ".numbers"
+
+
+def numbered() -> dict[int, Path]:
+    """The place of each number in the results directory, oldest first; the experiment may have been deleted."""
+    found = {}
+    with suppress(OSError):
+        for link in (results() / LINKS).iterdir():
+            if link.name.isdecimal() and link.is_symlink():
+                found[int(link.name)] = results().joinpath(*link.readlink().parts[1:])
+    return dict(sorted(found.items()))
+
+
+def number_of(path: Path) -> int | None:
+    """The number of an experiment; None if it has none."""
+    place = _place(path)
+    return next((number for number, each in numbered().items() if each == place), None)
+
+
+def take_number(path: Path) -> int | None:
+    """The number of an experiment; a new one if it has none yet.
+
+    Returns:
+        None if the results directory has neither the experiment nor a link to it, or can't be written.
+    """
+    place, mine = _place(path), number_of(path)
+    if place is None or mine is not None:
+        return mine
+    links, target = results() / LINKS, ".." / place.relative_to(results())
+    with suppress(OSError):
+        links.mkdir(exist_ok=True)
+        for number in count(max(numbered(), default=0) + 1):
+            with suppress(FileExistsError):  # another driver has just taken it
+                (links / str(number)).symlink_to(target)
+                return number
+    return None
+
+
+def numbers() -> dict[Path, int]:
+    """The number of each experiment, by its resolved path."""
+    return {path.resolve(): number for number, path in reversed(numbered().items())}
+
+
+def _place(path: Path) -> Path | None:
+    """Where the results directory has an experiment: itself, or a link to it."""
+    root, path = results(), path.resolve()
+    if path.is_relative_to(root.resolve()):
+        return root / path.relative_to(root.resolve())
+    link = root / path.name
+    return link if link.resolve() == path else None

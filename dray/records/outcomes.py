@@ -1,0 +1,93 @@
+"""What became of an experiment's trials: which may be its best, how many failed, and which diverged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dray.training.metrics.divergence import is_loss
+
+FAILED = "ERRORED"
+NEVER_BEST = (FAILED, "INVALID_HP")
+"""States of trials that are never an experiment's best."""
+_SHOWN = 8
+
+
+def ranked(trials: pd.DataFrame, sign: int) -> pd.DataFrame:
+    """The trials that have validated, best first: those that failed after all others, and none with invalid
+    hyperparameters.
+
+    Args:
+        trials: ``Result.trials``.
+        sign: 1 if smaller is better, else -1.
+    """
+    there = trials[(trials["state"] != "INVALID_HP") & trials["best_metric"].notna()]
+    order = np.lexsort((sign * there["best_metric"], there["state"] == FAILED))  # the last key counts most
+    return there.iloc[order]
+
+
+def failures_told(states: Iterable[object]) -> str:
+    """ "2 of 3 trials failed"; "" if none did."""
+    every = list(states)
+    failed = sum(state == FAILED for state in every)
+    return f"{failed} of {len(every)} trial{'s' * (len(every) != 1)} failed" if failed else ""
+
+
+def no_best_told(there: pd.DataFrame, metric: str) -> str:
+    """Why there is no best trial although some have validated; "" if there is one, or none has validated.
+
+    Args:
+        there: the ``ranked`` trials.
+        metric: the searcher's.
+    """
+    if there.empty or there.iloc[0]["state"] != FAILED:
+        return ""
+    first = there.iloc[0]
+    return (
+        "no best trial, because every trial that validated failed; the best of these is trial "
+        f"{first['trial_id']} ({metric} {first['best_metric']:.4g})"
+    )
+
+
+def nan_since(metrics: pd.DataFrame, metric: str) -> pd.Series[int]:
+    """Of each trial that has diverged: the batches at which a loss was first reported as NaN or infinite, and never as
+    finite since. By trial_id.
+
+    Args:
+        metrics: ``Result.metrics``.
+        metric: the searcher's.
+    """
+    bad = metrics[~np.isfinite(metrics["value"])]
+    bad = bad[np.array([is_loss(*each, metric) for each in zip(bad["kind"], bad["name"], strict=True)], bool)]
+    of_one = ["trial_id", "kind", "name"]
+    finite = metrics[metrics["trial_id"].isin(bad["trial_id"].unique()) & np.isfinite(metrics["value"])]
+    last = finite.groupby(of_one, as_index=False)["batches"].max().rename(columns={"batches": "last"})
+    both = bad.merge(last, how="left", on=of_one)
+    since: pd.Series[int] = both[both["batches"] > both["last"].fillna(-1)].groupby("trial_id")["batches"].min()
+    return since
+
+
+def diverged(trials: pd.DataFrame) -> dict[int, int]:
+    """``nan_since`` of the trials that have diverged.
+
+    Args:
+        trials: ``Result.trials``.
+    """
+    those = trials[trials["nan_since"].notna()]
+    return dict(zip(those["trial_id"].tolist(), those["nan_since"].tolist(), strict=True))
+
+
+def diverged_told(trials: pd.DataFrame) -> str:
+    """ "2 trials diverged: NaN since batch 40 (trial 3), 100 (trial 7)"; "" if none did."""
+    since = diverged(trials)
+    told = ", ".join(f"{batches} (trial {trial})" for trial, batches in list(since.items())[:_SHOWN])
+    more = f" and {len(since) - _SHOWN} more" if len(since) > _SHOWN else ""
+    return f"{len(since)} trial{'s' * (len(since) != 1)} diverged: NaN since batch {told}{more}" if since else ""
+
+
+def since_told(since: Any) -> str:
+    """ "NaN since batch 40" for a trial's ``nan_since``; "" if it has not diverged."""
+    return "" if pd.isna(since) else f"NaN since batch {since}"

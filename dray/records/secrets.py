@@ -1,0 +1,105 @@
+"""A config's secrets in an experiment's directory: they are in one file that only its owner can read.
+
+``experiment.yaml`` has ``********`` for each value below ``data.secrets``, and for each environment variable's. The
+true values are in ``secrets.yaml``, for resuming the experiment on this machine; that file is never copied. The
+credentials of a store are kept in ``storage.json`` in the same way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dray.config.schema import ExperimentConfig
+from dray.errors import ConfigError
+from dray.masking import MASK, PLACES, hidden, leaves
+
+
+def check_secrets(config: ExperimentConfig) -> None:
+    """Check that no secret is masked in a config that is to be run.
+
+    Raises:
+        ConfigError: one is masked: the config was copied from another experiment or a checkpoint.
+    """
+    told = "is masked, as in an experiment's own copy of its config; write the real value"
+    if faults := [(path, told) for path in _masked_in(config)]:
+        raise ConfigError(faults)
+
+
+def write_secrets(path: Path, config: ExperimentConfig) -> None:
+    """Write a config's secrets, if it has any, to a file that only this user may read."""
+    found = {place: secret for place, secret in _secrets(config).items() if secret}
+    if not found:
+        return
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        yaml.safe_dump(found, file, sort_keys=False)
+
+
+def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
+    """The config from an experiment's directory, with its secrets filled in.
+
+    Raises:
+        ConfigError: they are not on this machine.
+    """
+    masked = _masked_in(config)
+    if not masked:
+        return config
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        told = f"is missing: secrets stay on the machine that they were given on; write all of them to {path}"
+        raise ConfigError([(name, told) for name in masked]) from None
+    if not found.keys() & _secrets(config).keys():  # written by an older version
+        found = {_DATA: found}
+    data, environment = dict(config.data), config.environment
+    if _DATA in found:
+        data["secrets"] = found[_DATA]
+    if _VARIABLES in found:
+        environment = environment.model_copy(update={"environment_variables": found[_VARIABLES]})
+    restored = config.model_copy(update={"data": data, "environment": environment})
+    check_secrets(restored)
+    return restored
+
+
+_DATA, _VARIABLES = (".".join(place) for place in PLACES)
+
+
+def _secrets(config: ExperimentConfig) -> dict[str, Any]:
+    """The secrets, by their place in the config."""
+    return {_DATA: config.data.get("secrets"), _VARIABLES: config.environment.environment_variables}
+
+
+def _masked_in(config: ExperimentConfig) -> list[str]:
+    return [
+        path for place, secret in _secrets(config).items() for path, value in leaves(secret, place) if value == MASK
+    ]
+
+
+LARGEST = 16 << 20
+"""Size in bytes of the largest file that is searched."""
+
+
+def hide_in(directory: Path, secret: Sequence[str]) -> list[str]:
+    """Replace these texts by xxx in a copy of a model's code, which often includes the config or a driver script.
+
+    A link to a file that contains one becomes a file. Files larger than `LARGEST` are left as they are.
+
+    Returns:
+        The paths of the changed files, relative to the directory.
+    """
+    changed = []
+    for path in sorted(directory.rglob("*")) if secret else ():
+        if path.is_file() and path.stat().st_size <= LARGEST:
+            content = path.read_bytes()
+            if (without := hidden(content, secret)) != content:
+                mode = path.stat().st_mode
+                path.unlink()
+                path.write_bytes(without)
+                path.chmod(mode)
+                changed.append(path.relative_to(directory).as_posix())
+    return changed

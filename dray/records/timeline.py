@@ -1,0 +1,162 @@
+"""A record of what each worker group did when: written by the driver while it runs, read as one table.
+
+The driver notes when a group starts, is up, is lent to a trial, and is free again. Workers report how many seconds
+their trial spent on what (`dray.training.usage`). Both together give a sequence of phases for each group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from bisect import bisect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from dray.desk.messages import Message
+
+FILE = "_timeline.jsonl"
+PHASES = ("starting", "training", "data", "validating", "checkpointing", "waiting", "ending", "idle", "booting")
+"""Phases of a trial: "starting", before its first batch; "data", waiting for data; "waiting", for the search's
+decisions and for other ranks; "ending", from its last report, with the decision on it, to its end. Phases of a group:
+"idle", up without a trial; "booting", its processes start."""
+COLUMNS = ("group", "slots", "trial_id", "phase", "start", "end")
+
+_HEARD = ("joined", "granted", "left")
+
+
+class Timeline:
+    """Records what happens to groups, below `directory`; used only by the experiment's driver."""
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / FILE
+        if path.exists():
+            data = path.read_bytes()
+            os.truncate(path, data.rfind(b"\n") + 1)
+        self._file = path.open("ab")
+        self._note("opened")
+
+    def starts(self, group: str, slots: float) -> None:
+        """A group's processes are started, on this many slots, or on this share of one."""
+        self._note("starts", group=group, slots=slots)
+
+    def ends(self, group: str) -> None:
+        """A group has ended."""
+        self._note("ends", group=group)
+
+    def hear(self, message: Message) -> None:
+        """Take note of a message from the desk."""
+        if message.kind in _HEARD:
+            trial = {"trial": message.trial} if message.trial >= 0 else {}
+            self._note(message.kind, time=message.time, group=message.group, **trial)
+
+    def close(self) -> None:
+        """The run has ended. Idempotent."""
+        if not self._file.closed:
+            self._note("closed")
+            self._file.close()
+
+    def _note(self, event: str, **fields: Any) -> None:
+        self._file.write(json.dumps({"event": event, "time": time.time(), **fields}).encode() + b"\n")
+        self._file.flush()
+
+
+def read_timeline(directory: Path, system: pd.DataFrame) -> pd.DataFrame:
+    """One row per phase: group, slots, trial_id (-1 without one), phase (one of `PHASES`), start, end (Unix time in s).
+
+    Args:
+        directory: of the metrics.
+        system: the result of `dray.records.metrics.read_system`. A trial's report, of at most five seconds,
+            becomes one piece for each of its phases, in the order of `PHASES`.
+    """
+    path = directory / FILE
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    told, times = _Told.by_trial(system), sorted(system["time"].unique())
+    rows = [row for stretch in _stretches([json.loads(line) for line in lines], times) for row in told.split(stretch)]
+    slots = "float64" if any(isinstance(row[1], float) for row in rows) else "int64"
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"slots": slots, "trial_id": "int64"})
+
+
+_Row = tuple[str, float, int, str, float, float]
+
+
+def _stretches(events: list[dict[str, Any]], told: list[float]) -> Iterator[_Row]:
+    """The states of each group: booting, idle, or lent to a trial (phase ""). `told`: the times of trials' reports."""
+    groups: dict[str, tuple[float, int, str, float]] = {}  # slots, trial, phase, since
+    now = 0.0
+
+    def end(group: str) -> Iterator[_Row]:
+        slots, trial, phase, since = groups.pop(group)
+        if now > since:
+            yield group, slots, trial, phase, since, now
+
+    for event in events:
+        if event["event"] == "opened":
+            # The previous run has ended, or was killed; then its last known time may be that of a trial's report.
+            now = max([now, *told[: bisect(told, event["time"])][-1:]])
+            for one in list(groups):
+                yield from end(one)
+            continue
+        # The desk and the driver may be on two machines, with different clocks.
+        now, group = max(now, event["time"]), event.get("group", "")
+        slots, trial, *_ = groups.get(group, (event.get("slots", 1), -1))
+        match event["event"]:
+            case "closed":
+                for one in list(groups):
+                    yield from end(one)
+                continue
+            case "left" if trial != event.get("trial"):
+                continue
+        if group in groups:
+            yield from end(group)
+        match event["event"]:
+            case "starts":
+                groups[group] = (slots, -1, "booting", now)
+            case "joined" | "left":
+                groups[group] = (slots, -1, "idle", now)
+            case "granted":
+                groups[group] = (slots, event["trial"], "", now)
+    now = max([now, *told[-1:]])
+    for one in list(groups):
+        yield from end(one)
+
+
+class _Told:
+    """The trials' reports of their time, in order: when, and the seconds of each phase until then."""
+
+    def __init__(self, by_trial: dict[int, list[tuple[float, dict[str, float]]]]) -> None:
+        self._by_trial = by_trial
+
+    @classmethod
+    def by_trial(cls, system: pd.DataFrame) -> _Told:
+        found: dict[int, dict[float, dict[str, float]]] = {}
+        rows = system[system["name"].isin([f"{phase}_s" for phase in PHASES])]
+        for trial, at, name, value in zip(rows["trial_id"], rows["time"], rows["name"], rows["value"], strict=True):
+            found.setdefault(trial, {}).setdefault(at, {})[name.removesuffix("_s")] = value
+        return cls({trial: sorted(samples.items(), key=lambda item: item[0]) for trial, samples in found.items()})
+
+    def split(self, stretch: _Row) -> Iterator[_Row]:
+        """Split a trial's stretch into its phases."""
+        group, slots, trial, phase, since, end = stretch
+        if phase:
+            yield stretch
+            return
+        samples = [sample for sample in self._by_trial.get(trial, []) if since < sample[0] <= end]
+        cursor, first = since, True
+        for at, seconds in samples:
+            told = sum(seconds.values())
+            begin = max(cursor, at - told)
+            if begin > cursor:
+                yield group, slots, trial, "starting" if first else "waiting", cursor, begin
+            cursor, first = begin, False
+            for phase in PHASES:
+                if share := seconds.get(phase, 0.0):
+                    until = min(at, cursor + share * (at - begin) / told)
+                    yield group, slots, trial, phase, cursor, until
+                    cursor = until
+        if end > cursor:
+            yield group, slots, trial, "starting" if first else "ending", cursor, end

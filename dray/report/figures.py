@@ -1,0 +1,350 @@
+"""The figures of a report, as plain data for plotly.js. The page sets the colours that depend on its theme."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dray.records.outcomes import FAILED
+from dray.records.timeline import PHASES
+from dray.report.scale import logarithms, scaled, ticks_of
+from dray.report.seen import MOST_POINTS, Metric, Seen
+
+Figure = dict[str, Any]
+"""With "data" and "layout"; with "scales" and "scale" if it has a metric's axis, see `scale.scaled`."""
+
+RUNG_COLOURS = ("#8796aa", "#2f86d1", "#12a07a", "#e39a00", "#d5493a", "#9a4fc4")
+BEST_COLOUR = "#d81b60"
+RANK_SCALE = [(0.0, BEST_COLOUR), (0.1, "#e3a400"), (0.5, "#2f86d1"), (1.0, "#8796aa")]
+"""From the best trial to the worst."""
+PHASE_COLOURS = {
+    "training": "#12a07a",
+    "data": "#7cc576",
+    "validating": "#2f86d1",
+    "checkpointing": "#9a4fc4",
+    "starting": "#e3a400",
+    "waiting": "#d5493a",
+    "ending": "#f08a4b",
+    "idle": "#b9c3cf",
+    "booting": "#6f7d8f",
+}
+PHASE_NAMES = {"data": "waiting for data", "waiting": "waiting for the search", "booting": "processes starting"}
+LEAST_EXPLAINED = 0.1
+"""The R² below which a forest's importances mean nothing."""
+MOST_STRETCHES = 4_000
+BINS = 240
+_BELOW_MODEBAR = {"l": 62, "r": 12, "t": 34, "b": 48}
+"""The margins of a figure without a legend, where plotly's buttons would cover the bars."""
+
+
+def curves(seen: Seen, metric: Metric | None = None) -> Figure:
+    """A metric, by default the searcher's, over each trial's training: a trace per rung, gaps between trials; the best
+    trial on top."""
+    x = seen.along
+    rows = (seen.validations if metric is None else seen.rows_of(metric)).sort_values(["trial_id", "batches"])
+    rows = rows[rows[x].notna()]
+    by_trial = dict(iter(rows[rows["trial_id"].isin(seen.drawn.index)].groupby("trial_id")))
+    best = seen.best
+    data = []
+    for rung in sorted(seen.drawn["rung"].unique()):
+        trials = seen.drawn.index[seen.drawn["rung"] == rung]
+        parts = [_thin(by_trial[trial]) for trial in trials if trial in by_trial and trial != best]
+        data.append(
+            _lines(seen, parts, x, seen.rung_name(int(rung)), rung_colour(seen, int(rung)), opacity=0.75, width=1.3)
+        )
+    if best is not None and best in by_trial:
+        data.append(_lines(seen, [_thin(by_trial[best])], x, f"trial {best}, the best", BEST_COLOUR, width=2.8))
+    figure = {"data": data, "layout": {"xaxis": {"title": {"text": x}, "rangemode": "tozero"}, "hovermode": "closest"}}
+    title, sign = (seen.metric, seen.sign) if metric is None else (metric.label, None)
+    return scaled(figure, title, rows["value"], sign)
+
+
+def _lines(
+    seen: Seen, parts: Sequence[pd.DataFrame], x: str, name: str, colour: str, *, width: float, opacity: float = 1.0
+) -> dict[str, Any]:
+    xs: list[Any] = []
+    ys: list[Any] = []
+    trials: list[Any] = []
+    for part in parts:
+        xs += [*part[x].tolist(), None]
+        ys += [*part["value"].tolist(), None]
+        trials += [*part["trial_id"].tolist(), None]
+    few = len(parts) <= 40
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if few or all(len(part) < 2 for part in parts) else "lines",
+        "name": f"{name} ({len(parts)})" if len(parts) != 1 else name,
+        "x": xs,
+        "y": ys,
+        "customdata": trials,
+        "hovertemplate": f"trial %{{customdata}}<br>%{{x:.6g}} {x}: %{{y:.5g}}<extra></extra>",
+        "line": {"color": colour, "width": width},
+        "marker": {"size": 4},
+        "opacity": opacity,
+    }
+
+
+def _thin(rows: pd.DataFrame) -> pd.DataFrame:
+    if len(rows) <= MOST_POINTS:
+        return rows
+    return rows.iloc[np.linspace(0, len(rows) - 1, MOST_POINTS).astype(int)]
+
+
+def history(seen: Seen) -> Figure:
+    """Each trial's best value, at the time of its last validation; and the best value so far."""
+    began = seen.overview.began or 0.0
+    rows = seen.validations
+    finite = rows[rows["value"].abs() < math.inf].sort_values("time", kind="stable")
+    sound = finite[finite["trial_id"].isin(seen.ranked.index[seen.ranked["state"] != FAILED])]
+    so_far = (seen.sign * sound["value"]).cummin()
+    steps = sound[so_far.diff().fillna(-1) < 0]
+    last = finite.groupby("trial_id")["time"].max()
+    shown = seen.shown[seen.shown.index.isin(last.index)]
+    unit_s, unit = _time_unit(float(finite["time"].max() - began) if len(finite) else 0.0)
+    end = [] if sound.empty else [(float(finite["time"].iloc[-1]) - began) / unit_s]
+    figure = {
+        "data": [
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "best of a trial",
+                "x": ((last.loc[shown.index] - began) / unit_s).tolist(),
+                "y": shown["best_metric"].tolist(),
+                "customdata": shown.index.tolist(),
+                "hovertemplate": "trial %{customdata}: %{y:.5g}<extra></extra>",
+                "marker": {"size": 5, "color": RUNG_COLOURS[1], "opacity": 0.6},
+            },
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": "best so far",
+                "x": [*((steps["time"] - began) / unit_s).tolist(), *end],
+                "y": [*steps["value"].tolist(), *(steps["value"].tolist()[-1:] if end else [])],
+                "hovertemplate": "%{y:.5g}<extra></extra>",
+                "line": {"color": BEST_COLOUR, "shape": "hv", "width": 2.2},
+            },
+        ],
+        "layout": {"xaxis": {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"}},
+    }
+    return scaled(figure, seen.metric, seen.ranked["best_metric"], seen.sign)
+
+
+def parallel(seen: Seen) -> Figure:
+    """Parallel coordinates: an axis for each hyperparameter that varies, then one for the metric; coloured by rank."""
+    shown = seen.shown.iloc[::-1]  # the best are drawn last, on top
+    dimensions = [_dimension(seen, name, shown[f"hparams.{name}"]) for name in seen.varying]
+    values = shown["best_metric"]
+    log = scaled({"layout": {}}, seen.metric, values, seen.sign)["layout"]["yaxis"].get("type") == "log"
+    dimensions.append(_numbers(seen.metric, values, log=log))
+    return {
+        "data": [
+            {
+                "type": "parcoords",
+                "line": {
+                    "color": shown["score"].rank(pct=True).tolist(),
+                    "colorscale": RANK_SCALE,
+                },
+                "dimensions": dimensions,
+                "labelangle": -20,
+                "labelside": "top",
+            }
+        ],
+        "layout": {"margin": {"l": 60, "r": 60, "t": 90, "b": 30}},
+    }
+
+
+def _dimension(seen: Seen, name: str, values: pd.Series[Any]) -> dict[str, Any]:
+    if seen.is_number(name):
+        return _numbers(name, values, log=seen.is_log(name))
+    names = sorted({str(value) for value in values})
+    codes = {choice: code for code, choice in enumerate(names)}
+    return {
+        "label": name,
+        "values": [codes[str(value)] for value in values],
+        "tickvals": list(codes.values()),
+        "ticktext": [_short(choice) for choice in names],
+        "range": [-0.2, len(names) - 0.8],
+    }
+
+
+def _numbers(label: str, values: pd.Series[Any], *, log: bool) -> dict[str, Any]:
+    if not log:
+        return {"label": label, "values": values.tolist()}
+    exponents = np.log10(values.astype(float))
+    low, high = float(exponents.min()), float(exponents.max())
+    ticks = [tick for tick in logarithms(low, high) if low - 1e-9 <= math.log10(tick) <= high + 1e-9]
+    return {
+        "label": label,
+        "values": exponents.tolist(),
+        "tickvals": [math.log10(tick) for tick in ticks],
+        "ticktext": [f"{tick:g}" for tick in ticks],
+    }
+
+
+def slices(seen: Seen) -> dict[str, Figure]:
+    """For each hyperparameter, the trials' best values over it, coloured by rung."""
+    figures = {}
+    for name in seen.varying:
+        data = []
+        for rung in sorted(seen.shown["rung"].unique()):
+            trials = seen.shown[seen.shown["rung"] == rung]
+            values = trials[f"hparams.{name}"]
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": seen.rung_name(int(rung)),
+                    "x": values.tolist() if seen.is_number(name) else [_short(str(value)) for value in values],
+                    "y": trials["best_metric"].tolist(),
+                    "customdata": trials.index.tolist(),
+                    "hovertemplate": f"trial %{{customdata}}<br>{name} %{{x}}: %{{y:.5g}}<extra></extra>",
+                    "marker": {"size": 6, "color": rung_colour(seen, int(rung)), "opacity": 0.75},
+                }
+            )
+        x: dict[str, Any] = {"type": "linear" if seen.is_number(name) else "category"}
+        if seen.is_log(name):
+            exponents = np.log10(seen.shown[f"hparams.{name}"].astype(float))
+            x = {"type": "log", **ticks_of(float(exponents.min()), float(exponents.max()))}
+        figure = {
+            "data": data,
+            "layout": {
+                "xaxis": {"title": {"text": name}, **x},
+                "showlegend": False,
+                "margin": {"l": 55, "r": 10, "t": 10, "b": 45},
+            },
+        }
+        figures[name] = scaled(figure, seen.metric, seen.ranked["best_metric"], seen.sign)
+    return figures
+
+
+def importances(seen: Seen) -> Figure | None:
+    """A bar for each hyperparameter; None if the importances mean nothing."""
+    found = seen.importance
+    if found is None or found.explained < LEAST_EXPLAINED:
+        return None
+    names = list(found.shares)[::-1]
+    return {
+        "data": [
+            {
+                "type": "bar",
+                "orientation": "h",
+                "x": [found.shares[name] for name in names],
+                "y": names,
+                "text": [f"{found.shares[name]:.0%}" for name in names],
+                "textposition": "outside",
+                "cliponaxis": False,
+                "hovertemplate": "%{y}: %{x:.1%}<extra></extra>",
+                "marker": {"color": RUNG_COLOURS[1]},
+            }
+        ],
+        "layout": {
+            "xaxis": {"range": [0, 1.1], "tickformat": ".0%", "fixedrange": True},
+            "yaxis": {"automargin": True, "fixedrange": True},
+            "margin": {"l": 20, "r": 20, "t": 10, "b": 35},
+        },
+    }
+
+
+def stretches(seen: Seen) -> Figure | None:
+    """When each worker group was in which phase, a bar each; None if there are too many to show."""
+    table, unit_s, unit, began = _timed(seen)
+    if table.empty or len(table) > MOST_STRETCHES:
+        return None
+    data = []
+    for phase in PHASES:
+        rows = table[table["phase"] == phase]
+        if len(rows):
+            data.append(
+                {
+                    "type": "bar",
+                    "orientation": "h",
+                    "name": PHASE_NAMES.get(phase, phase),
+                    "y": rows["group"].tolist(),
+                    "base": ((rows["start"] - began) / unit_s).tolist(),
+                    "x": ((rows["end"] - rows["start"]) / unit_s).tolist(),
+                    "customdata": [f"trial {trial}, " if trial >= 0 else "" for trial in rows["trial_id"]],
+                    "hovertemplate": f"%{{customdata}}{PHASE_NAMES.get(phase, phase)}: %{{x:.3g}} {unit}"
+                    "<extra></extra>",
+                    "marker": {"color": PHASE_COLOURS[phase], "line": {"width": 0}},
+                }
+            )
+    groups = table["group"].nunique()
+    return {
+        "data": data,
+        "layout": {
+            "barmode": "overlay",
+            "bargap": 0.15,
+            "height": 97 + 26 * min(groups, 40),
+            "showlegend": False,
+            "margin": _BELOW_MODEBAR,
+            "xaxis": {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"},
+            "yaxis": {"automargin": True, "autorange": "reversed", "fixedrange": True},
+        },
+    }
+
+
+def shares(seen: Seen) -> Figure | None:
+    """How many slots were in each phase, over time."""
+    table, unit_s, unit, began = _timed(seen)
+    if table.empty:
+        return None
+    low, high = float(table["start"].min()), float(table["end"].max())
+    edges = np.linspace(low, high, BINS + 1)
+    data = []
+    for phase in PHASES:
+        rows = table[table["phase"] == phase]
+        if len(rows):
+            spent = np.zeros(BINS + 1)
+            starts, ends, slots = (rows[name].to_numpy() for name in ("start", "end", "slots"))
+            for i, edge in enumerate(edges):
+                spent[i] = (slots * np.clip(edge - starts, 0, ends - starts)).sum()
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "stackgroup": "slots",
+                    "name": PHASE_NAMES.get(phase, phase),
+                    "x": ((edges[:-1] + np.diff(edges) / 2 - began) / unit_s).tolist(),
+                    "y": (np.diff(spent) / np.diff(edges)).tolist(),
+                    "hovertemplate": "%{y:.2f}",
+                    "line": {"width": 0, "color": PHASE_COLOURS[phase], "shape": "hvh"},
+                    "fillcolor": PHASE_COLOURS[phase],
+                }
+            )
+    return {
+        "data": data,
+        "layout": {
+            "hovermode": "x unified",
+            "showlegend": False,
+            "margin": _BELOW_MODEBAR,
+            "xaxis": {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"},
+            "yaxis": {"title": {"text": "slots"}, "rangemode": "tozero"},
+        },
+    }
+
+
+def _timed(seen: Seen) -> tuple[pd.DataFrame, float, str, float]:
+    table = seen.timeline
+    began = seen.overview.began or 0.0
+    unit_s, unit = _time_unit(float(table["end"].max() - began) if len(table) else 0.0)
+    return table, unit_s, unit, began
+
+
+def _time_unit(seconds: float) -> tuple[float, str]:
+    return (1.0, "seconds") if seconds < 300 else (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
+
+
+def rung_colour(seen: Seen, rung: int) -> str:
+    """The colour of trials that reached this many rungs."""
+    if len(seen.rungs) <= 1:
+        return RUNG_COLOURS[1]
+    place = rung / len(seen.rungs) * (len(RUNG_COLOURS) - 1)
+    return RUNG_COLOURS[round(place)] if len(seen.rungs) > len(RUNG_COLOURS) - 1 else RUNG_COLOURS[rung]
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 18 else f"{name[:17]}…"

@@ -1,0 +1,243 @@
+"""The data of a report: an experiment's tables, and what the figures derive from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from dray.config.entrypoint import is_class
+from dray.config.load import ExperimentConfig
+from dray.config.search import as_extended, build_method, build_space
+from dray.records.directory import ExperimentDirectory
+from dray.records.listing import Found, Overview
+from dray.records.outcomes import FAILED, ranked
+from dray.records.result import Result
+from dray.report.importance import Importance, importance
+from searchers.domains import Categorical, Const, Domain, Int, Log, Nested
+from searchers.journal import Journal
+from searchers.search import TrialView
+
+MOST_TRIALS = 2_000
+"""Most trials in a figure with a point for each: half of them the best, the others evenly by rank."""
+MOST_CURVES = 300
+MOST_POINTS = 200
+"""Most points of one curve."""
+MOST_OTHER_POINTS = 150_000
+"""Most points of the curves of metrics beside the searcher's: five megabytes of the page."""
+ONE_OF = {"batches": "batch", "epochs": "epoch", "records": "record"}
+COMPARABLE = 2 / 3
+"""Trials are compared at a length that this share of them has reached."""
+
+
+class Metric(NamedTuple):
+    """A metric that trials have reported.
+
+    Attributes:
+        kind: training or validation.
+        name: as reported.
+    """
+
+    kind: str
+    name: str
+
+    @property
+    def label(self) -> str:
+        """As people call it: "validation accuracy"."""
+        return self.name if self.name.startswith(self.kind) else f"{self.kind} {self.name}"
+
+
+class Seen:
+    """An experiment as it is now.
+
+    Args:
+        path: its directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.directory = ExperimentDirectory.open(path)
+        self.overview: Overview = Found(directory=self.directory, where=str(path), is_copy=False).overview()
+        self.records: list[dict[str, Any]] = Journal.read(self.directory.journal)
+        self.result = Result(path)
+        self.config: ExperimentConfig = as_extended(self.directory.config(), self.records)
+        self.metric = self.config.searcher.metric
+        self.sign = 1 if self.config.searcher.smaller_is_better else -1
+
+    # ------------------------------------------------------------------ trials
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        """`Result.trials`, by trial_id, with "score" (smaller is better) and "rung" (how many the trial reached)."""
+        table = self.result.trials.set_index("trial_id", drop=False)
+        views = self.views
+        table["score"] = self.sign * table["best_metric"]
+        steps = [views[trial].last_step for trial in table.index]
+        table["rung"] = [sum((step or 0) >= rung for rung in self.rungs) for step in steps]
+        return table
+
+    @property
+    def views(self) -> Mapping[int, TrialView]:
+        """What the search knows of each trial."""
+        return self.result.search.trials
+
+    @cached_property
+    def ranked(self) -> pd.DataFrame:
+        """The trials that have validated, best first, those that failed last; without those with invalid
+        hyperparameters."""
+        return ranked(self.trials, self.sign)
+
+    @property
+    def best(self) -> int | None:
+        """The best trial, of those that have validated and did not fail."""
+        first = self.ranked.head(1)
+        return None if first.empty or first["state"].iloc[0] == FAILED else int(first.index[0])
+
+    @cached_property
+    def shown(self) -> pd.DataFrame:
+        """The ranked trials that figures show."""
+        return _some(self.ranked, MOST_TRIALS)
+
+    @cached_property
+    def drawn(self) -> pd.DataFrame:
+        """The ranked trials whose curves are shown."""
+        return _some(self.ranked, MOST_CURVES)
+
+    # ------------------------------------------------------------------ lengths
+    @cached_property
+    def rungs(self) -> tuple[float, ...]:
+        """The rungs of the search, in its unit; () if its method is the user's own."""
+        name = self.config.searcher.name
+        return () if name == "custom" or is_class(name) else tuple(build_method(self.config).rungs)
+
+    @cached_property
+    def unit(self) -> str:
+        """The search's unit of length."""
+        searcher = self.config.searcher
+        if searcher.max_time is not None:
+            return str(searcher.time_metric)
+        return "batches" if searcher.max_length is None else searcher.max_length.unit
+
+    @cached_property
+    def along(self) -> str:
+        """The x-axis of curves: epochs if the search counts in them and every row has them, else batches."""
+        known = self.unit == "epochs" and self.validations["epochs"].notna().all()
+        return "epochs" if known else "batches"
+
+    def rung_name(self, rung: int) -> str:
+        """How far a trial got that has reached this many rungs."""
+        if not self.rungs:
+            return "all trials"
+        return f"reached {self.length(self.rungs[rung - 1])}" if rung else f"below {self.length(self.rungs[0])}"
+
+    def length(self, length: float, unit: str | None = None) -> str:
+        """With its unit, by default the search's: "1 epoch"."""
+        unit = unit or self.unit
+        return f"{length:g} {ONE_OF.get(unit, unit) if length == 1 else unit}"
+
+    # ------------------------------------------------------------------ metrics
+    @cached_property
+    def validations(self) -> pd.DataFrame:
+        """The searcher's metric, of all trials."""
+        rows = self.result.metrics
+        return rows[(rows["kind"] == "validation") & (rows["name"] == self.metric)]
+
+    def rows_of(self, metric: Metric) -> pd.DataFrame:
+        """A metric, of all trials."""
+        rows = self.result.metrics
+        return rows[(rows["kind"] == metric.kind) & (rows["name"] == metric.name)]
+
+    @cached_property
+    def other_metrics(self) -> list[Metric]:
+        """The metrics of which there are curves beside the searcher's, those of validation first."""
+        rows = self.result.metrics
+        found, points = [], 0
+        drawn = rows[rows["trial_id"].isin(self.drawn.index) & rows["value"].notna()]
+        sizes = drawn.groupby(["kind", "name", "trial_id"], observed=True).size().clip(upper=MOST_POINTS)
+        for kind in ("validation", "training"):
+            of_kind = sizes[sizes.index.get_level_values("kind") == kind].groupby("name", observed=True).sum()
+            for name, size in of_kind.items():
+                if (kind, name) == ("validation", self.metric):
+                    continue
+                points += int(size)
+                if points <= MOST_OTHER_POINTS:
+                    found.append(Metric(kind, str(name)))
+        return found
+
+    @cached_property
+    def timeline(self) -> pd.DataFrame:
+        """`Result.timeline`."""
+        return self.result.timeline
+
+    # ------------------------------------------------------------------ hyperparameters
+    @cached_property
+    def domains(self) -> dict[str, Domain]:
+        """By dotted name, without constants, and with those of every conditional branch."""
+        found: dict[str, Domain] = {}
+        _walk(build_space(self.config).root, "", found)
+        return found
+
+    @cached_property
+    def varying(self) -> list[str]:
+        """Names of the hyperparameters that differ among trials that have validated; others may not have theirs yet."""
+        names = [column.removeprefix("hparams.") for column in self.trials.columns if column.startswith("hparams.")]
+        return [name for name in names if self.ranked[f"hparams.{name}"].map(str).nunique() > 1]
+
+    def is_log(self, name: str) -> bool:
+        """Whether it is searched by its logarithm."""
+        domain = self.domains.get(name)
+        return isinstance(domain, Log) or (isinstance(domain, Int) and domain.log)
+
+    def is_number(self, name: str) -> bool:
+        """Whether it is no category and all its values are numbers, so that its axis is one of numbers."""
+        values = self.trials[f"hparams.{name}"].dropna()
+        return not isinstance(self.domains.get(name), Categorical) and bool(
+            values.map(lambda value: isinstance(value, int | float) and not isinstance(value, bool)).all()
+        )
+
+    @cached_property
+    def compared_at(self) -> float | None:
+        """The length, in `along`, that two thirds of the trials have reached; None if there are no validations."""
+        lengths = np.sort(self.validations.groupby("trial_id")[self.along].max().to_numpy())
+        return float(lengths[math.floor((1 - COMPARABLE) * len(lengths))]) if len(lengths) else None
+
+    @cached_property
+    def importance(self) -> Importance | None:
+        """Importance of the varying hyperparameters for the metric at `compared_at`."""
+        rows, at = self.validations, self.compared_at
+        if at is None:
+            return None
+        reached = rows.groupby("trial_id")[self.along].max() >= at
+        there = rows[(rows[self.along] <= at) & rows["trial_id"].map(reached)]
+        scores = self.sign * there.drop_duplicates("trial_id", keep="last").set_index("trial_id")["value"]
+        hparams = self.trials.loc[scores.index, [f"hparams.{name}" for name in self.varying]]
+        return importance(hparams.rename(columns=lambda name: name.removeprefix("hparams.")), scores)
+
+
+def _some(ranked: pd.DataFrame, most: int) -> pd.DataFrame:
+    """All trials; or `most`: half of them the best, the other half evenly by rank."""
+    if len(ranked) <= most:
+        return ranked
+    best = most // 2
+    others = np.linspace(best, len(ranked) - 1, most - best).astype(int)
+    return ranked.iloc[np.concatenate([np.arange(best), others])]
+
+
+def _walk(domain: Domain, name: str, found: dict[str, Domain]) -> None:
+    match domain:
+        case Nested():
+            for part, inner in domain.domains:
+                _walk(inner, f"{name}.{part}" if name else part, found)
+        case Const():
+            pass
+        case Categorical():
+            found.setdefault(name, domain)
+            for choice in domain.vals:
+                if isinstance(choice, Nested):
+                    _walk(choice, name, found)
+        case _:
+            found.setdefault(name, domain)

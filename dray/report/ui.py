@@ -1,0 +1,128 @@
+"""``dray ui``: serves TensorBoard and optuna-dashboard for one experiment, to browsers on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import socket
+import sqlite3
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dray.errors import ExperimentError
+from dray.records.directory import ExperimentDirectory
+from searchers.journal import Journal
+
+HOST = "localhost"
+PORT = 6006
+PORTS = 100
+"""How many ports are tried to find a free one."""
+LOOK_S = 1.0
+"""How often to check for a study that a run has yet to create."""
+
+
+def serve(path: Path, *, port: int = PORT, say: Callable[[str], None] = print) -> None:
+    """Serve both until Ctrl-C; a running experiment is shown with a delay of seconds.
+
+    Only browsers on this machine reach them; from another: ``ssh -L 6006:localhost:6006 -L 6007:localhost:6007``.
+
+    Args:
+        path: the experiment's directory.
+        port: of TensorBoard; optuna-dashboard gets the next one. Ports in use are skipped.
+        say: prints the addresses.
+
+    Raises:
+        NoExperiment: there is none.
+        ExperimentError: no port is free.
+    """
+    directory = ExperimentDirectory.open(path)
+    with contextlib.suppress(KeyboardInterrupt):
+        tensorboard = free_port(port)
+        say(f"TensorBoard       {_tensorboard(directory.path, tensorboard)}")
+        if importlib.util.find_spec("optuna_dashboard") is None:
+            say("optuna-dashboard is not installed here: pip install 'dray[ui]'")
+        else:
+            _dashboard(directory, free_port(tensorboard + 1), say)
+        say("press Ctrl-C to stop them")
+        threading.Event().wait()
+
+
+def free_port(first: int) -> int:
+    """The first free port of this machine, from this one on.
+
+    Raises:
+        ExperimentError: the next hundred are all in use.
+    """
+    for port in range(first, min(first + PORTS, 2**16)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            # As servers do: connections of a server that has just ended do not block the port.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, port))
+            return port
+    raise ExperimentError(f"no port is free from {first} to {first + PORTS - 1}; give another with --port")
+
+
+def _tensorboard(logs: Path, port: int) -> str:
+    from tensorboard import default, program
+
+    # "auto" prints on standard error which of the two it takes.
+    fast = "true" if importlib.util.find_spec("tensorboard_data_server") is not None else "false"
+    board = program.TensorBoard(plugins=default.get_plugins())
+    board.configure(argv=["dray", "--logdir", str(logs), "--host", HOST, "--port", str(port), "--load_fast", fast])
+    return str(board.launch())
+
+
+def _dashboard(directory: ExperimentDirectory, port: int, say: Callable[[str], None]) -> None:
+    """Serve the study; if a run has yet to create it, as soon as it exists."""
+    study = directory.study
+    if Journal.writer(directory.journal) is None:
+        if not os.access(directory.path, os.W_OK):  # another user's
+            study = Path(tempfile.mkdtemp(prefix="dray-ui-")) / study.name
+        _write(directory, study)
+
+    def start() -> None:
+        while not has_study(study):
+            time.sleep(LOOK_S)
+        serve_study(study, port)
+        say(f"optuna-dashboard  http://{HOST}:{port}/dashboard/studies/1")
+
+    if has_study(study):
+        start()
+    else:
+        say("optuna-dashboard  starts when the first trial has reported")
+        threading.Thread(target=start, name="dray-dashboard", daemon=True).start()
+
+
+def _write(directory: ExperimentDirectory, study: Path) -> None:
+    """Write the study if the last run did not, because it was killed, say."""
+    from dray.observers.observer import tell_all
+    from dray.observers.optuna_study import OptunaStudy
+
+    tell_all(directory, lambda: OptunaStudy(study, directory.config()))
+
+
+def has_study(study: Path) -> bool:
+    """Whether a run has created its study in this file. Optuna's own check would create one."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{study.as_uri()}?mode=ro", uri=True)) as database:
+            return database.execute("SELECT 1 FROM studies").fetchone() is not None
+    except sqlite3.Error:  # it does not exist yet, or has no tables
+        return False
+
+
+def serve_study(study: Path, port: int) -> None:
+    """Serve optuna-dashboard on a study's file, in threads that end with this process."""
+    import optuna_dashboard
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    class Quiet(WSGIRequestHandler):
+        def log(self, type: str, message: str, *args: object) -> None:
+            """Do not log successful requests."""
+
+    app = optuna_dashboard.wsgi(f"sqlite:///{study}")
+    server = make_server(HOST, port, app, threaded=True, request_handler=Quiet)
+    threading.Thread(target=server.serve_forever, name="dray-dashboard", daemon=True).start()

@@ -1,0 +1,282 @@
+"""The files of a checkpoint.
+
+state-dict.pth   models_state_dict, optimizers_state_dict, lr_schedulers_state_dict (lists), callbacks (dict), and
+                 scaler_state_dict with AMP; plain tensors, without DDP's `module.` prefix
+progress.json    how far training had come, with how many processes, batches per epoch, and how the trial divided its
+                 data when it began
+rng/rank_N.pth   the RNG state of every rank; in a run that began with a checkpoint of Determined's also the seeds that
+                 it drew for the epochs' orders
+gradients/rank_N.pth   gradients that the next batch adds to: in the middle of an aggregation, or kept by the trial
+code/, experiment.yaml, hparams.json, metadata.json   what is needed to build the trial again
+
+All state loads with `torch.load(weights_only=True)` (NumPy arrays and scalars allowed by name): it is data, and can't
+run code. State that would not load so is refused when it is saved. Determined's checkpoints (see `legacy`) load too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dray.storage import determined_state
+from dray.training.checkpoint import determined
+from dray.training.checkpoint.checksum import HashedFile
+from dray.training.checkpoint.plain_state import check_savable, load_as, read_json
+from dray.training.checkpoint.portable import portable
+from dray.training.parallel.division import Division
+from dray.training.progress import Progress
+
+STATE = "state-dict.pth"
+PROGRESS = "progress.json"
+METADATA = "metadata.json"
+HPARAMS = "hparams.json"
+EXPERIMENT = "experiment.yaml"
+DRAWN = "epochs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """What each rank adds to a checkpoint."""
+
+    rng: dict[str, Any]
+    gradients: list[list[torch.Tensor | None]] | None = None
+    drawn: dict[int, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What checkpoints say about the trial, the same in all of them.
+
+    Args:
+        metadata: content of `metadata.json`: the trial's class, versions.
+        hparams, experiment: hyperparameters and config; None if there are none.
+        code: source files by relative path.
+        division: how the data are divided among processes; None with a loader of the user's own.
+        epoch_length: in batches; None for one endless epoch.
+    """
+
+    metadata: Mapping[str, Any]
+    hparams: Mapping[str, Any] | None = None
+    experiment: Mapping[str, Any] | None = None
+    code: Mapping[str, bytes] = field(default_factory=dict)
+    division: Division | None = None
+    epoch_length: int | None = None
+
+    @cached_property
+    def texts(self) -> Mapping[str, bytes]:
+        """The files that are the same in each checkpoint, by name."""
+        # JSON is valid YAML, and 20 times faster to write.
+        documents = {HPARAMS: self.hparams, EXPERIMENT: self.experiment}
+        texts = {name: _json(found, indent=1) for name, found in documents.items() if found is not None}
+        return texts | {f"code/{name}": content for name, content in self.code.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """The content of one checkpoint, to be written.
+
+    Args:
+        objects: what is saved by `torch.save`, by file name; may have the tensors that are being trained.
+        texts: the other files' content, by name.
+        nbytes: size of the tensors in the state.
+    """
+
+    objects: Mapping[str, Any]
+    texts: Mapping[str, bytes]
+    nbytes: int
+
+
+def contents(
+    *, state: dict[str, Any], progress: Progress, ranks: Sequence[RankState], description: Description
+) -> Contents:
+    """The content of a checkpoint.
+
+    Raises:
+        UnsavableState: there is state that `torch.load(weights_only=True)` would refuse.
+    """
+    nbytes = check_savable(state)
+    objects: dict[str, Any] = {STATE: state}
+    for rank, part in enumerate(ranks):
+        objects[f"rng/rank_{rank}.pth"] = part.rng if part.drawn is None else {**part.rng, DRAWN: part.drawn}
+        if part.gradients is not None:
+            objects[f"gradients/rank_{rank}.pth"] = part.gradients
+    division = None if description.division is None else description.division.as_dict()
+    texts = {
+        PROGRESS: _json(
+            {
+                **progress.as_dict(),
+                "size": len(ranks),
+                "division": division,
+                "epoch_length": description.epoch_length,
+            }
+        ),
+        METADATA: _json({**description.metadata, "steps_completed": progress.batches}),
+        **description.texts,
+    }
+    return Contents(objects=objects, texts=texts, nbytes=nbytes)
+
+
+def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dict[str, str]:
+    """Write a checkpoint to its staging directory; returns the SHA-256 of each file by name.
+
+    Args:
+        directory: the staging directory.
+        contents: what to write.
+        read_soon: leave what is written in the page cache, for a reader. Else it is flushed at once and reuses a few
+            megabytes of cache: where the system would first have to free memory, that takes a fifth of its time.
+
+    Raises:
+        OSError: a file can't be written.
+    """
+    digests: dict[str, str] = {}
+    # Strings: pathlib takes as long as writing the files.
+    for parent in {name.rpartition("/")[0] for name in (*contents.texts, *contents.objects)}:
+        os.makedirs(f"{directory}/{parent}", exist_ok=True)
+    for name, content in contents.texts.items():
+        with open(f"{directory}/{name}", "wb") as file:
+            file.write(content)
+        digests[name] = hashlib.sha256(content).hexdigest()
+    for name, value in contents.objects.items():
+        with HashedFile(f"{directory}/{name}", read_soon) as output, portable():
+            torch.save(value, output)
+        digests[name] = output.digest.hexdigest()
+    return digests
+
+
+def read_progress(directory: Path) -> Progress:
+    """How far training had come."""
+    if determined.is_legacy(directory):
+        return determined.read_progress(directory)
+    return Progress.from_dict(json.loads((directory / PROGRESS).read_text()))
+
+
+def read_epoch_length(directory: Path) -> int | None:
+    """The batches of an epoch in the run that wrote a checkpoint; None if unknown, or if its epochs have no end."""
+    length = (read_json(directory / PROGRESS) or {}).get("epoch_length")
+    return length if isinstance(length, int) else None
+
+
+def read_division(directory: Path) -> Division | None:
+    """How the run that wrote a checkpoint divided its data; None if unknown."""
+    if determined.is_legacy(directory):
+        return determined.read_division(directory)
+    division = (read_json(directory / PROGRESS) or {}).get("division")
+    return None if division is None else Division.from_dict(division)
+
+
+def read_drawn(directory: Path) -> dict[int, int] | None:
+    """The seeds that a run drew for the epochs' orders; None for a run that does not draw them.
+
+    Raises:
+        ValueError: a file can't be loaded as data, or holds something else than it should.
+    """
+    if determined.is_legacy(directory):
+        return {}
+    path = directory / "rng" / "rank_0.pth"
+    return load_as(dict, path).get(DRAWN) if path.exists() else None
+
+
+def read_order_seeds(directory: Path, begun: Mapping[int, int]) -> dict[int, int]:
+    """The seeds of the epochs' orders of a Determined run; for `begun` see `determined.order_seeds`.
+
+    Raises:
+        ValueError: the state can't be loaded as data.
+    """
+    path = determined_state(directory)
+    if path is None:
+        return {}
+    # Memory-mapped, so as not to read all of it again for a few numbers. torch's old format can't be mapped.
+    return determined.order_seeds(directory, load_as(dict, path, mmap=zipfile.is_zipfile(path)), begun)
+
+
+def read_trial_seed(directory: Path) -> int | None:
+    """The seed of the trial that wrote a checkpoint; None if unknown."""
+    seed = (read_json(directory / METADATA) or {}).get("trial_seed")
+    return seed if isinstance(seed, int) else None
+
+
+def describe(directory: Path) -> dict[str, Any]:
+    """About the trial: `trial_cls_spec` (module:Class), `hparams`, `experiment_config`; None for what is unknown."""
+    if determined.is_legacy(directory):
+        return determined.describe(directory)
+    metadata = read_json(directory / METADATA) or {}
+    return {key: metadata.get(key) for key in ("trial_cls_spec", "hparams", "experiment_config")}
+
+
+def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_kwargs: Any) -> dict[str, Any]:
+    """`state-dict.pth`, on the CPU unless `torch_load_kwargs` say otherwise; without running code.
+
+    Args:
+        models: those that it is for, bare: names of parameters in a checkpoint of Determined's depend on how it ran.
+
+    Raises:
+        ValueError: it holds what can't be loaded as data, or is no dict.
+    """
+    old = determined_state(directory)
+    path = directory / STATE if old is None else old
+    if not path.exists():
+        raise ValueError(
+            f"{directory} has no {STATE}: a program saved it with the core API, and only that program knows what is in "
+            "it; copy its files with `dray checkpoint download`"
+        )
+    found: dict[str, Any] = load_as(dict, path, **torch_load_kwargs)
+    if old is not None:
+        found = determined.modern(found)
+        determined.without_ddp_prefix(found, models)
+    return found
+
+
+def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int) -> RankState | None:
+    """What rank `rank` of `size` restores besides `state`; None if fewer processes wrote the checkpoint.
+
+    Gradients are this rank's own if as many processes wrote them, else the mean over those processes, as DDP would have
+    averaged them.
+
+    Raises:
+        ValueError: a file can't be loaded as data, or holds something else than it should.
+    """
+    if determined.is_legacy(directory):
+        # All its processes resume with the chief's RNG state.
+        shared = determined.rng_of(state)
+        return None if shared is None else RankState(rng=shared)
+    path = directory / "rng" / f"rank_{rank}.pth"
+    files = sorted((directory / "gradients").glob("rank_*.pth"), key=lambda file: int(file.stem.removeprefix("rank_")))
+    gradients = None
+    if files and len(files) == size:
+        gradients = load_as(list, files[rank])
+    elif files:
+        gradients = _mean_gradients([load_as(list, file) for file in files])
+    if not path.exists() and gradients is None:
+        return None
+    return RankState(rng=load_as(dict, path) if path.exists() else {}, gradients=gradients)
+
+
+def _mean_gradients(ranks: list[list[list[torch.Tensor | None]]]) -> list[list[torch.Tensor | None]]:
+    def mean(gradients: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
+        known = [g for g in gradients if g is not None]
+        return torch.stack(known).sum(0) / len(gradients) if known else None
+
+    return [[mean(parts) for parts in zip(*models, strict=True)] for models in zip(*ranks, strict=True)]
+
+
+def _json(content: Any, indent: int | None = None) -> bytes:
+    # Only without an indent is the C encoder used.
+    return json.dumps(content, indent=indent, default=_jsonable).encode()
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    return str(value)

@@ -1,0 +1,1 @@
+"""Metrics of batches and validations: accumulated, reduced, checked and written."""

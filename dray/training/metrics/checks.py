@@ -1,0 +1,56 @@
+"""What a host checks in the reports of its trial: that the searcher's metric is there, and that no loss is NaN."""
+
+from __future__ import annotations
+
+import logging
+
+from dray.training.host import Report
+from dray.training.metrics.divergence import diverged
+from dray.training.metrics.searcher_metric import BY_PROGRAM, check_metric, metric_warning
+
+log = logging.getLogger(__name__)
+
+
+class MetricChecks:
+    """Args:
+    metric: the searcher's.
+    is_alone: the trial is the only one, of `searcher: {name: single}`, which compares nothing.
+    stops_on_nan: the config's.
+    """
+
+    def __init__(self, metric: str, *, is_alone: bool, stops_on_nan: bool) -> None:
+        self._metric, self._stops_on_nan = metric, stops_on_nan
+        self.is_alone, self._warned = is_alone, False
+        self.compared = None if is_alone else metric
+        """The metric that the search compares; None if it compares nothing."""
+
+    def of_program(self, report: Report | None, *, known: bool) -> None:
+        """Check a report of a program with a loop of its own; None: it has ended.
+
+        Args:
+            known: the search has had the metric from this trial before.
+
+        Raises:
+            SearcherMetricError: the search compares the metric, and has not had it, or it is not a number.
+        """
+        validation = {} if report is None else report.validation
+        if self.compared is not None and validation is not None and (report is None or report.compared):
+            check_metric(self.compared, validation, BY_PROGRAM, known=known)
+
+    def warning(self, report: Report) -> str:
+        """Log a warning, and return it, if the first validation of a trial that is alone lacks the metric."""
+        if not self.is_alone or self._warned or report.validation is None or not report.compared:
+            return ""
+        self._warned = True
+        if warning := metric_warning(self._metric, report.validation):
+            log.warning(warning)
+        return warning
+
+    def diverged(self, report: Report) -> str:
+        """Which loss is NaN or infinite, if the trial is to be stopped for that; else ""."""
+        if not self._stops_on_nan or report.final:
+            return ""
+        why = diverged(self._metric, {"training": report.training, "validation": report.validation})
+        if why:
+            log.warning("the trial is stopped (stop_on_nan): after %d batches %s", report.batches, why)
+        return why

@@ -1,0 +1,123 @@
+"""The TensorBoard event files of a trial."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dray.training.metrics import event_file
+from dray.training.metrics.event_file import EventFile
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+log = logging.getLogger(__name__)
+
+#: For `TorchWriter`, which is not told its trial.
+_latest: weakref.ref[TensorBoard] | None = None
+
+
+class TensorBoard:
+    """The event files of one process of a trial. None is made before there is something to write.
+
+    The trainer's scalars go to a file of their own, until the trial asks for a `SummaryWriter`: then to its file, since
+    TensorBoard follows only one file of a directory at a time.
+
+    Args:
+        directory: the directory of the files; need not exist.
+        enabled: whether the trainer writes its metrics, and the hyperparameters before them.
+        hparams: the trial's hyperparameters.
+    """
+
+    def __init__(self, directory: Path, enabled: bool = True, hparams: Mapping[str, Any] | None = None) -> None:
+        global _latest
+        self.directory = directory
+        self.enabled = enabled
+        self._hparams = dict(_flat(hparams or {}))
+        self._file: EventFile | None = None
+        self._writer: SummaryWriter | None = None
+        _latest = weakref.ref(self)
+
+    def writer(self) -> SummaryWriter:
+        """A writer for the trial's own use, the same one in each call."""
+        if self._writer is None:
+            from torch.utils.tensorboard.writer import SummaryWriter
+
+            self._close_file()
+            self._writer = SummaryWriter(log_dir=str(self.directory))
+        return self._writer
+
+    def restart(self, step: int) -> None:
+        """Make TensorBoard drop what an earlier run wrote for this step and later ones."""
+        self._write([event_file.restart(time.time(), step)])
+
+    def write(self, rows: Iterable[tuple[float, int, Mapping[str, float]]]) -> None:
+        """Write scalars, if enabled.
+
+        An error of the disk is only logged.
+
+        Args:
+            rows: (time in seconds since the epoch, step, numbers by tag).
+        """
+        if self.enabled:
+            hparams, self._hparams = self._hparams, {}
+            first = [event_file.hparams(time.time(), hparams)] if hparams else []
+            self._write(itertools.chain(first, (event_file.scalars(*row) for row in rows)))
+
+    def _write(self, events: Iterable[bytes]) -> None:
+        try:
+            if self._writer is not None:
+                _write_by(self._writer, events)
+                return
+            if self._file is None:
+                self._file = EventFile(self.directory)
+            self._file.write(events)
+        except OSError as error:
+            log.warning("no more metrics are written for TensorBoard; training continues: %s", error)
+            self.enabled = False
+
+    def close(self) -> None:
+        """Write what is left, and close the files."""
+        global _latest
+        if _latest is not None and _latest() is self:
+            _latest = None
+        self._close_file()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def latest() -> TensorBoard | None:
+    """The one that was made last, if it is still open."""
+    return None if _latest is None else _latest()
+
+
+def _write_by(writer: Any, events: Iterable[bytes]) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    # If the trial has closed its writer, this opens another file.
+    files = writer.file_writer or writer._get_file_writer()
+    for encoded in events:
+        event = Event.FromString(encoded)
+        files.add_event(event, event.step, event.wall_time)
+    writer.flush()
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | float | str]]:
+    """Hyperparameters by dotted name, as TensorBoard takes them: numbers, bools, and anything else as text."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            is_number = isinstance(value, bool | float) or (isinstance(value, int) and abs(value) <= 2**53)
+            yield f"{prefix}{name}", value if is_number else str(value)

@@ -1,0 +1,208 @@
+"""A model trained data-parallel by the processes of a trial: DistributedDataParallel, in a process group of its own.
+
+Gradients have a process group apart from that of the ranks' other messages, so that a rank that leaves can cut it off,
+and all ranks can still agree on what to do; see `dray.training.parallel.agreement`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import inspect
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch.distributed.utils import _sync_module_states
+from torch.nn.parallel import DistributedDataParallel
+
+BUCKET_BYTES = 250 << 20
+"""How many bytes of weights are sent together, which takes as much memory again; as in DistributedDataParallel."""
+
+
+class SpreadModel(DistributedDataParallel):
+    """DistributedDataParallel that also reads and sets the attributes of the wrapped model.
+
+    Without gradients (in a validation) it only calls the wrapped model: ranks may have different numbers of batches.
+    """
+
+    def __init__(self, module: torch.nn.Module, **kwargs: Any) -> None:
+        gradients = _gradients_group()
+        super().__init__(module, **{"process_group": gradients.group, **kwargs})
+        self.connected = True
+        gradients.models.add(self)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__
+        # Until `connected` is set, these are DistributedDataParallel's own attributes.
+        if "connected" not in own or name in own or hasattr(type(self), name) or not hasattr(self.module, name):
+            super().__setattr__(name, value)
+            return
+        if isinstance(value, (torch.nn.Module, torch.nn.Parameter)):
+            known = {id(parameter) for parameter in self.module.parameters()}
+            new = value.parameters() if isinstance(value, torch.nn.Module) else [value]
+            if any(parameter.requires_grad and id(parameter) not in known for parameter in new):
+                raise RuntimeError(
+                    f"can't set {name!r} of a wrapped model to a {type(value).__name__} with new parameters: their "
+                    "gradients would not be averaged over the slots; set it before context.wrap_model()"
+                )
+        setattr(self.module, name, value)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and self.connected:
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        return self.module(*inputs, **kwargs)
+
+    def share_buffers(self) -> None:
+        """Give all ranks the chief's buffers (running means), as each forward pass in training does."""
+        if self.connected and self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
+            self._sync_buffers()  # type: ignore[no-untyped-call]
+
+    def let_go(self) -> None:
+        """Give up the connections to the other ranks. Only the wrapped model remains."""
+        self.connected = False
+        # The reducer and its logger hold the group too; its sockets close with the last reference.
+        for name in ("reducer", "logger", "process_group"):
+            setattr(self, name, None)
+        self._comm_hooks.clear()  # so do they
+
+
+def share_weights(model: torch.nn.Module) -> None:
+    """Give all ranks the chief's weights of a model that is not trained, as DistributedDataParallel does of others."""
+    assert dist.group.WORLD is not None
+    _sync_module_states(model, dist.group.WORLD, BUCKET_BYTES, src=0, params_and_buffers_to_ignore=())
+
+
+def checked_ddp_kwargs(ddp_kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """Checked with a single process too, so that a mistake does not show only in the first distributed run."""
+    if ddp_kwargs is None:
+        return {}
+    if not isinstance(ddp_kwargs, dict):
+        raise TypeError(f"wrap_model: ddp_kwargs must be a dict, got {ddp_kwargs!r}")
+    known = inspect.signature(DistributedDataParallel).parameters.keys() - {"module"}
+    if unknown := ddp_kwargs.keys() - known:
+        raise TypeError(
+            f"wrap_model: DistributedDataParallel takes no {', '.join(sorted(map(repr, unknown)))}; "
+            f"ddp_kwargs may hold {', '.join(sorted(known))}"
+        )
+    return ddp_kwargs
+
+
+class _Group:
+    """The process group of gradients, and its models: also those of earlier trials that still exist."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        # With the timeout of the default group, which its backend has among its options.
+        options = getattr(world._get_backend(world._device_types[0]), "options", None)
+        self.group: Any = dist.new_group(timeout=getattr(options, "_timeout", None))
+        self.models: weakref.WeakSet[SpreadModel] = weakref.WeakSet()
+
+
+_gradients: _Group | None = None
+_aborted: Any = None
+"""The default process group, once this process has aborted it."""
+
+
+@atexit.register
+def _forget() -> None:
+    """Free the group first: a gloo group freed with the interpreter may abort it ("terminate called without ...")."""
+    _forget_group()
+
+
+def _forget_group() -> Any:
+    global _gradients
+    if _gradients is None:
+        return None
+    for model in list(_gradients.models):
+        model.let_go()
+    group, _gradients = _gradients.group, None
+    return group
+
+
+def _gradients_group() -> _Group:
+    """Made at first use, by all ranks together, and kept for later trials: with NCCL it takes a second."""
+    global _gradients
+    if _gradients is None or _gradients.world is not dist.group.WORLD:
+        _gradients = _Group(dist.group.WORLD)
+    return _gradients
+
+
+def queues_collectives(device: torch.device) -> bool:
+    """Whether collectives on a device only queue work for it, as NCCL's do; gloo's are over when they return."""
+    return dist.is_initialized() and _backends(dist.group.WORLD).get(device.type) != "gloo"
+
+
+def disconnect(device: torch.device) -> None:
+    """Close this process's connections for gradients on a device, so that no rank waits for it in vain. Later models
+    get new ones.
+
+    With gloo a collective that another rank waits in fails at once.
+    """
+    # A program may have ended the default group, and this one with it.
+    if (group := _forget_group()) in c10d._world.pg_map:
+        end(device, group)
+
+
+def end(device: torch.device, group: Any = None) -> None:
+    """End a process group for collectives on a device; the default one with all others."""
+    if queues_collectives(device):
+        # Destroying the group would wait for what is queued, which may wait for a rank that has left.
+        c10d._abort_process_group(group)
+    else:
+        dist.destroy_process_group(group)
+
+
+def abort() -> None:
+    """Abort all collectives of this process but gloo's, those queued included. In any thread; the others' wait until
+    they do it too.
+
+    What they compute is garbage from now on, and the default process group can't be used again.
+    """
+    global _aborted
+    _aborted = dist.group.WORLD
+    groups = [group for group in c10d._world.pg_map if set(_backends(group).values()) != {"gloo"}]
+    with _as_one(groups):
+        for group in reversed(groups):
+            with contextlib.suppress(RuntimeError):
+                group.abort()
+
+
+@contextlib.contextmanager
+def _as_one(groups: list[Any]) -> Iterator[None]:
+    """NCCL's communicators are aborted together: one by one, each may wait for another (PyTorch's issue 119797)."""
+    nccl: Any = None
+    with contextlib.suppress(RuntimeError):
+        nccl = groups[0]._get_backend(torch.device("cuda")) if groups else None
+    if not hasattr(nccl, "_group_start"):
+        yield
+        return
+    nccl._group_start()
+    try:
+        yield
+    finally:
+        nccl._group_end()
+
+
+def _backends(group: Any) -> dict[str, str]:
+    """The name of a group's backend by type of device."""
+    return dict(each.split(":") for each in dist.get_backend_config(group).split(","))
+
+
+def is_aborted() -> bool:
+    """Whether this process has aborted its collectives: then it must not train another trial."""
+    return _aborted is not None and _aborted is dist.group.WORLD
+
+
+def is_cut_off(error: BaseException) -> bool:
+    """Whether this is what a rank sees when another one has disconnected, or when its collectives were aborted."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))

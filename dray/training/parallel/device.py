@@ -1,0 +1,67 @@
+"""Which device a process trains on."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dray.training.parallel.distributed import DistributedContext
+
+CPU = torch.device("cpu")
+
+
+class NoGpuOfItsOwn(RuntimeError):
+    """A rank has no GPU, or shares one with another rank of its trial."""
+
+
+def own_device(peers: DistributedContext, config: Mapping[str, Any] | None = None) -> torch.device:
+    """This process's GPU; the CPU if there is none, or if the experiment's config says that a slot is a CPU.
+
+    Does not initialise CUDA.
+    """
+    if _is_for_cpus(config) or not torch.cuda.is_available():
+        return CPU
+    return gpu_of(peers.local_rank)
+
+
+def gpu_of(local_rank: int) -> torch.device:
+    """The GPU of a rank. Whether that is another rank's too, `check_gpus` finds out."""
+    # A process that sees only its own device sees it as number 0.
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def check_gpus(device: torch.device, allgather: Callable[[Any], list[Any]]) -> None:
+    """Check that no two ranks of a trial train on one GPU. All ranks call this together.
+
+    Args:
+        device: this rank's.
+        allgather: returns what all ranks pass to it, by rank.
+
+    Raises:
+        NoGpuOfItsOwn: some do; on all ranks.
+    """
+    mine = None
+    if device.type == "cuda":
+        # By UUID: processes that each see only one device all call it number 0.
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        mine = (socket.gethostname(), uuid, torch.cuda.device_count())
+    ranks: dict[tuple[str, str, int], list[int]] = {}
+    for rank, gpu in enumerate(allgather(mine)):
+        if gpu is not None:
+            ranks.setdefault(gpu, []).append(rank)
+    for (host, uuid, count), sharing in ranks.items():
+        if len(sharing) > 1:
+            raise NoGpuOfItsOwn(
+                f"ranks {', '.join(map(str, sharing))} of this trial would all train on the GPU {uuid} of {host}, "
+                f"where each of them sees {count} GPU{'s' * (count != 1)}, but each rank needs a GPU of its own; start "
+                "at most as many processes on a machine as it has GPUs (torchrun --nproc-per-node, ray start "
+                "--num-gpus), or train on CPUs (CUDA_VISIBLE_DEVICES='', resources.slot: cpu)"
+            )
+
+
+def _is_for_cpus(config: Mapping[str, Any] | None) -> bool:
+    resources = (config or {}).get("resources") or {}
+    return resources.get("slot") == "cpu" or resources.get("slots_per_trial") == 0

@@ -1,0 +1,1 @@
+"""Isolates trials that share a process from one another."""

@@ -1,0 +1,149 @@
+"""What ``torch.compile`` has compiled stays from trial to trial, as long as a trial would have compiled the same.
+
+torch guards compiled code by what it depends on: shapes, dtypes, values of attributes and globals, functions that it
+calls, most flags. Not by the settings of the compiler and some others, nor by the methods of module classes. So these
+are compared before a trial trains; if one differs, everything is compiled anew. That is also done after a trial that
+has left something behind: it ran into the limit of recompilations (torch then leaves the function uncompiled), or used
+CUDA graphs, which hold memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType, ModuleType
+from typing import Any, TypeAlias
+
+import torch
+
+from dray.training import warm
+from dray.worker.isolation.settings import Setting
+
+MOST = 64
+"""Compilations of one function after which all is forgotten: each is a guard to check, and memory."""
+
+State: TypeAlias = tuple[dict[tuple[str, str], Any], list[Any]]
+
+
+class Compiled:
+    """The compiled code of this process.
+
+    Args:
+        settings: those of torch, which compiled code may depend on.
+    """
+
+    def __init__(self, settings: Sequence[Setting]) -> None:
+        # torch.compile() turns this off, the first time that it is called in a process; and guards see it.
+        self._settings = [setting for setting in settings if setting.name != "the validation of distributions"]
+        self._state: State | None = None  # of what is compiled; None if nothing is
+        self._classes: dict[type, dict[str, Any]] = {}
+        self._limit: int | None = None
+
+    def for_a_trial(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        """The block that a trial runs in, to be entered in its own thread. Call this in the thread that starts it."""
+        inherited = _settings_of_this_thread()
+        return lambda: self._for_a_trial(inherited)
+
+    @contextlib.contextmanager
+    def _for_a_trial(self, inherited: Mapping[contextvars.ContextVar[Any], Any]) -> Iterator[None]:
+        # The settings of torch's compiler are those of a thread (with torch 2.13): what a module of the trial's code
+        # has set when it was imported must hold here too.
+        for variable, value in inherited.items():
+            variable.set(copy.deepcopy(value))
+        self._limit = None
+        warm.before_training.append(self._begin)
+        try:
+            yield
+        finally:
+            warm.before_training.remove(self._begin)
+            if _backends() and not self._may_stay():
+                self._forget()
+
+    def _begin(self, models: Sequence[torch.nn.Module]) -> None:
+        """The trial has made its models and settings, and trains now."""
+        if not _backends():
+            return
+        state = self._state_now()
+        if self._state not in (None, state) or any(_methods(each) != it for each, it in self._classes.items()):
+            self._forget()
+        self._state = state
+        for kind in {kind for model in models for module in model.modules() for kind in type(module).__mro__}:
+            self._classes[kind] = _methods(kind)
+        config: Any = sys.modules["torch._dynamo.config"]
+        if self._limit != config.recompile_limit:
+            # What earlier trials have compiled does not count: as many recompilations are left as in a new process.
+            self._limit = config.recompile_limit = config.recompile_limit + _compilations()
+
+    def _may_stay(self) -> bool:
+        trees = sys.modules.get("torch._inductor.cudagraph_trees")
+        return (
+            self._limit is not None
+            and self._state == self._state_now()
+            and _compilations() < min(self._limit, MOST)
+            and all(map(_is_torchs, _backends()))
+            and not (trees and getattr(trees.local, "tree_manager_containers", None))
+        )
+
+    def _state_now(self) -> State:
+        return _changed_settings(), [setting.get() for setting in self._settings]
+
+    def _forget(self) -> None:
+        torch._dynamo.reset()
+        self._state = None
+        self._classes.clear()
+
+
+def _backends() -> list[Any]:
+    """What ``torch.compile`` was called with since all was forgotten."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    # None: of what is never compiled, such as an optimizer's step.
+    return [] if dynamo is None else [each for each in dynamo.cached_backends.values() if each is not None]
+
+
+def _compilations() -> int:
+    """Of the function that was compiled most often."""
+    return max(sys.modules["torch._dynamo.convert_frame"].FRAME_COMPILE_COUNTER.values(), default=0)
+
+
+def _is_torchs(backend: Any) -> bool:
+    """Whether a backend is one of torch's: another may be the trial's own, and keep it alive."""
+    home = getattr(backend if isinstance(backend, FunctionType) else type(backend), "__module__", "")
+    return home.partition(".")[0] == "torch"
+
+
+def _methods(kind: type) -> dict[str, Any]:
+    # torch.compile() replaces nn.Module.__init__, which is not compiled.
+    methods = {name: value for name, value in vars(kind).items() if isinstance(value, FunctionType)}
+    return {name: value for name, value in methods.items() if name not in ("__init__", "__setstate__")}
+
+
+def _entries() -> Iterator[tuple[str, str, Any]]:
+    """All settings of torch's compiler, as (module, name, entry)."""
+    for name in ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config"):
+        module: ModuleType | None = sys.modules.get(name)
+        yield from ((name, key, entry) for key, entry in getattr(module, "_config", {}).items())
+
+
+def _overrides() -> Iterator[tuple[str, str, Any, Any]]:
+    """Those that were set in this thread, with the variable and its value."""
+    known = contextvars.copy_context()
+    for module, key, entry in _entries():
+        variable = getattr(entry, "user_override", None)
+        # Reading a setting that is a list or a dict sets it to a copy of its default.
+        if isinstance(variable, contextvars.ContextVar) and known.get(variable, entry.default) != entry.default:
+            yield module, key, variable, known[variable]
+
+
+def _settings_of_this_thread() -> dict[contextvars.ContextVar[Any], Any]:
+    return {variable: value for *_, variable, value in _overrides()}
+
+
+def _changed_settings() -> dict[tuple[str, str], Any]:
+    return {
+        (module, key): copy.deepcopy(value)
+        for module, key, _, value in _overrides()
+        if key not in ("recompile_limit", "cache_size_limit")
+    }

@@ -1,0 +1,1 @@
+"""The output of a trial: written to its log file, with timestamps."""

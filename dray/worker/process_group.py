@@ -1,0 +1,134 @@
+"""The torch process group of a worker group's ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import ray
+import ray.train
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from dray.training.parallel import ddp
+from dray.training.parallel.device import CPU, NoGpuOfItsOwn, check_gpus, gpu_of
+from dray.training.parallel.distributed import StoreTransport
+
+TIMEOUT_S = 1800
+"""How long a collective may take, as in Ray Train and torchrun."""
+
+
+@contextlib.contextmanager
+def joined(
+    context: ray.train.TrainContext, meet: Callable[[tuple[str, int] | None], tuple[str, int]]
+) -> Iterator[None]:
+    """Join a process group with the other ranks of this worker group: NCCL if the worker has a GPU, otherwise gloo.
+
+    Sets the environment variables that torchrun sets, for libraries and programs that read them.
+
+    Args:
+        meet: gives each rank the address, host and port, that rank 0 calls it with; the others call it with None.
+
+    Raises:
+        NoGpuOfItsOwn: a worker has no GPU, or shares one with another.
+    """
+    rank, size = context.get_world_rank(), context.get_world_size()
+    device = gpu_of_worker(context) if ray.get_gpu_ids() else CPU
+    gpu = device.type == "cuda"
+    if gpu:
+        torch.cuda.set_device(device)
+    # The system chooses the port when rank 0 opens it: one that was found free before may be taken by then.
+    store = None
+    if rank == 0:
+        host = ray.util.get_node_ip_address()
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=TIMEOUT_S))
+    address = (store.host, store.port) if store is not None else None
+    if size > 1:
+        address = meet(address)
+    assert address is not None
+    if store is None:
+        store = TCPStore(*address, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
+    peers = StoreTransport(rank, size, store)
+    check_gpus(device, peers.allgather)
+    os.environ.update(launcher_variables(context, store, peers))
+    dist.init_process_group(
+        "nccl" if gpu else "gloo",
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=TIMEOUT_S),
+        # Ranks connect now, not in the first batch, and on this device. One alone needs no connection, nor its memory.
+        device_id=device if gpu and size > 1 else None,
+    )
+    try:
+        with _kept():
+            yield
+    finally:
+        with contextlib.suppress(RuntimeError):  # the group has failed; the process ends anyway
+            ddp.end(device)
+
+
+def gpu_of_worker(context: ray.train.TrainContext) -> torch.device:
+    """The GPU of a worker that Ray gave one.
+
+    Raises:
+        NoGpuOfItsOwn: torch sees none.
+    """
+    if not torch.cuda.is_available():
+        raise NoGpuOfItsOwn(
+            f"Ray gave a worker on {ray.util.get_node_ip_address()} GPU {', '.join(map(str, ray.get_gpu_ids()))}, but "
+            f"torch {torch.__version__} sees none there; install a torch that is built for its driver, start Ray's "
+            "node with as many --num-gpus as it has, or set resources.slot: cpu"
+        )
+    return gpu_of(context.get_local_rank())
+
+
+def launcher_variables(context: ray.train.TrainContext, store: TCPStore, peers: StoreTransport) -> dict[str, str]:
+    """The environment variables that torchrun sets. All ranks call this together."""
+    node = context.get_node_rank()
+    # Counted, not derived from the number of ranks on this node: nodes may have different numbers of them.
+    nodes = 1 + max(peers.allgather(node))
+    return {
+        "MASTER_ADDR": store.host,
+        "MASTER_PORT": str(store.port),
+        "RANK": str(context.get_world_rank()),
+        "WORLD_SIZE": str(context.get_world_size()),
+        "LOCAL_RANK": str(context.get_local_rank()),
+        "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
+        "NODE_RANK": str(node),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(nodes),
+    }
+
+
+@contextlib.contextmanager
+def _kept() -> Iterator[None]:
+    """Keep the process group while programs make one, as under torchrun, and destroy it: they get this one.
+
+    They may make and destroy groups of some of the ranks.
+    """
+    init, destroy = dist.init_process_group, dist.destroy_process_group
+
+    @functools.wraps(init)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        """There is one already."""
+
+    @functools.wraps(destroy)
+    def destroy_process_group(group: Any = None) -> None:
+        if group is not None and group is not dist.group.WORLD:
+            destroy(group)
+
+    _put(init_process_group, destroy_process_group)
+    try:
+        yield
+    finally:
+        _put(init, destroy)
+
+
+def _put(init: Callable[..., None], destroy: Callable[..., None]) -> None:
+    dist.init_process_group, dist.destroy_process_group = init, destroy

@@ -1,0 +1,61 @@
+"""What Ray prints and logs in the driver is in a file within the block, and where it was before and after."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray._private.worker as rays
+
+from dray.cluster.ray_output import kept_in
+
+STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ "
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What Ray prints, as by a driver that is connected with `log_to_driver`."""
+    lines: list[str] = []
+
+    def print_to_stdstream(data: dict[str, Any], ignore_prefix: bool) -> None:
+        lines.extend(data["lines"])
+
+    monkeypatch.setattr(rays, "print_to_stdstream", print_to_stdstream)
+    rays.global_worker_stdstream_dispatcher.add_handler(
+        "ray_print_logs", functools.partial(print_to_stdstream, ignore_prefix=False)
+    )
+    yield lines
+    rays.global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
+
+
+def says(text: str) -> None:
+    """As Ray tells of a worker's death; as it hands on what a worker prints; and as it logs."""
+    rays.print_to_stdstream({"lines": [f"{text}, died"], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+    rays.global_worker_stdstream_dispatcher.emit({"lines": [f"{text}, printed\n"], "pid": 7, "is_err": True})
+    logging.getLogger("ray.tune.anything").error("%s, logged", text)
+
+
+def test_ray_says_it_into_the_file_and_nowhere_else(
+    tmp_path: Path, printed: list[str], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    handlers = list(logging.getLogger("ray").handlers)
+    says("before")
+    with kept_in(tmp_path / "ray.log"):
+        says("meanwhile")
+    says("after")
+    told = [re.sub(f"^{STAMP}", "", line) for line in (tmp_path / "ray.log").read_text().splitlines()]
+    assert told == ["(raylet) meanwhile, died", "(7) meanwhile, printed", "meanwhile, logged"]
+    assert [line.strip() for line in printed] == ["before, died", "before, printed", "after, died", "after, printed"]
+    assert "meanwhile" not in "".join(capfd.readouterr())
+    assert logging.getLogger("ray").handlers == handlers
+
+
+def test_without_a_word_there_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), kept_in(tmp_path / "ray.log"):
+        raise KeyError
+    assert not (tmp_path / "ray.log").exists()

@@ -1,0 +1,177 @@
+"""How the trial's class gets to a worker: from a directory, from Ray's copy of one, or by value."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from dray import imports, pytorch
+from dray.code.factory import ByValue, FromDirectory, Sent, home_of, place_of
+from dray.code.packages import Package
+from dray.config.entrypoint import parse_entrypoint
+from dray.errors import EntrypointError
+
+CODE = "from dray import pytorch\nclass MyTrial(pytorch.PyTorchTrial):\n    class Inner(pytorch.PyTorchTrial): ...\n"
+
+
+@pytest.fixture(autouse=True)
+def path_kept() -> Iterator[None]:
+    path = list(sys.path)
+    yield
+    imports.forget_model_dir()
+    imports._current, imports._older = None, frozenset()
+    sys.path[:] = path
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("my_model", "my_package")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "my_model.py").write_text(CODE)
+    package = tmp_path / "my_package" / "deep"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").write_text(CODE)
+    (package / "model.py").write_text(CODE)
+    return tmp_path
+
+
+def imported(directory: Path, name: str) -> ModuleType:
+    sys.path.insert(0, str(directory))
+    return importlib.import_module(name)
+
+
+def test_class_is_imported_from_its_directory(directory: Path) -> None:
+    load = pickle.loads(pickle.dumps(FromDirectory(entrypoint="my_model:MyTrial", directory=str(directory))))
+    found = load()
+    assert (found.__name__, load.place()) == ("MyTrial", directory)
+    assert found is sys.modules["my_model"].MyTrial
+
+
+@pytest.fixture
+def unpacked(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Package:
+    """The directory as Ray has it on a worker: below an entry of the path that is named as the package."""
+    place = tmp_path_factory.mktemp("py_modules_files") / "_ray_pkg_0123"
+    shutil.copytree(directory, place / "dray-code")
+    sys.path.insert(1, str(place))
+    return Package(uri="gcs://_ray_pkg_0123.zip", links=(("data", "/mnt/data"), ("parts/latest", "../my_package")))
+
+
+@pytest.mark.parametrize("module", ["my_model", "my_package.deep", "my_package.deep.model"])
+def test_class_is_found_where_ray_has_unpacked_the_code(directory: Path, unpacked: Package, module: str) -> None:
+    sys.path.insert(0, str(directory))  # another of these names, which comes first
+    load = pickle.loads(pickle.dumps(FromDirectory(entrypoint=f"{module}:MyTrial", directory=unpacked)))
+    found = load()
+    assert found.__module__ == module
+    assert load.place().parts[-2:] == ("_ray_pkg_0123", "dray-code")
+    assert Path(sys.modules[module].__file__ or "").is_relative_to(load.place())
+
+
+@pytest.mark.parametrize("program", ["my_model.py", "my_package/deep/model.py", "-m my_package.deep.model"])
+def test_program_is_found_where_ray_has_unpacked_the_code(unpacked: Package, program: str) -> None:
+    load = FromDirectory(entrypoint=f"python3 {program}", directory=unpacked)
+    assert load() == parse_entrypoint(f"python3 {program}")
+
+
+def test_links_are_made_on_the_worker_once(unpacked: Package) -> None:
+    for _ in range(2):
+        place = unpacked.place()
+        assert os.readlink(place / "data") == "/mnt/data"
+        assert (place / "parts" / "latest" / "deep" / "model.py").is_file()
+
+
+def test_code_that_has_not_come_is_an_error_that_tells_the_path(directory: Path) -> None:
+    sys.path.append("/a/place/of/mine")
+    with pytest.raises(FileNotFoundError, match=r"_ray_pkg_9, is not on this worker's path: .*/a/place/of/mine"):
+        Package(uri="gcs://_ray_pkg_9.zip").place()
+
+
+def script_class(directory: Path, name: str) -> bytes:
+    """A class of a script in the directory that imports from beside it, pickled as a driver does it."""
+    script = f"import my_model\nclass {name}(my_model.MyTrial):\n    def of(self): return my_model.__file__\n"
+    return cloudpickle_of(directory, script, name)
+
+
+def cloudpickle_of(directory: Path, script: str, name: str) -> bytes:
+    (directory / "driver.py").write_text(
+        f"import sys\nfrom ray import cloudpickle\n{script}sys.stdout.buffer.write(cloudpickle.dumps({name}))\n"
+    )
+    return subprocess.run([sys.executable, directory / "driver.py"], capture_output=True, check=True).stdout
+
+
+@pytest.mark.slow
+def test_class_of_a_script_comes_with_what_lies_beside_the_script_and_runs_there(
+    directory: Path, unpacked: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    load = pickle.loads(pickle.dumps(Sent(name="Scripts", pickled=script_class(directory, "Scripts"), home=unpacked)))
+    found = load()
+    assert Path(found.of(None)) == unpacked.place() / "my_model.py"
+    assert Path.cwd() == unpacked.place()
+
+
+@pytest.mark.slow
+def test_what_a_class_of_a_script_needs_and_no_worker_has_is_told(directory: Path) -> None:
+    load = Sent(name="Scripts", pickled=script_class(directory, "Scripts"), home=None)
+    with pytest.raises(
+        EntrypointError, match=r"trial: Scripts can't be loaded on a worker: .*No module named 'my_model'"
+    ):
+        load()
+
+
+def test_class_by_value_needs_no_code() -> None:
+    class Local(pytorch.PyTorchTrial): ...  # type: ignore[misc]
+
+    load = ByValue(trial=Local)
+    assert (load(), load.place()) == (Local, None)
+
+
+@pytest.mark.parametrize("module", ["my_model", "my_package.deep", "my_package.deep.model"])
+@pytest.mark.parametrize("name", ["MyTrial", "MyTrial.Inner"])
+def test_place_of_an_importable_class_is_the_directory_to_import_it_from(
+    directory: Path, module: str, name: str
+) -> None:
+    place = place_of(attrgetter(name)(imported(directory, module)))
+    assert place == (f"{module}:{name}", directory)
+    entrypoint, code = place
+    sys.modules.pop(module)
+    found = FromDirectory(entrypoint=entrypoint, directory=str(code))()
+    assert isinstance(found, type)
+    assert found.__qualname__ == name
+
+
+def test_class_that_others_cannot_import_has_no_place() -> None:
+    class Local(pytorch.PyTorchTrial): ...  # type: ignore[misc]
+
+    script = type("Script", (pytorch.PyTorchTrial,), {"__module__": "__main__"})
+    notebook = type("Notebook", (pytorch.PyTorchTrial,), {"__module__": "a_module_without_a_file"})
+    assert [place_of(kind) for kind in (Local, script, notebook)] == [None] * 3
+    assert [home_of(kind) for kind in (Local, notebook)] == [Path(__file__).parents[2], Path.cwd()]
+
+
+def test_class_of_an_installed_package_has_no_home() -> None:
+    assert home_of(type("Installed", (), {"__module__": "torch.nn"})) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("command", "home"),
+    [("my_package/deep/model.py", "my_package/deep"), ("-m my_package.deep.model", "."), ("-m my_package.deep", ".")],
+)
+@pytest.mark.slow
+def test_home_of_a_scripts_class_is_where_python_imports_from(directory: Path, command: str, home: str) -> None:
+    script = "from dray.code.factory import home_of\nclass Mine: ...\nprint(home_of(Mine))\n"
+    (directory / "my_package/deep/model.py").write_text(script)
+    (directory / "my_package/deep/__main__.py").write_text(script)
+    command = [sys.executable, *command.split()]
+    told = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=True).stdout
+    assert Path(told.strip()) == (directory / home).resolve()

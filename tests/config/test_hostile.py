@@ -1,0 +1,256 @@
+"""A config that is broken on purpose, or by a program, ends in one short error, in little time and memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray.config.limits import MAX_DEPTH
+from dray.config.load import load_config
+from dray.config.schema import MAX_NAME, SECTIONS
+from dray.errors import ConfigError
+from dray.migrate import check
+from dray.records.directory import ExperimentDirectory, new_path
+from searchers import MethodError, RandomSearch, roster
+
+BASE = "entrypoint: m:T\nsearcher: {name: single, metric: loss, max_length: {epochs: 1}}\n"
+RANDOM = BASE.replace("single", "random")
+GRID = BASE.replace("single", "grid") + "hyperparameters: {x: {type: int, minval: 0, maxval: 999999999999, %s}}\n"
+MEMORY = 500 * 2**20
+
+
+def laughs(first: str, each: str) -> str:
+    lines = [f"  a0: &a0 {first}"]
+    lines += [f"  a{n}: &a{n} {each % ', '.join([f'*a{n - 1}'] * 10)}" for n in range(1, 10)]
+    return BASE + "data:\n" + "\n".join(lines)
+
+
+def many(count: int) -> str:
+    return "{" + ", ".join(f"key_{n}: 1" for n in range(count)) + "}"
+
+
+HOSTILE = {
+    "billion laughs": (laughs("[lol, lol]", "[%s]"), "line 9, column 7: has more than 100,000 values"),
+    "billion merges": (laughs("{x: 1}", "{<<: [%s]}"), "line 9, column 16: has more than 100,000 values"),
+    "anchors in anchors": (
+        BASE + "data:\n  a0: &a0 [1]\n" + "".join(f"  a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 5000)),
+        "nested more than 100 levels deep, or contains itself",
+    ),
+    "anchor in itself": (BASE + "data: &d {x: *d}\n", "line 3, column 14: is nested more than 100 levels deep, or c"),
+    "root in itself": ("&r\n" + BASE + "data: *r\n", "line 4, column 7: is nested more than 100 levels deep, or conta"),
+    "deep lists": (BASE + "data: " + "[" * 5000 + "]" * 5000, "line 3, column 106: is nested more than 100 levels"),
+    "deep mappings": (BASE + "data: " + "{a: " * 5000 + "1" + "}" * 5000, "is nested more than 100 levels deep"),
+    "long name": (f"{BASE}name: {'n' * 100_000}\n", "name: must have at most 200 characters, got 100000"),
+    "long key": (f"{BASE}? {'k' * 100_000}\n: 1\n", "kkk: unknown field; known fields are"),
+    "long value": (f"{BASE}checkpoint_policy: {'k' * 99_999}\n", "must be one of best, all, none, got 'kkk"),
+    "longer value": (f"{BASE}description: {'k' * 100_001}\n", "must be text, of at most 100,000 characters, got 100,"),
+    "unknown keys": (BASE + "".join(f"key_{n}: 1\n" for n in range(5_000)), "... and 4,980 more"),
+    "unknown keys inside": (f"{BASE}resources: {many(500)}\n", "... and 480 more"),
+    "unknown keys of Determined": (f"{BASE}resources: {{devices: {many(500)}}}\n", "... and 480 more"),
+    "unknown keys of a space": (
+        f"{BASE}hyperparameters: {{x: {{type: int, {many(500)[1:]}}}\n",
+        "has 502 errors:\n  hyperparameters.x.key_0: is not a field of type int\n",
+    ),
+    "unknown keys of a point": (
+        RANDOM.replace("}}", f"}}, max_trials: 4, points: [{many(500)}]}}") + "hyperparameters: {lr: 1}\n",
+        "... and 480 more",
+    ),
+    "trials": (RANDOM.replace("}}", "}, max_trials: 1%s}" % ("0" * 30)), "searcher.max_trials: must be an integer of"),
+    "long number": (f"{BASE}max_restarts: 1{'0' * 10_000}\n", "must be an integer of at most 64 bits, got one of 10,0"),
+    "hexadecimal": (f"{BASE}max_restarts: 0x1{'0' * 100_000}\n", "must be an integer of at most 64 bits, got one of"),
+    "hours": (f"{BASE}max_restarts: 1{':00' * 20_000}\n", "must be an integer of at most 64 bits, got one of 60,001"),
+    "rungs": (
+        BASE.replace("single", "asha").replace("}}", "}, max_trials: 4, num_rungs: 999999999999}"),
+        "searcher.num_rungs: must be <= 1000, got 999999999999",
+    ),
+    "slots": (
+        f"{BASE}resources: {{slots_per_trial: {{min: 1, max: 999999999999}}}}\n"
+        "hyperparameters: {global_batch_size: 999999999999}\n",
+        "resources.slots_per_trial.max: must be <= 1000000, got 999999999999",
+    ),
+    "grid by count": (GRID % "count: 999999999", "hyperparameters.x: must have at most 1000000 points on a grid, got"),
+    "grid by step": (
+        GRID % "step: 2",
+        "hyperparameters.x: must have at most 1000000 points on a grid, got 500000000000",
+    ),
+    "no date": (f"{BASE}data: {{x: !!timestamp 2020-99-99}}\n", "line 3, column 11: not valid YAML: month must be in"),
+    "half a character": (f'{BASE}name: "a\\ud800b"\n', r"name: must be text, got 'a\ud800b', which has half of a char"),
+    "NUL": (f'{BASE}checkpoint_storage: "a\\0b"\n', r"must be text, without the character NUL, got 'a\x00b'"),
+    "two lines": (f'{BASE}name: "a\\nb"\n', r"name: must be one line of printable characters, got 'a\nb'"),
+    "two lines in a key": (f'{BASE}"a\\nb\\e[31m": 1\n', r"  a\nb\x1b[31m: unknown field"),
+    "a key twice": (f"{BASE}name: a\nname: b\n", "line 4, column 1: not valid YAML: the field 'name' is given twice"),
+    "seconds": (f"{BASE}hang_timeout_s: 1.0e+300\n", "hang_timeout_s: must be <= 1000000000, got 1e+300"),
+}
+
+LOADED = """
+import json, resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (2 * 2**30, 2 * 2**30))
+from dray.config.load import ConfigError, load_config
+errors = {}
+for path in sys.argv[1:]:
+    try:
+        load_config(path)
+        errors[path] = "none"
+    except ConfigError as error:
+        errors[path] = str(error)
+    except BaseException as error:
+        errors[path] = repr(error)[:200]
+# Not ru_maxrss, which begins with that of the process that this one was forked from.
+[peak] = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM:")]
+print(json.dumps([errors, int(peak) * 1024]))
+"""
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, str], int]:
+    """The error of each hostile file, and the memory that reading all of them took."""
+    directory = tmp_path_factory.mktemp("hostile")
+    paths = {name: directory / f"{number}.yaml" for number, name in enumerate(HOSTILE)}
+    for name, path in paths.items():
+        path.write_text(HOSTILE[name][0])
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, *map(str, paths.values())],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    errors, memory = json.loads(done.stdout)
+    return {name: errors[str(path)] for name, path in paths.items()}, memory
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_ends_in_one_short_error(name: str, loaded: tuple[Mapping[str, str], int]) -> None:
+    error = loaded[0][name]
+    assert HOSTILE[name][1] in error
+    assert len(error) < 3000
+    assert len(error.splitlines()) <= 22
+
+
+def test_hostile_files_take_little_memory(loaded: tuple[Mapping[str, str], int]) -> None:
+    assert loaded[1] < MEMORY
+
+
+def test_anchors_are_for_use(tmp_path: Path) -> None:
+    lines = "data:\n  defaults: &d {a: 1, b: [1, 2]}\n  one: {<<: *d, c: 1}\n  two: {<<: *d, b: *e}\n"
+    (tmp_path / "a.yaml").write_text(BASE + lines.replace("b: [1", "b: &e [1"))
+    data = load_config(tmp_path / "a.yaml").data
+    assert data["one"] == {"a": 1, "b": [1, 2], "c": 1}
+    assert data["two"] == {"a": 1, "b": [1, 2]}
+
+
+def test_a_file_that_is_no_config_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "weights.yaml").open("wb") as file:
+        file.truncate(2**30)
+    with pytest.raises(ConfigError, match=r"1,073,741,824 bytes, too many for a config; at most 16,777,216 are read"):
+        load_config(tmp_path / "weights.yaml")
+
+
+# ----------------------------------------------------------------------------------------------------- from Python
+
+
+def config(**fields: Any) -> dict[str, Any]:
+    searcher = {"name": "adaptive_asha", "metric": "loss", "max_trials": 4, "max_length": {"epochs": 1}}
+    return {"entrypoint": "m:T", "searcher": searcher, **fields}
+
+
+def itself() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    value["x"] = [value]
+    return value
+
+
+def nested(depth: int) -> Any:
+    return 1 if depth == 0 else {"x": nested(depth - 1)}
+
+
+@pytest.mark.parametrize("section", ["data", "hyperparameters", "searcher", "name"])
+def test_a_mapping_that_contains_itself_is_refused(section: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"error:\n  \S+: is nested more than {MAX_DEPTH} levels deep, or contains i"
+    ):
+        load_config(config(**{section: itself()}))
+
+
+def test_deep_nesting_up_to_the_limit_is_taken() -> None:
+    assert load_config(config(data=nested(MAX_DEPTH - 1))).data == nested(MAX_DEPTH - 1)
+    with pytest.raises(ConfigError, match="is nested more than"):
+        load_config(config(data=nested(MAX_DEPTH + 1)))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [10**30, -(10**30), 16**5000, "k" * 200_000, {16**5000: 1}, {"k" * 99_999: 1}],
+    ids=["large", "small", "without digits", "text", "number as a key", "long key"],
+)
+def test_every_field_refuses_what_is_too_large_in_a_short_error(value: object) -> None:
+    for place, section in SECTIONS.items():
+        for field in section.model_fields:
+            given: dict[str, Any] = config()
+            inner = given
+            for name in place:
+                inner = inner.setdefault(name, {})
+            inner[field] = value
+            if isinstance(value, dict) and field in (
+                "labels",
+                "data",
+                "hyperparameters",
+                "options",
+                "environment_variables",
+            ):
+                continue  # free mappings may have long names
+            with pytest.raises(ConfigError) as error:
+                load_config(given)
+            assert len(str(error.value)) < 3000, (place, field)
+
+
+def test_there_is_a_limit_of_trials_at_a_time_where_the_config_sets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was all trials at once, each of which takes memory."""
+    assert roster.MAX_AT_ONCE == 1_000_000
+    monkeypatch.setattr(roster, "MAX_AT_ONCE", 10)
+    assert len(RandomSearch(max_trials=100_000_000, max_concurrent_trials=0).start()) == 10
+
+
+def test_an_extension_can_be_too_large_too() -> None:
+    method = RandomSearch(max_trials=4, max_length=8)
+    with pytest.raises(MethodError, match=r"searcher.max_trials: must be at most 100000000, got a larger integer"):
+        method.extend(max_trials=10**30)
+    with pytest.raises(MethodError, match=r"searcher.max_length: must be at most 9223372036854775807, got a larger"):
+        method.extend(max_length=10**5000)
+
+
+# ----------------------------------------------------------------------------------------------------- directories
+
+
+def test_the_longest_name_makes_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path))
+    long = load_config(config(name="\N{CJK UNIFIED IDEOGRAPH-8A13}" * MAX_NAME))
+    ExperimentDirectory.create(new_path(long), long, None)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_directory_that_can_not_be_made_is_one_error(tmp_path: Path) -> None:
+    config_ = load_config(config())
+    (tmp_path / "file").touch()
+    for place, why in ((tmp_path / ("p" * 300) / "x", "name too long"), (tmp_path / "file" / "x", "Not a directory")):
+        with pytest.raises(ConfigError, match=rf"(?i)can't make the experiment's directory: .*{why}"):
+            ExperimentDirectory.create(place, config_, None)
+
+
+# ------------------------------------------------------------------------------------------------ dray migrate check
+
+
+@pytest.mark.parametrize("name", ["billion laughs", "anchor in itself", "deep lists", "unknown keys inside"])
+def test_the_check_of_a_directory_is_as_short(name: str, tmp_path: Path) -> None:
+    (tmp_path / "const.yaml").write_text(HOSTILE[name][0])
+    (tmp_path / "m.py").write_text("class T:\n    pass\n")
+    findings = check(tmp_path).findings
+    assert any(HOSTILE[name][1].partition(": ")[2] in finding.what for finding in findings)
+    assert len(findings) <= 22

@@ -1,0 +1,237 @@
+"""The JSON Schema of the config: valid itself, and of one mind with ``load_config`` about what it can judge."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from dray.config.json_schema import json_schema
+from dray.config.load import ConfigError, load_config
+from dray.config.schema import SECTIONS
+from dray.config.searcher import SEARCHER_FIELDS
+from dray.config.storage import STORAGE_FIELDS
+from dray.config.yaml_file import read_mapping
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = json_schema()
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+
+def plain() -> dict[str, Any]:
+    return {
+        "name": "one",
+        "entrypoint": "model_def:DigitsTrial",
+        "hyperparameters": {"global_batch_size": 64, "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}},
+        "searcher": {
+            "name": "asha",
+            "metric": "loss",
+            "max_length": {"epochs": 16},
+            "max_trials": 4,
+            "num_rungs": 2,
+        },
+        "min_validation_period": {"epochs": 1},
+    }
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    config = copy.deepcopy(plain())
+    section: Any = config
+    *sections, name = path.split(".")
+    for each in sections:
+        section = section.setdefault(each, {})
+    section[name] = value
+    return config
+
+
+def is_loaded(config: dict[str, Any]) -> bool:
+    try:
+        load_config(config)
+    except ConfigError:
+        return False
+    return True
+
+
+def test_it_is_a_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert json_schema() == SCHEMA
+    json_schema()["properties"].clear()
+    assert json_schema() == SCHEMA, "each call gives a new one"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples").glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
+def test_it_takes_the_examples_and_what_dray_writes(path: Path) -> None:
+    assert [error.message for error in VALIDATOR.iter_errors(read_mapping(path))] == []
+    assert [error.message for error in VALIDATOR.iter_errors(load_config(path).to_dict())] == []
+
+
+@pytest.mark.parametrize("section", ["", *sorted(".".join(path) for path in SECTIONS if path)])
+def test_every_field_is_described_and_takes_its_examples(section: str) -> None:
+    model = SECTIONS[tuple(section.split(".")) if section else ()].__name__
+    schema = SCHEMA if not section else SCHEMA["$defs"][model]
+    assert schema["additionalProperties"] is False
+    in_use = {name for name, field in schema["properties"].items() if "deprecated" not in field}
+    assert in_use == set(SECTIONS[tuple(section.split(".")) if section else ()].model_fields)
+    for name, field in schema["properties"].items():
+        assert field["description"], name
+        alone = jsonschema.Draft202012Validator({**field, "$defs": SCHEMA["$defs"]})
+        for example in field.get("examples", ()):
+            assert alone.is_valid(example), (name, example)
+
+
+GOOD = [
+    ("searcher.max_length", 100),
+    ("searcher.max_length", {"records": 1}),
+    ("searcher.sampler", "tpe"),
+    ("searcher.sampler", {"name": "tpe", "options": {"n_startup_trials": 3}}),
+    ("searcher.divisor", 2.5),
+    ("searcher.divisor", None),
+    ("searcher.points", [{"lr": 0.01}]),
+    ("min_validation_period", None),
+    ("min_validation_period", {"batches": 0}),
+    ("checkpoint_storage", "s3://bucket/results"),
+    ("checkpoint_storage", {"type": "directory", "container_path": "/tmp/x"}),
+    ("checkpoint_storage", {"save_trial_best": 2}),
+    ("checkpoint_storage", {"type": "s3", "bucket": "b", "prefix": None}),
+    ("entrypoint", ["python3", "train.py"]),
+    ("hyperparameters.layers", [1, 2]),
+    ("hyperparameters.flag", None),
+    ("hyperparameters.net", {"depth": {"type": "int", "minval": 1, "maxval": 3, "count": None}, "norm": None}),
+    ("hyperparameters.type", "adam"),
+    ("hyperparameters.act", {"type": "categorical", "vals": [{"type": "relu"}, "gelu"]}),
+    ("hyperparameters.width", {"type": "int", "minval": 16.0, "maxval": 64, "step": 16, "log": False}),
+    ("labels", ["a"]),
+    ("max_restarts", 0),
+    ("hang_timeout_s", 600.5),
+    ("resources.slot", "cpu"),
+    ("reproducibility.experiment_seed", 0),
+    ("reproducibility.deterministic", True),
+    ("data", {"anything": [1, {"at": "all"}]}),
+    ("resources", None),
+    ("resources", {"slots_per_trial": 0, "is_single_node": True, "max_slots": 4, "priority": 3}),
+    ("resources.slots_per_trial", 0.25),
+    ("labels", {"sweep": True}),
+    ("workspace", "vision"),
+    ("environment", {"image": {"cuda": "a:1"}, "environment_variables": ["A=1", "B="]}),
+    ("environment.environment_variables", {"A": "1", "B": 2, "cuda": ["C=3"], "cpu": {"D": "4"}, "rocm": None}),
+    ("records_per_epoch", 0),
+    ("log_policies", [{"pattern": "ECC", "action": {"type": "exclude_node"}, "name": "bad memory"}]),
+    ("log_policies", [{"name": "OOM", "pattern": None, "action": None}, {"name": "ECC"}]),
+    ("log_policies", [{"pattern": "out of memory", "actions": ["cancel_retries", {"signal": "oom"}]}]),
+    ("optimizations", {"mixed_precision": "O1", "tensor_fusion_threshold": 64}),
+    ("checkpoint_storage", {"type": "shared_fs", "host_path": "/a", "checkpoint_path": "b", "propagation": "r"}),
+    ("loggers", "mlflow"),
+    ("loggers", ["wandb", {"mlflow": {"tracking_uri": "http://mlflow:5000"}}]),
+    ("loggers", {"mlflow": None, "wandb": {"mode": "offline", "entity": None}}),
+]
+BAD = [
+    ("name", ""),
+    ("nam", "one"),
+    ("searcher", None),
+    ("searcher.name", "asa"),
+    ("searcher.name", 3),
+    ("searcher.metric", 3),
+    ("searcher.max_length", 0),
+    ("searcher.max_length", {"epochs": 1, "batches": 2}),
+    ("searcher.max_length", {"epoch": 1}),
+    ("searcher.max_length", {}),
+    ("searcher.max_length", "16"),
+    ("searcher.max_trials", None),
+    ("searcher.max_trials", 0),
+    ("searcher.num_rungs", 1.5),
+    ("searcher.divisor", 1),
+    ("searcher.mode", "standard"),  # adaptive_asha's
+    ("searcher.options", {"a": 1}),
+    ("searcher.variant", "both"),
+    ("searcher.smaller_is_better", "yes"),
+    ("searcher.sampler", 3),
+    ("searcher.sampler", {"options": {}, "nam": "tpe"}),
+    ("min_validation_period", {"epochs": -1}),
+    ("min_validation_period", 100),
+    ("checkpoint_policy", "some"),
+    ("checkpoint_storage", ""),
+    ("checkpoint_storage", {"type": "s3"}),
+    ("checkpoint_storage", {"type": "s3", "bucket": "b", "container_path": "/x"}),
+    ("checkpoint_storage", {"bucket": "b"}),
+    ("checkpoint_storage.save_trial_best", -1),
+    ("loggers", ["mlfow"]),
+    ("loggers", {"wandb": {"mode": "off"}}),
+    ("loggers", 3),
+    ("hyperparameters", [1]),
+    ("hyperparameters.lr", {"type": "lg"}),
+    ("hyperparameters.lr", {"type": "log", "minval": -4, "maxval": -1}),
+    ("hyperparameters.lr", {"type": "log", "base": 0, "minval": -4, "maxval": -1}),
+    ("hyperparameters.lr", {"type": "double", "minval": "1", "maxval": 2}),
+    ("hyperparameters.lr", {"type": "int", "minval": 1, "maxval": 2, "base": 2}),
+    ("hyperparameters.lr", {"type": "int", "minval": 1.5, "maxval": 2}),
+    ("hyperparameters.lr", {"type": "int", "minval": 1, "maxval": 2, "count": 0}),
+    ("hyperparameters.lr", {"type": "categorical", "vals": []}),
+    ("hyperparameters.lr", {"type": "const"}),
+    ("hyperparameters.net", {"lr": {"type": "categorical", "vals": 3}}),
+    ("labels", [1]),
+    ("max_restarts", -1),
+    ("max_restarts", True),
+    ("hang_timeout_s", 0),
+    ("resources.slot", "tpu"),
+    ("resources.slots_per_trial", -1),
+    ("resources.slots_per_trial", 1.5),
+    ("resources.slots_per_trial", {"min": 1}),
+    ("resources.priorty", 3),
+    ("environment.imag", "a:1"),
+    ("environment.environment_variables", {"A": True}),
+    ("log_policies", [{"action": "cancel_retries"}]),
+    ("log_policies", [{"pattern": "a", "act": "cancel_retries"}]),
+    ("optimizations.mixed_precision", "O3"),
+    ("scheduling_unit", 0),
+    ("reproducibility.experiment_seed", 2**32),
+    ("optimizations.aggregation_frequency", 0),
+    ("data", 3),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), GOOD)
+def test_it_takes_what_is_loaded(path: str, value: Any) -> None:
+    config = changed(path, value)
+    assert is_loaded(config)
+    assert [error.message for error in VALIDATOR.iter_errors(config)] == []
+
+
+@pytest.mark.parametrize(("path", "value"), BAD)
+def test_it_refuses_what_is_not_loaded(path: str, value: Any) -> None:
+    config = changed(path, value)
+    assert not is_loaded(config)
+    assert not VALIDATOR.is_valid(config)
+
+
+@pytest.mark.parametrize("method", [*SEARCHER_FIELDS, "my_module:MyMethod"])
+def test_it_knows_the_fields_of_each_method(method: str) -> None:
+    values = yaml.safe_load(
+        "{max_trials: 4, max_concurrent_trials: 2, num_rungs: 2, divisor: 3, variant: promotion, mode: standard, "
+        "max_rungs: 3, bracket_rungs: [2], sampler: tpe, options: {}, points: [], smaller_is_better: false}"
+    )
+    least = {"name": method, "metric": "loss", "max_length": {"epochs": 16}}
+    space = {"n": {"type": "int", "minval": 1, "maxval": 3, "count": 2}}
+    for needed in ({}, {"max_trials": 4}, {"max_trials": 4, "num_rungs": 2}):
+        config = {"searcher": {**least, **needed}, "hyperparameters": space}
+        assert VALIDATOR.is_valid(config) == is_loaded(config), needed
+        for field, value in values.items():
+            config = {"searcher": {**least, **needed, field: value}, "hyperparameters": space}
+            assert VALIDATOR.is_valid(config) == is_loaded(config), (needed, field)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in STORAGE_FIELDS if kind is not None])
+def test_it_knows_the_fields_of_each_kind_of_storage(kind: str) -> None:
+    names = sorted(set().union(*map(set, STORAGE_FIELDS.values())) - {"type"})
+    paired = {"access_key", "secret_key", "credential"}  # which go together; left to `load_config`
+    for name in names:
+        value: Any = 1 if name.startswith("save_") else "x"
+        config = changed("checkpoint_storage", {"type": kind, name: value})
+        if not is_loaded(config) and name in STORAGE_FIELDS[kind] and (name in paired or kind == "directory"):
+            continue
+        assert VALIDATOR.is_valid(config) == is_loaded(config), name

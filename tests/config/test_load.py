@@ -1,0 +1,692 @@
+"""What a config may say, what it then means, and that every fault is told at once, by its path."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dray.config.load import ConfigError, ExperimentConfig, Length, build_method, build_space, load_config
+from dray.config.resources import MAX_SHARES, Resources, SlotRange
+from dray.training.units import Batch, Epoch, Records
+from searchers import ASHA, RandomSearch, Single
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "digits"
+
+ASHA_CONFIG: dict[str, Any] = {
+    "name": "digits-asha",
+    "entrypoint": "model_def:DigitsTrial",
+    "hyperparameters": {
+        "global_batch_size": 64,
+        "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
+        "hidden": {"type": "int", "minval": 16, "maxval": 256},
+    },
+    "searcher": {
+        "name": "asha",
+        "metric": "validation_loss",
+        "smaller_is_better": True,
+        "max_length": {"epochs": 16},
+        "max_trials": 64,
+        "divisor": 4,
+        "num_rungs": 3,
+    },
+    "resources": {"slots_per_trial": 1},
+    "min_validation_period": {"epochs": 1},
+    "reproducibility": {"experiment_seed": 7},
+}
+
+
+def changed(**fields: Any) -> dict[str, Any]:
+    """ASHA_CONFIG with fields replaced: ``searcher__divisor=1``; ``...`` removes one."""
+    config = copy.deepcopy(ASHA_CONFIG)
+    for path, value in fields.items():
+        *sections, field = path.split("__")
+        place = config
+        for section in sections:
+            place = place.setdefault(section, {})
+        if value is ...:
+            del place[field]
+        else:
+            place[field] = value
+    return config
+
+
+def faults(source: Any) -> dict[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(source)
+    return dict(caught.value.faults)
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    return file
+
+
+# ------------------------------------------------------------------------------------------------- what is accepted
+
+
+@pytest.mark.parametrize("name", ["asha", "const", "random", "distributed", "adaptive", "promotion", "grid", "tpe"])
+def test_examples_are_valid_and_survive_a_round_trip(name: str, tmp_path: Path) -> None:
+    config = load_config(EXAMPLES / f"{name}.yaml")
+    assert config.name == f"digits-{name}"
+    stored = write(tmp_path, yaml.safe_dump(config.to_dict()))
+    assert load_config(stored) == config
+    assert load_config(config.to_dict()) == config
+
+
+def test_file_and_mapping_of_the_same_shape_are_the_same_config() -> None:
+    assert load_config(EXAMPLES / "asha.yaml") == load_config(ASHA_CONFIG)
+
+
+def test_fields_have_determineds_defaults() -> None:
+    config = load_config({"searcher": {"name": "single", "metric": "loss", "max_length": 100}})
+    assert config.name == "experiment"
+    assert config.searcher.smaller_is_better is True
+    assert (config.searcher.max_concurrent_trials, config.searcher.divisor) == (16, 4)
+    assert (config.resources.slots_per_trial, config.resources.slot, config.resources.cpus_per_slot) == (1, None, 1)
+    assert (config.max_restarts, config.checkpoint_policy, config.checkpoint_storage.location) == (5, "best", None)
+    assert (config.resources.reuse_workers, config.hang_timeout_s) == (True, None)
+    assert config.min_validation_period is None
+    assert config.min_checkpoint_period is None
+    assert (config.hyperparameters, config.data, config.labels) == ({}, {}, [])
+
+
+def test_async_halving_is_asha() -> None:
+    assert isinstance(build_method(load_config(changed(searcher__name="async_halving"))), ASHA)
+
+
+@pytest.mark.parametrize(
+    ("written", "means", "unit"),
+    [
+        ({"batches": 500}, Length(unit="batches", value=500), Batch(500)),
+        ({"epochs": 16}, Length(unit="epochs", value=16), Epoch(16)),
+        ({"records": 64}, Length(unit="records", value=64), Records(64)),
+        (500, Length(unit="batches", value=500), Batch(500)),
+    ],
+)
+def test_length_is_batches_epochs_or_records(written: Any, means: Length, unit: Any) -> None:
+    length = load_config(changed(searcher__max_length=written)).searcher.max_length
+    assert length == means
+    assert length.to_unit() == unit
+
+
+def test_period_of_zero_is_no_period() -> None:
+    assert load_config(changed(min_checkpoint_period={"batches": 0})).min_checkpoint_period is None
+
+
+def test_null_field_has_its_default() -> None:
+    config = load_config(changed(resources=None, max_restarts=None, searcher__max_concurrent_trials=None))
+    assert (config.resources.slots_per_trial, config.max_restarts) == (1, 5)
+    assert config.searcher.max_concurrent_trials == 16
+
+
+def test_null_stays_a_value_among_hyperparameters_and_data() -> None:
+    config = load_config(changed(hyperparameters__scheduler=None, data={"cache": None}))
+    assert config.to_dict()["hyperparameters"]["scheduler"] is None
+    assert load_config(config.to_dict()) == config
+
+
+def test_missing_seed_is_drawn_and_recorded() -> None:
+    first, second = (load_config(changed(reproducibility=...)) for _ in range(2))
+    assert first.reproducibility.experiment_seed != second.reproducibility.experiment_seed
+    assert load_config(first.to_dict()) == first
+
+
+def test_missing_name_is_that_of_the_file_or_of_the_class(tmp_path: Path) -> None:
+    unnamed = changed(name=...)
+    assert load_config(unnamed).name == "DigitsTrial"
+    assert load_config(write(tmp_path, yaml.safe_dump(unnamed))).name == "config"
+
+
+def test_scientific_notation_without_a_point_is_a_number(tmp_path: Path) -> None:
+    text = "searcher: {name: single, metric: loss, max_length: 1}\nhyperparameters: {lr: 1e-3, wd: -2E+4, tag: 1e-3x}"
+    config = load_config(write(tmp_path, text))
+    assert config.hyperparameters == {"lr": 1e-3, "wd": -2e4, "tag": "1e-3x"}
+
+
+def test_numpy_scalars_and_tuples_from_a_driver_become_plain() -> None:
+    numpy = pytest.importorskip("numpy")
+    config = load_config(changed(searcher__max_trials=numpy.int64(8), hyperparameters__sizes=(numpy.float32(0.5), 2)))
+    assert config.searcher.max_trials == 8
+    assert config.hyperparameters["sizes"] == [0.5, 2]
+    yaml.safe_dump(config.to_dict())
+
+
+def test_storage_is_a_directory_or_a_path_below_a_shared_one(tmp_path: Path) -> None:
+    def path(storage: dict[str, Any]) -> Path:
+        loaded = load_config(changed(checkpoint_storage=storage))
+        assert load_config(loaded.to_dict()) == loaded
+        assert loaded.checkpoint_storage.location is not None
+        return loaded.checkpoint_storage.location.path
+
+    assert path({"type": "directory", "container_path": "/mnt/a"}) == Path("/mnt/a")
+    assert path({"type": "directory", "storage_path": tmp_path}) == tmp_path
+    assert path({"type": "directory", "storage_path": "~/a"}) == Path.home() / "a"
+    assert path({"type": "shared_fs", "host_path": "/mnt/a"}) == Path("/mnt/a")
+    assert path({"type": "shared_fs", "host_path": "/mnt/a", "storage_path": "b"}) == Path("/mnt/a/b")
+    assert path("/mnt/a") == path("file:///mnt/a") == path(Path("/mnt/a")) == Path("/mnt/a")
+
+
+@pytest.mark.parametrize(
+    ("storage", "uri"),
+    [
+        ("s3://bucket/results/", "s3://bucket/results"),
+        ("s3://bucket?region=eu-west-1", "s3://bucket?region=eu-west-1"),
+        ({"type": "uri", "storage_path": "az://container/results"}, "az://container/results"),
+        ({"type": "s3", "bucket": "bucket", "prefix": "/a/b/"}, "s3://bucket/a/b"),
+        (
+            {"type": "s3", "bucket": "bucket", "endpoint_url": "http://minio:9000"},
+            "s3://bucket?endpoint_override=minio%3A9000&scheme=http",
+        ),
+        ({"type": "gcs", "bucket": "bucket", "prefix": "a"}, "gs://bucket/a"),
+        ({"type": "azure", "container": "c", "connection_string": "..."}, "az://c"),
+        (
+            {"type": "azure", "container": "c", "account_url": "https://me.blob.core.windows.net"},
+            "az://c?account_name=me",
+        ),
+    ],
+)
+def test_storage_is_an_object_store(storage: Any, uri: str) -> None:
+    config = load_config(changed(checkpoint_storage=storage))
+    assert str(config.checkpoint_storage.location) == uri
+    assert str(load_config(config.to_dict()).checkpoint_storage.location) == uri
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        "s3://KEY:S3CR3T@bucket",
+        {"type": "s3", "bucket": "bucket", "access_key": "KEY", "secret_key": "S3CR3T"},
+    ],
+)
+def test_credentials_are_used_and_shown_nowhere(storage: Any) -> None:
+    config = load_config(changed(checkpoint_storage=storage))
+    location = config.checkpoint_storage.location
+    assert location is not None
+    assert dict(location.secrets) == {"access_key": "KEY", "secret_key": "S3CR3T"}
+    for shown in (repr(config), str(config.to_dict()), repr(location), str(location)):
+        assert "S3CR3T" not in shown
+        assert "KEY" not in shown
+    with pytest.raises(ConfigError) as told:
+        load_config(changed(checkpoint_storage={"type": "s3", "bucket": 1, "access_key": 12345, "secret_key": ["S3C"]}))
+    assert "12345" not in str(told.value)
+    assert "S3C" not in str(told.value)
+
+
+def test_config_is_frozen_picklable_and_passes_through() -> None:
+    config = load_config(ASHA_CONFIG)
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert load_config(config) is config
+    with pytest.raises(ValueError, match="frozen"):
+        config.name = "other"  # type: ignore[misc]
+
+
+def test_loading_leaves_the_callers_mapping_alone() -> None:
+    mine = changed(name=...)
+    before = copy.deepcopy(mine)
+    load_config(mine).hyperparameters["lr"]["minval"] = -9
+    assert mine == before
+
+
+def test_methods_have_the_configs_numbers() -> None:
+    assert build_method(load_config(ASHA_CONFIG)).rungs == (1, 4, 16)
+    random = build_method(load_config(EXAMPLES / "random.yaml"))
+    assert isinstance(random, RandomSearch)
+    assert len(random.start()) == 8
+    single = build_method(load_config(EXAMPLES / "const.yaml"))
+    assert isinstance(single, Single)
+    assert len(single.start()) == 1
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "name"),
+    [
+        ("python3 scripts/train.py --epochs 1", "train"),
+        (["python3", "-m", "package.train"], "package.train"),
+        ("python3 -m determined.launch.torch_distributed --trial model_def:MyTrial", "MyTrial"),
+    ],
+)
+def test_entrypoint_may_be_a_program(entrypoint: Any, name: str) -> None:
+    config = load_config(changed(entrypoint=entrypoint, name=...))
+    assert config.entrypoint == entrypoint
+    assert config.name == name
+    assert load_config(config.to_dict()) == config
+
+
+@pytest.mark.api("8.3b")
+@pytest.mark.parametrize("searcher", [{"name": "single"}, {"name": "random", "max_trials": 3}])
+def test_search_of_a_program_may_leave_the_length_to_fit(searcher: dict[str, Any]) -> None:
+    searcher = {**searcher, "metric": "loss"}
+    config = load_config({"entrypoint": "python3 train.py", "searcher": searcher})
+    assert config.searcher.max_length is None
+    assert build_method(config).rungs == ()
+    with pytest.raises(ConfigError, match=r"searcher\.max_length: required"):
+        load_config({"entrypoint": "model_def:MyTrial", "searcher": searcher})
+
+
+def test_space_has_the_configs_hyperparameters() -> None:
+    from random import Random
+
+    sample = build_space(load_config(ASHA_CONFIG)).sample(Random(7))
+    assert sample["global_batch_size"] == 64
+    assert 1e-4 <= sample["lr"] <= 1e-1  # type: ignore[operator]
+
+
+# -------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "what"),
+    [
+        ({"searcher__max_trails": 3}, "searcher.max_trails", "unknown field; did you mean max_trials?"),
+        ({"hyperparameter": {}}, "hyperparameter", "unknown field; did you mean hyperparameters?"),
+        ({"max_trials": 3}, "max_trials", "unknown field here; move it to searcher.max_trials"),
+        ({"workspaces": "w"}, "workspaces", "unknown field; did you mean workspace?"),
+        ({"shm_size": "4G"}, "shm_size", "unknown field here; move it to resources.shm_size"),
+        ({"environment": {"imag": "a"}}, "environment.imag", "unknown field; did you mean image?"),
+        (
+            {"batches_per_step": 5},
+            "batches_per_step",
+            "Determined has removed steps, too; write scheduling_unit",
+        ),
+        ({"searcher__budget": {"epochs": 9}}, "searcher.budget", "use max_trials of adaptive_asha or asha"),
+        ({"searcher__name": "pbt"}, "searcher.name", "pbt was removed, also from Determined; use adaptive_asha"),
+        ({"zzz": 1}, "zzz", "unknown field; known fields are checkpoint_policy"),
+        ({"searcher": ...}, "searcher", "required, got nothing"),
+        ({"searcher": 5}, "searcher", "must be a mapping, got 5"),
+        ({"searcher__metric": ...}, "searcher.metric", "required, got nothing"),
+        ({"searcher__metric": None}, "searcher.metric", "required, got nothing"),
+        ({"searcher__max_length": ...}, "searcher.max_length", "required, got nothing"),
+        ({"searcher__max_trials": ...}, "searcher.max_trials", "required, got nothing"),
+        ({"searcher__num_rungs": ...}, "searcher.num_rungs", "required, got nothing"),
+        ({"searcher__divisor": 1}, "searcher.divisor", "must be > 1, got 1"),
+        ({"searcher__divisor": float("nan")}, "searcher.divisor", "got nan"),
+        ({"searcher__divisor": "4"}, "searcher.divisor", "must be a number, got '4' (a string)"),
+        ({"searcher__max_trials": "64"}, "searcher.max_trials", "must be an integer, got '64' (a string)"),
+        ({"searcher__max_trials": 6.5}, "searcher.max_trials", "must be an integer, got 6.5"),
+        ({"searcher__max_trials": True}, "searcher.max_trials", "must be an integer, got True (a boolean)"),
+        ({"searcher__max_trials": 0}, "searcher.max_trials", "must be >= 1, got 0"),
+        ({"searcher__smaller_is_better": "yes"}, "searcher.smaller_is_better", "must be true or false"),
+        ({"searcher__name": "asa"}, "searcher.name", "did you mean asha?"),
+        (
+            {"searcher__name": "bayes"},
+            "searcher.name",
+            "must be one of single, random, grid, asha, async_halving, adapt",
+        ),
+        ({"searcher__name": "single"}, "searcher.max_trials", "single has no such field, got 64; remove it"),
+        ({"searcher__name": "random"}, "searcher.divisor", "use name: asha"),
+        ({"searcher__max_length": {"epoch": 1}}, "searcher.max_length", "did you mean epochs?"),
+        ({"searcher__max_length": {"epochs": 1, "batches": 2}}, "searcher.max_length", "exactly one of"),
+        ({"searcher__max_length": {"epochs": 0}}, "searcher.max_length", "must be at least 1, got 0 epochs"),
+        ({"searcher__max_length": {"epochs": 1.5}}, "searcher.max_length", "must be a whole number"),
+        ({"searcher__max_length": "16"}, "searcher.max_length", "must be a whole number"),
+        ({"min_validation_period": {"batches": -1}}, "min_validation_period", "must be at least 0"),
+        ({"resources__slots_per_trial": -1}, "resources.slots_per_trial", "must be >= 1, got -1"),
+        (
+            {"resources": {"slots_per_trial": 0, "slot": "gpu"}},
+            "resources.slots_per_trial",
+            "0 means one slot of slot: cpu",
+        ),
+        (
+            {"resources": {"is_single_node": True, "placement_strategy": "SPREAD"}},
+            "resources.is_single_node",
+            "true means placement_strategy: STRICT_PACK, but placement_strategy is SPREAD; remove one",
+        ),
+        ({"optimizations": {"aggregation_frequency": 0}}, "optimizations.aggregation_frequency", "must be >= 1, got 0"),
+        (
+            {"optimizations": {"mixed_precision": "O3"}},
+            "optimizations.mixed_precision",
+            "must be one of O0, O1, O2, got O3, which is all float16; write O1",
+        ),
+        (
+            {"optimizations": {"mixed_precision": 1}},
+            "optimizations.mixed_precision",
+            "must be one of O0, O1, O2, got 1",
+        ),
+        ({"scheduling_unit": 0}, "scheduling_unit", "must be >= 1, got 0"),
+        ({"records_per_epoch": -5}, "records_per_epoch", "must be >= 1, got -5"),
+        ({"log_policies": {}}, "log_policies", "must be a list, got {} (a mapping)"),
+        ({"log_policies": [{"action": "cancel_retries"}]}, "log_policies", "number 0 must have a pattern; for example"),
+        ({"log_policies": [{"pattern": "a"}]}, "log_policies", "number 0 must have an action"),
+        (
+            {"log_policies": [{"pattern": "(", "action": "signal"}]},
+            "log_policies",
+            "pattern must be a regular expression, got '('",
+        ),
+        (
+            {"log_policies": [{"pattern": "a", "action": "stop"}]},
+            "log_policies",
+            "action must be one of cancel_retries",
+        ),
+        ({"log_policies": [{"pattern": "a", "acton": "signal"}]}, "log_policies[0].acton", "did you mean action?"),
+        ({"resources__max_slots": 0}, "resources.max_slots", "must be >= 1, got 0"),
+        (
+            {"resources": {"max_slots": 1, "slots_per_trial": 2}},
+            "resources.max_slots",
+            "must be at least slots_per_trial (2), or no trial can run, got 1; raise it",
+        ),
+        ({"resources__slot": "tpu"}, "resources.slot", "must be one of gpu, cpu, got 'tpu'"),
+        ({"resources__cpus_per_slot": 0.5}, "resources.cpus_per_slot", "must be an integer, got 0.5"),
+        ({"resources__slots_per_trial": 128}, "hyperparameters.global_batch_size", "slots_per_trial (128)"),
+        ({"checkpoint_policy": "latest"}, "checkpoint_policy", "must be one of best, all, none"),
+        ({"checkpoint_storage": {"type": "s3"}}, "checkpoint_storage.bucket", "required, got nothing; the bucket"),
+        (
+            {"checkpoint_storage": {"type": "directory"}},
+            "checkpoint_storage",
+            "exactly one of container_path and storage_path",
+        ),
+        ({"checkpoint_storage": {"type": "shared_fs"}}, "checkpoint_storage.host_path", "required, got nothing"),
+        ({"checkpoint_storage": {"host_path": "/a"}}, "checkpoint_storage.host_path", "needs type: shared_fs"),
+        ({"checkpoint_storage": {"type": ["s3"]}}, "checkpoint_storage.type", "must be one of directory, shared_fs"),
+        ({"checkpoint_storage": "s3://"}, "checkpoint_storage", "has no bucket"),
+        ({"checkpoint_storage": "s3://b?zone=1"}, "checkpoint_storage", "an unknown option 'zone'; known are region"),
+        ({"checkpoint_storage": ""}, "checkpoint_storage", "must not be empty"),
+        ({"checkpoint_storage": {"save_trial_best": -1}}, "checkpoint_storage.save_trial_best", "must be >= 0"),
+        ({"save_trial_best": 1}, "save_trial_best", "move it to checkpoint_storage.save_trial_best"),
+        (
+            {"checkpoint_storage": {"type": "s3", "bucket": "b", "access_key": "A"}},
+            "checkpoint_storage.secret_key",
+            "required, got nothing",
+        ),
+        (
+            {"checkpoint_storage": {"type": "gcs", "bucket": "b", "host_path": "/a"}},
+            "checkpoint_storage.host_path",
+            "type gcs has no such field; remove it, or use type: shared_fs",
+        ),
+        ({"max_restarts": -1}, "max_restarts", "must be >= 0, got -1"),
+        ({"hang_timeout_s": 0}, "hang_timeout_s", "must be > 0, got 0"),
+        ({"hang_timeout_s": "10m"}, "hang_timeout_s", "must be a number, got '10m'"),
+        ({"resources__reuse_workers": "no"}, "resources.reuse_workers", "must be true or false, got 'no'"),
+        ({"entrypoint": "bash train.sh"}, "entrypoint", "can't be a shell script"),
+        ({"entrypoint": ["python3", "train.py", 1]}, "entrypoint", "must be a list of strings, got 1 as word 3"),
+        ({"entrypoint": {"a": 1}}, "entrypoint", "must be a string or a list of strings"),
+        ({"searcher__max_length": ...}, "searcher.max_length", "required, got nothing; maximum length of a trial"),
+        (
+            {"searcher__max_length": ..., "entrypoint": "python3 train.py"},
+            "searcher.max_length",
+            "required, got nothing",
+        ),
+        ({"labels": ["a", 3]}, "labels.1", "must be a string, got 3"),
+        ({"reproducibility__experiment_seed": -1}, "reproducibility.experiment_seed", "must be >= 0"),
+        ({"reproducibility__experiment_seed": 2**32}, "reproducibility.experiment_seed", "must be <= 4294967295"),
+        ({"hyperparameters__lr__maxval": -5}, "hyperparameters.lr.minval", "must be < maxval"),
+        ({"hyperparameters": []}, "hyperparameters", "must be a mapping"),
+        ({"name": ""}, "name", "must not be empty"),
+    ],
+)
+def test_fault_is_told_with_its_path(change: dict[str, Any], path: str, what: str) -> None:
+    found = faults(changed(**change))
+    assert what in found[path]
+
+
+@pytest.mark.parametrize("change", [{"searcher__divisor": 1}, {"searcher__max_trails": 3}, {"max_restarts": "5"}])
+def test_one_mistake_is_one_fault(change: dict[str, Any]) -> None:
+    assert len(faults(changed(**change))) == 1
+
+
+def test_every_fault_is_told_at_once() -> None:
+    broken = changed(
+        searcher__divisor=1,
+        searcher__metric=...,
+        searcher__max_trails=3,
+        searcher__num_rungs=...,
+        max_restarts="5",
+        resources__slots_per_trial=128,
+        hyperparameters__lr__maxval=-5,
+    )
+    assert set(faults(broken)) == {
+        "searcher.divisor",
+        "searcher.metric",
+        "searcher.max_trails",
+        "searcher.num_rungs",
+        "max_restarts",
+        "hyperparameters.global_batch_size",
+        "hyperparameters.lr.minval",
+    }
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "fits"),
+    [
+        (4, True),
+        (3, False),
+        ({"type": "const", "val": 3}, False),
+        ({"type": "int", "minval": 3, "maxval": 64}, False),
+        ({"type": "int", "minval": 4, "maxval": 64}, True),
+        ({"type": "categorical", "vals": [64, 2]}, False),
+        ({"type": "categorical", "vals": [64, "32"]}, False),
+        ({"type": "log", "base": 2, "minval": 3, "maxval": 6}, False),
+        ("64", False),
+        (64.0, False),
+    ],
+)
+def test_each_possible_batch_gives_every_slot_a_record(batch_size: Any, fits: bool) -> None:
+    config = changed(hyperparameters__global_batch_size=batch_size, resources__slots_per_trial=4)
+    if fits:
+        load_config(config)
+    else:
+        assert set(faults(config)) == {"hyperparameters.global_batch_size"}
+
+
+def elastic(**changes: Any) -> dict[str, Any]:
+    """A config of one trial on 1 to 6 slots."""
+    return {
+        "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 2}},
+        "hyperparameters": {"global_batch_size": 12},
+        "resources": {"slots_per_trial": {"min": 1, "max": 6}},
+        **changes,
+    }
+
+
+RANDOM = {"name": "random", "metric": "loss", "max_length": {"batches": 2}, "max_trials": 3}
+
+
+def test_a_trial_has_as_many_slots_of_a_range_as_divide_its_batch() -> None:
+    config = load_config(elastic())
+    assert config.slots_per_trial == (1, 2, 3, 4, 6)
+    assert load_config(config.to_dict()) == config
+    assert config.to_dict()["resources"]["slots_per_trial"] == {"min": 1, "max": 6}
+    few = load_config(elastic(resources={"slots_per_trial": {"min": 1, "max": 6}, "max_slots": 3}))
+    assert few.slots_per_trial == (1, 2, 3)
+    const = load_config(elastic(hyperparameters={"global_batch_size": {"type": "const", "val": 9}}))
+    assert const.slots_per_trial == (1, 3)
+    assert load_config(elastic(searcher={**RANDOM, "max_concurrent_trials": 1})).slots_per_trial == (1, 2, 3, 4, 6)
+    assert load_config(elastic(resources={"slots_per_trial": 5})).slots_per_trial == (5,)
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "what"),
+    [
+        ({"searcher": RANDOM}, "resources.slots_per_trial", "set searcher.max_concurrent_trials: 1, or give one"),
+        (
+            {"searcher": {"name": "a:B", "metric": "loss", "max_length": {"batches": 2}}},
+            "resources.slots_per_trial",
+            "use searcher.name: single, or give one number, such as 1",
+        ),
+        ({"resources": {"slots_per_trial": {"min": 4, "max": 2}}}, "resources.slots_per_trial", "got 4 and 2"),
+        ({"resources": {"slots_per_trial": {"min": 0, "max": 2}}}, "resources.slots_per_trial.min", "must be >= 1"),
+        ({"resources": {"slots_per_trial": {"min": 1}}}, "resources.slots_per_trial.max", "required, got nothing"),
+        (
+            {"resources": {"slots_per_trial": {"min": 1, "max": 6}, "placement_strategy": "STRICT_PACK"}},
+            "resources.placement_strategy",
+            "can't be STRICT_PACK with a range of slots (resources.slots_per_trial); give one number of slots",
+        ),
+        (
+            {"resources": {"slots_per_trial": {"min": 1, "max": 6}, "is_single_node": True}},
+            "resources.is_single_node",
+            "can't be true with a range of slots (resources.slots_per_trial); give one number of slots",
+        ),
+        (
+            {"resources": {"placement_strategy": "pack"}},
+            "resources.placement_strategy",
+            "must be one of PACK, STRICT_PACK, SPREAD, STRICT_SPREAD",
+        ),
+        (
+            {"resources": {"slots_per_trial": {"min": 1, "max": 2, "mx": 3}}},
+            "resources.slots_per_trial.mx",
+            "did you mean max?",
+        ),
+        ({"hyperparameters": {}}, "hyperparameters.global_batch_size", "required with a range of slots"),
+        (
+            {"hyperparameters": {"global_batch_size": {"type": "int", "minval": 8, "maxval": 16}}},
+            "hyperparameters.global_batch_size",
+            "must be a constant with a range of slots",
+        ),
+        (
+            {"resources": {"slots_per_trial": {"min": 5, "max": 9}, "max_slots": 5}},
+            "hyperparameters.global_batch_size",
+            "must be divisible by a number of slots from 5 to 5 (resources.slots_per_trial), got 12",
+        ),
+        (
+            {"resources": {"slots_per_trial": {"min": 3, "max": 9}, "max_slots": 2}},
+            "resources.max_slots",
+            "must be at least slots_per_trial (3), or no trial can run, got 2",
+        ),
+        (
+            {"resources": {"slots_per_trial": {"min": 7, "max": 11}}},
+            "hyperparameters.global_batch_size",
+            "must be divisible by a number of slots from 7 to 11 (resources.slots_per_trial), got 12",
+        ),
+    ],
+)
+def test_a_range_of_slots_that_can_not_be_is_told(change: dict[str, Any], path: str, what: str) -> None:
+    [(found, told)] = faults(elastic(**change)).items()
+    assert found == path
+    assert what in told
+
+
+@pytest.mark.parametrize(
+    ("written", "trials"),
+    [("0.5", 2), ("0.25", 4), ("0.33", 3), ("0.3333", 3), ("0.3333333333333333", 3), ("0.125", 8), ("0.02", 50)],
+)
+def test_n_trials_share_a_slot(written: str, trials: int) -> None:
+    config = changed(resources__slots_per_trial=float(written))
+    loaded = load_config(config)
+    assert loaded.resources.slots_per_trial == 1 / trials
+    assert loaded.resources.trials_per_slot == trials
+    assert loaded.resources.share == f"1/{trials} slot"
+    assert loaded.slots_per_trial == (1,), "each is one process"
+    assert load_config(yaml.safe_load(yaml.safe_dump(loaded.to_dict()))) == loaded
+
+
+def test_every_share_can_be_written_with_four_digits() -> None:
+    for trials in range(2, MAX_SHARES + 1):
+        assert Resources(slots_per_trial=float(f"{1 / trials:.4g}")).trials_per_slot == trials
+
+
+def test_whole_slots_are_not_shared() -> None:
+    assert (Resources().trials_per_slot, Resources().share) == (1, "")
+    assert Resources(slots_per_trial=SlotRange(min=1, max=2)).trials_per_slot == 1
+    assert repr(load_config(changed(resources__slots_per_trial=2)).resources.slots_per_trial) == "2"
+
+
+@pytest.mark.parametrize(
+    ("slots", "what"),
+    [
+        (0.4, "0.25, ..., 0.02), got 0.4; write 0.3333 or 0.5"),
+        (0.75, "must be a whole number of slots, or 1/n of a slot (0.5, 0.33, "),
+        (0.75, "got 0.75; write 0.5 or 1"),
+        (0.98, "got 0.98; write 0.5 or 1"),
+        (1.5, "got 1.5; write 1 or 2"),
+        (0.001, "got 0.001; write 0.02 or 1"),
+        (-0.5, "got -0.5; write 0.02 or 1"),
+        ("1/4", "must be a number, got '1/4' (a string)"),
+        (float("nan"), "must be a finite number, got nan"),
+        (1.0, "must be an integer, got 1.0"),
+    ],
+)
+def test_other_parts_of_slots_are_refused_with_the_nearest_that_can_be(slots: Any, what: str) -> None:
+    [(path, told)] = faults(changed(resources__slots_per_trial=slots)).items()
+    assert path == "resources.slots_per_trial"
+    assert what in told
+
+
+def test_an_elastic_trial_has_whole_slots() -> None:
+    told = faults(elastic(resources={"slots_per_trial": {"min": 0.5, "max": 6}}))
+    assert told == {"resources.slots_per_trial.min": "must be an integer, got 0.5; for example min: 1"}
+
+
+def test_length_in_records_needs_a_batch_size() -> None:
+    config = changed(searcher__max_length={"records": 6400}, hyperparameters__global_batch_size=...)
+    assert "required" in faults(config)["hyperparameters.global_batch_size"]
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "what"),
+    [
+        ("searcher:\n  name: asha\n  metric: a: b\n", "line 3, column 12", "not valid YAML"),
+        ("searcher:\n  name: asha\nsearcher: {}\n", "line 3, column 1", "the field 'searcher' is given twice"),
+        ("a: !!python/object/apply:os.system ['true']", "line 1, column 4", "not valid YAML"),
+        ("- a\n", "config", "must be a mapping of fields to values"),
+        ("", "config", "got an empty file"),
+    ],
+)
+def test_what_is_not_a_yaml_mapping_is_told_with_its_line(tmp_path: Path, text: str, path: str, what: str) -> None:
+    assert what in faults(write(tmp_path, text))[path]
+
+
+def test_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    assert "no such file" in faults(tmp_path / "none.yaml")["config"]
+    assert "is a directory" in faults(tmp_path)["config"]
+    (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9")
+    assert "UTF-8" in faults(tmp_path / "latin.yaml")["config"]
+
+
+def test_message_names_the_file_and_has_a_line_for_each_fault(tmp_path: Path) -> None:
+    file = write(tmp_path, yaml.safe_dump(changed(searcher__divisor=1, searcher__max_trails=3)))
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    header, *lines = str(caught.value).splitlines()
+    assert header == f"{file} has 2 errors:"
+    assert lines == [
+        "  searcher.divisor: must be > 1, got 1; for example divisor: 4",
+        "  searcher.max_trails: unknown field; did you mean max_trials?",
+    ]
+
+
+def test_error_survives_pickling() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(changed(searcher__divisor=1))
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.faults, again.source, str(again)) == (
+        caught.value.faults,
+        caught.value.source,
+        str(caught.value),
+    )
+
+
+_ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+_FIELD = st.sampled_from([*ExperimentConfig.model_fields, "searcher__name", "searcher__max_length", "resources__slot"])
+
+
+@given(field=_FIELD, value=_ANYTHING)
+def test_no_value_of_any_field_raises_anything_but_config_error(field: str, value: Any) -> None:
+    config = changed(**{field: value})
+    try:
+        loaded = load_config(config)
+    except ConfigError as error:
+        assert str(error)  # noqa: PT017 - either outcome is right, no third one is
+    else:
+        assert load_config(loaded.to_dict()) == loaded
+        assert build_method(loaded).start()
+
+
+def test_config_is_checked_without_torch_or_ray() -> None:
+    code = (
+        "import sys, dray.config.load, dray.code.load, dray.errors;"
+        "assert not {'torch', 'ray', 'pandas', 'optuna'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)

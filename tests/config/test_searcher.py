@@ -1,0 +1,340 @@
+"""The searcher section: every method with its fields and defaults, both spellings of each, every fault by its path."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+import yaml
+
+from dray.config.custom import Own
+from dray.config.load import (
+    ConfigError,
+    ExperimentConfig,
+    build_method,
+    build_sampler,
+    build_search,
+    build_space,
+    load_config,
+)
+from dray.config.search import as_extended
+from searchers import ASHA, AdaptiveASHA, Create, Exited, Grid, PromotionASHA, Reported, Started
+
+LR = {"type": "log", "base": 10, "minval": -4, "maxval": -1}
+HALVING = {"max_trials": 8, "max_length": {"epochs": 16}}
+ASHA_3 = {"name": "asha", "num_rungs": 3, **HALVING}
+
+
+def config(searcher: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """With ``metric: loss``, one hyperparameter, and a validation each epoch."""
+    return {
+        "entrypoint": "model_def:MyTrial",
+        "hyperparameters": {"lr": LR},
+        "min_validation_period": {"epochs": 1},
+        "reproducibility": {"experiment_seed": 7},
+        "searcher": {"metric": "loss", **searcher},
+        **fields,
+    }
+
+
+def load(searcher: dict[str, Any], **fields: Any) -> ExperimentConfig:
+    loaded = load_config(config(searcher, **fields))
+    assert load_config(yaml.safe_load(yaml.safe_dump(loaded.to_dict()))) == loaded
+    return loaded
+
+
+def faults(searcher: dict[str, Any], **fields: Any) -> dict[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(config(searcher, **fields))
+    found = caught.value.faults
+    assert len({fault.path for fault in found}) == len(found), "one fault a field"
+    return dict(found)
+
+
+# ------------------------------------------------------------------------------------------------------ the methods
+
+
+def test_promotion_is_another_variant_of_asha_by_either_spelling() -> None:
+    for spelling in ({"variant": "promotion"}, {"stop_once": False}, {"variant": "promotion", "stop_once": False}):
+        loaded = load({**ASHA_3, **spelling})
+        assert loaded.searcher.variant == "promotion"
+        assert type(build_method(loaded)) is PromotionASHA
+    for spelling in ({}, {"variant": "stopping"}, {"stop_once": True}):
+        assert type(build_method(load({**ASHA_3, **spelling}))) is ASHA
+
+
+def test_grid_has_a_trial_for_each_point_from_the_end_of_the_list() -> None:
+    space = {"lr": {**LR, "count": 4}, "size": {"type": "categorical", "vals": [1, 2]}, "seed": 3}
+    loaded = load({"name": "grid", "max_length": {"epochs": 4}}, hyperparameters=space)
+    assert isinstance(build_method(loaded), Grid)
+    search = build_search(loaded, lambda record: None)
+    created = [action.trial for action in search.start() if isinstance(action, Create)]
+    assert created == list(range(8))
+    points = [search.params(trial) for trial in created]
+    # The first key is the slowest; the end comes first.
+    assert [(point["lr"], point["size"]) for point in points] == [
+        (pytest.approx(10.0**exponent), size) for exponent in (-1, -2, -3, -4) for size in (2, 1)
+    ]
+
+
+def test_grid_of_a_program_may_leave_the_length_to_fit() -> None:
+    grid = {"lr": {"type": "categorical", "vals": [0.1, 0.2]}}
+    loaded = load({"name": "grid"}, hyperparameters=grid, entrypoint="python3 train.py")
+    assert build_method(loaded).rungs == ()
+
+
+def test_adaptive_has_determineds_defaults_and_brackets() -> None:
+    loaded = load({"name": "adaptive_asha", "max_trials": 64, "max_length": 64})
+    assert (loaded.searcher.mode, loaded.searcher.max_rungs, loaded.searcher.bracket_rungs) == ("standard", 5, [])
+    method = build_method(loaded)
+    assert isinstance(method, AdaptiveASHA)
+    assert [bracket.rungs for bracket in method.brackets] == [(1, 4, 16, 64), (4, 16, 64), (16, 64)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "rungs"),
+    [
+        ({"mode": "aggressive"}, [4]),
+        ({"mode": "conservative"}, [4, 3, 2, 1]),
+        ({"max_rungs": 2}, [2, 1]),
+        ({"bracket_rungs": [3, 1]}, [3, 1]),
+    ],
+)
+def test_adaptive_takes_its_brackets_from_its_fields(fields: dict[str, Any], rungs: list[int]) -> None:
+    method = build_method(load({"name": "adaptive_asha", "max_trials": 64, "max_length": 64, **fields}))
+    assert isinstance(method, AdaptiveASHA)
+    assert [len(bracket.rungs) for bracket in method.brackets] == rungs
+
+
+def test_adaptive_promotes_too() -> None:
+    method = build_method(load({"name": "adaptive_asha", "stop_once": False, **HALVING}))
+    assert isinstance(method, AdaptiveASHA)
+    assert {type(bracket) for bracket in method.brackets} == {PromotionASHA}
+
+
+def test_rungs_are_in_the_unit_of_the_time_metric_whatever_the_length_says() -> None:
+    timed = {"name": "asha", "num_rungs": 3, "max_trials": 8, "max_time": 160, "time_metric": "seconds"}
+    for length in ({}, {"max_length": {"epochs": 16}}):
+        loaded = load({**timed, **length})
+        assert build_method(loaded).rungs == (10, 40, 160)
+        assert loaded.searcher.length == 160
+
+
+# ----------------------------------------------------------------------------------------------------- the samplers
+
+
+def test_sampler_is_a_name_or_a_name_and_options() -> None:
+    by_name, with_options = (
+        load({**ASHA_3, "sampler": sampler}).searcher.sampler
+        for sampler in ("tpe", {"name": "tpe", "options": {"n_startup_trials": 3}})
+    )
+    assert (by_name.name, by_name.options) == ("tpe", {})
+    assert (with_options.name, with_options.options) == ("tpe", {"n_startup_trials": 3})
+    assert load(ASHA_3).searcher.sampler.name == "random"
+
+
+def test_first_points_come_first_and_constants_may_be_left_out() -> None:
+    space = {"lr": LR, "layers": {"type": "int", "minval": 1, "maxval": 4}, "batch": 64}
+    loaded = load({**ASHA_3, "points": [{"lr": 0.01, "layers": 2}]}, hyperparameters=space)
+    sampler = build_sampler(loaded)
+    assert sampler.ask(0) == {"lr": 0.01, "layers": 2, "batch": 64}
+    assert sampler.ask(1) == build_space(loaded).sample(Random("7:1"))
+
+
+def test_constraint_from_python_is_met_by_every_draw() -> None:
+    space = {"a": {"type": "int", "minval": 1, "maxval": 9}, "b": {"type": "int", "minval": 1, "maxval": 9}}
+    loaded = load({**ASHA_3, "max_trials": 16}, hyperparameters=space)
+    search = build_search(loaded, lambda record: None, own=Own(constraint=lambda point: point["a"] < point["b"]))  # type: ignore[operator]
+    search.start()
+    points = [search.params(trial) for trial in search.trials]
+    assert len(points) == 16
+    assert all(point["a"] < point["b"] for point in points)  # type: ignore[operator]
+
+
+def test_hyperparameters_may_be_optunas_distributions() -> None:
+    optuna = pytest.importorskip("optuna")
+    spaces = {
+        "lr": optuna.distributions.FloatDistribution(1e-4, 1e-1, log=True),
+        "layers": optuna.distributions.IntDistribution(1, 4),
+        "name": optuna.distributions.CategoricalDistribution(["a", "b"]),
+        "batch": 64,
+    }
+    loaded = load(ASHA_3, hyperparameters=spaces)
+    draws = [build_space(loaded).sample(Random(n)) for n in range(200)]
+    assert {draw["layers"] for draw in draws} == {1, 2, 3, 4}
+    assert {draw["name"] for draw in draws} == {"a", "b"}
+    assert {draw["batch"] for draw in draws} == {64}
+    assert all(1e-4 <= draw["lr"] <= 1e-1 for draw in draws)  # type: ignore[operator]
+    below = sum(draw["lr"] < 10**-2.5 for draw in draws)  # type: ignore[operator, misc]
+    assert 70 < below < 130, "even in the exponent"
+
+
+@pytest.mark.slow
+def test_hyperparameters_may_be_domains_of_ray_tune() -> None:
+    tune = pytest.importorskip("ray.tune")
+    spaces = {"lr": tune.loguniform(1e-4, 1e-1), "layers": tune.randint(1, 4), "inner": {"name": tune.choice(["a"])}}
+    loaded = load(ASHA_3, hyperparameters=spaces)
+    draws = [build_space(loaded).sample(Random(n)) for n in range(100)]
+    assert {draw["layers"] for draw in draws} == {1, 2, 3}, "Ray's upper end is not in it"
+    assert all(1e-4 <= draw["lr"] <= 1e-1 for draw in draws)  # type: ignore[operator]
+    assert all(draw["inner"] == {"name": "a"} for draw in draws)
+    found = faults(ASHA_3, hyperparameters={"lr": tune.sample_from(lambda spec: 1)})
+    assert set(found) == {"hyperparameters.lr"}
+
+
+def test_a_distribution_without_a_counterpart_is_a_fault_with_its_path() -> None:
+    class Domain:
+        """Neither library's."""
+
+    assert "hyperparameters.lr" in faults(ASHA_3, hyperparameters={"lr": Domain()})
+
+
+# -------------------------------------------------------------------------------------------------------- extension
+
+
+def test_extended_config_has_the_last_budget_of_the_journal() -> None:
+    records: list[dict[str, Any]] = [
+        {"event": "extended", "max_trials": 16, "max_length": None},
+        {"event": "extended", "max_trials": None, "max_length": 64},
+        {"event": "extended", "max_trials": 20, "max_length": None},
+    ]
+    searcher = as_extended(load(ASHA_3), records).searcher
+    assert (searcher.max_trials, str(searcher.max_length)) == (20, "64 epochs")
+    timed = {"name": "asha", "num_rungs": 3, "max_trials": 8, "max_time": 160, "time_metric": "seconds"}
+    assert as_extended(load(timed), records).searcher.max_time == 64
+    assert as_extended(load(ASHA_3), []) == load(ASHA_3)
+
+
+# ----------------------------------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize(
+    ("searcher", "path", "what"),
+    [
+        ({"name": "sync_halving"}, "searcher.name", "sync_halving was removed, also from Determined; use asha"),
+        ({"name": "adaptive"}, "searcher.name", "use adaptive_asha"),
+        ({"name": "adaptive_simple"}, "searcher.name", "use adaptive_asha"),
+        ({"name": "custom", "options": {}}, "searcher.options", "custom has no such field, got {}; remove it, or use"),
+        ({"name": "a:B", "max_trials": 3}, "searcher.max_trials", "remove it, or put it below options, if a:B takes"),
+        ({"name": "a:B", "options": [3]}, "searcher.options", "must be a mapping, got [3]"),
+        ({"name": "a:b:c"}, "searcher.name", "adaptive_asha, custom, or module:Class, got 'a:b:c'"),
+        (
+            {**ASHA_3, "options": {"a": 1}},
+            "searcher.options",
+            "asha has no such field, got {'a': 1}; remove it, or use",
+        ),
+        ({"name": "custom", "points": [{"lr": 3}]}, "searcher.points[0].lr", "got 3"),
+        ({**ASHA_3, "variant": "paused"}, "searcher.variant", "must be one of stopping, promotion, got 'paused'"),
+        ({**ASHA_3, "stop_once": "yes"}, "searcher.stop_once", "must be true or false, got 'yes'"),
+        (
+            {**ASHA_3, "variant": "promotion", "stop_once": True},
+            "searcher.stop_once",
+            "true means variant: stopping, but variant is promotion; remove one",
+        ),
+        ({**ASHA_3, "max_time": 60}, "searcher.time_metric", "required, got nothing; the unit of max_time"),
+        (
+            {**ASHA_3, "time_metric": "seconds"},
+            "searcher.max_time",
+            "required, got nothing; maximum length of a trial, measured by time_metric",
+        ),
+        ({**ASHA_3, "max_time": 0, "time_metric": "s"}, "searcher.max_time", "must be >= 1, got 0"),
+        ({**ASHA_3, "max_time": 1.5, "time_metric": "s"}, "searcher.max_time", "must be an integer, got 1.5"),
+        ({**ASHA_3, "max_time": 9, "time_metric": 3}, "searcher.time_metric", "must be a string, got 3"),
+        ({**ASHA_3, "mode": "standard"}, "searcher.mode", "asha has no such field, got 'standard'; remove it, or use"),
+        ({**ASHA_3, "bracket_rungs": [3]}, "searcher.bracket_rungs", "or use name: adaptive_asha"),
+        ({"name": "adaptive_asha", **HALVING, "num_rungs": 3}, "searcher.num_rungs", "or use name: asha"),
+        ({"name": "adaptive_asha", **HALVING, "mode": "bold"}, "searcher.mode", "must be one of aggressive, standard"),
+        ({"name": "adaptive_asha", **HALVING, "max_rungs": 0}, "searcher.max_rungs", "must be >= 1, got 0"),
+        ({"name": "adaptive_asha", **HALVING, "bracket_rungs": 3}, "searcher.bracket_rungs", "must be a list, got 3"),
+        ({"name": "adaptive_asha", **HALVING, "bracket_rungs": [0]}, "searcher.bracket_rungs.0", "must be >= 1, got 0"),
+        ({"name": "adaptive_asha", "max_length": 4}, "searcher.max_trials", "required, got nothing"),
+        ({"name": "adaptive_asha", "max_trials": 4}, "searcher.max_length", "required, got nothing"),
+        ({"name": "grid", **HALVING}, "searcher.max_trials", "grid has no such field, got 8"),
+        ({"name": "grid", "max_length": 4, "sampler": "tpe"}, "searcher.sampler", "grid has no such field"),
+        ({"name": "grid", "max_length": 4}, "hyperparameters.lr.count", "grid"),
+        ({"name": "single", "max_length": 4, "points": [{}]}, "searcher.points", "single has no such field"),
+        ({"name": "random", "max_trials": 4, "max_length": 4, "variant": "stopping"}, "searcher.variant", "no such"),
+        ({**ASHA_3, "sampler": 3}, "searcher.sampler", "must be a mapping, got 3"),
+        ({**ASHA_3, "sampler": {"nome": "tpe"}}, "searcher.sampler.nome", "unknown field; did you mean name?"),
+        (
+            {**ASHA_3, "sampler": {"options": {"a": 1}}},
+            "searcher.sampler.options",
+            "random has no options, got {'a': 1}",
+        ),
+        ({**ASHA_3, "sampler": "tpi"}, "searcher.sampler.name", "tpe"),
+        (
+            {**ASHA_3, "sampler": {"name": "tpe", "options": {"n": 1}}},
+            "searcher.sampler.options.n",
+            "is not an option of TPE",
+        ),
+        ({**ASHA_3, "points": {"lr": 0.1}}, "searcher.points", "must be a list"),
+        ({**ASHA_3, "points": [0.1]}, "searcher.points.0", "must be a mapping, got 0.1"),
+        ({**ASHA_3, "points": [{"lr": 0.01}] * 9}, "searcher.points", "must be at most max_trials (8) points, got 9"),
+        ({**ASHA_3, "points": [{"lr": 0.01}, {"lr": 3}]}, "searcher.points[1].lr", "got 3"),
+        ({**ASHA_3, "points": [{"lr": 0.01, "momentum": 1}]}, "searcher.points[0].momentum", ""),
+        ({**ASHA_3, "points": [{}]}, "searcher.points[0].lr", ""),
+        ({**ASHA_3, "max_concurrent_trials": -1}, "searcher.max_concurrent_trials", "must be >= 0, got -1"),
+    ],
+)
+def test_fault_of_the_searcher_is_told_with_its_path(searcher: dict[str, Any], path: str, what: str) -> None:
+    found = faults(searcher)
+    assert what in found[path]
+
+
+@pytest.mark.parametrize("entrypoint", ["model_def:MyTrial", None])
+def test_time_is_looked_at_when_a_trial_validates_so_there_must_be_a_period(entrypoint: str | None) -> None:
+    timed = {"name": "asha", "num_rungs": 3, "max_trials": 8, "max_time": 160, "time_metric": "seconds"}
+    found = faults(timed, entrypoint=entrypoint, min_validation_period=None)
+    assert "required with searcher.max_time, got nothing" in found["min_validation_period"]
+    # A program's fit() may have one of its own.
+    load(timed, entrypoint="python3 train.py", min_validation_period=None)
+
+
+# ----------------------------------------------------------------------------------------------------------- resume
+
+
+SEARCHERS: dict[str, dict[str, Any]] = {
+    "single": {"name": "single", "max_length": 16},
+    "random": {"name": "random", "max_trials": 9, "max_length": 16},
+    "grid": {"name": "grid", "max_length": 16},
+    "asha": {**ASHA_3, "max_trials": 20},
+    "promotion": {**ASHA_3, "max_trials": 20, "variant": "promotion"},
+    "adaptive": {"name": "adaptive_asha", "max_trials": 20, "max_length": 16},
+    "adaptive promotion": {"name": "adaptive_asha", "max_trials": 20, "max_length": 16, "variant": "promotion"},
+    "tpe": {**ASHA_3, "max_trials": 20, "sampler": "tpe"},
+}
+
+
+@pytest.mark.parametrize("searcher", SEARCHERS)
+def test_search_cut_at_any_record_goes_on_as_one_that_never_died(searcher: str) -> None:
+    """The records of a serial driver, replayed up to each of them and driven on, are the same records."""
+    loaded = load(SEARCHERS[searcher], hyperparameters={"lr": {**LR, "count": 5}})
+    whole: list[dict[str, Any]] = []
+    search = build_search(loaded, whole.append)
+    search.start()
+    drive_serially(search)
+    assert search.done is not None
+    for cut in range(1, len(whole), 5):
+        again = list(whole[:cut])
+        search = build_search(loaded, again.append, records=list(whole[:cut]))
+        drive_serially(search)
+        assert again == whole, f"cut at {cut}"
+
+
+def drive_serially(search: Any) -> None:
+    """One worker, which always takes the runnable trial with the lowest number; losses are of trial and step alone."""
+    while search.done is None:
+        runnable = [view for view in search.trials.values() if view.state in ("PENDING", "RUNNING")]
+        stopped = [view for view in search.trials.values() if view.stop_requested and not view.ended]
+        if stopped:
+            search.on(Exited(trial=stopped[0].id, reason="stopped"))
+            continue
+        view = runnable[0]
+        if view.state == "PENDING":
+            search.on(Started(trial=view.id))
+        step = next((rung for rung in search.method.rungs if rung > (view.last_step or 0)), None)
+        if step is None:
+            search.on(Exited(trial=view.id, reason="completed"))
+        else:
+            search.on(Reported(trial=view.id, step=step, value=Random(f"{view.id}:{step}").random()))

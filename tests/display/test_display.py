@@ -1,0 +1,555 @@
+"""The picture, the line, the messages and the final table, as a person reads them."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from dray.display import display as display_module
+from dray.display.board import Board, sparkline
+from dray.display.display import Display
+from dray.display.forecast import Forecast
+from searchers.asha import ASHA
+from searchers.events import Event, Exited, Reported, Started
+from searchers.method import Method
+from searchers.preview import preview
+from searchers.random_search import RandomSearch
+from searchers.search import Search
+from searchers.space import parse
+
+LONG_PATH = Path("/results/" + "a-long-name/" * 12)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands still, unless a test sets it going: what is shown has the time since the beginning."""
+    monkeypatch.setattr(display_module.time, "monotonic", lambda: 1000.0)
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the tests run in: on a dumb one there is no picture, and some want colours everywhere."""
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class FakeCounts:
+    restarts: ClassVar[Counter[int]] = Counter()
+
+
+class FakeResult:
+    """Four trials, one of which never validated."""
+
+    trials = pd.DataFrame(
+        {
+            "trial_id": [0, 1, 2, 3],
+            "state": ["COMPLETED", "STOPPED", "COMPLETED", "ERRORED"],
+            "hparams.lr": [0.1, 0.2, 0.3, 0.4],
+            "hparams.layers": [[1, 2], [1, 2], [3], [3]],
+            "hparams.same": [64, 64, 64, None],  # the last has not started
+            "hparams.same_list": [[1], [1], [1], None],
+            "batches": [20, 10, 20, 0],
+            "metric": [0.5, 0.75, 0.25, None],
+            "best_metric": [0.5, 0.625, 0.125, None],
+            "nan_since": pd.array([None] * 4, "Int64"),
+        }
+    )
+    metrics = pd.DataFrame(
+        [
+            {"trial_id": trial, "batches": batches, "kind": kind, "name": name, "value": value}
+            for trial, batches, value in ((0, 20, 0.9), (1, 5, 0.7), (1, 10, 0.1), (2, 15, 0.95))
+            for kind, name in (("validation", "accuracy"), ("training", "loss"))
+        ]
+    )
+
+    def best_batches(self) -> Any:
+        return pd.Series({0: 20, 1: 5, 2: 15})
+
+
+class Screen:
+    """A display on a console that is no terminal, unless told otherwise; `text` is what it shows."""
+
+    def __init__(
+        self, *, smaller_is_better: bool = True, terminal: bool = False, width: int = 80, path: Path = LONG_PATH
+    ) -> None:
+        self._file = io.StringIO()
+        self.display = Display(
+            name="digits",
+            path=path,
+            metric="error",
+            smaller_is_better=smaller_is_better,
+            unit="epochs",
+            console=Console(file=self._file, width=width, force_terminal=terminal),
+        )
+
+    @property
+    def text(self) -> str:
+        return self._file.getvalue()
+
+
+def search(
+    *events: Event, smaller_is_better: bool = True, space: dict[str, Any] | None = None, method: Method | None = None
+) -> Search:
+    method = method or RandomSearch(max_trials=8, max_concurrent_trials=8, max_length=10)
+    made = Search(method, parse(space or {}), seed=0, smaller_is_better=smaller_is_better, log=lambda record: None)
+    made.start()
+    for event in events:
+        made.on(event)
+    return made
+
+
+def ended(trial: int, value: float) -> list[Event]:
+    return [
+        Started(trial=trial),
+        Reported(trial=trial, step=10, value=value),
+        Exited(trial=trial, reason="completed"),
+    ]
+
+
+def rows(trial: int, epochs: float, value: float | None = None, speed: float | None = None) -> list[dict[str, Any]]:
+    at = {"batches": int(epochs * 23), "epochs": epochs, "time": 0.0}
+    told = [{**at, "kind": "training", "name": "loss", "value": 1.0}]
+    if value is not None:
+        told.append({**at, "kind": "validation", "name": "error", "value": value})
+    if speed is not None:
+        told.append({**at, "kind": "system", "name": "batches_per_second", "value": speed})
+    return told
+
+
+def line(made: Search, *, groups: int = 2, wanted: int = 2, **screen: Any) -> str:
+    shown = Screen(**screen)
+    shown.display.begin(made, [])
+    shown.display.update(made, FakeCounts(), groups, wanted)  # type: ignore[arg-type]
+    return shown.text.strip()
+
+
+def picture(
+    made: Search, told: dict[int, list[dict[str, Any]]], *, width: int = 80, height: int = 24, groups: int = 2
+) -> list[str]:
+    """The lines of a picture."""
+    board = Board(name="digits", metric="error", smaller_is_better=True, unit="epochs")
+    board.begin(Forecast(preview(made.method)), [])
+    for trial, reported in told.items():
+        board.rows(trial, reported)
+    board.look(made, groups)
+    console = Console(file=io.StringIO(), width=width, height=height)
+    with console.capture() as captured:
+        console.print(board.picture(made, FakeCounts(), groups, groups, width=width, height=height))  # type: ignore[arg-type]
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def test_line_tells_that_groups_are_starting() -> None:
+    assert line(search(), groups=0, wanted=1) == "digits · 0 of 8 trials ended · starting the first worker group · 0:00"
+    assert " · starting 1 of 2 worker groups · " in line(search(), groups=1)
+    assert "worker group" not in line(search())
+
+
+def test_line_tells_what_groups_wait_for_as_long_as_they_do() -> None:
+    shown = Screen()
+    shown.display.begin(search(), [])
+    shown.display.waits("2 of 3 worker groups wait for nodes (2 spot starting)")
+    shown.display.update(search(), FakeCounts(), 1, 3)  # type: ignore[arg-type]
+    told = "digits · 0 of 8 trials ended · 0 running · 2 of 3 worker groups wait for nodes (2 spot starting) · 0:00"
+    assert shown.text.strip() == told
+    shown.display.waits("")
+    shown.display._due = 0.0
+    shown.display.update(search(), FakeCounts(), 1, 3)  # type: ignore[arg-type]
+    assert "starting 2 of 3 worker groups" in shown.text
+
+
+def test_line_tells_what_each_trial_has_of_a_slot_that_it_shares() -> None:
+    shown = Screen()
+    shown.display.begin(search(), [])
+    shown.display.shares("1/4 GPU")
+    shown.display.update(search(Started(trial=0), Started(trial=1)), FakeCounts(), 1, 1)  # type: ignore[arg-type]
+    assert " · 2 running on 1/4 GPU each · " in shown.text
+
+
+@pytest.mark.api("8.16")
+def test_line_tells_trials_the_best_and_the_time() -> None:
+    made = search(*ended(0, 0.5), *ended(1, 0.25), Started(trial=2))
+    assert line(made) == "digits  25% · 2 of 8 trials ended · 1 running · best error 0.25 (trial 1) · 0:00"
+    larger = search(*ended(0, 0.5), *ended(1, 0.25), smaller_is_better=False)
+    assert "best error 0.5 (trial 0)" in line(larger, smaller_is_better=False)
+
+
+def test_line_tells_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeCounts, "restarts", Counter({0: 2, 3: 1}))
+    assert " · 3 restarts · " in line(search())
+
+
+def test_line_tells_trials_that_diverged_until_they_recover() -> None:
+    made, shown = search(Started(trial=0), Started(trial=1)), Screen()
+    shown.display.begin(made, [])
+    shown.display.rows(0, rows(0, 1.0, value=math.nan))
+    shown.display.rows(1, [{**row, "value": math.inf} for row in rows(1, 1.0)])
+    shown.display.update(made, FakeCounts(), 2, 2)  # type: ignore[arg-type]
+    assert " · 2 running · 2 diverged (NaN) · " in shown.text
+    shown.display.rows(1, rows(1, 2.0))  # it was restarted from a checkpoint, say
+    shown.display._due = 0.0
+    shown.display.update(made, FakeCounts(), 2, 2)  # type: ignore[arg-type]
+    assert " · 2 running · 1 diverged (NaN) · " in shown.text.splitlines()[-1]
+
+
+def test_failed_trial_is_not_the_best() -> None:
+    failed: list[Event] = [Started(trial=1), Reported(trial=1, step=1, value=0.0), Exited(trial=1, reason="errored")]
+    assert "best error 0.5 (trial 0)" in line(search(*ended(0, 0.5), *failed))
+
+
+def test_invalid_trial_is_not_the_best() -> None:
+    invalid: list[Event] = [
+        Started(trial=1),
+        Reported(trial=1, step=1, value=0.0),
+        Exited(trial=1, reason="invalid_hp"),
+    ]
+    assert "best error 0.5 (trial 0)" in line(search(*ended(0, 0.5), *invalid))
+
+
+def test_picture_has_the_best_and_a_row_for_each_trial_that_runs() -> None:
+    made = search(*ended(0, 0.5), Started(trial=1), Reported(trial=1, step=2, value=0.7), Started(trial=2))
+    told = {1: [*rows(1, 1, 0.9), *rows(1, 2, 0.7, speed=312.4), *rows(1, 2.5)], 2: rows(2, 0.2, speed=9.87)}
+    blank, bar, numbers, best, heading, *trials = picture(made, told)
+    assert blank == ""
+    assert bar.startswith("digits  ━")
+    assert bar.endswith("15% · 0:00")  # 10, 2 and 0 of 80 epochs, and 0.5 that are known of reports alone
+    assert numbers == "1 of 8 trials ended · 2 running"
+    assert best == "best error 0.5, trial 0 at 10 epochs:"
+    assert heading.split() == ["trial", "epochs", "error", "batch/s"]
+    assert trials == [
+        "    1  2.5 of 10    0.7  █▁              312",
+        "    2  0.2 of 10                        9.87",
+    ]
+
+
+def test_picture_tells_rungs_where_there_are_several() -> None:
+    method = ASHA(max_trials=8, max_length=10, num_rungs=2, divisor=5, max_concurrent_trials=8)
+    *_, heading, first, second = picture(
+        search(Started(trial=0), Started(trial=1), method=method), {1: rows(1, 2.5, 0.5)}
+    )
+    assert heading.split()[:3] == ["trial", "rung", "epochs"]
+    assert first.split()[:5] == ["0", "1/2", "0", "of", "2"]
+    assert second.split()[:5] == ["1", "2/2", "2.5", "of", "10"]
+
+
+def test_best_is_also_of_validations_that_the_search_does_not_decide_on() -> None:
+    made = search(*ended(0, 0.5), Started(trial=1), Reported(trial=1, step=2, value=0.7))
+    told = {1: [*rows(1, 3, 0.25), *rows(1, 4, 0.375), *rows(1, 5, float("nan"))]}
+    lines = picture(made, told, width=120)
+    assert lines[3] == "best error 0.25, trial 1 at 3 epochs:"
+    assert lines[-1].split()[3:6] == ["10", "nan", "0.25"]
+
+
+def test_picture_shows_the_hyperparameters_that_are_searched_over_as_far_as_there_is_room() -> None:
+    space = {
+        "lr": {"type": "categorical", "vals": [0.5]},
+        "model": {"depth": {"type": "categorical", "vals": [3]}},
+    }
+    made = search(*ended(0, 0.5), Started(trial=1), space={**space, "global_batch_size": 64})
+    wide, narrow = picture(made, {}, width=200), picture(made, {}, width=60)
+    assert wide[3] == "best error 0.5, trial 0 at 10 epochs: lr=0.5  model.depth=3"
+    assert wide[-1].endswith("  lr=0.5  model.depth=3")
+    assert narrow[-1].endswith("  lr=0.5  model.d…")
+    assert max(map(len, narrow)) <= 60
+
+
+def test_picture_has_no_more_lines_than_the_terminal_and_shows_the_best_of_the_trials() -> None:
+    events: list[Event] = [Started(trial=trial) for trial in range(8)]
+    events += [Reported(trial=trial, step=1, value=value) for trial, value in ((5, 0.1), (2, 0.3), (7, 0.2))]
+    made = search(*events)
+    lines = picture(made, {}, height=10)
+    assert [line.split()[0] for line in lines[5:]] == ["2", "5", "7", "and"]
+    assert lines[-1] == "and 5 more"
+    assert len(lines) < 10
+
+
+def test_picture_shows_restarts_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = search(Started(trial=0), Started(trial=1))
+    assert "restarts" not in picture(made, {})[-3]
+    monkeypatch.setattr(FakeCounts, "restarts", Counter({1: 2}))
+    *_, heading, first, second = picture(made, {})
+    place = heading.index("restarts") + len("restarts") - 1
+    assert (first[place : place + 1], second[place]) == ("", "2")
+
+
+def test_curve_of_a_trial_that_goes_on_after_a_resume_has_its_earlier_values() -> None:
+    made = search(Started(trial=0), Reported(trial=0, step=1, value=0.5), Reported(trial=0, step=2, value=0.25))
+    board = Board(name="digits", metric="error", smaller_is_better=True, unit="epochs")
+    records = [{"event": "reported", "trial": 0, "step": step, "value": value} for step, value in ((1, 0.5), (2, 0.25))]
+    board.begin(None, [*records, {"event": "reported", "trial": 0, "step": 2, "value": None}])
+    board.rows(0, rows(0, 3, 0.0))
+    console = Console(file=io.StringIO(), width=80)
+    with console.capture() as captured:
+        console.print(board.picture(made, FakeCounts(), 1, 1, width=80, height=24))  # type: ignore[arg-type]
+    assert "█▅▁" in captured.get()
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [([0, 7], "▁█"), ([3, 3], "▄▄"), ([float("nan"), 1, 2], " ▁█"), ([float("inf")], " "), ([], "")],
+    ids=["two", "equal", "nan", "infinite", "none"],
+)
+def test_sparkline(values: list[float], drawn: str) -> None:
+    assert sparkline(values) == drawn
+
+
+def test_without_a_terminal_a_line_comes_every_ten_seconds_and_later_every_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = 1000.0
+    monkeypatch.setattr(display_module.time, "monotonic", lambda: clock)
+    screen, made, seen = Screen(), search(), []
+    with screen.display as shown:
+        for half in range(2 * 3600):
+            shown.update(made, FakeCounts(), 1, 1)  # type: ignore[arg-type]
+            clock += 0.5
+            if half in (60, 3600, 4800, 7199):
+                seen.append(screen.text.count("trials ended"))
+    assert seen[0] == 4
+    assert seen[3] - seen[2] == 20
+    assert 30 < seen[1] < 120
+
+
+def test_on_a_terminal_the_picture_is_drawn_a_few_times_a_second_and_gone_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = 1000.0
+    monkeypatch.setattr(display_module.time, "monotonic", lambda: clock)
+    screen = Screen(terminal=True)
+    made = search()
+    with screen.display as shown:
+        for _ in range(1000):
+            shown.update(made, FakeCounts(), 1, 1)  # type: ignore[arg-type]
+            clock += 0.001
+        shown.say("experiment digits")
+    # Each quarter of a second, below what is said, and once more before it is erased.
+    assert screen.text.count("trials ended") == 4 + 1 + 1
+    # Its last act is to go up and erase it.
+    assert screen.text.rstrip().endswith("\x1b[2K")
+
+
+class FakeIPython:
+    """As `IPython.display`: `shown` is what is in the cell now, `versions` how often something was."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+        self.versions = 0
+
+    def HTML(self, text: str) -> str:
+        return text
+
+    def display(self, text: str, *, display_id: bool) -> FakeIPython:
+        self.shown.append(text)
+        return self
+
+    def update(self, text: str) -> None:
+        self.shown[-1] = text
+        self.versions += 1
+
+
+def test_on_a_terminal_what_is_waited_for_is_shown_before_there_is_a_picture() -> None:
+    screen, plain = Screen(terminal=True), Screen()
+    for each in (screen, plain):
+        with each.display:
+            each.display.starting("starting Ray")
+    assert "starting Ray ..." in screen.text
+    assert plain.text == ""
+
+
+def test_in_a_notebook_one_output_is_kept_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, ipython = 1000.0, FakeIPython()
+    monkeypatch.setattr(display_module.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(display_module, "_ipython", lambda: ipython)
+    shown = Display(
+        name="digits",
+        path=LONG_PATH,
+        metric="error",
+        smaller_is_better=True,
+        console=Console(file=io.StringIO(), force_jupyter=True),
+    )
+    made = search(Started(trial=0))
+    with shown:
+        for _ in range(100):
+            shown.update(made, FakeCounts(), 1, 1)  # type: ignore[arg-type]
+            clock += 0.1
+        assert ipython.versions == 10
+        assert "0 trials ended · 1 running" in ipython.shown[0]
+        for event in ended(0, 0.5)[1:]:
+            made.on(event)
+    # It stays, so it is as in the end.
+    assert "1 trial ended · 0 running" in ipython.shown[0]
+    assert len(ipython.shown) == 1
+    assert ipython.shown[0].startswith("<pre")
+
+
+def test_a_path_or_a_command_is_never_cut_into_lines() -> None:
+    screen = Screen()
+    screen.display.interrupted()
+    assert screen.text == f"resume with: dray experiment resume {LONG_PATH}\n"
+
+
+def test_end_before_the_end_tells_how_far_it_was_and_the_next_run_that_it_goes_on() -> None:
+    made, screen = search(*ended(0, 0.5), Started(trial=1)), Screen()
+    screen.display.begin(made, [])
+    screen.display.interrupted()
+    assert screen.text.startswith("stopped: 1 trial ended, 1 to continue from the latest checkpoint\n")
+    again = Screen()
+    again.display.begin(made, [{"event": "opened"}, {"event": "started", "trial": 0}])
+    assert again.text == "resuming: 1 trial ended, 1 to continue from the latest checkpoint\n"
+
+
+TRACEBACK = "Traceback (most recent call last):\n  File ...\nKeyError: 'lr'\n"
+
+
+def test_failure_is_told_by_the_users_line() -> None:
+    screen = Screen()
+    error = f"KeyError: 'lr'\n  model_def.py:7, in __init__\n    hparams['lr']\n\n{TRACEBACK}"
+    screen.display.failure(3, error)
+    assert screen.text == "trial 3 failed: KeyError: 'lr'\n  model_def.py:7, in __init__\n    hparams['lr']\n"
+    screen.display.failure(3, error, "out of memory twice")
+    assert screen.text.splitlines()[3:] == ["trial 3 failed for good (out of memory twice): the same error again"]
+
+
+def test_failure_without_a_line_of_the_users_is_told_by_its_last_line_and_not_for_ever() -> None:
+    screen = Screen()
+    for trial in range(30):
+        screen.display.failure(trial, TRACEBACK)
+    screen.display.failure(31, "")
+    told = screen.text.splitlines()
+    assert told[0] == "trial 0 failed: KeyError: 'lr'"
+    assert len(told) == display_module.SHOWN_TRIALS + 1
+    assert "dray experiment describe" in told[-1]
+
+
+def test_failure_with_a_cause_is_told_by_its_own_last_line() -> None:
+    screen = Screen()
+    between = "The above exception was the direct cause of the following exception:"
+    screen.display.failure(0, f"{TRACEBACK}\n{between}\n\n{TRACEBACK.replace('lr', 'momentum')}")
+    assert screen.text == "trial 0 failed: KeyError: 'momentum'\n"
+
+
+def test_an_error_without_words_is_told_too() -> None:
+    screen = Screen()
+    screen.display.failure(0, " \n")
+    assert screen.text == "trial 0 failed: no reason given\n"
+
+
+def table(screen: Screen) -> list[list[str]]:
+    """The cells of the final table, its headings first."""
+    screen.display.result(FakeResult())  # type: ignore[arg-type]
+    lines = screen.text.splitlines()
+    assert lines[:2] == ["1 of 4 trials failed", "best trials by error:"]
+    return [line.replace("[1, 2]", "[1,2]").split() for line in lines[2:6]]
+
+
+def test_table_has_the_best_first_and_leaves_out_what_all_trials_share() -> None:
+    assert table(Screen()) == [
+        ["trial", "state", "batches", "error", "lr", "layers", "accuracy"],
+        ["2", "completed", "15", "0.125", "0.3", "[3]", "0.95"],
+        ["0", "completed", "20", "0.5", "0.1", "[1,2]", "0.9"],
+        ["1", "stopped", "5", "0.625", "0.2", "[1,2]", "0.7"],
+    ], "batches and other metrics are those of the best validation"
+
+
+def test_table_has_no_more_columns_than_there_is_room_for() -> None:
+    screen = Screen(width=40)
+    assert table(screen)[0] == ["trial", "state", "batches", "error", "lr"]
+    assert screen.text.splitlines()[6] == "(not shown: layers, accuracy)"
+    assert max(map(len, screen.text.splitlines()[2:6])) <= 40
+
+
+def test_table_is_turned_round_where_larger_is_better() -> None:
+    assert [row[0] for row in table(Screen(smaller_is_better=False))[1:]] == ["1", "0", "2"]
+
+
+def test_end_tells_what_became_of_the_trials_and_where_all_of_it_is() -> None:
+    screen = Screen()
+    screen.display.result(FakeResult())  # type: ignore[arg-type]
+    assert "4 trials (2 completed, 1 stopped, 1 errored) in 0:00. Results: " + str(LONG_PATH) in screen.text
+    assert f"inspect with: dray report {LONG_PATH}\n              dray trial list {LONG_PATH} --best\n" in screen.text
+
+
+def test_end_where_no_trial_validated_has_no_table_and_tells_where_to_see_what_failed() -> None:
+    class Failed(FakeResult):
+        trials = FakeResult.trials.iloc[3:]
+
+    screen = Screen()
+    screen.display.result(Failed())  # type: ignore[arg-type]
+    assert screen.text == (
+        f"1 of 1 trial failed\n1 trial (1 errored) in 0:00. Results: {LONG_PATH}\n"
+        f"inspect failures with: dray experiment describe {LONG_PATH}\n"
+    )
+
+
+class TwoFailed(FakeResult):
+    """The best and the second best of four trials failed."""
+
+    trials = FakeResult.trials.assign(state=["ERRORED", "STOPPED", "ERRORED", "PENDING"])
+
+
+def test_failures_come_first_in_red_and_failed_trials_are_not_among_the_best() -> None:
+    screen = Screen(terminal=True)
+    screen.display.result(TwoFailed())  # type: ignore[arg-type]
+    assert screen.text.startswith("\x1b[1;31m2 of 4 trials failed\x1b[0m\n")
+    plain = Screen()
+    plain.display.result(TwoFailed())  # type: ignore[arg-type]
+    lines = plain.text.splitlines()
+    assert lines[:2] == ["2 of 4 trials failed", "best trials by error:"]
+    assert lines[3].replace("[1, 2]", "[1,2]").split() == ["1", "stopped", "5", "0.625", "0.2", "[1,2]", "0.7"]
+    assert lines[4].startswith("4 trials (")
+    assert f"inspect failures with: dray experiment describe {LONG_PATH}" in lines
+
+
+def test_where_every_trial_that_validated_failed_there_is_no_best() -> None:
+    class AllFailed(FakeResult):
+        trials = FakeResult.trials.assign(state="ERRORED")
+
+    screen = Screen()
+    screen.display.result(AllFailed())  # type: ignore[arg-type]
+    assert screen.text.splitlines()[:3] == [
+        "4 of 4 trials failed",
+        "no best trial, because every trial that validated failed; the best of these is trial 2 (error 0.125)",
+        f"4 trials (4 errored) in 0:00. Results: {LONG_PATH}",
+    ]
+
+
+def test_trials_that_diverged_are_counted_and_named() -> None:
+    class Diverged(FakeResult):
+        trials = FakeResult.trials.assign(nan_since=pd.array([None, 10, 18, 3], "Int64"), state="COMPLETED")
+
+    screen = Screen()
+    screen.display.result(Diverged())  # type: ignore[arg-type]
+    lines = screen.text.splitlines()
+    assert lines[0] == "3 trials diverged: NaN since batch 10 (trial 1), 18 (trial 2), 3 (trial 3)"
+    assert lines[2].split()[:6] == ["trial", "state", "batches", "error", "NaN", "since"]
+    assert [line.split()[:5] for line in lines[3:5]] == [
+        ["2", "completed", "15", "0.125", "18"],
+        ["0", "completed", "20", "0.5", "0.1"],
+    ]
+
+
+def test_end_where_nothing_was_measured_and_nothing_failed_does_not_speak_of_failures() -> None:
+    class Quiet(FakeResult):
+        trials = FakeResult.trials.iloc[:1].assign(metric=None, best_metric=None)
+
+    screen = Screen()
+    screen.display.result(Quiet())  # type: ignore[arg-type]
+    assert screen.text.endswith(f"\ninspect with: dray experiment describe {LONG_PATH}\n")
+
+
+def test_an_experiment_in_the_default_storage_is_called_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path))
+    screen = Screen(path=tmp_path / "digits-1")
+    screen.display.result(FakeResult())  # type: ignore[arg-type]
+    assert screen.text.endswith("inspect with: dray report digits-1\n              dray trial list digits-1 --best\n")
+    screen.display.interrupted()
+    assert screen.text.endswith("resume with: dray experiment resume digits-1\n")

@@ -1,0 +1,132 @@
+"""What a search still takes is told in time, and comes true in simulated searches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from dray.display.forecast import FIRST_S, Forecast
+from searchers.adaptive_asha import AdaptiveASHA
+from searchers.asha import ASHA
+from searchers.events import Action, Event, Exited, Reported, Started
+from searchers.method import Method
+from searchers.preview import preview
+from searchers.promotion import PromotionASHA
+from searchers.random_search import RandomSearch
+from searchers.search import Search
+from searchers.simulate import Curve, simulate
+from searchers.space import parse
+
+WORKERS = 4
+EPOCH_S = 10.0
+
+
+def told(method: Method, seed: int) -> list[tuple[float, float, float | None]]:
+    """Of a whole search at each of its events: the time, the share that is done, the seconds left."""
+    forecast, seen, drawn = Forecast(preview(method)), [], random.Random(seed)
+    search = Search(method, parse({}), seed=seed, smaller_is_better=True, log=lambda record: None)
+
+    def watch(time: float, event: Event, actions: list[Action]) -> None:
+        forecast.look(search.trials.values(), {}, WORKERS, time)
+        seen.append((time, forecast.share, forecast.left_s))
+
+    def trial(hparams: Mapping[str, object]) -> Curve:
+        good = drawn.random()
+        return Curve(lambda step: good + 1 / step, cost=EPOCH_S)
+
+    simulate(search, WORKERS, trial, reports=tuple(range(1, 17)), watch=watch, jitter=0.2, seed=seed)
+    return seen
+
+
+METHODS = {
+    "random": lambda: RandomSearch(max_trials=20, max_concurrent_trials=4, max_length=16),
+    "asha": lambda: ASHA(max_trials=64, max_length=16, num_rungs=3, divisor=4),
+    "promotion": lambda: PromotionASHA(max_trials=64, max_length=16, num_rungs=3, divisor=4),
+    "adaptive": lambda: AdaptiveASHA(max_trials=64, max_length=16, max_concurrent_trials=4),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_time_left_comes_true_as_far_as_chance_lets_it_from_a_quarter_of_the_search_on(name: str) -> None:
+    off = []
+    for seed in range(4):
+        seen = told(METHODS[name](), seed)
+        end = seen[-1][0]
+        for time, _, left in seen:
+            if time > 0.25 * end:
+                assert left is not None
+                off.append(abs(left - (end - time)) / end)
+    # How many trials go beyond a rung is chance, in a small search.
+    assert sum(off) / len(off) < (0.06 if name == "random" else 0.2)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_share_never_falls_and_is_all_of_it_at_the_end(name: str) -> None:
+    shares = [share for _, share, _ in told(METHODS[name](), 0)]
+    assert shares == sorted(shares)
+    assert shares[0] == 0
+    assert shares[-1] == 1
+
+
+def search(method: Method, *events: Event) -> Search:
+    made = Search(method, parse({}), seed=0, smaller_is_better=True, log=lambda record: None)
+    made.start()
+    for event in events:
+        made.on(event)
+    return made
+
+
+def test_nothing_is_told_until_trials_have_trained_for_a_while() -> None:
+    method = RandomSearch(max_trials=8, max_concurrent_trials=2, max_length=10)
+    made = search(method, Started(trial=0), Started(trial=1))
+    forecast, first = Forecast(preview(method)), None
+    for second in range(200):
+        # A hundred seconds of starting up, and then a tenth of an epoch a second.
+        steps = {0: max(second - 100, 0) / 10, 1: 0.0}
+        forecast.look(made.trials.values(), steps, 2, float(second))
+        if forecast.left_s is not None and first is None:
+            first = second
+            # 80 epochs in all, by two trials of which one trains; and an idle place for half a trial in the end.
+            assert forecast.left_s == pytest.approx((80 - (second - 100) / 10 + 5) / 0.05 / 2, rel=0.2)
+    assert first is not None
+    assert 100 + FIRST_S <= first <= 100 + FIRST_S + 1
+
+
+def test_trials_count_where_the_search_sets_no_lengths() -> None:
+    method = RandomSearch(max_trials=4, max_concurrent_trials=2)
+    forecast = Forecast(preview(method))
+    made = search(method, Started(trial=0), Reported(trial=0, step=7, value=0.5), Exited(trial=0, reason="completed"))
+    forecast.look(made.trials.values(), {1: 1000.0}, 2, 0.0)
+    assert forecast.share == 0.25
+
+
+def test_a_failed_trial_is_no_work_left() -> None:
+    method = RandomSearch(max_trials=2, max_concurrent_trials=2, max_length=10)
+    forecast = Forecast(preview(method))
+    made = search(method, Started(trial=0), Exited(trial=0, reason="errored"), Started(trial=1))
+    forecast.look(made.trials.values(), {1: 5.0}, 1, 0.0)
+    assert forecast.share == 0.5
+
+
+def test_an_extended_search_has_more_to_do() -> None:
+    method = RandomSearch(max_trials=1, max_concurrent_trials=2, max_length=10)
+    made = search(method, Started(trial=0), Reported(trial=0, step=10, value=1), Exited(trial=0, reason="completed"))
+    made.extend(max_trials=4)
+    forecast = Forecast(preview(method))
+    forecast.look(made.trials.values(), {}, 1, 0.0)
+    assert forecast.share == 0.25
+
+
+def test_rung_of_a_length() -> None:
+    forecast = Forecast(preview(ASHA(max_trials=64, max_length=16, num_rungs=3, divisor=4)))
+    assert [forecast.rung(step) for step in (0, 0.5, 1, 4, 15.9, 16)] == [
+        (1, 1),
+        (1, 1),
+        (2, 4),
+        (3, 16),
+        (3, 16),
+        (3, 16),
+    ]
+    assert forecast.rungs == 3

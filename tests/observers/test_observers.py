@@ -1,0 +1,259 @@
+"""What follows a run is told everything once, in its own time, and can't disturb it."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dray.observers.observer
+from dray.observers.observer import News, Observers
+from searchers.events import Event, Exited, Reported, Started
+from searchers.journal import Journal
+from tests.records.test_result import Story, config
+
+Told = dict[int, tuple[str, list[tuple[int, str, float]]]]
+
+
+class Notebook:
+    """An observer that keeps what it is told: by trial its latest state, and all rows."""
+
+    def __init__(self, fails: Callable[[], bool] = lambda: False) -> None:
+        self.told: Told = {}
+        self.times: dict[int, tuple[float | None, float | None]] = {}
+        self.done: bool | None = None
+        self.threads: set[str] = set()
+        self._fails = fails
+
+    def update(self, news: Sequence[News]) -> None:
+        self.threads.add(threading.current_thread().name)
+        if self._fails():
+            raise OSError("no space left")
+        assert len({one.view.id for one in news}) == len(news)
+        for one in news:
+            rows = self.told.get(one.view.id, ("", []))[1]
+            rows += [(row["batches"], row["name"], row["value"]) for row in one.rows if row["kind"] == "validation"]
+            self.told[one.view.id] = (one.view.state, rows)
+            self.times[one.view.id] = (one.started, one.ended)
+
+    def close(self, done: bool) -> None:
+        self.done = done
+
+
+class Followed(Story):
+    """An experiment whose driver tells observers of it, as it tells the journal and the metrics."""
+
+    def __init__(
+        self,
+        path: Path,
+        observers: Mapping[str, Callable[[], Notebook]],
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.said: list[str] = []
+        self.observers: Observers | None = None
+        super().__init__(path, config())
+        records = Journal.read(self.directory.journal)
+        self.observers = Observers(self.directory, observers)
+        self.observers.begin(records, self.search.trials, say or self.said.append)
+
+    def write(self, record: dict[str, Any]) -> None:
+        super().write(record)
+        if self.observers is not None:
+            self.observers.happened({**record, "time": self.clock}, self.search.trials)
+
+    def validate(self, trial: int, batches: int, error: float, *, decides: bool = False, save: bool = False) -> None:
+        row = {"batches": batches, "epochs": 0.0, "kind": "validation", "name": "error", "value": error, "time": 0.0}
+        self.metrics.append(trial, [row])
+        assert self.observers is not None
+        self.observers.rows(trial, [row])
+        if decides:
+            self.happen(Reported(trial=trial, step=batches, value=error))
+
+    def close(self, done: bool = False) -> None:
+        assert self.observers is not None
+        self.observers.close(done)
+
+
+EVENTS: list[Event] = [Started(trial=0), Started(trial=1)]
+
+
+def tell(story: Followed) -> None:
+    story.happen(*EVENTS)
+    story.validate(0, 10, 0.5)
+    story.validate(1, 10, 0.75)
+    story.validate(0, 20, 0.25, decides=True)
+    story.happen(Exited(trial=0, reason="completed"))
+
+
+TOLD: Told = {
+    0: ("COMPLETED", [(10, "error", 0.5), (20, "error", 0.25)]),
+    1: ("RUNNING", [(10, "error", 0.75)]),
+    2: ("PENDING", []),
+    3: ("PENDING", []),
+}
+
+
+def test_an_observer_is_told_everything_once_in_a_thread_of_its_own(tmp_path: Path) -> None:
+    notes = Notebook()
+    story = Followed(tmp_path / "experiment", {"notes": lambda: notes})
+    tell(story)
+    story.close(done=True)
+    assert notes.told == TOLD
+    assert notes.times == {0: (1002.0, 1005.0), 1: (1003.0, None), 2: (None, None), 3: (None, None)}
+    assert notes.done is True
+    assert notes.threads == {"dray-notes"}
+    assert story.said == []
+
+
+def test_one_that_follows_a_resumed_run_is_told_its_past_too(tmp_path: Path) -> None:
+    story = Followed(tmp_path / "experiment", {})
+    tell(story)
+    story.close()
+    story.metrics.close()
+    story.journal.close()
+    notes = Notebook()
+    again = Observers(story.directory, {"notes": lambda: notes})
+    again.begin(Journal.read(story.directory.journal), story.search.trials, story.said.append)
+    late = {"batches": 20, "epochs": 0.0, "kind": "validation", "name": "error", "value": 0.125, "time": 0.0}
+    again.rows(1, [late])
+    again.close()
+    assert notes.told == {**TOLD, 1: ("RUNNING", [(10, "error", 0.75), (20, "error", 0.125)])}
+    assert notes.times[0] == (1002.0, 1005.0)
+    assert notes.done is False
+
+
+def test_nothing_is_made_before_there_is_something_to_write(tmp_path: Path) -> None:
+    made = threading.Event()
+
+    def make() -> Notebook:
+        made.set()
+        return Notebook()
+
+    story = Followed(tmp_path / "experiment", {"notes": make})
+    story.happen(*EVENTS)
+    assert not made.is_set()
+    story.validate(0, 10, 0.5)
+    assert made.wait(30)
+    story.close()
+
+
+def test_one_that_fails_is_told_of_once_and_others_go_on(tmp_path: Path) -> None:
+    notes, failing = Notebook(), Notebook(fails=lambda: True)
+    story = Followed(tmp_path / "experiment", {"bad": lambda: failing, "notes": lambda: notes})
+    tell(story)
+    story.close(done=True)
+    *before, last = story.said
+    assert last == "bad: lacks the end of the search, resume the experiment to write it: OSError: no space left"
+    # Unless the search ended before the first attempt.
+    assert before in ([], ["bad: can't write for now, the search continues: OSError: no space left"])
+    assert notes.told == TOLD
+    assert failing.done is None
+
+
+def test_one_that_can_not_be_made_ends_nothing(tmp_path: Path) -> None:
+    def make() -> Notebook:
+        raise ConnectionError("no such host\nin many words")
+
+    story = Followed(tmp_path / "experiment", {"bad": make})
+    tell(story)
+    story.close()
+    assert story.said == [
+        "bad: can't write for now, the search continues: ConnectionError: no such host",
+        "bad: lacks the end of the search, resume the experiment to write it: ConnectionError: no such host",
+    ]
+
+
+def test_one_that_waits_holds_up_no_other(tmp_path: Path) -> None:
+    release = threading.Event()
+
+    class Waiting(Notebook):
+        def update(self, news: Sequence[News]) -> None:
+            assert release.wait(30)
+            super().update(news)
+
+    class Releasing(Notebook):
+        def close(self, done: bool) -> None:
+            super().close(done)
+            release.set()
+
+    waiting, notes = Waiting(), Releasing()
+    story = Followed(tmp_path / "experiment", {"waiting": lambda: waiting, "notes": lambda: notes})
+    tell(story)
+    story.close(done=True)
+    assert waiting.told == notes.told == TOLD
+
+
+def test_at_the_end_one_that_failed_is_told_everything_again(tmp_path: Path) -> None:
+    made: list[Notebook] = []
+    begun = threading.Event()
+
+    def make() -> Notebook:
+        made.append(Notebook(fails=lambda: len(made) == 1))
+        begun.set()
+        return made[-1]
+
+    story = Followed(tmp_path / "experiment", {"notes": make})
+    tell(story)
+    assert begun.wait(30)  # what is made at the end alone has no second chance
+    story.close(done=True)
+    assert story.said[1:] == ["notes: works again, and has everything that it missed"]
+    assert len(made) == 2
+    assert (made[1].told, made[1].done) == (TOLD, True)
+
+
+def test_one_whose_experiment_was_deleted_is_not_made_anew(tmp_path: Path) -> None:
+    made: list[Notebook] = []
+    deleted = threading.Event()
+
+    def make() -> Notebook:
+        made.append(Notebook(fails=lambda: deleted.wait(30)))
+        return made[-1]
+
+    story = Followed(tmp_path / "experiment", {"notes": make})
+    tell(story)
+    shutil.rmtree(tmp_path / "experiment")
+    deleted.set()
+    story.close()
+    assert len(made) == 1
+    assert story.said == []  # the run says it
+
+
+def test_one_that_failed_is_made_anew_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dray.observers.observer, "AGAIN_S", 0.0)
+    made: list[Notebook] = []
+    all_told, again = threading.Event(), threading.Event()
+
+    def say(text: str) -> None:
+        story.said.append(text)
+        if "works again" in text:
+            again.set()
+
+    def make() -> Notebook:
+        made.append(Notebook(fails=lambda: all_told.wait(30) and len(made) < 3))
+        return made[-1]
+
+    story = Followed(tmp_path / "experiment", {"notes": make}, say)
+    tell(story)
+    all_told.set()
+    assert again.wait(30)
+    assert story.said == [
+        "notes: can't write for now, the search continues: OSError: no space left",
+        "notes: works again, and has everything that it missed",
+    ]
+    late = {"batches": 20, "epochs": 0.0, "kind": "validation", "name": "error", "value": 0.125, "time": 0.0}
+    assert story.observers is not None
+    story.observers.rows(1, [late])
+    story.close()
+    assert len(made) == 3
+    assert made[2].told == {**TOLD, 1: ("RUNNING", [(10, "error", 0.75), (20, "error", 0.125)])}
+
+
+def test_a_run_that_never_began_has_nothing_to_end(tmp_path: Path) -> None:
+    story = Story(tmp_path / "experiment", config())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda self: pytest.fail("a thread was started"))
+        Observers(story.directory, {"notes": Notebook}).close()

@@ -1,0 +1,217 @@
+"""Every experiment is a study of Optuna's, which Optuna itself reads back."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from dray.config.load import load_config
+from dray.observers.observer import tell_all
+from dray.observers.optuna_study import OptunaStudy
+from dray.records.directory import ExperimentDirectory
+from searchers.events import Exited, Reported, Started
+from tests.records.test_result import Story, config, told
+
+
+def written(directory: ExperimentDirectory) -> optuna.Study:
+    """The study of an experiment, written from what its directory has."""
+    path = directory.study
+    tell_all(directory, lambda: OptunaStudy(path, directory.config()))
+    return optuna.load_study(study_name=None, storage=f"sqlite:///{path}")
+
+
+def values(trial: FrozenTrial) -> tuple[TrialState, float | None, dict[int, float], str]:
+    return trial.state, trial.value, trial.intermediate_values, trial.user_attrs["state"]
+
+
+EXPECTED = [
+    (TrialState.COMPLETE, 0.25, {10: 0.25, 20: 0.5}, "COMPLETED"),
+    (TrialState.FAIL, None, {}, "ERRORED"),
+    (TrialState.FAIL, None, {10: 0.0}, "INVALID_HP"),
+    (TrialState.RUNNING, None, {10: 0.375}, "RUNNING"),
+    (TrialState.WAITING, None, {}, "PENDING"),
+]
+"""Of `told`."""
+
+
+@pytest.fixture(params=["UTC", "Elsewhere-5:30"])
+def time_zone(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", request.param)
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def test_a_trial_that_failed_has_no_value_and_is_never_the_best(tmp_path: Path) -> None:
+    story = told(tmp_path, config())
+    story.validate(1, 10, 0.125, save=False)  # better than all others
+    study = written(story.directory)
+    assert values(study.trials[1]) == (TrialState.FAIL, None, {10: 0.125}, "ERRORED")
+    assert study.best_trial.number == 0
+
+
+@pytest.mark.usefixtures("time_zone")
+def test_the_study_says_of_each_trial_what_the_experiment_does(tmp_path: Path) -> None:
+    story = told(tmp_path, config())
+    study = written(story.directory)
+    assert [values(trial) for trial in study.trials] == EXPECTED
+    assert study.direction == optuna.study.StudyDirection.MINIMIZE
+    assert study.metric_names == ["error"]
+    assert study.best_trial.number == 0
+    shown = story.result.trials.set_index("trial_id")
+    for trial in study.trials[:4]:
+        assert trial.params == {
+            "lr": shown.loc[trial.number, "hparams.lr"],
+            "net.depth": shown.loc[trial.number, "hparams.net.depth"],
+        }
+        assert trial.distributions == {"lr": FloatDistribution(0.1, 0.2), "net.depth": IntDistribution(1, 3)}
+    assert study.trials[4].params == {}
+    # The clock of `told` ticks once a record: the start, then Started(0) at 1002.
+    assert study.trials[0].datetime_start == datetime.fromtimestamp(1002.0)
+    assert study.trials[0].duration == datetime.fromtimestamp(1007.0) - datetime.fromtimestamp(1002.0)
+
+
+def test_written_again_it_is_the_same_and_holds_nothing_twice(tmp_path: Path) -> None:
+    story = told(tmp_path, config())
+    written(story.directory)
+    assert [values(trial) for trial in written(story.directory).trials] == EXPECTED
+    story.validate(3, 20, 0.125)
+    story.happen(Exited(trial=3, reason="stopped"))
+    now = [values(trial) for trial in written(story.directory).trials]
+    assert now == [*EXPECTED[:3], (TrialState.PRUNED, 0.125, {10: 0.375, 20: 0.125}, "STOPPED"), EXPECTED[4]]
+
+
+def test_a_file_that_optuna_can_not_read_is_made_anew(tmp_path: Path) -> None:
+    story = told(tmp_path, config())
+    story.directory.study.write_bytes(b"no database" * 100)
+    assert [values(trial) for trial in written(story.directory).trials] == EXPECTED
+
+
+@pytest.mark.slow
+def test_the_best_is_the_greatest_where_greater_is_better(tmp_path: Path) -> None:
+    story = told(tmp_path, config(smaller_is_better=False))
+    study = written(story.directory)
+    assert study.direction == optuna.study.StudyDirection.MAXIMIZE
+    assert study.trials[0].value == 0.5
+
+
+@pytest.mark.slow
+def test_values_that_are_no_numbers_are_kept_and_make_no_trial_complete(tmp_path: Path) -> None:
+    story = Story(tmp_path / "experiment", config())
+    for trial, reason in ((0, "completed"), (1, "stopped")):
+        story.happen(Started(trial=trial))
+        for batches, value in ((10, math.nan), (20, math.inf), (30, -math.inf)):
+            story.validate(trial, batches, value, save=False)
+        story.happen(Reported(trial=trial, step=20, value=math.inf), Exited(trial=trial, reason=reason))  # type: ignore[arg-type]
+    trials = written(story.directory).trials
+    assert [(trial.state, trial.value) for trial in trials[:2]] == [(TrialState.FAIL, None), (TrialState.PRUNED, None)]
+    seen = trials[0].intermediate_values
+    assert math.isnan(seen[10])
+    assert (seen[20], seen[30]) == (math.inf, -math.inf)
+
+
+SPACE: dict[str, Any] = {
+    "optimizer": {
+        "type": "categorical",
+        "vals": [
+            {"name": "sgd", "momentum": {"type": "double", "minval": 0.0, "maxval": 0.5}},
+            {"name": "adam", "eps": {"type": "log", "base": 10, "minval": -8, "maxval": -6}},
+            {"name": "lion", "momentum": {"type": "double", "minval": 0.5, "maxval": 1.0}},
+        ],
+    },
+    "act": {"type": "categorical", "vals": ["relu", None, 2, True, [1, 2]]},
+    "width": {"type": "int", "minval": 8, "maxval": 64, "step": 8},
+    "batch": 32,
+}
+
+
+@pytest.mark.slow
+def test_categories_are_shown_by_their_values_and_branches_by_their_names(tmp_path: Path) -> None:
+    base = config().to_dict()
+    base["searcher"] |= {"max_trials": 40, "max_concurrent_trials": 0}
+    story = Story(tmp_path / "experiment", load_config({**base, "hyperparameters": SPACE}))
+    story.happen(*(Started(trial=trial) for trial in range(40)))
+    trials = written(story.directory).trials
+    hparams = [story.search.params(trial) for trial in range(40)]
+    labels = ("relu", None, 2, True, "[1, 2]")
+    assert trials[0].distributions["act"] == CategoricalDistribution(labels)
+    assert trials[0].distributions["width"] == IntDistribution(8, 64, step=8)
+    acts: list[Any] = SPACE["act"]["vals"]
+    seen = set()
+    for trial, point in zip(trials, hparams, strict=True):
+        optimizer: Any = point["optimizer"]
+        seen.add(optimizer["name"])
+        inner = {
+            "sgd": "optimizer[0].momentum",  # two categories have one, and they differ
+            "adam": "optimizer.eps",
+            "lion": "optimizer[2].momentum",
+        }[optimizer["name"]]
+        assert trial.params == {
+            "act": labels[acts.index(point["act"])],
+            "width": point["width"],
+            "optimizer": optimizer["name"],
+            inner: optimizer.get("momentum", optimizer.get("eps")),
+        }
+        assert "batch" not in trial.params
+    assert seen == {"sgd", "adam", "lion"}
+
+
+@pytest.mark.slow
+def test_a_paused_trial_runs_and_one_that_goes_on_after_its_end_has_no_value(tmp_path: Path) -> None:
+    base = config().to_dict()
+    searcher = {
+        "name": "asha",
+        "variant": "promotion",
+        "metric": "error",
+        "max_length": {"batches": 40},
+        "max_trials": 2,
+        "num_rungs": 2,
+        "divisor": 2,
+        "max_concurrent_trials": 1,
+    }
+    story = Story(tmp_path / "experiment", load_config({**base, "searcher": searcher}))
+    story.happen(Started(trial=0))
+    story.validate(0, 20, 0.5, decides=True)
+    story.happen(Started(trial=1))
+    assert story.search.trials[0].state == "PAUSED"
+    states = [values(trial)[0::3] for trial in written(story.directory).trials]
+    assert states == [(TrialState.RUNNING, "PAUSED"), (TrialState.RUNNING, "RUNNING")]
+    story.validate(1, 20, 0.25, decides=True)
+    story.validate(1, 40, 0.125, decides=True)
+    # The driver ends whom the search stops.
+    assert story.search.trials[0].stop_requested
+    story.happen(Exited(trial=0, reason="stopped"), Exited(trial=1, reason="completed"))
+    study = written(story.directory)
+    assert [values(trial)[:2] for trial in study.trials] == [(TrialState.PRUNED, 0.5), (TrialState.COMPLETE, 0.125)]
+    story.search.extend(max_length=80)
+    assert story.search.trials[1].state == "PENDING"
+    assert values(written(story.directory).trials[1])[:2] == (TrialState.RUNNING, None)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_optunas_plots_show_it(tmp_path: Path) -> None:
+    visualization = pytest.importorskip("optuna.visualization")
+    pytest.importorskip("plotly")
+    story = told(tmp_path, config())
+    story.validate(3, 20, 0.125)
+    story.happen(Exited(trial=3, reason="completed"))
+    study = written(story.directory)
+    curves = {line.name: (list(line.x), list(line.y)) for line in visualization.plot_intermediate_values(study).data}
+    assert curves == {"Trial0": ([10, 20], [0.25, 0.5]), "Trial3": ([10, 20], [0.375, 0.125])}
+    lr = visualization.plot_slice(study, params=["lr"]).data[0]
+    assert sorted(zip(lr.x, lr.y, strict=True)) == sorted(
+        (trial.params["lr"], trial.value) for trial in study.trials if trial.state == TrialState.COMPLETE
+    )
+    history = visualization.plot_optimization_history(study).data[0]
+    assert (list(history.x), list(history.y)) == ([0, 3], [0.25, 0.125])

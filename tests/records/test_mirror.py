@@ -1,0 +1,302 @@
+"""An experiment beside its checkpoints in an object store, brought to another machine."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dray.config.load import load_config
+from dray.config.search import build_search
+from dray.errors import ExperimentError, NoExperiment
+from dray.experiment.experiment import Experiment
+from dray.records import mirror
+from dray.records.directory import ExperimentDirectory
+from dray.records.mirror import Mirror, brought
+from dray.storage import RemoteDirectory, StorageError
+from searchers.events import Exited, Reported, Started
+from searchers.journal import Journal
+
+RAW = {"entrypoint": "m:T", "searcher": {"name": "single", "metric": "m", "max_length": {"batches": 1}}}
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> ExperimentDirectory:
+    """With code, metrics, and a trial that started."""
+    code = tmp_path / "model"
+    (code / "lib").mkdir(parents=True)
+    (code / "lib" / "m.py").write_text("x = 1\n")
+    config = load_config({**RAW, "checkpoint_storage": f"memory://results/{tmp_path.name}"})
+    directory = ExperimentDirectory.create(tmp_path / "first" / "digits-1", config, code)
+    directory.metrics.mkdir()
+    (directory.metrics / "_tail.jsonl").write_text("{}\n")
+    with Journal(directory.journal) as journal:
+        journal.append({"event": "started", "trial": 0})
+    save(directory, 0)
+    return directory
+
+
+def save(directory: ExperimentDirectory, trial: int) -> str:
+    store = directory.store(trial)
+    staging = store.stage(5)
+    (staging / "state-dict.pth").write_bytes(b"state")
+    return store.commit(staging, 5)
+
+
+def copied(directory: ExperimentDirectory) -> ExperimentDirectory:
+    Mirror(directory).close()
+    return directory
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Another machine's place for results."""
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path / "second"))
+    (tmp_path / "second").mkdir()
+    return tmp_path / "second"
+
+
+def test_it_is_brought_as_it_was(experiment: ExperimentDirectory, elsewhere: Path) -> None:
+    path = brought(copied(experiment).storage.uri)
+    assert path == elsewhere / "digits-1"
+    here = ExperimentDirectory.open(path)
+    for name in ("experiment.yaml", "journal.jsonl", "metrics/_tail.jsonl", "code/lib/m.py"):
+        assert (path / name).read_bytes() == (experiment.path / name).read_bytes()
+    assert here.config() == experiment.config()
+    assert here.store(0).latest() == experiment.store(0).latest() is not None
+    assert [p.name for p in elsewhere.iterdir()] == ["digits-1"]
+
+
+def test_what_this_machine_has_is_not_brought_again(experiment: ExperimentDirectory, elsewhere: Path) -> None:
+    path = brought(copied(experiment).storage.uri)
+    (path / "journal.jsonl").write_text("newer\n")
+    assert brought(experiment.storage.uri) == path
+    assert (path / "journal.jsonl").read_text() == "newer\n"
+
+
+def test_trials_that_the_copy_does_not_know_begin_again(experiment: ExperimentDirectory, elsewhere: Path) -> None:
+    """They may get other hyperparameters than those that their checkpoints are of."""
+    copied(experiment)
+    save(experiment, 1)
+    here = ExperimentDirectory.open(brought(experiment.storage.uri))
+    assert here.store(1).latest() is None
+    assert here.store(0).latest() is not None
+
+
+class Steps:
+    """In place of the thread and its event: what happens between the copies, in virtual time."""
+
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        self.waits: list[float] = []
+        self._steps = iter(steps)
+
+    def wait(self, timeout_s: float) -> bool:
+        self.waits.append(timeout_s)
+        for step in self._steps:
+            step()
+            return False
+        return True
+
+    def run(self, directory: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch) -> Mirror:
+        nothing = SimpleNamespace(start=lambda: None)
+        monkeypatch.setattr(mirror, "threading", SimpleNamespace(Event=lambda: self, Thread=lambda **_: nothing))
+        of_it = Mirror(directory)
+        of_it._run()
+        return of_it
+
+
+class Store:
+    """What is written to the store in order, unless it is away."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.away = False
+        self.written: list[str] = []
+        self.sent = 0
+        real = RemoteDirectory.write
+
+        def write(remote: RemoteDirectory, name: str, content: bytes) -> None:
+            if self.away and not name.startswith(".dray-probe"):
+                raise StorageError("away")
+            self.written.append(name)
+            self.sent += len(content)
+            real(remote, name, content)
+
+        monkeypatch.setattr(RemoteDirectory, "write", write)
+
+    def leaves(self) -> None:
+        self.away = True
+
+    def returns(self) -> None:
+        self.away = False
+
+
+def grow(directory: ExperimentDirectory, size: int = 1) -> None:
+    with Journal(directory.journal) as journal:
+        journal.append({"event": "reported", "trial": 0, "note": "x" * size})
+
+
+FAILS = "can't copy the experiment to its checkpoint storage for now, will try again: away"
+WORKS = "the experiment is copied to its checkpoint storage again, and nothing is missing there"
+
+
+def test_only_what_has_changed_is_copied_again(
+    experiment: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(monkeypatch)
+    Steps(lambda: None, lambda: grow(experiment)).run(experiment, monkeypatch)
+    assert store.written[:4] == ["code/lib/m.py", "metrics/_tail.jsonl", "journal.jsonl", "experiment.yaml"]
+    assert store.written[4:] == ["journal.jsonl"]
+
+
+def test_each_outage_is_reported_once_and_its_end(
+    experiment: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(monkeypatch)
+
+    def news() -> None:
+        grow(experiment)
+
+    steps = Steps(news, store.leaves, news, news, store.returns, news, store.leaves, news, store.returns, news)
+    assert steps.run(experiment, monkeypatch).missing is None
+    assert [record.getMessage() for record in caplog.records] == [FAILS, WORKS, FAILS, WORKS]
+    assert RemoteDirectory(experiment.storage).read("journal.jsonl") == experiment.journal.read_bytes()
+
+
+def test_a_last_copy_that_fails_is_always_reported_with_what_is_missing(
+    experiment: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also in an outage that was reported before."""
+    store = Store(monkeypatch)
+    steps = Steps(lambda: None, lambda: grow(experiment), store.leaves, lambda: grow(experiment))
+    missing = steps.run(experiment, monkeypatch).missing
+    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.ERROR]
+    assert caplog.records[-1].getMessage() == missing
+    assert missing is not None
+    assert missing.startswith(f"{experiment.storage} lacks a part of the experiment, which is complete only in")
+    assert "Not copied were journal.jsonl: away." in missing
+    assert missing.endswith(f"dray experiment resume {experiment.path}")
+
+
+def test_the_last_copy_is_tried_for_longer(experiment: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    patience: list[float] = []
+    monkeypatch.setattr(RemoteDirectory, "write", lambda remote, *_: patience.append(remote._patience_s))
+    Steps(lambda: None, lambda: grow(experiment)).run(experiment, monkeypatch)
+    grow(experiment)
+    Steps().run(experiment, monkeypatch)
+    assert (patience[0], patience[-1]) == (mirror.PATIENCE_S, mirror.LAST_PATIENCE_S)
+
+
+def test_a_file_that_can_not_be_read_is_an_outage_too(
+    experiment: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended the thread, and nothing more was copied."""
+    real, refused = Path.read_bytes, iter([PermissionError("not yours")])
+
+    def read(path: Path) -> bytes:
+        if path.suffix == ".py":
+            for error in refused:
+                raise error
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    assert Steps(lambda: None, lambda: None).run(experiment, monkeypatch).missing is None
+    assert [record.getMessage() for record in caplog.records] == [FAILS.replace("away", "not yours"), WORKS]
+    assert "code/lib/m.py" in RemoteDirectory(experiment.storage).sizes()
+
+
+def test_a_directory_that_is_deleted_meanwhile_is_nobody_elses_outage(
+    experiment: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is copied any more, so it must not be said that nothing is missing."""
+    store = Store(monkeypatch)
+    delete = partial(shutil.rmtree, experiment.path)
+    steps = Steps(lambda: None, store.leaves, lambda: grow(experiment), delete, store.returns, lambda: None)
+    assert steps.run(experiment, monkeypatch).missing is None
+    assert [record.getMessage() for record in caplog.records] == [FAILS]
+
+
+def test_what_is_sent_is_linear_in_time_however_long_the_journal(
+    experiment: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A journal that grows by 40 kB a second of virtual time is copied with 1 kB a second: as a whole, but rarely."""
+    store = Store(monkeypatch)
+    monkeypatch.setattr(mirror, "BYTES_PER_S", 1000)
+    steps = Steps(*[lambda: grow(experiment, 400_000)] * 20)
+    steps.run(experiment, monkeypatch)
+    final = experiment.journal.stat().st_size
+    assert store.sent <= 1000 * sum(steps.waits) + 2 * final
+    assert steps.waits[:2] == [mirror.FIRST_S, pytest.approx(400, rel=0.1)]
+    assert steps.waits[-1] == pytest.approx(final / 1000, rel=0.1)
+
+
+def test_a_journal_of_a_usual_size_is_never_older_than_ten_seconds(
+    experiment: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(*[lambda: grow(experiment, 400_000)] * 20)
+    steps.run(experiment, monkeypatch)
+    assert experiment.journal.stat().st_size > 7_000_000
+    assert set(steps.waits) == {mirror.FIRST_S, mirror.EVERY_S}
+
+
+def test_a_search_that_is_done_but_not_copied_says_so_and_is_copied_by_resuming_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left to train, so this needs no Ray."""
+    code = tmp_path / "model"
+    code.mkdir()
+    (code / "m.py").touch()
+    config = load_config(
+        {**RAW, "entrypoint": "python3 m.py", "checkpoint_storage": f"memory://results/{tmp_path.name}"}
+    )
+    directory = ExperimentDirectory.create(tmp_path / "digits-1", config, code)
+    with Journal(directory.journal) as journal:
+        search = build_search(config, journal.append, records=[])
+        search.start()
+        search.on(Started(trial=0))
+        search.on(Reported(trial=0, step=1, value=0.5))
+        search.on(Exited(trial=0, reason="completed"))
+    store = Store(monkeypatch)
+    store.leaves()
+    with pytest.raises(ExperimentError, match=r"^the search has completed, but memory://.* lacks a part .* resume /"):
+        Experiment.resume(directory.path).run()
+    store.returns()
+    Experiment.resume(directory.path).run()
+    assert RemoteDirectory(directory.storage).read("journal.jsonl") == directory.journal.read_bytes()
+
+
+def test_a_local_experiment_has_none(tmp_path: Path) -> None:
+    directory = ExperimentDirectory.create(tmp_path / "e", load_config(RAW), None)
+    Mirror(directory).close()
+    assert brought(tmp_path / "e") == brought(str(tmp_path / "e")) == directory.path
+
+
+@pytest.mark.parametrize(
+    ("where", "says"), [("memory://results/nothing", "no experiment in memory://results/nothing"), ("s3://", "BUCKET")]
+)
+def test_what_is_no_experiment_is_told(elsewhere: Path, where: str, says: str) -> None:
+    with pytest.raises(NoExperiment, match=says):
+        brought(where)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_credentials_are_not_copied(experiment: ExperimentDirectory) -> None:
+    assert experiment.storage_file.exists()
+    sizes = RemoteDirectory(copied(experiment).storage).sizes()
+    assert {"experiment.yaml", "journal.jsonl"} < sizes.keys()
+    assert experiment.storage_file.name not in sizes
+
+
+def test_what_trials_print_is_copied_under_the_name_that_it_has_in_a_store(experiment: ExperimentDirectory) -> None:
+    logs = experiment.trial(0) / "logs"
+    logs.mkdir()
+    (logs / "rank_0.log").write_text("2026-11-21T09:02:02.123Z one\n")
+    (logs / "another").write_text("not a log\n")
+    copied(experiment)
+    name = "trial_0/logs/rank_0.20261121T090202.123Z.log"
+    assert RemoteDirectory(experiment.storage).read(name) == b"2026-11-21T09:02:02.123Z one\n"
+    assert [each for each in RemoteDirectory(experiment.storage).sizes() if "/logs/" in each] == [name]

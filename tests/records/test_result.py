@@ -1,0 +1,239 @@
+"""What is read out of an experiment's directory, while it runs or years later."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from dray.config.load import ExperimentConfig, build_method, build_space, load_config
+from dray.errors import ExperimentError, NoExperiment
+from dray.records.directory import ExperimentDirectory
+from dray.records.metrics import MetricsLog
+from dray.records.numbering import take_number
+from dray.records.result import Result
+from dray.storage import CheckpointStore
+from searchers.events import Event, Exited, Reported, Started
+from searchers.journal import Journal
+from searchers.search import Search
+
+
+def config(*, smaller_is_better: bool = True, slots: float = 1) -> ExperimentConfig:
+    return load_config(
+        {
+            "hyperparameters": {
+                "lr": {"type": "double", "minval": 0.1, "maxval": 0.2},
+                "net": {"depth": {"type": "int", "minval": 1, "maxval": 3}, "norm": None},
+                "layers": [1, 2],
+            },
+            "searcher": {
+                "name": "random",
+                "metric": "error",
+                "smaller_is_better": smaller_is_better,
+                "max_length": {"batches": 20},
+                "max_trials": 4,
+                "max_concurrent_trials": 4,
+            },
+            "resources": {"slots_per_trial": slots},
+            "reproducibility": {"experiment_seed": 1},
+        }
+    )
+
+
+class Story:
+    """An experiment's directory, written as the driver writes it; the clock ticks once an event."""
+
+    def __init__(self, path: Path, config: ExperimentConfig) -> None:
+        self.directory = ExperimentDirectory.create(path, config, None)
+        self.metrics = MetricsLog(self.directory.metrics)
+        self.journal = Journal(self.directory.journal)
+        self.clock = 1000.0
+        self.search = Search(
+            build_method(config),
+            build_space(config),
+            seed=1,
+            smaller_is_better=config.searcher.smaller_is_better,
+            log=self.write,
+        )
+        self.search.start()
+
+    def write(self, record: dict[str, Any]) -> None:
+        self.clock += 1
+        self.journal.append({**record, "time": self.clock})
+
+    def happen(self, *events: Event) -> None:
+        for event in events:
+            self.search.on(event)
+
+    def validate(self, trial: int, batches: int, error: float, *, decides: bool = False, save: bool = True) -> None:
+        rows = [("training", "loss", 2 * error), ("validation", "error", error), ("validation", "accuracy", 1 - error)]
+        self.metrics.append(
+            trial,
+            [
+                {"batches": batches, "epochs": batches / 4, "kind": kind, "name": name, "value": value, "time": 0.0}
+                for kind, name, value in rows
+            ],
+        )
+        if decides:
+            self.happen(Reported(trial=trial, step=batches, value=error))
+        if save:
+            store = CheckpointStore(self.directory.trial(trial))
+            store.commit(store.stage(batches), batches)
+
+    @property
+    def result(self) -> Result:
+        return Result(self.directory.path)
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Story:
+    return told(tmp_path, config())
+
+
+def told(tmp_path: Path, config: ExperimentConfig) -> Story:
+    """Trial 0 completed and its best was in the middle; 1 ended in errors; 2 was invalid; 3 runs; 4 waits."""
+    story = Story(tmp_path / "experiment", config)
+    story.happen(Started(trial=0), Started(trial=1))
+    story.validate(0, 10, 0.25)
+    story.write({"event": "restarted", "trial": 1, "error": "no"})
+    story.happen(Started(trial=1))
+    story.validate(0, 20, 0.5, decides=True)
+    story.happen(Exited(trial=0, reason="completed"))
+    story.write({"event": "gave_up", "trial": 1, "error": "no"})
+    story.happen(Exited(trial=1, reason="errored"))
+    story.happen(Started(trial=2))
+    story.validate(2, 10, 0.0, save=False)
+    story.happen(Exited(trial=2, reason="invalid_hp"))
+    story.happen(Started(trial=3))
+    story.validate(3, 10, 0.375)
+    return story
+
+
+def test_a_trial_has_a_row_with_its_state_and_numbers(story: Story) -> None:
+    rows = story.result.trials.set_index("trial_id")
+    assert rows["state"].tolist() == ["COMPLETED", "ERRORED", "INVALID_HP", "RUNNING", "PENDING"]
+    assert rows["batches"].tolist() == [20, 0, 10, 10, 0]
+    assert rows["restarts"].tolist() == [0, 1, 0, 0, 0]
+    assert rows.loc[0, "metric"] == 0.5
+    assert rows.loc[0, "best_metric"] == 0.25
+    assert rows["metric"].isna().tolist() == [False, True, False, False, True]
+
+
+def test_hyperparameters_are_columns_with_dotted_names(story: Story) -> None:
+    trials = story.result.trials
+    columns = [column for column in trials.columns if column.startswith("hparams.")]
+    assert columns == ["hparams.layers", "hparams.lr", "hparams.net.depth", "hparams.net.norm"]
+    expected = story.search.trials[3].hparams
+    assert expected is not None
+    assert trials.loc[3, "hparams.lr"] == expected["lr"]
+    assert trials.loc[3, "hparams.layers"] == [1, 2]
+    assert pd.isna(trials.loc[4, "hparams.lr"]), "drawn when it starts"
+
+
+def test_times_are_those_of_the_first_start_and_of_the_end(story: Story) -> None:
+    rows = story.result.trials.set_index("trial_id")
+    # In the story, each record is a second after the one before; the first is the search's start.
+    seconds = (rows[["started", "ended"]] - pd.Timestamp(1000, unit="s")) / pd.Timedelta(seconds=1)
+    assert seconds.loc[0].tolist() == [2, 7]
+    assert seconds.loc[1].tolist() == [3, 9]
+    assert seconds.loc[3, "started"] == 12
+    assert rows["ended"].isna().tolist() == [False, False, False, True, True]
+
+
+def test_best_trial_is_where_its_validation_was_best_not_last(story: Story) -> None:
+    best = story.result.best_trial
+    assert (best.trial_id, best.metric, best.batches) == (0, 0.25, 10)
+    assert best.hparams == story.search.trials[0].hparams
+    assert Path(best.checkpoint.path) == story.directory.path / "trial_0" / "checkpoint_10"
+
+
+def test_largest_is_the_best_where_the_search_says_so(tmp_path: Path) -> None:
+    best = told(tmp_path, config(smaller_is_better=False)).result.best_trial
+    assert (best.trial_id, best.metric, best.batches) == (0, 0.5, 20)
+
+
+def test_earlier_of_two_equal_validations_is_the_best(story: Story) -> None:
+    story.validate(3, 5, 0.25)
+    story.validate(3, 15, 0.25)
+    best = story.result
+    assert best.best_batches()[3] == 5
+
+
+def test_validation_that_is_no_number_is_never_the_best(tmp_path: Path) -> None:
+    story = Story(tmp_path / "e", config(smaller_is_better=False))
+    story.happen(Started(trial=0), Started(trial=1))
+    for batches, error in enumerate((math.inf, math.nan, -math.inf), start=1):
+        story.validate(0, batches, error)
+    story.validate(1, 4, -7.0)
+    assert story.result.best_trial.trial_id == 1
+
+
+def test_latest_checkpoint_stands_in_where_the_best_was_not_kept(story: Story) -> None:
+    story.validate(3, 15, 0.125, save=False)
+    best = story.result.best_trial
+    assert (best.trial_id, best.batches, Path(best.checkpoint.path).name) == (3, 15, "checkpoint_10")
+
+
+def test_no_best_trial_is_an_error_that_says_why(tmp_path: Path) -> None:
+    story = Story(tmp_path / "e", config())
+    with pytest.raises(ExperimentError, match=r"no trial of .* has validated yet"):
+        _ = story.result.best_trial
+    story.happen(Started(trial=0))
+    story.validate(0, 10, 0.5, save=False)
+    with pytest.raises(ExperimentError, match=r"trial 0 of .* is the best, but it has no checkpoint"):
+        _ = story.result.best_trial
+
+
+def test_table_without_trials_that_started_can_be_made(tmp_path: Path) -> None:
+    trials = Story(tmp_path / "e", config()).result.trials
+    assert trials["state"].tolist() == ["PENDING"] * 4
+    assert trials["best_metric"].isna().all()
+
+
+def test_metrics_are_all_rows_of_all_trials(story: Story) -> None:
+    metrics = story.result.metrics
+    assert len(metrics) == 4 * 3
+    assert metrics.query("trial_id == 0 and name == 'accuracy'")["value"].tolist() == [0.75, 0.5]
+    assert metrics.query("trial_id == 0 and name == 'accuracy'")["epochs"].tolist() == [2.5, 5.0]
+
+
+def test_it_is_found_as_the_command_finds_it(story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path))
+    monkeypatch.chdir("/")
+    number = take_number(story.directory.path)
+    assert number is not None
+    for name in (number, str(number), "latest", "experiment", "perim", Path("experiment"), str(story.directory.path)):
+        assert Result(name).path == story.directory.path
+    with pytest.raises(NoExperiment, match="no experiment 'digits'") as raised:
+        Result("digits")
+    assert "config" not in str(raised.value)
+
+
+def test_it_shows_its_name_state_trials_and_best(story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path))
+    take_number(story.directory.path)
+    story.journal.close()
+    shown = "1: experiment, STOPPED, 3 of 5 trials ended, best error 0.25 by trial 0"
+    result = story.result
+    assert repr(result) == f"<dray.Result {shown}>"
+    html = result._repr_html_()
+    assert f"<b>{shown}</b>" in html
+    assert re.findall("<th>(.*)</th>", html) == ["trial", "state", "batches", "best error", "lr"]
+    cells = re.findall("<td>(.*)</td>", html)
+    assert (cells[:4], cells[5:9]) == (["0", "COMPLETED", "20", "0.25"], ["3", "RUNNING", "10", "0.375"])
+
+
+def test_it_shows_its_path_where_its_files_are_gone(story: Story) -> None:
+    result = story.result
+    story.directory.config_file.unlink()
+    assert repr(result) == f"<dray.Result {story.directory.path}>"
+    assert str(story.directory.path) in result._repr_html_()
+
+
+def test_a_result_is_read_from_an_experiment_only(tmp_path: Path) -> None:
+    with pytest.raises(NoExperiment, match="no experiment in"):
+        Result(tmp_path)

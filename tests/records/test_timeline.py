@@ -1,0 +1,165 @@
+"""What worker groups did when, out of what the driver heard and what trials told of their time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from dray.records import timeline
+from dray.records.timeline import FILE, Timeline, read_timeline
+
+
+def system(*samples: tuple[int, float, dict[str, float]]) -> pd.DataFrame:
+    """Trial, when, and the seconds by phase."""
+    rows = [
+        {"trial_id": trial, "batches": 1, "name": name, "value": value, "time": at}
+        for trial, at, seconds in samples
+        for name, value in seconds.items()
+    ]
+    return pd.DataFrame(rows, columns=["trial_id", "batches", "name", "value", "time"])
+
+
+def read(directory: Path, events: list[tuple[float, str, dict[str, Any]]], *samples: Any) -> list[tuple[Any, ...]]:
+    lines = [json.dumps({"time": at, "event": event, **fields}) for at, event, fields in events]
+    (directory / FILE).write_text("".join(line + "\n" for line in lines))
+    return list(read_timeline(directory, system(*samples)).itertuples(index=False, name=None))
+
+
+G, H = {"group": "g"}, {"group": "h"}
+
+
+def test_a_group_boots_idles_and_has_trials(tmp_path: Path) -> None:
+    found = read(
+        tmp_path,
+        [
+            (0, "opened", {}),
+            (1, "starts", {**G, "slots": 2}),
+            (5, "joined", G),
+            (6, "granted", {**G, "trial": 3}),
+            (20, "left", {**G, "trial": 3}),
+            (21, "closed", {}),
+        ],
+        (3, 10.0, {"starting_s": 1.0, "training_s": 2.0, "data_s": 0.5, "batches_per_second": 7.0}),
+        (3, 18.0, {"training_s": 4.0, "validating_s": 3.0, "checkpointing_s": 1.0}),
+    )
+    assert found == [
+        ("g", 2, -1, "booting", 1, 5),
+        ("g", 2, -1, "idle", 5, 6),
+        ("g", 2, 3, "starting", 6, 6.5),
+        ("g", 2, 3, "starting", 6.5, 7.5),
+        ("g", 2, 3, "training", 7.5, 9.5),
+        ("g", 2, 3, "data", 9.5, 10),
+        ("g", 2, 3, "training", 10, 14),
+        ("g", 2, 3, "validating", 14, 17),
+        ("g", 2, 3, "checkpointing", 17, 18),
+        ("g", 2, 3, "ending", 18, 20),
+        ("g", 2, -1, "idle", 20, 21),
+    ]
+
+
+def test_a_share_of_a_slot_counts_as_such(tmp_path: Path) -> None:
+    events: list[tuple[float, str, dict[str, Any]]] = [(0, "starts", {**G, "slots": 0.25}), (8, "closed", {})]
+    assert read(tmp_path, events) == [("g", 0.25, -1, "booting", 0, 8)]
+
+
+def test_what_is_told_takes_no_more_than_there_was_and_gaps_are_waiting(tmp_path: Path) -> None:
+    found = read(
+        tmp_path,
+        [(0, "starts", G), (0, "joined", G), (1, "granted", {**G, "trial": 0}), (8, "left", {**G, "trial": 0})],
+        (0, 3.0, {"training_s": 3.0, "validating_s": 1.0}),  # by a clock that runs ahead of the desk's
+        (0, 8.0, {"training_s": 3.0}),
+    )
+    assert found[1:] == [
+        ("g", 1, 0, "training", 1, 2.5),
+        ("g", 1, 0, "validating", 2.5, 3),
+        ("g", 1, 0, "waiting", 3, 5),
+        ("g", 1, 0, "training", 5, 8),
+    ]
+
+
+def test_a_group_that_dies_is_started_again_and_its_trial_goes_on_elsewhere(tmp_path: Path) -> None:
+    found = read(
+        tmp_path,
+        [
+            (0, "starts", G),
+            (0, "starts", H),
+            (1, "joined", G),
+            (1, "granted", {**G, "trial": 0}),
+            (4, "left", {**G, "trial": 0}),
+            (4, "ends", G),
+            (4, "starts", G),
+            (5, "joined", H),
+            (5, "granted", {**H, "trial": 0}),
+            (7, "joined", G),
+            (9, "left", {**H, "trial": 0}),
+            (9, "ends", G),
+            (9, "closed", {}),
+        ],
+        (0, 3.0, {"training_s": 2.0}),
+        (0, 9.0, {"training_s": 4.0}),
+    )
+    by_group = {name: [row[2:] for row in found if row[0] == name] for name in ("g", "h")}
+    assert by_group["g"] == [
+        (-1, "booting", 0, 1),
+        (0, "training", 1, 3),
+        (0, "ending", 3, 4),
+        (-1, "booting", 4, 7),
+        (-1, "idle", 7, 9),
+    ]
+    assert by_group["h"] == [(-1, "booting", 0, 5), (0, "training", 5, 9)]
+
+
+def test_run_that_was_killed_ends_with_the_last_that_is_known_of_it(tmp_path: Path) -> None:
+    found = read(
+        tmp_path,
+        [
+            (0, "opened", {}),
+            (0, "starts", G),
+            (2, "joined", G),
+            (3, "granted", {**G, "trial": 1}),
+            (100, "opened", {}),
+            (100, "starts", G),
+            (101, "joined", G),
+        ],
+        (1, 50.0, {"training_s": 47.0}),
+        (1, 102.0, {"validating_s": 1.0}),
+    )
+    assert found == [
+        ("g", 1, -1, "booting", 0, 2),
+        ("g", 1, -1, "idle", 2, 3),
+        ("g", 1, 1, "training", 3, 50),
+        ("g", 1, -1, "booting", 100, 101),
+        ("g", 1, -1, "idle", 101, 102),
+    ]
+
+
+class Message:
+    def __init__(self, kind: str, group: str = "", trial: int = -1, time: float = 0.0) -> None:
+        self.kind, self.group, self.trial, self.time = kind, group, trial, time
+
+
+def test_what_the_driver_notes_is_read_also_while_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(10, 100))
+    monkeypatch.setattr(timeline.time, "time", lambda: float(next(clock)))
+    notes: Any = Timeline(tmp_path)  # at 10
+    notes.starts("g", 2)  # at 11
+    for message in (Message("joined", "g", time=20), Message("granted", "g", 4, 21), Message("rows", "g", 4, 22)):
+        notes.hear(message)
+    notes.hear(Message("left", "g", 4, 30))
+    with (tmp_path / FILE).open("ab") as file:
+        file.write(b'{"event": "gran')
+    table = read_timeline(tmp_path, system())
+    assert table["phase"].tolist() == ["booting", "idle", "starting"]
+    assert table["trial_id"].tolist() == [-1, -1, 4]
+    assert table[["start", "end"]].to_numpy().tolist() == [[11, 20], [20, 21], [21, 30]]
+    again = Timeline(tmp_path)
+    again.close()
+    assert read_timeline(tmp_path, system()).equals(table), "the torn line is cut off"
+
+
+def test_an_experiment_of_before_has_none(tmp_path: Path) -> None:
+    assert list(read_timeline(tmp_path, system()).columns) == list(timeline.COLUMNS)

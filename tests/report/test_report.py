@@ -1,0 +1,445 @@
+"""The report on an experiment: its figures are the experiment's tables, and the file needs nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dray.config.load import load_config
+from dray.errors import ExperimentError, NoExperiment
+from dray.records.directory import ExperimentDirectory
+from dray.report import figures, html, seen, write_report
+from dray.report.importance import importance
+from dray.report.scale import LOG, scaled
+from dray.report.seen import Seen
+from searchers import parse_space
+from searchers.events import Exited, Started
+from searchers.journal import Journal
+from tests.records.test_result import Story, config, told
+from tests.report.simulated import START_S, simulated
+
+WORKERS = 3
+TRIALS = 48
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return simulated(tmp_path_factory.mktemp("report") / "experiment", TRIALS, workers=WORKERS).path
+
+
+@pytest.fixture
+def looked(path: Path) -> Seen:
+    return Seen(path)
+
+
+def curves_of(figure: figures.Figure) -> dict[int, list[tuple[float, float]]]:
+    """The curve of each trial, out of traces in which curves follow one another after a gap."""
+    curves: dict[int, list[tuple[float, float]]] = {}
+    for trace in figure["data"]:
+        for x, y, trial in zip(trace["x"], trace["y"], trace["customdata"], strict=True):
+            if trial is not None:
+                curves.setdefault(trial, []).append((x, y))
+            else:
+                assert x is None
+                assert y is None
+    return curves
+
+
+def validations(looked: Seen) -> dict[int, list[tuple[float, float]]]:
+    rows = looked.result.metrics.query("kind == 'validation' and name == 'validation_loss'")
+    return {trial: list(zip(mine["epochs"], mine["value"], strict=True)) for trial, mine in rows.groupby("trial_id")}
+
+
+# ------------------------------------------------------------------ figures
+
+
+def test_curves_are_the_validations_of_all_trials(looked: Seen) -> None:
+    assert curves_of(figures.curves(looked)) == validations(looked)
+
+
+def test_curves_have_a_trace_for_each_rung_and_one_for_the_best(looked: Seen) -> None:
+    data = figures.curves(looked)["data"]
+    lengths = {trial: curve[-1][0] for trial, curve in validations(looked).items()}
+    best = looked.result.trials["best_metric"].idxmin()
+    for trace, length in zip(data, (1, 4, 16), strict=False):
+        trials = {trial for trial in trace["customdata"] if trial is not None}
+        assert trials == {trial for trial, last in lengths.items() if last == length and trial != best}
+        assert trace["name"] == f"reached {length} epoch{'s' if length > 1 else ''} ({len(trials)})"
+    assert set(data[3]["customdata"]) == {best, None}
+    assert data[3]["name"] == f"trial {best}, the best"
+
+
+def test_of_many_trials_the_best_are_shown_and_the_others_evenly(looked: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seen, "MOST_CURVES", 12)
+    shown = list(curves_of(figures.curves(looked)))
+    ranked = looked.result.trials.sort_values("best_metric", kind="stable")["trial_id"].tolist()
+    assert len(shown) == 12
+    assert set(ranked[:6]) < set(shown), "the best six"
+    places = sorted(ranked.index(trial) for trial in shown)[6:]
+    gaps = np.diff(places)
+    assert places[-1] == TRIALS - 1, "down to the worst"
+    assert gaps.max() - gaps.min() <= 1
+
+
+def test_a_long_curve_keeps_its_first_and_last_point() -> None:
+    rows = pd.DataFrame({"value": np.arange(10_000.0)})
+    thin = figures._thin(rows)
+    assert len(thin) == seen.MOST_POINTS
+    assert thin["value"].iloc[[0, -1]].tolist() == [0, 9_999]
+
+
+def test_slices_have_a_point_for_each_trial(looked: Seen) -> None:
+    found = figures.slices(looked)
+    assert list(found) == ["hidden", "lr", "optimizer"]
+    trials = looked.result.trials.set_index("trial_id")
+    for name, figure in found.items():
+        points = {
+            trial: (x, y)
+            for trace in figure["data"]
+            for trial, x, y in zip(trace["customdata"], trace["x"], trace["y"], strict=True)
+        }
+        assert points == {trial: (row[f"hparams.{name}"], row["best_metric"]) for trial, row in trials.iterrows()}
+    assert [figure["layout"]["xaxis"]["type"] for figure in found.values()] == ["linear", "log", "category"]
+
+
+def test_parallel_coordinates_have_all_trials_the_best_on_top(looked: Seen) -> None:
+    [trace] = figures.parallel(looked)["data"]
+    ranked = looked.result.trials.sort_values("best_metric", ascending=False)
+    by_label = {dimension["label"]: dimension for dimension in trace["dimensions"]}
+    assert by_label["hidden"]["values"] == ranked["hparams.hidden"].tolist()
+    assert by_label["lr"]["values"] == pytest.approx(np.log10(ranked["hparams.lr"]).tolist())
+    names = by_label["optimizer"]
+    assert [names["ticktext"][code] for code in names["values"]] == ranked["hparams.optimizer"].tolist()
+    assert 10.0 ** np.array(by_label["lr"]["tickvals"]) == pytest.approx([float(t) for t in by_label["lr"]["ticktext"]])
+
+
+def test_best_so_far_never_gets_worse_and_ends_with_the_best(looked: Seen) -> None:
+    points, line = figures.history(looked)["data"]
+    assert sorted(points["customdata"]) == list(range(TRIALS))
+    assert line["y"] == sorted(line["y"], reverse=True)
+    assert line["y"][-1] == looked.result.trials["best_metric"].min()
+    assert line["x"] == sorted(line["x"])
+
+
+def test_time_of_slots_is_the_same_in_all_figures(looked: Seen) -> None:
+    epochs = looked.result.metrics.query("name == 'loss'").groupby("trial_id").size()
+    expected = {
+        "starting": START_S * TRIALS,
+        "training": 0.75 * epochs.sum(),
+        "validating": 0.25 * epochs.sum(),
+    }
+    stretches, shares = figures.stretches(looked), figures.shares(looked)
+    assert stretches is not None
+    assert shares is not None
+    unit_s = {"seconds": 1, "minutes": 60}[stretches["layout"]["xaxis"]["title"]["text"].split()[0]]
+    bars = {trace["name"]: unit_s * sum(trace["x"]) for trace in stretches["data"]}
+    width = np.diff(shares["data"][0]["x"])[0] * unit_s
+    areas = {trace["name"]: width * sum(trace["y"]) for trace in shares["data"]}
+    for phase, seconds in expected.items():
+        assert bars[phase] == pytest.approx(seconds)
+        assert areas[phase] == pytest.approx(seconds)
+    assert np.sum([trace["y"] for trace in shares["data"]], axis=0) == pytest.approx(WORKERS)
+
+
+def test_too_many_stretches_are_not_shown_one_by_one(looked: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "MOST_STRETCHES", 20)
+    assert figures.stretches(looked) is None
+    assert figures.shares(looked) is not None
+
+
+@pytest.mark.parametrize(
+    ("values", "sign", "expected"),
+    [
+        ([0.1, 0.2, 0.3], 1, {}),
+        ([0.5], 1, {}),
+        ([0.1, 3.0, math.inf], 1, "log"),
+        ([0.1, 3.0], None, "log"),
+        ([0.02, 0.9, 0.95, 1.0], 1, {}),
+        ([2.0, 90.0, 95.0, 100.0], -1, {}),
+        ([-0.5, *np.linspace(0, 1, 99), 1e9], 1, (-0.6, 1.2)),
+        ([0.5, *np.linspace(0, -1, 99), -1e9], -1, (-1.2, 0.6)),
+        ([0.02, *np.linspace(0.9, 0.98, 15)], -1, (0.8, 1)),
+    ],
+    ids=[
+        "as it is",
+        "one",
+        "a loss, by logarithm",
+        "so is what may be one",
+        "an error rate, bounded by 1",
+        "larger is better",
+        "without an outlier",
+        "or a low one, where more is better",
+        "15 good trials and a bad one",
+    ],
+)
+def test_axis_of_a_metric(values: list[float], sign: int | None, expected: Any) -> None:
+    figure = scaled({"layout": {"hovermode": "x"}}, "f1", values, sign)
+    axis = figure["layout"].pop("yaxis")
+    assert figure["layout"] == {"hovermode": "x"}
+    assert axis.pop("title") == {"text": "f1"}
+    assert axis == figure["scales"][figure["scale"]]
+    if expected == "log":
+        assert axis["type"] == "log"
+        assert "linear" in figure["scales"]
+    elif isinstance(expected, tuple):
+        low, high = axis["range"]
+        assert expected[0] < low < high < expected[1]
+        shown = sum(low <= value <= high for value in values)
+        assert figure["scale"] == f"linear, worst {len(values) - shown} of {len(values)} hidden"
+        assert figure["scales"]["linear, all values"] == {}
+    else:
+        assert axis == expected
+    finite = [value for value in values if math.isfinite(value)]
+    assert (LOG in figure["scales"]) == (len(finite) > 1 and min(finite) > 0)
+
+
+def test_most_values_are_on_a_linear_scale_whatever_they_are() -> None:
+    # A third of the trials fail: they are as many as an axis may not leave out.
+    values = [0.1] * 5 + [0.9 + number / 100 for number in range(10)]
+    low, high = scaled({"layout": {}}, "f1", values, -1)["layout"]["yaxis"].get("range", (0, 1))
+    assert low <= 0.1
+    assert high >= 0.99
+
+
+def test_a_logarithmic_scale_shows_all_but_what_diverged() -> None:
+    def high(values: list[float]) -> float:
+        return float(10 ** scaled({"layout": {}}, "loss", values, 1)["scales"][LOG]["range"][1])
+
+    losses = [0.05 * 1.05**number for number in range(99)]
+    assert high([*losses, 70.0]) > 70
+    assert losses[-1] < high([*losses, 1e9]) < 100
+
+
+def test_every_metric_has_its_curves(looked: Seen) -> None:
+    labels = [metric.label for metric in looked.other_metrics]
+    assert labels == ["validation accuracy", "training accuracy", "training loss"]
+    rows = looked.result.metrics
+    for metric in looked.other_metrics:
+        figure = figures.curves(looked, metric)
+        mine = rows[(rows["kind"] == metric.kind) & (rows["name"] == metric.name)]
+        assert curves_of(figure) == {
+            trial: list(zip(part["epochs"], part["value"], strict=True)) for trial, part in mine.groupby("trial_id")
+        }
+        assert figure["layout"]["yaxis"]["title"]["text"] == metric.label
+
+
+def test_there_is_room_for_so_many_curves_of_other_metrics(looked: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(looked.validations)
+    monkeypatch.setattr(seen, "MOST_OTHER_POINTS", 2 * size)
+    assert [metric.label for metric in looked.other_metrics] == ["validation accuracy", "training accuracy"]
+
+
+def test_trials_are_compared_where_most_have_been(looked: Seen) -> None:
+    assert looked.compared_at == 1
+    assert looked.length(1, "epochs") == "1 epoch"
+    assert looked.length(4) == "4 epochs"
+
+
+# ------------------------------------------------------------------ importance
+
+
+@pytest.mark.slow
+def test_what_matters_is_found(looked: Seen) -> None:
+    found = looked.importance
+    assert found is not None
+    assert list(found.shares) == ["lr", "optimizer", "hidden"], "as the simulated trials learn"
+    assert sum(found.shares.values()) == pytest.approx(1)
+    assert found.explained > 0.5
+    assert found.trials == TRIALS
+
+
+@pytest.mark.slow
+def test_choices_switches_and_what_is_not_there_matter_too() -> None:
+    n = 60
+    table = pd.DataFrame(
+        {
+            "net": ["deep", "wide", "narrow"] * (n // 3),
+            "noise": np.random.default_rng(0).random(n),
+            "skip": pd.Series([True, None, False, None] * (n // 4), dtype=object),
+        }
+    )
+    scores = table["net"].map({"deep": 1.0, "wide": math.inf, "narrow": 2.0}) + (table["skip"].isna() * 0.1)
+    found = importance(table, scores)
+    assert found is not None
+    assert list(found.shares) == ["net", "skip", "noise"]
+
+
+def test_few_trials_tell_nothing() -> None:
+    table = pd.DataFrame({"lr": np.arange(9.0)})
+    assert importance(table, table["lr"]) is None
+    assert importance(pd.DataFrame(index=range(20)), pd.Series(np.arange(20.0))) is None
+
+
+# ------------------------------------------------------------------ the file
+
+
+def figures_of(html: str) -> dict[str, Any]:
+    match = re.search(r"^const figures = (.*);$", html, re.MULTILINE)
+    assert match is not None
+    found: dict[str, Any] = json.loads(match.group(1))
+    return found
+
+
+def text_of(html: str) -> str:
+    """What is to be read of it."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html.partition("<script>")[0]))
+
+
+@pytest.mark.slow
+def test_report_is_one_file_with_everything_in_it(path: Path, tmp_path: Path) -> None:
+    file = write_report(path, tmp_path / "r.html")
+    html = file.read_text()
+    assert [one.name for one in tmp_path.iterdir()] == ["r.html"]
+    assert not re.findall(r"<(?:link|img|iframe)|<script[^>]+src|@import|url\(", html.partition("<script>")[0])
+    assert {"curves", "history", "importances", "parallel", "slice-0", "shares", "stretches"} <= set(figures_of(html))
+    for name in figures_of(html):
+        assert f'id="{name}"' in html
+    text = text_of(html)
+    result = Seen(path).result
+    best = result.trials.loc[result.trials["best_metric"].idxmin()]
+    assert f"Trial {best['trial_id']} (completed) had validation_loss {best['best_metric']:.5g}" in text
+    assert f"dray checkpoint export {path} -o model" in text
+    assert "lr log 0.0001 to 0.1" in text
+    assert "global_batch_size constant 64" in text
+    assert "Failures None." in text
+
+
+@pytest.mark.slow
+def test_report_of_a_running_experiment_says_so_and_of_its_failures(tmp_path: Path) -> None:
+    story = told(tmp_path, config(slots=0.25))
+    story.write(
+        {
+            "event": "restarted",
+            "trial": 3,
+            "error": 'Traceback (most recent call last):\n  File "model.py"\nValueError: <b>17</b> & more\n',
+        }
+    )
+    file = write_report(story.directory.path)
+    assert file == story.directory.path / "report.html"
+    text, html = text_of(file.read_text()), file.read_text()
+    assert text.count("running") >= 1
+    assert '<p class="state running">' in html
+    assert "ValueError: &lt;b&gt;17&lt;/b&gt; &amp; more" in html
+    assert "<b>17</b>" not in html
+    assert "1 trial had invalid hyperparameters" in text
+    assert "slots per trial 1/4 slot" in text
+    # "layers" is [1, 2] in all that have validated, and nothing yet in one that has not started.
+    assert "trial state batches error lr 0 completed 10 0.25 0.1726" in text
+    assert "3 failures; after 1 of them a trial was not restarted" in text
+    story.journal.close()
+    assert '<p class="state stopped">' in write_report(story.directory.path).read_text()
+
+
+@pytest.mark.slow
+def test_report_counts_failures_and_nan_first_and_failed_trials_are_never_the_best(tmp_path: Path) -> None:
+    story = told(tmp_path, config())
+    story.validate(1, 10, 0.125)  # better than all others, but it failed
+    story.validate(3, 20, math.nan)
+    story.happen(Exited(trial=3, reason="completed"), Started(trial=4), Exited(trial=4, reason="completed"))
+    story.journal.close()
+    html = write_report(story.directory.path).read_text()
+    head = html.partition("</header>")[0]
+    assert '<p class="state error">completed</p>' in head, "it is not green"
+    assert '<p class="trouble">1 of 5 trials failed.</p>' in head
+    assert '<p class="trouble">1 trial diverged: NaN since batch 20 (trial 3).</p>' in head
+    assert "<b>0.25</b><span>best error</span>" in head
+    text = text_of(html)
+    assert "Trial 0 (completed) had error 0.25 after 10 batches" in text
+    assert Seen(story.directory.path).ranked["trial_id"].tolist() == [0, 3, 1]
+    assert figures.history(Seen(story.directory.path))["data"][1]["y"][-1] == 0.25
+
+
+@pytest.mark.slow
+def test_report_where_every_trial_failed_has_no_best(tmp_path: Path) -> None:
+    story = Story(tmp_path / "e", config())
+    story.happen(Started(trial=0))
+    story.validate(0, 10, 0.5)
+    story.happen(Exited(trial=0, reason="errored"))
+    html = write_report(story.directory.path).read_text()
+    assert "<b>none</b><span>best error</span>" in html
+    assert "no best trial, because every trial that validated failed; the best of these is trial 0" in html
+
+
+def test_one_trial_alone_is_in_no_table_of_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAY_HOME", str(tmp_path))
+    simulated(tmp_path / "one", 1)
+    file = write_report("latest")
+    assert file == tmp_path / "one" / "report.html"
+    text = text_of(file.read_text())
+    assert "Trial 0 (completed) had validation_loss" in text
+    assert "1 best" not in text
+
+
+def test_failures_of_one_line_are_told_together_whatever_they_say(tmp_path: Path) -> None:
+    story = told(tmp_path, config())
+    where = "KeyError at model_def.py:14 in train_batch"
+    for trial in (4, 5):
+        story.write({"event": "restarted", "trial": trial, "error": f"KeyError: lr{trial} is missing", "where": where})
+    text = text_of(write_report(story.directory.path).read_text())
+    assert "lr5 is missing model_def.py:14 in train_batch · trial 4, 5" in text
+    assert "lr4" not in text
+
+
+def test_choices_with_hyperparameters_of_their_own_are_told_as_a_person_writes_them() -> None:
+    sgd = {"name": "sgd", "momentum": {"type": "double", "minval": 0, "maxval": 0.9}}
+    space = parse_space({"opt": {"type": "categorical", "vals": [sgd, {"name": "adam"}, None]}})
+    [(_, domain)] = space.root.domains
+    assert html.domain_told(domain) == ("one of", "{momentum: 0 to 0.9, name: sgd}, {name: adam}, –")
+
+
+@pytest.mark.parametrize("name", ["custom", "my_module:MyMethod"])
+def test_method_of_ones_own_has_no_rungs_that_a_report_could_ask_for(tmp_path: Path, name: str) -> None:
+    searcher = {"name": name, "metric": "error", "max_length": {"batches": 20}}
+    own = load_config({"entrypoint": "m:T", "hyperparameters": {"lr": 0.1}, "searcher": searcher})
+    directory = ExperimentDirectory.create(tmp_path / "experiment", own, None)
+    Journal(directory.journal).close()
+    looked = Seen(directory.path)
+    assert looked.rungs == ()
+    assert looked.rung_name(0) == "all trials"
+
+
+@pytest.fixture
+def only_begun(tmp_path: Path) -> Iterator[Path]:
+    from tests.records.test_result import Story
+
+    story = Story(tmp_path / "experiment", config())
+    yield story.directory.path
+    story.journal.close()
+
+
+@pytest.mark.slow
+def test_report_before_anything_was_measured(only_begun: Path) -> None:
+    text = text_of(write_report(only_begun).read_text())
+    assert "best error" in text
+    assert "none yet" in text
+    assert " Search method " in text
+
+
+def test_numbers_and_names_cannot_break_the_page() -> None:
+    told = html.script({"y": [1.0, math.nan, -math.inf], "name": "</script><b>", 3: (True, None)})
+    assert "<" not in told
+    assert json.loads(told) == {"y": [1.0, None, None], "name": "</script><b>", "3": [True, None]}
+
+
+def test_what_is_missing_is_told(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NoExperiment, match="no experiment in"):
+        write_report(tmp_path)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ExperimentError, match=r"needs sklearn: pip install 'dray\[report\]'"):
+        write_report(path)
+
+
+def test_experiment_of_another_process_is_not_locked_by_a_look(path: Path) -> None:
+    Seen(path)
+    with Journal(path / "journal.jsonl"):
+        assert Seen(path).overview.state == "RUNNING"

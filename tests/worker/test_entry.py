@@ -1,0 +1,84 @@
+"""Where the processes of a group enter: what they tell of their machine, and what they import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dray.worker import entry
+
+
+class Desk:
+    """An actor that is told of a group."""
+
+    def __init__(self) -> None:
+        self.causes: list[Exception] = []
+
+    def __getattr__(self, method: str) -> Any:
+        class Method:
+            @staticmethod
+            def remote(group: str, *told: Any) -> None:
+                if method == "broken":
+                    self.causes.append(told[0])
+
+        return Method
+
+
+def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], gpus: list[int]) -> list[str]:
+    """Enter a worker that can't import what it runs; returns what it tells of that."""
+    monkeypatch.setattr("ray.get", lambda answer: answer)
+    monkeypatch.setattr("ray.get_gpu_ids", lambda: gpus)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node-7"))
+    monkeypatch.setattr(entry, "name_of_this_node", lambda: "10.0.0.7 (gpu-1)")
+    monkeypatch.setitem(sys.modules, "dray.worker.serve", None)  # as if it were not there
+    desk = Desk()
+    experiment = SimpleNamespace(environment=environment)
+    entry.serve_leases({"desk": desk, "group": "group-0", "needs": None, "experiment": experiment})
+    return [str(cause) for cause in desk.causes]
+
+
+def test_a_worker_that_can_not_import_what_it_runs_tells_so_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its successors could not either, and Ray would start them for ever."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert enter(monkeypatch, {}, gpus=[0]) == [
+        "node 10.0.0.7 (gpu-1) can't import what workers run: ModuleNotFoundError: import of dray.worker.serve "
+        "halted; None in sys.modules; install the driver's packages there"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "environment", "visible"),
+    [
+        ([2], {}, "2,3"),
+        ([], {}, ""),
+        ([], {"CUDA_VISIBLE_DEVICES": "1"}, "1"),  # the config's environment_variables
+    ],
+)
+def test_a_worker_without_a_gpu_of_its_own_sees_none(
+    gpus: list[int], environment: dict[str, str | None], visible: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")  # Ray Train's of GPUs that the node's workers share
+    enter(monkeypatch, environment, gpus)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("modules", "without"),
+    [
+        # Each worker before it comes to its own code.
+        ("dray.worker.entry, dray.worker.host", {"ray.tune", "rich", "searchers", "torch"}),
+        ("dray.worker.serve", {"ray.tune", "rich", "searchers", "ray.train.v2._internal.execution.controller"}),
+    ],
+    ids=["before its code", "worker"],
+)
+def test_processes_of_a_group_import_little(modules: str, without: set[str]) -> None:
+    """It is all in the way of the first batch."""
+    program = f"import sys, {modules}; print({without} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=240)
+    assert done.stdout == "set()\n"

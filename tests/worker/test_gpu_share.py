@@ -1,0 +1,116 @@
+"""Each of several trials on one GPU is limited to its share of the memory, the later ones in a process too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dray.training.parallel.distributed import DistributedContext
+from dray.worker import gpu_share
+from dray.worker import serve as worker
+from dray.worker.gpu_share import CONTEXT_BYTES, limit_gpu_memory
+
+GB = 1 << 30
+
+
+class FakeGPU:
+    """Has torch.cuda's interface. Its fraction is that of the process."""
+
+    def __init__(self, total: int = 80 * GB) -> None:
+        self.total, self.fraction = total, 1.0
+
+    def current_device(self) -> int:
+        return 2
+
+    def get_device_properties(self, device: int) -> Any:
+        assert device == 2
+        return SimpleNamespace(total_memory=self.total)
+
+    def set_per_process_memory_fraction(self, fraction: float, device: int) -> None:
+        assert isinstance(fraction, float), "torch accepts nothing else"
+        assert device == 2
+        self.fraction = fraction
+
+    @property
+    def limit(self) -> int:
+        """As torch calculates it."""
+        return int(self.fraction * self.total)
+
+
+def with_gpu(gpu: FakeGPU, patch: pytest.MonkeyPatch) -> FakeGPU:
+    patch.setattr(gpu_share, "torch", SimpleNamespace(cuda=gpu))
+    return gpu
+
+
+@pytest.mark.parametrize("trials", [2, 3, 4, 7, 50])
+@pytest.mark.parametrize("total", [8 * GB, 16 * GB, 80 * GB, 141 * GB])
+def test_all_trials_with_their_contexts_have_room(trials: int, total: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = with_gpu(FakeGPU(total), monkeypatch)
+    limit_gpu_memory(trials)
+    assert gpu.limit >= total // trials // 2, "a share that is small is not all left to CUDA"
+    if total // trials > 2 * CONTEXT_BYTES:
+        assert trials * (gpu.limit + CONTEXT_BYTES) <= total
+        assert trials * (gpu.limit + CONTEXT_BYTES) > total - 2 * trials, "and no memory is left unused"
+
+
+class Desk:
+    """Has two leases for one rank, then no more."""
+
+    def __init__(self, directory: Path) -> None:
+        lease = SimpleNamespace(store=None, trial_dir=directory)
+        leases = iter([{"number": number, "lease": lease} for number in (1, 2)])
+        self.next_lease = SimpleNamespace(remote=lambda *_: next(leases, None))
+        self.begun = self.leave = SimpleNamespace(remote=lambda *_, **__: None)
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int, list[int]], list[int]]:
+    """Serve two leases to trials that share a GPU, or have it alone, or have none: the limits that they find."""
+    gpu = with_gpu(FakeGPU(), monkeypatch)
+    found: list[int] = []
+
+    def trial(*_: object) -> worker._Left:
+        found.append(gpu.limit)
+        gpu.fraction = 1.0  # a trial can do that
+        return worker._Left(outcome="completed")
+
+    def serve(shared_by: int, gpu_ids: list[int]) -> list[int]:
+        ray = SimpleNamespace(get=lambda answer: answer, get_gpu_ids=lambda: gpu_ids)
+        monkeypatch.setattr(worker, "ray", ray)
+        experiment = SimpleNamespace(config={"resources": {"reuse_workers": True}}, secrets=[])
+        work: Any = {"desk": Desk(tmp_path), "group": "g", "start": 1, "experiment": experiment, "shared_by": shared_by}
+        worker._serve(work, type("Trial", (), {}), None, DistributedContext())
+        return found
+
+    monkeypatch.setattr(worker, "_run_trial", trial)
+    return serve
+
+
+def test_every_trial_of_a_process_begins_with_the_limit(limits: Callable[[int, list[int]], list[int]]) -> None:
+    assert limits(4, [0]) == [20 * GB - CONTEXT_BYTES] * 2
+
+
+@pytest.mark.parametrize(("shared_by", "gpu_ids"), [(1, [0]), (4, [])])
+def test_without_a_shared_gpu_there_is_no_limit(
+    shared_by: int, gpu_ids: list[int], limits: Callable[[int, list[int]], list[int]]
+) -> None:
+    assert limits(shared_by, gpu_ids) == [80 * GB] * 2
+
+
+# ---------------------------------------------------------------------------------------------------------- on a GPU
+@pytest.mark.gpu
+def test_memory_beyond_the_share_is_an_error_here_and_a_smaller_tensor_is_not() -> None:
+    share = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory // 4
+    try:
+        limit_gpu_memory(4)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(share, dtype=torch.uint8, device="cuda")
+        assert torch.empty(share // 4, dtype=torch.uint8, device="cuda").numel() == share // 4
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()

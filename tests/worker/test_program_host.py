@@ -1,0 +1,433 @@
+"""What a worker's host makes of the reports of a program with a loop of its own; the desk is a list here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dray.storage import CheckpointStore
+from dray.training.errors import SearcherMetricError, TrialEnded
+from dray.training.host import ProgramHost, Report
+from dray.training.units import Batch, Epoch, Records, TrainUnit
+from dray.worker import host as ray_worker
+from dray.worker import program_host as ray_program
+from dray.worker.host import Experiment, Lease, RayHost
+from dray.worker.program_host import RayProgramHost
+
+BY_BATCHES = Experiment(
+    experiment_id=1,
+    config={},
+    metric="loss",
+    smaller_is_better=True,
+    max_length=Batch(16),
+    rungs=(Batch(4), Batch(8), Batch(16)),
+    validation_period=None,
+    checkpoint_period=None,
+    checkpoint_policy="best",
+)
+BY_EPOCHS = replace(BY_BATCHES, max_length=Epoch(4), rungs=(Epoch(1), Epoch(2), Epoch(4)))
+BY_TIME = replace(BY_BATCHES, max_length=None, rungs=(), time_metric="seconds", time_rungs=(10, 20, 40))
+
+
+class Desk:
+    """Answers reports that are decided on with what is asked of it, at once; keeps what it is told."""
+
+    def __init__(self, **answers: str) -> None:
+        self.answers = answers
+        self.reports: list[dict[str, Any]] = []
+        self.decided: list[tuple[float | None, float | None]] = []
+        self.saves: list[tuple[int, float | None]] = []
+        self.score: float | None = None
+        for name in ("report", "may_commit", "saved", "improves", "best", "damaged", "stop_wanted"):
+            setattr(self, name, SimpleNamespace(remote=getattr(self, f"_{name}")))
+
+    def _report(self, lease: int, report: dict[str, Any], decides: bool) -> str:
+        self.reports.append({**report, "decides": decides})
+        if decides:
+            self.decided.append((report["step"], report["value"]))
+            return self.answers.get(f"at_{report['step']}", "continue")
+        return "continue"
+
+    def _may_commit(self, lease: int) -> bool:
+        return True
+
+    def _saved(self, trial: int, checkpoint: str, batches: int, value: float | None) -> None:
+        self.saves.append((batches, value))
+
+    def _improves(self, lease: int, score: float) -> bool:
+        self.score = score if self.score is None else min(self.score, score)
+        return self.score == score
+
+    def _best(self) -> float | None:
+        return self.score
+
+    def _damaged(self, trial: int, checkpoint: str, why: str) -> None:
+        self.saves.remove(next(saved for saved in self.saves if f"checkpoint_{saved[0]}" in checkpoint))
+
+    def _stop_wanted(self, lease: int) -> bool:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = SimpleNamespace(get=lambda answer: answer, wait=lambda answers, timeout: (answers, []))
+    monkeypatch.setattr(ray_worker, "ray", ray)
+    monkeypatch.setattr(ray_program, "ray", ray)
+
+
+def host_of(
+    desk: Desk, directory: Path, experiment: Experiment = BY_BATCHES, *, last_step: float | None = None, **hparams: Any
+) -> RayProgramHost:
+    store = CheckpointStore(directory)
+    lease = Lease(
+        number=1, trial_id=1, trial_seed=0, hparams=hparams, trial_dir=directory, store=store, last_step=last_step
+    )
+    return RayProgramHost(desk=desk, lease=lease, experiment=experiment, code_dir=None)
+
+
+def validation(batches: int, /, loss: float = 0.5, **more: float) -> Report:
+    return Report(batches=batches, validation={"loss": loss, **more})
+
+
+def commit(host: RayProgramHost, batches: int) -> str:
+    return host.commit(host.new_checkpoint(batches), Report(batches=batches), {})
+
+
+def test_it_is_what_the_core_api_asks_for(tmp_path: Path) -> None:
+    assert isinstance(host_of(Desk(), tmp_path), ProgramHost)
+
+
+def test_a_search_decides_where_a_report_comes_to_one_of_its_lengths_and_only_there(tmp_path: Path) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path)
+    told = [host.report(validation(batches)) for batches in (1, 3, 5, 6, 7, 9, 15)]
+    assert desk.decided == [(5, 0.5), (9, 0.5)]
+    assert told == [False] * 7
+    assert host.report(validation(16)), "it has come to the end of the last length"
+    assert host.end() == "completed"
+    assert desk.reports[-1]["final"]
+    assert (desk.reports[-1]["step"], desk.reports[-1]["rows"]) == (16, [])
+
+
+@pytest.mark.parametrize(
+    ("experiment", "reports", "steps"),
+    [
+        (BY_EPOCHS, [validation(10, epochs=0.5), validation(20, epochs=1), validation(40, epochs=2.0)], [1, 2]),
+        (BY_TIME, [validation(1, seconds=9.5), validation(2, seconds=11), validation(3, seconds=25)], [11, 25]),
+        (BY_BATCHES, [validation(99, batches=3), validation(100, batches=4), validation(8)], [4, 8]),
+        (replace(BY_BATCHES, max_length=Records(64), rungs=(Records(16), Records(64))), [validation(3), validation(4)],
+         [16]),
+        (replace(BY_BATCHES, max_length=Records(64), rungs=(Records(16), Records(64))), [validation(3, records=17)],
+         [17]),
+    ],
+)  # fmt: skip
+def test_a_length_is_counted_in_the_unit_of_the_search(
+    experiment: Experiment, reports: list[Report], steps: list[float], tmp_path: Path
+) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path, experiment, global_batch_size=4)
+    for report in reports:
+        host.report(report)
+    assert [step for step, _ in desk.decided] == steps
+
+
+def test_a_report_without_epochs_tells_what_to_do_where_the_search_counts_them(tmp_path: Path) -> None:
+    host = host_of(Desk(), tmp_path, BY_EPOCHS)
+    host.report(validation(0))
+    told = r"searcher.max_length: .*reported no 'epochs' with steps_completed=7, only \['loss'\]; add.*{batches: N}$"
+    with pytest.raises(SearcherMetricError, match=told):
+        host.report(validation(7))
+
+
+def test_a_report_without_epochs_names_time_metric_where_that_counts_them(tmp_path: Path) -> None:
+    config = {"searcher": {"max_time": 4, "time_metric": "epochs"}}
+    host = host_of(Desk(), tmp_path, replace(BY_EPOCHS, config=config))
+    with pytest.raises(SearcherMetricError, match=r"^searcher.time_metric: .*set searcher.time_metric: batches$"):
+        host.report(validation(7))
+
+
+@pytest.mark.parametrize("batches", [math.nan, -1.0])
+def test_a_metric_called_batches_has_to_be_a_length(batches: float, tmp_path: Path) -> None:
+    host = host_of(Desk(), tmp_path)
+    with pytest.raises(SearcherMetricError, match=r"'batches' must be a finite number >= 0, got (nan|-1.0)"):
+        host.report(validation(7, batches=batches))
+
+
+@pytest.mark.parametrize("epochs", [math.nan, math.inf, -1.0])
+def test_epochs_have_to_be_a_length(epochs: float, tmp_path: Path) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path, BY_EPOCHS)
+    with pytest.raises(
+        SearcherMetricError, match=r"length must be a finite number >= 0, but .* reported (nan|inf|-1.0)"
+    ):
+        host.report(validation(7, epochs=epochs))
+    assert desk.reports == []
+
+
+@pytest.mark.parametrize("loss", ["0.5", [0.5, 0.25], {"train": 0.5}])
+def test_what_a_search_compares_has_to_be_a_number(loss: object, tmp_path: Path) -> None:
+    host = host_of(Desk(), tmp_path)
+    with pytest.raises(SearcherMetricError, match=r"searcher.metric: 'loss' must be a number, but .* reported .*0.5"):
+        host.report(Report(batches=7, validation={"loss": loss}))
+    alone = host_of(Desk(), tmp_path, replace(BY_BATCHES, config={"searcher": {"name": "single"}}))
+    assert not alone.report(Report(batches=7, validation={"loss": loss})), "nothing is compared"
+
+
+@pytest.mark.parametrize("unit", [None, Batch(1), Epoch(1)])
+def test_a_search_without_rungs_leaves_the_length_to_the_program(unit: TrainUnit | None, tmp_path: Path) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path, replace(BY_BATCHES, max_length=unit, rungs=() if unit is None else (unit,)))
+    assert not any(host.report(validation(batches, loss=1 / batches)) for batches in (10, 20, 30))
+    assert host.end() == "completed"
+    assert desk.decided[-1] == (30, 1 / 30)
+
+
+@pytest.mark.parametrize(("verdict", "outcome"), [("stop", "stopped"), ("pause", "paused")])
+def test_a_decision_is_told_and_what_comes_after_it_is_kept(verdict: str, outcome: str, tmp_path: Path) -> None:
+    desk = Desk(at_4=verdict)
+    host = host_of(desk, tmp_path)
+    assert host.report(validation(4))
+    assert host.report(Report(batches=4, training={"loss": 0.1})), "it still is told so"
+    checkpoint = commit(host, 4)
+    assert desk.saves[-1] == (4, 0.5)
+    assert Path(checkpoint, "manifest.json").exists()
+    host.interrupted()
+    assert host.end() == outcome
+    assert not any(report["final"] for report in desk.reports)
+
+
+def test_a_program_that_does_not_listen_is_ended_as_the_search_has_decided(tmp_path: Path) -> None:
+    host = host_of(Desk(at_4="stop"), tmp_path)
+    host.report(validation(4))
+    host.report(validation(5))
+    for batches in range(5, 50):
+        host.report(Report(batches=batches, training={"loss": 0.1}))
+    host.report(validation(6))
+    with pytest.raises(TrialEnded, match="trial 1 was told to stop, but reported 3 more validations"):
+        host.report(validation(7))
+    assert host.end() == "stopped"
+
+
+def test_one_that_goes_on_past_the_last_length_is_ended_too_and_has_completed(tmp_path: Path) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path)
+    for batches in (16, 17, 18):
+        assert host.report(validation(batches))
+    with pytest.raises(TrialEnded):
+        host.report(validation(19))
+    assert host.end() == "completed"
+
+
+def test_operations_are_decided_on_and_what_is_reported_between_them_is_not(tmp_path: Path) -> None:
+    desk = Desk(at_2="stop")
+    host = host_of(desk, tmp_path, BY_EPOCHS)
+    assert host.lengths == [1, 2, 4]
+    assert not host.report(Report(batches=7, validation={"loss": 0.7}, compared=False))
+    assert not host.report(Report(batches=7, validation={"loss": 0.7}, length=1))
+    assert not host.report(Report(batches=99, validation={"accuracy": 1.0}, compared=False))
+    assert host.report(Report(batches=99, validation={"loss": 0.6}, length=2))
+    assert desk.decided == [(1, 0.7), (2, 0.6)]
+
+
+def test_lengths_that_the_search_has_had_a_report_of_are_not_told_again(tmp_path: Path) -> None:
+    host = host_of(Desk(), tmp_path, BY_TIME, last_step=20)
+    assert host.lengths == [40]
+    desk = Desk()
+    host = host_of(desk, tmp_path, BY_TIME, last_step=20)
+    for seconds in (12, 20, 30):
+        host.report(validation(seconds, seconds=seconds))
+    assert desk.decided == [], "it trains again what it had no checkpoint of"
+
+
+def test_a_first_validation_without_the_metric_is_an_error_at_once(tmp_path: Path) -> None:
+    host = host_of(Desk(), tmp_path)
+    host.report(Report(batches=1, training={"loss": 1.0}))
+    with pytest.raises(SearcherMetricError, match=r"compares 'loss', but the program reported \['accuracy'\]"):
+        host.report(Report(batches=1, validation={"accuracy": 0.5}))
+    with pytest.raises(SearcherMetricError, match=r"'loss' must be a number, but the program reported 'low'"):
+        host.report(Report(batches=1, validation={"loss": "low"}))
+
+
+@pytest.mark.parametrize("known", ["reported", "before a restart"])
+def test_once_the_search_has_had_the_metric_other_validations_need_not_have_it(known: str, tmp_path: Path) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path, last_step=None if known == "reported" else 1)
+    if known == "reported":
+        host.report(validation(1))
+    host.report(Report(batches=2, validation={"accuracy": 0.5}))
+    assert [row["name"] for row in desk.reports[-1]["rows"]] == ["accuracy"]
+
+
+def test_what_the_search_never_heard_of_is_an_error_at_the_end(tmp_path: Path) -> None:
+    host = host_of(Desk(), tmp_path)
+    host.report(Report(batches=1, training={"loss": 1.0}))
+    with pytest.raises(SearcherMetricError, match=r"compares 'loss', but the program reported no validation metrics"):
+        host.end()
+    stopped = host_of(Desk(), tmp_path)
+    stopped.report(Report(batches=1, training={"loss": 1.0}))
+    stopped.interrupted()
+    assert stopped.end() == "interrupted", "it is gone on with, and may report it yet"
+
+
+@pytest.mark.parametrize("reported", [None, Report(batches=1, groups={"inference": {"bleu": 31}})])
+def test_where_nothing_is_compared_a_program_need_not_report_the_metric(
+    reported: Report | None, tmp_path: Path
+) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path, replace(BY_BATCHES, rungs=(), config={"searcher": {"name": "single"}}))
+    assert not host.trained, "it may have been started by mistake"
+    host.opened()
+    if reported is not None:
+        host.report(reported)
+    assert host.trained
+    assert host.end() == "completed"
+    assert (desk.reports[-1]["final"], desk.reports[-1]["step"]) == (True, None)
+
+
+def test_where_nothing_is_compared_a_validation_without_the_metric_is_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path, replace(BY_BATCHES, rungs=(), config={"searcher": {"name": "single"}}))
+    host.opened()
+    for batches in (1, 2):
+        host.report(Report(batches=batches, validation={"accuracy": 0.5}))
+    assert host.end() == "completed"
+    [warning] = [report["warning"] for report in desk.reports if "warning" in report]
+    assert "searcher.metric is 'loss', but the validation metrics are ['accuracy']" in warning
+    assert caplog.messages == [warning], "in the trial's log, too"
+
+
+def test_a_trial_that_is_a_class_is_warned_in_the_same_way(tmp_path: Path) -> None:
+    desk = Desk()
+    store, experiment = CheckpointStore(tmp_path), replace(BY_BATCHES, config={"searcher": {"name": "single"}})
+    lease = Lease(number=1, trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None)
+    host = RayHost(desk=desk, lease=lease, experiment=experiment, code_dir=None)
+    assert host.metric is None, "so that the executor does not look for it"
+    host.publish(Report(batches=1, validation={"accuracy": 0.5}, checkpoint="checkpoint_1"))
+    host.publish(Report(batches=2, validation={"accuracy": 0.5}, final=True))
+    assert [("warning" in report, report["value"]) for report in desk.reports] == [(True, None), (False, None)]
+
+
+STOPPING = replace(BY_BATCHES, config={"stop_on_nan": True})
+
+
+@pytest.mark.parametrize(
+    ("losses", "why"),
+    [
+        ({"training": {"train_loss": math.inf, "grad_norm": math.nan}}, "the training metric train_loss is inf"),
+        ({"validation": {"loss": math.nan}}, "the validation metric loss is nan"),
+        ({"groups": {"inference": {"loss": math.nan}}, "training": {"grad_norm": math.inf}}, ""),
+    ],
+)
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_loss_that_is_nan_ends_the_trial_if_the_config_says_so(
+    losses: dict[str, Any], why: str, stops: bool, tmp_path: Path
+) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path, STOPPING if stops else BY_BATCHES)
+    assert not host.report(validation(1))
+    assert host.report(Report(batches=2, **losses)) is (stops and why != "")
+    assert host.why == (why if stops else "")
+    assert host.end() == ("diverged" if host.why else "completed")
+    assert any(report["final"] for report in desk.reports) is not bool(host.why), "the desk tells of its end"
+
+
+def test_a_trial_that_the_search_ends_has_not_diverged(tmp_path: Path) -> None:
+    stopped = host_of(Desk(at_4="stop"), tmp_path, STOPPING)
+    assert stopped.report(validation(4, loss=math.nan))
+    assert stopped.end() == "stopped"
+    at_its_end = host_of(Desk(), tmp_path, STOPPING)
+    assert at_its_end.report(validation(16, loss=math.nan))
+    assert at_its_end.end() == "completed"
+
+
+def test_a_program_that_goes_on_after_it_diverged_is_ended(tmp_path: Path) -> None:
+    host = host_of(Desk(), tmp_path, STOPPING)
+    host.report(validation(1, loss=math.nan))
+    for batches in (2, 3):
+        assert host.report(validation(batches, loss=math.nan))
+    with pytest.raises(TrialEnded):
+        host.report(validation(5))
+    assert host.end() == "diverged"
+
+
+def test_a_trial_that_is_a_class_diverges_in_the_same_way(tmp_path: Path) -> None:
+    desk, store = Desk(), CheckpointStore(tmp_path)
+    lease = Lease(number=1, trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None)
+    host = RayHost(desk=desk, lease=lease, experiment=STOPPING, code_dir=None)
+    assert not host.publish(Report(batches=1, training={"loss": 0.5}))
+    assert host.publish(Report(batches=2, training={"loss": math.nan}))
+    # What the loop saves at its end.
+    host.publish(Report(batches=2, checkpoint="checkpoint_2", final=True))
+    assert host.end() == "diverged"
+    assert not any(report["final"] for report in desk.reports)
+
+
+def test_a_checkpoint_has_the_metric_whichever_comes_first(tmp_path: Path) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path)
+    commit(host, 2)
+    host.report(validation(2, loss=0.25))
+    host.report(validation(3, loss=0.125))
+    commit(host, 3)
+    assert desk.saves == [(2, None), (2, 0.25), (3, 0.125)]
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_whoever_goes_on_from_the_last_checkpoint_and_has_nothing_left_to_do_completes_with_its_value(
+    reports: bool, tmp_path: Path
+) -> None:
+    experiment = replace(BY_BATCHES, max_length=None, rungs=())
+    host = host_of(Desk(), tmp_path, experiment)
+    host.report(validation(30, loss=0.5))
+    commit(host, 30)  # and here it is killed
+    desk = Desk()
+    again = host_of(desk, tmp_path, experiment)
+    assert again.go_on() is None
+    assert again.latest_checkpoint == again.checkpoint_id(30)
+    if reports:
+        again.report(Report(batches=30, training={"loss": 0.1}))
+    assert again.end() == "completed"
+    assert desk.decided == [(30, 0.5)]
+
+
+def test_the_best_is_that_of_all_trials_as_it_was_measured(tmp_path: Path) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path, replace(BY_BATCHES, smaller_is_better=False))
+    assert host.best_validation() is None
+    for batches, value in ((1, 0.25), (2, 0.75), (3, math.nan)):
+        host.report(validation(batches, loss=value))
+    assert host.best_validation() == 0.75
+
+
+def test_groups_are_rows_of_their_own_kind(tmp_path: Path) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path)
+    host.report(Report(batches=3, groups={"inference": {"bleu": 31.5, "text": "no number"}}))
+    host.flush()
+    rows: list[Mapping[str, Any]] = [row for report in desk.reports for row in report["rows"]]
+    assert [(row["kind"], row["name"], row["value"], row["batches"]) for row in rows] == [
+        ("inference", "bleu", 31.5, 3)
+    ]
+
+
+def test_a_program_deletes_its_own_checkpoints_only(tmp_path: Path) -> None:
+    desk = Desk()
+    host = host_of(desk, tmp_path / "trial_1")
+    checkpoint = commit(host, 2)
+    other = CheckpointStore(tmp_path / "trial_2")
+    others = other.commit(other.stage(2), 2)
+    host.delete_checkpoint(checkpoint)
+    assert desk.saves == []
+    assert not Path(checkpoint).exists()
+    with pytest.raises(ValueError, match="a trial can delete only its own"):
+        host.delete_checkpoint(others)
+    assert json.loads((Path(others) / "manifest.json").read_text())["files"] == {}
