@@ -87,6 +87,7 @@ def test_nodes_that_are_not_to_be_had_are_waited_for_and_told_of(tmp_path: Path,
     assert len(told) == 1, "it is said once"
     assert "worker groups wait for nodes. Each needs 1 x (1 GPU and 1 CPU)." in told[0]
     assert (WHY if version == 1 else "see monitor.log in Ray's logs on the head") in told[0]
+    assert found["waiting"] == [3, 0], "each group waits in its place in the queue"
     assert found["in the autoscaler's log"]
     assert found["code"] == 130
     assert "resume with: dray experiment resume" in found["log"]
