@@ -164,10 +164,12 @@ class Window:
         self._half: dict[str, float] = {}
 
     def __call__(self, message: Message) -> None:
-        if message.kind == "rows":
+        from dray.desk.messages import ReportReceived, TrialLeft
+
+        if isinstance(message, ReportReceived):
             self._reports += 1
-            self._decided += message.report is not None and message.report["step"] is not None
-        if message.kind != "left":
+            self._decided += message.report["step"] is not None
+        if not isinstance(message, TrialLeft):
             return
         self._ended += 1
         if self._ended == self._trials // 10:

@@ -1,7 +1,6 @@
-"""The Ray cluster that an experiment runs on: joined or started on purpose, and how many slots it offers.
+"""Connects to the Ray cluster that an experiment runs on: joins one, or starts one.
 
-Starting Ray without needless processes takes internal APIs of Ray, which are used in this file alone. What an
-autoscaler may start is in ``dray.cluster.autoscaler``.
+Starting Ray without needless processes takes internal APIs of Ray, which are used in this file alone.
 """
 
 from __future__ import annotations
@@ -14,14 +13,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-
-from dray.cluster.autoscaler import HEAD, Limits
-from dray.cluster.nodes import nodes
 
 NODE_UP_S = 30.0
 """How long to look for the node of a cluster that starts."""
@@ -118,65 +114,6 @@ def join(address: str) -> None:
             ) from None
     if refused:
         raise ConnectionError(f"the Ray cluster at {address} refuses this process: {refused}")
-
-
-def slots_of(resources: Mapping[str, float], kind: str, cpus_per_slot: float) -> int:
-    """How many slots these resources of one node make."""
-    slots = int(resources.get("CPU", 0) // cpus_per_slot)
-    return min(slots, int(resources.get("GPU", 0))) if kind == "gpu" else slots
-
-
-def slot_kind(asked: str | None, limits: Limits | None) -> str | None:
-    """What a slot is, "gpu" or "cpu": as the config says, otherwise GPUs if the cluster has or can have any.
-
-    None if that is unknown: there are no GPUs, and what the autoscaler may start is unknown.
-    """
-    kinds = [] if limits is None else limits.types or ()
-    if asked or any(resources.get("GPU", 0) > 0 for resources in (*_has(), *(kind.resources for kind in kinds))):
-        return asked or "gpu"
-    return None if limits is not None and limits.types is None else "cpu"
-
-
-def slots_now(kind: str, cpus_per_slot: float) -> list[int]:
-    """How many slots each node has now."""
-    return [slots_of(resources, kind, cpus_per_slot) for resources in _has()]
-
-
-def most_slots(kind: str, cpus_per_slot: float, limits: Limits | None) -> list[int] | None:
-    """How many slots each node would have if the cluster grew as far as it can; None if unknown."""
-    now = slots_now(kind, cpus_per_slot)
-    if limits is None:
-        return now
-    if limits.types is None:
-        return None
-    slots = sorted((slots_of(resources, kind, cpus_per_slot) for resources in limits.nodes()), reverse=True)
-    most = [slots_of(resources, kind, cpus_per_slot) for resources in _has() if HEAD in resources]
-    most += slots[: limits.most]
-    # Machines may have been added by hand.
-    return max(now, most, key=sum)
-
-
-def groups_in(nodes: Sequence[int], slots: int, placement_strategy: str) -> int:
-    """How many worker groups fit at the same time.
-
-    Args:
-        nodes: how many slots each node has.
-        slots: of one group.
-        placement_strategy: Ray's name of each group's strategy.
-    """
-    match placement_strategy:
-        case "STRICT_PACK":
-            return sum(node // slots for node in nodes)
-        case "STRICT_SPREAD":
-            # A node gives each of n groups at most one slot: n groups fit if that makes n * slots.
-            most = sum(nodes) // slots
-            return max(n for n in range(most + 1) if sum(min(node, n) for node in nodes) >= n * slots)
-    return sum(nodes) // slots
-
-
-def _has() -> list[Mapping[str, float]]:
-    """The resources of each node."""
-    return [node.resources for node in nodes()]
 
 
 @contextlib.contextmanager

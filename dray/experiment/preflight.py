@@ -12,7 +12,7 @@ from dray.records.directory import ExperimentDirectory
 NAMED_NODES = 3
 
 
-def checked_nodes(directory: ExperimentDirectory, run: str, *, gpu: bool) -> Needs:
+def check_nodes(directory: ExperimentDirectory, run: str, *, gpu: bool) -> Needs:
     """What each node needs. If checkpoints are in a directory, all nodes are checked first.
 
     Args:
@@ -49,7 +49,7 @@ def _as_well(names: list[str]) -> str:
     return f" (also {told})"
 
 
-def told_by_worker(cause: Exception | None, experiment: Path) -> Exception:
+def error_of_unfit_worker(cause: Exception, experiment: Path) -> Exception:
     """The user's error: why a worker can't run any trial, and how to resume the experiment when that is fixed."""
     resume = f"then resume with: dray experiment resume {experiment}"
     match cause:

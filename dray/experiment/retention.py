@@ -8,6 +8,7 @@ its trial may still go on from it.
 from __future__ import annotations
 
 import heapq
+import json
 import logging
 import math
 import queue
@@ -20,6 +21,8 @@ from typing import Any
 from dray.config.load import CheckpointStorage
 from dray.storage import CheckpointStore
 from dray.storage.outage import Outage
+from dray.worker.host import REPORT
+from searchers.search import TrialView
 
 log = logging.getLogger(__name__)
 
@@ -265,6 +268,20 @@ class Retention:
     def _record(self, event: str, saved: Saved, **more: object) -> None:
         record = {"event": event, "trial": saved.trial, "batches": saved.batches, "checkpoint": saved.checkpoint}
         self._note({**record, **more, "time": time.time()})
+
+
+def checkpoints_needed(trial: TrialView) -> int:
+    """How many of its latest checkpoints a trial needs: one to resume from, and one more while it may write others."""
+    return 0 if trial.ended else 2 if trial.state == "RUNNING" else 1
+
+
+def metric_at(store: CheckpointStore, batches: int) -> float | None:
+    """The searcher's metric that a checkpoint carries; None if it carries none."""
+    try:
+        value = json.loads(store.read(batches, REPORT)).get("metric")
+    except (FileNotFoundError, ValueError):  # from another tool, or damaged
+        return None
+    return value if isinstance(value, int | float) else None
 
 
 def _works(step: Callable[[], None], errors: list[Exception]) -> bool:

@@ -14,17 +14,15 @@ from itertools import pairwise
 
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
-from dray.cluster.connection import slots_of
 from dray.cluster.nodes import nodes
 from dray.cluster.watch import draining_nodes
+from dray.groups.capacity import slots_of
 from dray.groups.group import Slots
 
 SETTLE_S = 5.0
 """How long a start waits for resources that the nodes have: a group that has just ended frees its own within a second;
 those that others use don't become free."""
 LOOK_S = 0.05
-LACKS_S = 30.0
-"""How long a group may wait for resources that the cluster's nodes have: after that, others must be using them."""
 
 
 class Room:
@@ -82,7 +80,6 @@ class Elastic:
         self._began = 0.0
         self._waits = False
         self._up: float | None = None
-        self._lacks_since: float | None = None
 
     def start(self) -> int:
         """The size of a group that starts now: the largest that there is room for, else the smallest, which waits."""
@@ -91,7 +88,7 @@ class Elastic:
         found = room.settled()
         room.release()
         self._waits, self._size = not found, found or self._sizes[0]
-        self._began, self._up, self._lacks_since = time.monotonic(), None, None
+        self._began, self._up = time.monotonic(), None
         return self._size
 
     def arrived(self) -> None:
@@ -99,7 +96,7 @@ class Elastic:
         if self._waits:  # perhaps for a machine to boot, which is not part of the start's duration
             self._began, self._waits = time.monotonic(), False
 
-    def joined(self) -> None:
+    def ready(self) -> None:
         """All its processes can train."""
         self._up = self._up or time.monotonic()
 
@@ -121,18 +118,6 @@ class Elastic:
             return 0
         self._up = None  # only once, unless its processes come up again
         return size
-
-    def must_shrink(self, lacks: bool) -> bool:
-        """Whether the group waits in vain for resources that a smaller one would not need.
-
-        Args:
-            lacks: it has asked for resources that it does not have.
-        """
-        now = time.monotonic()
-        self._lacks_since = self._lacks_since or now if lacks else None
-        if self._lacks_since is None or self._size == self._sizes[0]:
-            return False
-        return slots_that_stay(self._slots) < self._size or now - self._lacks_since > LACKS_S
 
     def close(self) -> None:
         """Give back the slots that are held."""

@@ -226,7 +226,7 @@ class WorkerGroup:
         return first
 
     def _tell(self, dead: Mapping[int, str], error: str) -> None:
-        self._desk.ended.remote(self.name, self.start, dead, error)
+        self._desk.group_ended.remote(self.name, self.start, dead, error)
         self._over.set()
 
 

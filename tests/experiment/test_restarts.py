@@ -10,6 +10,7 @@ from rich.console import Console
 
 from dray.config.load import load_config
 from dray.desk.failure import Failure, Kind
+from dray.desk.messages import TrialLeft
 from dray.display.display import Display
 from dray.experiment.restarts import Restarts, record, recorded, why_given_up
 from dray.records.directory import ExperimentDirectory
@@ -78,9 +79,18 @@ def test_a_failed_extension_is_recorded_with_the_end_that_the_trial_keeps(tmp_pa
         name="x", path=tmp_path, metric="loss", smaller_is_better=True, console=Console(file=screen, width=200)
     )
     with Journal(directory.journal) as journal:
-        restarts = Restarts([], config=config, directory=directory, journal=journal, display=display, has_logs=True)
-        assert restarts.failed(3, "ValueError: over", error(16), (), "completed")
-        assert not restarts.failed(3, "ValueError: over", error(16), (), "completed")
+        restarts = Restarts(
+            [],
+            config=config,
+            directory=directory,
+            journal=journal,
+            display=display,
+            has_logs=True,
+            revived={3: "completed"},
+        )
+        left = TrialLeft(lease=1, group="g", trial=3, outcome="errored", error="ValueError: over", failure=error(16))
+        assert restarts.end_of(left) is None
+        assert restarts.end_of(left) == "completed"
     again, end = Journal.read(directory.journal)
     assert (again["event"], end["event"]) == ("restarted", "gave_up")
     assert "kept" not in again

@@ -64,7 +64,7 @@ class World:
         self.free -= size
         elastic.arrived()
         self.now += takes_s
-        elastic.joined()
+        elastic.ready()
         return size
 
 
@@ -96,7 +96,6 @@ def test_what_others_use_is_waited_for_in_vain_and_not_for_long(world: World) ->
 def test_a_cluster_without_room_is_waited_for_with_the_smallest_size(world: World) -> None:
     elastic = Elastic(SLOTS, (2, 4), name="run")
     assert elastic.start() == 2
-    assert not elastic.must_shrink(lacks=True)
     assert not elastic.may_grow(), "nothing is asked for a group that is yet to come"
     assert not world.pending
 
@@ -135,35 +134,11 @@ def test_the_boot_of_a_machine_is_not_what_a_start_takes(world: World) -> None:
     world.join(2)
     elastic.arrived()
     world.now += 5
-    elastic.joined()
+    elastic.ready()
     world.free -= 1
     assert not elastic.may_grow()
     world.now += 5.1
     assert elastic.may_grow() == 2
-
-
-def test_a_group_shrinks_when_the_nodes_that_stay_can_not_hold_it(world: World) -> None:
-    world.join(2)
-    elastic = Elastic(SLOTS, SIZES, name="run")
-    assert world.start(elastic) == 2
-    assert not elastic.must_shrink(lacks=False)
-    world.nodes = 1
-    assert not elastic.must_shrink(lacks=False), "another node has gone than its own"
-    assert elastic.must_shrink(lacks=True)
-
-
-def test_a_group_of_which_others_have_taken_a_part_waits_for_it_a_while(world: World) -> None:
-    world.join(2)
-    elastic = Elastic(SLOTS, SIZES, name="run")
-    assert world.start(elastic) == 2
-    assert not elastic.must_shrink(lacks=True)
-    world.now += 25
-    assert not elastic.must_shrink(lacks=False)
-    assert not elastic.must_shrink(lacks=True)
-    world.now += 29
-    assert not elastic.must_shrink(lacks=True)
-    world.now += 2
-    assert elastic.must_shrink(lacks=True)
 
 
 def test_nothing_is_held_after_the_end(world: World) -> None:
