@@ -21,8 +21,8 @@ import ray
 
 NODE_UP_S = 30.0
 """How long to look for the node of a cluster that starts."""
-KNOCK_S = 5.0
-"""How long a cluster may take to accept a connection."""
+CONNECT_S = 5.0
+"""How long a cluster may take to accept a TCP connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +31,14 @@ class Cluster:
 
     Attributes:
         own: dray started this cluster on this machine, for this experiment alone.
-        told: which one it is, as text.
+        description: which one it is, as text.
     """
 
     own: bool
-    told: str
+    description: str
 
     def close(self) -> None:
-        """Shut down a cluster that was started here; one that was joined, and the connection to it, stay."""
+        """Shut down a cluster that was started here; a joined one, and the connection to it, stay."""
         if self.own:
             ray.shutdown()
 
@@ -46,20 +46,20 @@ class Cluster:
 def connect(address: str | None) -> Cluster:
     """Connect to Ray.
 
-    In this order: a connection that this process already has; ``address``; ``RAY_ADDRESS`` in the environment; a new
-    cluster on this machine. Never the cluster that Ray's address file happens to name, which may have died long ago.
+    In this order: this process's existing connection; ``address``; ``RAY_ADDRESS`` in the environment; a new cluster on
+    this machine. Never the cluster in Ray's address file, which may have died long ago.
 
     Raises:
         ConnectionError: there is no cluster at the address, or a new one does not start.
     """
     if ray.is_initialized():
         return Cluster(
-            own=False, told=f"the Ray cluster at {ray.get_runtime_context().gcs_address} (already connected)"
+            own=False, description=f"the Ray cluster at {ray.get_runtime_context().gcs_address} (already connected)"
         )
     address = address or os.environ.get("RAY_ADDRESS")
     if address and address != "local":
         join(address)
-        return Cluster(own=False, told=f"the Ray cluster at {address}")
+        return Cluster(own=False, description=f"the Ray cluster at {address}")
     try:
         _start()
     except Exception:
@@ -67,12 +67,12 @@ def connect(address: str | None) -> Cluster:
         try:
             _start()
         except Exception as error:
-            told = " ".join(str(error).split())
+            cause = " ".join(str(error).split())
             raise ConnectionError(
-                f"Ray did not start on this machine, tried twice: {told} Its logs are in "
+                f"Ray did not start on this machine, tried twice: {cause} Its logs are in "
                 "/tmp/ray/session_latest/logs; start Ray by yourself (ray start --head), and set RAY_ADDRESS"
             ) from error
-    return Cluster(own=True, told=f"a new Ray cluster on this machine, {_count(ray.cluster_resources())}")
+    return Cluster(own=True, description=f"a new Ray cluster on this machine, {_count(ray.cluster_resources())}")
 
 
 def _start() -> None:
@@ -93,24 +93,24 @@ def join(address: str) -> None:
         ConnectionError: there is none, or it does not accept this process's token.
     """
     # Imported here: a cluster that dray starts does not need it.
-    from dray.cluster.auth import refusal, refusal_here
+    from dray.cluster.auth import auth_error, local_auth_error
 
     refused = ""
     try:
-        # If nobody is there, Ray tries for minutes and then ends the process.
+        # If nothing listens there, Ray tries for minutes and then ends the process.
         host, colon, port = address.rpartition(":")
         if colon and port.isdigit() and "://" not in address:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
-            refused = refusal(address)
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+            refused = auth_error(address)
         if not refused:
             with _signals_left_alone():
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
-        refused = refusal_here() if address == "auto" else ""
+        refused = local_auth_error() if address == "auto" else ""
         if not refused:
-            told = " ".join(str(error).split())
+            cause = " ".join(str(error).split())
             raise ConnectionError(
-                f"no Ray cluster answers at {address}: {told}; check the address, or RAY_ADDRESS"
+                f"no Ray cluster answers at {address}: {cause}; check the address, or RAY_ADDRESS"
             ) from None
     if refused:
         raise ConnectionError(f"the Ray cluster at {address} refuses this process: {refused}")

@@ -1,7 +1,7 @@
 """Which group trains which trial, which lease counts, and whether a score is the best so far.
 
-Pure: no clock, no asyncio. Methods take events and change the state. What the driver is to be told accumulates in
-``messages``; the groups and leases whose waiting ranks should look again accumulate in ``changed``.
+Pure: no clock, no asyncio. Methods take events and change the state. News for the driver accumulate in ``messages``;
+the groups and leases whose waiting ranks should look again accumulate in ``changed``.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class Leases:
                 elif lease.state is State.RUNNING:
                     # The other ranks know how far the trial came.
                     batches = -1 if lease.deferred_error is None else lease.deferred_error[1].batches
-                    told, failure = group.death(dead, batches)
-                    self._conclude(lease, "errored", told, failure=failure, dead=tuple(sorted(dead)))
+                    cause, failure = group.death(dead, batches)
+                    self._conclude(lease, "errored", cause, failure=failure, dead=tuple(sorted(dead)))
                 self.end(lease)
         self.messages.append(GroupEnded(group=name, start=start, dead=tuple(sorted(dead)), error=error))
 
@@ -272,7 +272,7 @@ class Leases:
             error, failure = lease.deferred_error
             self._conclude(lease, "errored", error, failure=failure)
 
-    def _conclude(self, lease: Lease, outcome: LeaseOutcome, error: str, **told: Any) -> None:
+    def _conclude(self, lease: Lease, outcome: LeaseOutcome, error: str, **details: Any) -> None:
         if lease.conclude(outcome):
             self.messages.append(
                 TrialLeft(
@@ -281,7 +281,7 @@ class Leases:
                     lease=lease.number,
                     outcome=outcome,
                     error=error,
-                    **told,
+                    **details,
                 )
             )
 

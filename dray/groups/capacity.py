@@ -72,7 +72,8 @@ def find_slots(cluster: Cluster, asked: Resources, least: int) -> tuple[str, Lim
     kind = slot_kind(asked.slot, limits)
     if kind is None:
         fault = (
-            f"required, as {cluster.told} has an autoscaler that does not report its node types; set it to gpu or cpu"
+            f"required, as {cluster.description} has an autoscaler that does not report its node types; "
+            "set it to gpu or cpu"
         )
         raise ConfigError([("resources.slot", fault)])
     most = most_slots(kind, asked.cpus_per_slot, limits)
@@ -81,46 +82,49 @@ def find_slots(cluster: Cluster, asked: Resources, least: int) -> tuple[str, Lim
         where = {"STRICT_PACK": " on one node", "STRICT_SPREAD": " on as many nodes"}.get(asked.placement_strategy, "")
         fault = (
             f"{asked.share or f'{least} slots'} requested{where}, "
-            f"but {cluster.told} has, or can grow to, {sum(most)} {kind} slots (with {asked.cpus_per_slot} CPUs each) "
-            f"on {sum(map(bool, most))} nodes; request fewer, or set resources.slot: {other}"
+            f"but {cluster.description} has, or can grow to, {sum(most)} {kind} slots "
+            f"(with {asked.cpus_per_slot} CPUs each) on {sum(map(bool, most))} nodes; "
+            f"request fewer, or set resources.slot: {other}"
         )
         raise ConfigError([("resources.slots_per_trial", fault)])
     return kind, limits
 
 
 def slots_of(resources: Mapping[str, float], kind: str, cpus_per_slot: float) -> int:
-    """How many slots these resources of one node make."""
+    """How many slots a node with these resources has."""
     slots = int(resources.get("CPU", 0) // cpus_per_slot)
     return min(slots, int(resources.get("GPU", 0))) if kind == "gpu" else slots
 
 
 def slot_kind(asked: str | None, limits: Limits | None) -> str | None:
-    """What a slot is, "gpu" or "cpu": as the config says, otherwise GPUs if the cluster has or can have any.
+    """The kind of a slot, "gpu" or "cpu": as configured, otherwise "gpu" if the cluster has or can have any GPU.
 
-    None if that is unknown: there are no GPUs, and what the autoscaler may start is unknown.
+    None if unknown: there are no GPUs now, and what the autoscaler may start is unknown.
     """
     kinds = [] if limits is None else limits.types or ()
-    if asked or any(resources.get("GPU", 0) > 0 for resources in (*_has(), *(kind.resources for kind in kinds))):
+    if asked or any(
+        resources.get("GPU", 0) > 0 for resources in (*_node_resources(), *(kind.resources for kind in kinds))
+    ):
         return asked or "gpu"
     return None if limits is not None and limits.types is None else "cpu"
 
 
 def slots_now(kind: str, cpus_per_slot: float) -> list[int]:
     """How many slots each node has now."""
-    return [slots_of(resources, kind, cpus_per_slot) for resources in _has()]
+    return [slots_of(resources, kind, cpus_per_slot) for resources in _node_resources()]
 
 
 def most_slots(kind: str, cpus_per_slot: float, limits: Limits | None) -> list[int] | None:
-    """How many slots each node would have if the cluster grew as far as it can; None if unknown."""
+    """How many slots each node has once the cluster has grown as far as it can; None if unknown."""
     now = slots_now(kind, cpus_per_slot)
     if limits is None:
         return now
     if limits.types is None:
         return None
     slots = sorted((slots_of(resources, kind, cpus_per_slot) for resources in limits.nodes()), reverse=True)
-    most = [slots_of(resources, kind, cpus_per_slot) for resources in _has() if HEAD in resources]
-    most += slots[: limits.most]
-    # Machines may have been added by hand.
+    most = [slots_of(resources, kind, cpus_per_slot) for resources in _node_resources() if HEAD in resources]
+    most += slots[: limits.max_count]
+    # Machines may have been added manually.
     return max(now, most, key=sum)
 
 
@@ -128,9 +132,9 @@ def groups_in(nodes: Sequence[int], slots: int, placement_strategy: str) -> int:
     """How many worker groups fit at the same time.
 
     Args:
-        nodes: how many slots each node has.
+        nodes: slots of each node.
         slots: of one group.
-        placement_strategy: Ray's name of each group's strategy.
+        placement_strategy: of each group, one of Ray's names.
     """
     match placement_strategy:
         case "STRICT_PACK":
@@ -142,6 +146,5 @@ def groups_in(nodes: Sequence[int], slots: int, placement_strategy: str) -> int:
     return sum(nodes) // slots
 
 
-def _has() -> list[Mapping[str, float]]:
-    """The resources of each node."""
+def _node_resources() -> list[Mapping[str, float]]:
     return [node.resources for node in nodes()]

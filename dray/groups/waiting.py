@@ -1,4 +1,4 @@
-"""What worker groups wait for while they have no nodes, for the user."""
+"""Tells the user what worker groups wait for while they have no nodes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dray.cluster.nodes import nodes
 from dray.groups.group import Slots
 
 SAID_AFTER_S = 10.0
-"""How long a group must have waited for nodes before that is said: it takes less than a second if there are nodes, and
-an autoscaler looks every five."""
+"""How long a group must have waited before the user is told: with free nodes it takes less than a second, and an
+autoscaler looks every five."""
 LOOK_S = 5.0
-"""How often the autoscaler is asked what it is doing."""
+"""How often to ask for the autoscaler's activity."""
 
 
 class NodeWait:
@@ -49,15 +49,15 @@ class NodeWait:
             return ""
         self._looked_at = now
         which = f"{waiting} of {groups} worker groups wait" if groups > 1 else "the worker group waits"
-        activity, news, short = "no autoscaler is running to start more", "", ""
+        long, news, short = "no autoscaler is running to start more", "", ""
         if self._has_autoscaler:
-            doing = autoscaler.doing()
-            activity, news, short = str(doing), str(sorted(doing.failed)), doing.short()
+            activity = autoscaler.activity()
+            long, news, short = str(activity), str(sorted(activity.failed)), activity.short()
         self.status = f"{which} for nodes{short and f' ({short})'}"
         if self._said == news:
             return ""
         self._said = news
-        return f"{which} for nodes. Each needs {self._slots}. The cluster has {_resources()}; {activity}"
+        return f"{which} for nodes. Each needs {self._slots}. The cluster has {_resources()}; {long}"
 
 
 def _resources() -> str:

@@ -16,7 +16,7 @@ from ray.autoscaler.v2.schema import LaunchRequest, NodeInfo
 from ray.core.generated.autoscaler_pb2 import ClusterConfig
 
 from dray.cluster import autoscaler
-from dray.cluster.autoscaler import Doing, Limits, limits_of
+from dray.cluster.autoscaler import Activity, Limits, limits_of
 from tests.groups.test_capacity import node
 
 UNKNOWN = Limits(types=None)
@@ -34,8 +34,8 @@ available_node_types:
 def test_limits_are_those_of_the_file() -> None:
     found = limits_of(FILE)
     assert found.types is not None
-    assert [kind.most for kind in found.types] == [0, 4, 6], "Ray's defaults: none of the head, else as of all"
-    assert found.most == 6
+    assert [kind.max_count for kind in found.types] == [0, 4, 6], "Ray's defaults: none of the head, else as of all"
+    assert found.max_count == 6
     assert sum(node.get("GPU", 0) for node in found.nodes()) == 8
 
 
@@ -59,25 +59,25 @@ def monitor(tmp_path: Path) -> Iterator[Any]:
 
 def test_file_is_that_of_the_process_of_this_cluster(monitor: Any, tmp_path: Path) -> None:
     port = f"{os.getpid() + 100_000}"  # that no Ray of this machine has
-    assert autoscaler._look(port) is None
+    assert autoscaler._read_config_file(port) is None
     file = tmp_path / "cluster.yaml"
     file.write_text(FILE)
     monitor("--gcs-address=10.0.0.1:1", f"--autoscaling-config={tmp_path / 'none.yaml'}")
     monitor(f"--gcs-address=10.0.0.1:{port}", f"--autoscaling-config={file}", "--logs-dir=a=b")
-    assert autoscaler._look(port) == FILE
+    assert autoscaler._read_config_file(port) == FILE
 
 
 def test_process_without_a_file_starts_nothing(monitor: Any) -> None:
     port = f"{os.getpid() + 200_000}"
     monitor(f"--gcs-address=[::1]:{port}")
-    assert autoscaler._look(port) == autoscaler._WITHOUT_A_FILE
+    assert autoscaler._read_config_file(port) == autoscaler._NO_FILE
 
 
 @pytest.mark.parametrize(
     ("file", "states", "expected"),
     [
         (FILE, True, limits_of(FILE)),
-        (autoscaler._WITHOUT_A_FILE, True, None),
+        (autoscaler._NO_FILE, True, None),
         (None, True, UNKNOWN),  # it is elsewhere, as on Kubernetes
         (None, False, None),
     ],
@@ -86,8 +86,8 @@ def test_whether_there_is_an_autoscaler(
     file: str | None, states: bool, expected: Limits | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
-    monkeypatch.setattr(autoscaler, "_file_of_the_autoscaler", lambda: file)
-    monkeypatch.setattr(autoscaler, "_states", lambda: states)
+    monkeypatch.setattr(autoscaler, "_config_file", lambda: file)
+    monkeypatch.setattr(autoscaler, "_has_state", lambda: states)
     assert autoscaler.limits() == expected
 
 
@@ -98,7 +98,7 @@ def test_machines_that_are_there_are_waited_for_and_no_others_come(monkeypatch: 
     alive, dead = node({}), node({}, alive=False)
     seen = [[alive, dead], [alive, dead, alive, alive]]
     monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
-    monkeypatch.setattr(autoscaler, "_file_of_the_autoscaler", lambda: OWN_MACHINES)
+    monkeypatch.setattr(autoscaler, "_config_file", lambda: OWN_MACHINES)
     monkeypatch.setattr(ray, "nodes", lambda: seen.pop(0))
     assert autoscaler.limits() is None
     assert not seen
@@ -108,7 +108,7 @@ def test_a_machine_that_does_not_join_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
-    monkeypatch.setattr(autoscaler, "_file_of_the_autoscaler", lambda: OWN_MACHINES)
+    monkeypatch.setattr(autoscaler, "_config_file", lambda: OWN_MACHINES)
     monkeypatch.setattr(ray, "nodes", lambda: [node({}), node({})])
     monkeypatch.setattr(autoscaler, "JOIN_S", -1.0)
     assert autoscaler.limits() is None
@@ -123,9 +123,9 @@ def test_what_a_platform_has_told_the_cluster_comes_first(monkeypatch: pytest.Mo
     found = autoscaler.limits()
     assert found is not None
     assert found.types is not None
-    assert [(dict(kind.resources), kind.most) for kind in found.types] == [
+    assert [(dict(kind.resources), kind.max_count) for kind in found.types] == [
         ({"CPU": 8, "GPU": 1}, 3),
-        ({"CPU": 4}, autoscaler.FAR),
+        ({"CPU": 4}, autoscaler.UNLIMITED),
     ]
 
 
@@ -146,13 +146,13 @@ def launch(kind: str, count: int, *, failed: int | None = None, details: str | N
 def test_what_the_second_version_tells() -> None:
     node = NodeInfo(instance_type_name="", ray_node_type_name="spot", instance_id="i", ip_address="")
     failed = [launch("b", 1, failed=9, details="second\n  try"), launch("b", 1, failed=2, details="first")]
-    found = autoscaler._by_the_second([launch("spot", 2)], [node], failed)
-    assert found == Doing(starting={"spot": 3}, failed={"b": "second try"})
+    found = autoscaler._activity_of_v2([launch("spot", 2)], [node], failed)
+    assert found == Activity(starting={"spot": 3}, failed={"b": "second try"})
 
 
 @pytest.mark.parametrize("details", [None, "", "Failed to launch 1 nodes of type b with request id 7: "])
 def test_where_the_second_version_tells_no_reason_its_log_is_named(details: str | None) -> None:
-    told = str(autoscaler._by_the_second([], [], [launch("b", 1, failed=1, details=details)]))
+    told = str(autoscaler._activity_of_v2([], [], [launch("b", 1, failed=1, details=details)]))
     assert told.endswith("it could not start b: see monitor.log in Ray's logs on the head")
 
 
@@ -168,18 +168,18 @@ def test_what_the_first_version_tells() -> None:
             }
         },
     }
-    found = autoscaler._by_the_first(json.loads(json.dumps(report)))
-    assert found == Doing(
+    found = autoscaler._activity_of_v1(json.loads(json.dumps(report)))
+    assert found == Activity(
         starting={"spot": 3, "cpu": 1}, failed={"gone": "InsufficientInstanceCapacity none in this zone"}
     )
-    assert autoscaler._by_the_first({}) == Doing(starting={}, failed={})
+    assert autoscaler._activity_of_v1({}) == Activity(starting={}, failed={})
 
 
 def test_doing_in_words() -> None:
-    assert str(Doing(starting={}, failed={})) == "the autoscaler is starting none"
-    both = Doing(starting={"spot": 2, "cpu": 1}, failed={"b": "no capacity"})
+    assert str(Activity(starting={}, failed={})) == "the autoscaler is starting none"
+    both = Activity(starting={"spot": 2, "cpu": 1}, failed={"b": "no capacity"})
     assert str(both) == "the autoscaler is starting 1 cpu, 2 spot; it could not start b: no capacity"
     assert both.short() == "1 cpu, 2 spot starting, b not available"
-    again = Doing(starting={"b": 1}, failed={"b": "no capacity"})
+    again = Activity(starting={"b": 1}, failed={"b": "no capacity"})
     assert str(again) == "the autoscaler is starting 1 b; it could not start b: no capacity"
     assert again.short() == "b not available"

@@ -20,7 +20,7 @@ from dray.groups.group import Slots
 
 HEAD = {autoscaler.HEAD: 1.0, "CPU": 4.0}
 GPU_NODE = {"CPU": 8.0, "GPU": 2.0}
-GPUS = Limits(types=(NodeType(resources=GPU_NODE, most=5),), most=3)
+GPUS = Limits(types=(NodeType(resources=GPU_NODE, max_count=5),), max_count=3)
 UNKNOWN = Limits(types=None)
 
 
@@ -93,9 +93,9 @@ def test_as_many_groups_have_room_as_one_finds_by_trying(nodes: list[int], slots
 
 
 def test_cluster_grows_to_its_head_and_as_many_of_the_best_nodes_as_it_may(world: World) -> None:
-    small = NodeType(resources={"CPU": 2}, most=10)
-    large = NodeType(resources={"CPU": 16}, most=2)
-    assert most_slots("cpu", 1, Limits(types=(small, large), most=3)) == [4, 16, 16, 2]
+    small = NodeType(resources={"CPU": 2}, max_count=10)
+    large = NodeType(resources={"CPU": 16}, max_count=2)
+    assert most_slots("cpu", 1, Limits(types=(small, large), max_count=3)) == [4, 16, 16, 2]
     assert most_slots("gpu", 1, GPUS) == [0, 2, 2, 2]
     world.nodes = [HEAD, GPU_NODE, GPU_NODE]
     assert most_slots("gpu", 1, GPUS) == [0, 2, 2, 2], "those that are there are among them"
@@ -148,7 +148,7 @@ def test_n_groups_fit_into_a_slot_that_they_share(world: World) -> None:
 
 def test_slots_that_a_cluster_can_never_have_are_refused_with_what_it_has(world: World) -> None:
     world.nodes = [{"CPU": 2.0}, {"CPU": 2.0}]
-    cluster = Cluster(own=True, told="a Ray cluster")
+    cluster = Cluster(own=True, description="a Ray cluster")
     assert find_slots(cluster, Resources(slots_per_trial=4), 4) == ("cpu", None)
     with pytest.raises(ConfigError, match="5 slots requested, but a Ray cluster has, or can grow to, 4 cpu slots"):
         find_slots(cluster, Resources(slots_per_trial=5), 5)

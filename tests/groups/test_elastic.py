@@ -74,7 +74,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(elastic_module, "placement_group", world.placement_group)
     monkeypatch.setattr(elastic_module, "placement_group_table", world.table)
     monkeypatch.setattr(elastic_module, "remove_placement_group", world.remove)
-    monkeypatch.setattr(elastic_module, "slots_that_stay", lambda slots: world.nodes)
+    monkeypatch.setattr(elastic_module, "lasting_slots", lambda slots: world.nodes)
     monkeypatch.setattr(elastic_module, "time", SimpleNamespace(monotonic=lambda: world.now, sleep=world.sleep))
     return world
 

@@ -6,7 +6,7 @@ import pytest
 import ray
 
 from dray.cluster import autoscaler
-from dray.cluster.autoscaler import Doing
+from dray.cluster.autoscaler import Activity
 from dray.groups.group import Slots
 from dray.groups.waiting import LOOK_S, SAID_AFTER_S, NodeWait
 from tests.groups.test_capacity import GPU_NODE, HEAD, node
@@ -20,14 +20,14 @@ class World:
     def __init__(self) -> None:
         self.now = 100.0
         self.nodes: list[dict[str, float]] = [HEAD]
-        self.doing = Doing(starting={}, failed={})
+        self.activity = Activity(starting={}, failed={})
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
     monkeypatch.setattr("dray.groups.waiting.time.monotonic", lambda: world.now)
-    monkeypatch.setattr(autoscaler, "doing", lambda: world.doing)
+    monkeypatch.setattr(autoscaler, "activity", lambda: world.activity)
     monkeypatch.setattr(ray, "nodes", lambda: [node(each) for each in world.nodes])
     total = lambda: {kind: sum(node.get(kind, 0.0) for node in world.nodes) for kind in ("CPU", "GPU")}  # noqa: E731
     monkeypatch.setattr(ray, "cluster_resources", total)
@@ -37,7 +37,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 def test_waiting_is_said_once_with_what_is_asked_what_there_is_and_what_is_done(world: World) -> None:
     waiting, said = NodeWait(SLOTS, has_autoscaler=True), []
-    world.doing = Doing(starting={"spot": 2}, failed={})
+    world.activity = Activity(starting={"spot": 2}, failed={})
     for _ in range(200):
         said.append(waiting.look(2, 3))
         world.now += 1
@@ -55,7 +55,7 @@ def test_that_nodes_are_not_to_be_had_is_news_and_said_once(world: World) -> Non
     waiting.look(1, 1)
     world.now += SAID_AFTER_S
     assert "the worker group waits" in waiting.look(1, 1)
-    world.doing = Doing(starting={}, failed={"spot": "no capacity"})
+    world.activity = Activity(starting={}, failed={"spot": "no capacity"})
     assert waiting.look(1, 1) == ""
     world.now += LOOK_S
     assert "it could not start spot: no capacity" in waiting.look(1, 1)
