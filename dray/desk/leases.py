@@ -274,16 +274,8 @@ class Leases:
 
     def _conclude(self, lease: Lease, outcome: LeaseOutcome, error: str, **details: Any) -> None:
         if lease.conclude(outcome):
-            self.messages.append(
-                TrialLeft(
-                    group=lease.group.name,
-                    trial=lease.trial,
-                    lease=lease.number,
-                    outcome=outcome,
-                    error=error,
-                    **details,
-                )
-            )
+            common: dict[str, Any] = {"group": lease.group.name, "trial": lease.trial, "lease": lease.number}
+            self.messages.append(TrialLeft(**common, outcome=outcome, error=error, **details))
 
     def end(self, lease: Lease) -> None:
         """The lease is over: its group is free for another trial, and all that comes from it is fenced off."""

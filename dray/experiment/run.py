@@ -24,20 +24,8 @@ from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
 from dray.code.factory import ByValue, FromDirectory, Sent
 from dray.config.load import ExperimentConfig
-from dray.desk.messages import (
-    CheckpointDamaged,
-    CheckpointSaved,
-    GroupEnded,
-    GroupReady,
-    GroupRetired,
-    HandleStarted,
-    LeaseGranted,
-    Message,
-    ReportReceived,
-    TrialLeft,
-    WorkerArrived,
-    WorkerUnfit,
-)
+from dray.desk import messages
+from dray.desk.messages import LeaseGranted, Message, ReportReceived, TrialLeft
 from dray.display.counts import Counts
 from dray.display.display import Display
 from dray.environment import device
@@ -288,35 +276,35 @@ class Run:
         if self._on_message is not None:
             self._on_message(message)
         match message:
-            case WorkerArrived():
+            case messages.WorkerArrived():
                 self._tune_may_start = True
                 self.groups.worker_arrived()
-            case WorkerUnfit():
+            case messages.WorkerUnfit():
                 self._error = error_of_unfit_worker(message.cause, self._directory.path)
                 if self._trains and isinstance(self._error, ConfigError):
                     self._error = FoundInTraining(self._error.faults, self._error.source)
-            case GroupReady():
+            case messages.GroupReady():
                 self._timeline.ready(message.group, message.time)
                 self.groups.ready(message.group)
-            case GroupRetired():
+            case messages.GroupRetired():
                 if self.config.resources.reuse_workers:
                     self.display.retired(message.group, message.trial, message.reason)
-            case GroupEnded():
+            case messages.GroupEnded():
                 self.groups.ended(message.group, message.start, is_lost=message.is_lost, error=message.error)
-            case LeaseGranted():
+            case messages.LeaseGranted():
                 self._timeline.lent(message.group, message.trial, message.time)
                 self._bind(message)
-            case ReportReceived():
+            case messages.ReportReceived():
                 self._record(message)
-            case TrialLeft():
+            case messages.TrialLeft():
                 self._timeline.left(message.group, message.trial, message.time)
                 self.groups.trial_left(message.group)
                 self._left(message)
-            case CheckpointSaved():
+            case messages.CheckpointSaved():
                 self._retention.saved(message.trial, message.batches, message.checkpoint, message.value)
-            case CheckpointDamaged():
+            case messages.CheckpointDamaged():
                 self._retention.damaged(message.trial, message.checkpoint, message.error)
-            case HandleStarted():
+            case messages.HandleStarted():
                 self.counts.handles_started += 1
             case _:
                 assert_never(message)

@@ -31,7 +31,7 @@ available_node_types:
 
 
 # --------------------------------------------------------------------------------------------------------- its file
-def test_limits_are_those_of_the_file() -> None:
+def test_limits_come_from_the_config_file() -> None:
     found = limits_of(FILE)
     assert found.types is not None
     assert [kind.max_count for kind in found.types] == [0, 4, 6], "Ray's defaults: none of the head, else as of all"
@@ -57,7 +57,7 @@ def monitor(tmp_path: Path) -> Iterator[Any]:
         process.communicate()
 
 
-def test_file_is_that_of_the_process_of_this_cluster(monitor: Any, tmp_path: Path) -> None:
+def test_the_file_is_that_of_this_clusters_process(monitor: Any, tmp_path: Path) -> None:
     port = f"{os.getpid() + 100_000}"  # that no Ray of this machine has
     assert autoscaler._read_config_file(port) is None
     file = tmp_path / "cluster.yaml"
@@ -67,7 +67,7 @@ def test_file_is_that_of_the_process_of_this_cluster(monitor: Any, tmp_path: Pat
     assert autoscaler._read_config_file(port) == FILE
 
 
-def test_process_without_a_file_starts_nothing(monitor: Any) -> None:
+def test_a_process_without_a_file_starts_nothing(monitor: Any) -> None:
     port = f"{os.getpid() + 200_000}"
     monitor(f"--gcs-address=[::1]:{port}")
     assert autoscaler._read_config_file(port) == autoscaler._NO_FILE
@@ -94,7 +94,7 @@ def test_whether_there_is_an_autoscaler(
 OWN_MACHINES = "provider: {type: local, head_ip: 10.0.0.1, worker_ips: [10.0.0.2, 10.0.0.3]}"
 
 
-def test_machines_that_are_there_are_waited_for_and_no_others_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_machines_are_waited_for_and_no_others_start(monkeypatch: pytest.MonkeyPatch) -> None:
     alive, dead = node({}), node({}, alive=False)
     seen = [[alive, dead], [alive, dead, alive, alive]]
     monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
@@ -104,7 +104,7 @@ def test_machines_that_are_there_are_waited_for_and_no_others_come(monkeypatch: 
     assert not seen
 
 
-def test_a_machine_that_does_not_join_is_not_waited_for_for_ever(
+def test_a_machine_that_does_not_join_is_not_waited_for_forever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
@@ -115,7 +115,7 @@ def test_a_machine_that_does_not_join_is_not_waited_for_for_ever(
     assert "only 2 of 3 machines" in caplog.text
 
 
-def test_what_a_platform_has_told_the_cluster_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_in_the_clusters_state_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     told = ClusterConfig()
     told.node_group_configs.add(resources={"CPU": 8, "GPU": 1}, max_count=3)
     told.node_group_configs.add(resources={"CPU": 4}, max_count=-1)
@@ -143,7 +143,7 @@ def launch(kind: str, count: int, *, failed: int | None = None, details: str | N
     )
 
 
-def test_what_the_second_version_tells() -> None:
+def test_the_activity_of_version_2() -> None:
     node = NodeInfo(instance_type_name="", ray_node_type_name="spot", instance_id="i", ip_address="")
     failed = [launch("b", 1, failed=9, details="second\n  try"), launch("b", 1, failed=2, details="first")]
     found = autoscaler._activity_of_v2([launch("spot", 2)], [node], failed)
@@ -151,12 +151,12 @@ def test_what_the_second_version_tells() -> None:
 
 
 @pytest.mark.parametrize("details", [None, "", "Failed to launch 1 nodes of type b with request id 7: "])
-def test_where_the_second_version_tells_no_reason_its_log_is_named(details: str | None) -> None:
+def test_without_a_reason_version_2_names_its_log(details: str | None) -> None:
     told = str(autoscaler._activity_of_v2([], [], [launch("b", 1, failed=1, details=details)]))
     assert told.endswith("it could not start b: see monitor.log in Ray's logs on the head")
 
 
-def test_what_the_first_version_tells() -> None:
+def test_the_activity_of_version_1() -> None:
     no_capacity = {"category": "InsufficientInstanceCapacity", "description": "none\nin this zone"}
     report = {
         "pending_launches": {"spot": 2},
@@ -175,7 +175,7 @@ def test_what_the_first_version_tells() -> None:
     assert autoscaler._activity_of_v1({}) == Activity(starting={}, failed={})
 
 
-def test_doing_in_words() -> None:
+def test_activity_as_text() -> None:
     assert str(Activity(starting={}, failed={})) == "the autoscaler is starting none"
     both = Activity(starting={"spot": 2, "cpu": 1}, failed={"b": "no capacity"})
     assert str(both) == "the autoscaler is starting 1 cpu, 2 spot; it could not start b: no capacity"

@@ -1,4 +1,4 @@
-"""When a failed trial is started again, and when it is given up."""
+"""When a failed trial restarts, and when it is given up."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ CASES: dict[str, tuple[list[Failure], bool]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_trial_is_started_again(case: str) -> None:
+def test_trial_restarts(case: str) -> None:
     failures, again = CASES[case]
     assert (why_given_up(failures, max_restarts=5) == "") == again
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
-def test_trial_is_started_again_at_most_so_often(most: int) -> None:
+def test_trial_restarts_at_most_max_restarts_times(most: int) -> None:
     answers = [why_given_up([DIED] * count, most) for count in range(1, 6)]
     assert [answer == "" for answer in answers] == [count <= most for count in range(1, 6)]
     assert answers[-1] == f"5 failures, max_restarts is {most}"
     assert why_given_up([DIED], 0) == "1 failure, max_restarts is 0"
 
 
-def test_reason_is_told_with_the_place() -> None:
+def test_the_reason_names_the_place() -> None:
     told = why_given_up([error(4), error(4)], 5)
     assert told == "the same error twice, after 4 batches: ValueError at model.py:3 in train_batch"
     assert why_given_up([OOM, OOM], 5) == "out of memory twice"
@@ -103,7 +103,7 @@ def test_a_failed_extension_is_recorded_with_the_end_that_the_trial_keeps(tmp_pa
     ]
 
 
-def test_failures_are_those_of_the_journal_after_a_resume() -> None:
+def test_failures_are_recovered_from_the_journal() -> None:
     records = [
         {"event": "restarted", "trial": 3, "error": "...", **record(error(4))},
         {"event": "reported", "trial": 3},

@@ -86,13 +86,13 @@ def has_room(nodes: list[int], slots: int, groups: int, strategy: str) -> bool:
     slots=st.integers(1, 3),
     strategy=st.sampled_from(["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]),
 )
-def test_as_many_groups_have_room_as_one_finds_by_trying(nodes: list[int], slots: int, strategy: str) -> None:
+def test_as_many_groups_fit_as_an_exhaustive_search_finds(nodes: list[int], slots: int, strategy: str) -> None:
     most = groups_in(nodes, slots, strategy)
     assert has_room(nodes, slots, most, strategy)
     assert not has_room(nodes, slots, most + 1, strategy)
 
 
-def test_cluster_grows_to_its_head_and_as_many_of_the_best_nodes_as_it_may(world: World) -> None:
+def test_a_grown_cluster_is_its_head_and_as_many_of_the_best_nodes_as_allowed(world: World) -> None:
     small = NodeType(resources={"CPU": 2}, max_count=10)
     large = NodeType(resources={"CPU": 16}, max_count=2)
     assert most_slots("cpu", 1, Limits(types=(small, large), max_count=3)) == [4, 16, 16, 2]
@@ -103,12 +103,12 @@ def test_cluster_grows_to_its_head_and_as_many_of_the_best_nodes_as_it_may(world
     assert most_slots("gpu", 1, UNKNOWN) is None
 
 
-def test_nodes_that_no_autoscaler_has_started_count(world: World) -> None:
+def test_nodes_that_no_autoscaler_started_count(world: World) -> None:
     world.nodes = [HEAD, *[GPU_NODE] * 5]
     assert sum(most_slots("gpu", 1, GPUS) or []) == 10
 
 
-def test_what_a_slot_is_follows_from_what_may_come(world: World) -> None:
+def test_the_kind_of_a_slot_depends_on_nodes_that_may_start(world: World) -> None:
     assert slot_kind(None, GPUS) == "gpu"
     assert slot_kind("cpu", GPUS) == "cpu"
     assert slot_kind(None, None) == "cpu"
@@ -146,7 +146,7 @@ def test_n_groups_fit_into_a_slot_that_they_share(world: World) -> None:
     assert Capacity(quarter, UNKNOWN, 2).grown() == 8
 
 
-def test_slots_that_a_cluster_can_never_have_are_refused_with_what_it_has(world: World) -> None:
+def test_slots_that_a_cluster_can_never_have_are_a_config_error(world: World) -> None:
     world.nodes = [{"CPU": 2.0}, {"CPU": 2.0}]
     cluster = Cluster(own=True, description="a Ray cluster")
     assert find_slots(cluster, Resources(slots_per_trial=4), 4) == ("cpu", None)
@@ -181,7 +181,7 @@ def test_ray_has_room_for_n_shares_of_a_slot(gpu: bool) -> None:
         (False, 4, 2, "1 x (2 CPUs)", "2 CPUs", 0.5),
     ],
 )
-def test_slots_in_words(gpu: bool, cpus: int, shared_by: int, group: str, share: str, taken: float) -> None:
+def test_slots_as_text(gpu: bool, cpus: int, shared_by: int, group: str, share: str, taken: float) -> None:
     asked = Slots(
         per_trial=3 if shared_by == 1 else 1, gpu=gpu, cpus_per_slot=cpus, runtime_env={}, shared_by=shared_by
     )

@@ -1,4 +1,4 @@
-"""When an elastic group changes its size, without a cluster: what room there is, is said here, and what time it is."""
+"""When an elastic group grows, without a cluster: free slots and times are given."""
 
 from __future__ import annotations
 
@@ -80,27 +80,27 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 @pytest.mark.parametrize(("slots", "size"), [(1, 1), (2, 2), (3, 2), (4, 4), (9, 4)])
-def test_a_group_starts_with_the_largest_size_that_there_is_room_for(world: World, slots: int, size: int) -> None:
+def test_a_group_starts_with_the_largest_size_that_fits(world: World, slots: int, size: int) -> None:
     world.join(slots)
     assert Elastic(SLOTS, SIZES, name="run").start() == size
     assert (world.free, world.pending, world.created) == (slots, [], {}), "all of it is for the group"
 
 
-def test_what_others_use_is_waited_for_in_vain_and_not_for_long(world: World) -> None:
+def test_slots_that_others_use_are_not_waited_for_long(world: World) -> None:
     world.join(4)
     world.free = 3
     assert Elastic(SLOTS, SIZES, name="run").start() == 2
     assert world.now < 100 + 2 * elastic_module.SETTLE_S
 
 
-def test_a_cluster_without_room_is_waited_for_with_the_smallest_size(world: World) -> None:
+def test_without_room_the_smallest_size_waits(world: World) -> None:
     elastic = Elastic(SLOTS, (2, 4), name="run")
     assert elastic.start() == 2
     assert not elastic.may_grow(), "nothing is asked for a group that is yet to come"
     assert not world.pending
 
 
-def test_a_group_grows_when_room_for_it_is_taken_and_it_has_trained_as_long_as_it_took_to_start(world: World) -> None:
+def test_a_group_grows_once_room_is_held_and_it_has_trained_as_long_as_its_start_took(world: World) -> None:
     world.join(1)
     elastic = Elastic(SLOTS, SIZES, name="run")
     assert world.start(elastic, takes_s=10) == 1
@@ -127,7 +127,7 @@ def test_a_group_grows_when_room_for_it_is_taken_and_it_has_trained_as_long_as_i
     assert not world.pending, "there is no larger size"
 
 
-def test_the_boot_of_a_machine_is_not_what_a_start_takes(world: World) -> None:
+def test_the_boot_of_a_machine_does_not_count_as_the_groups_start(world: World) -> None:
     elastic = Elastic(SLOTS, SIZES, name="run")
     assert elastic.start() == 1
     world.now += 600
@@ -141,7 +141,7 @@ def test_the_boot_of_a_machine_is_not_what_a_start_takes(world: World) -> None:
     assert elastic.may_grow() == 2
 
 
-def test_nothing_is_held_after_the_end(world: World) -> None:
+def test_no_slots_are_held_after_the_end(world: World) -> None:
     world.join(1)
     elastic = Elastic(SLOTS, SIZES, name="run")
     world.start(elastic)

@@ -1,4 +1,4 @@
-"""How many worker groups a run has, and when they start and end, without Ray: nodes, times and ends are said here."""
+"""How many worker groups a run has, and when they start and end, without Ray: nodes, times and events are given."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def worlds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 
 # ------------------------------------------------------------------------------------------- on a machine of our own
-def test_there_are_no_more_groups_than_trials_or_than_there_is_room_for(worlds: Any) -> None:
+def test_there_are_no_more_groups_than_trials_or_than_fit(worlds: Any) -> None:
     world = worlds(32)
     groups = world.groups()
     world.trials = 3
@@ -179,7 +179,7 @@ def test_on_few_cores_the_first_group_trains_before_another_starts(worlds: Any) 
     assert groups.count == 2, "it has trained for as long as it took to come to that"
 
 
-def test_where_the_first_group_does_not_come_to_train_others_start_all_the_same(worlds: Any) -> None:
+def test_others_start_even_if_the_first_group_does_not_train(worlds: Any) -> None:
     world = worlds(2)
     groups = world.groups()
     world.trials = 9
@@ -221,7 +221,7 @@ def test_a_group_that_ends_is_freed_and_replaced_at_once(worlds: Any) -> None:
     assert len(world.made) == 2, "it was the one before"
 
 
-def test_a_group_that_ended_is_not_replaced_where_no_trial_needs_it(worlds: Any) -> None:
+def test_a_group_that_ended_is_not_replaced_if_no_trial_needs_it(worlds: Any) -> None:
     world = worlds(4, own=False)
     groups = world.groups()
     world.trials = 1
@@ -233,7 +233,7 @@ def test_a_group_that_ended_is_not_replaced_where_no_trial_needs_it(worlds: Any)
     assert (groups.count, world.counts.groups_lost, world.display.lines) == (0, 0, [])
 
 
-def test_groups_that_die_again_and_again_without_a_trial_end_the_experiment(worlds: Any) -> None:
+def test_a_group_that_keeps_dying_without_a_trial_ends_the_experiment(worlds: Any) -> None:
     world = worlds(1)
     groups = world.groups()
     world.trials = 1
@@ -252,7 +252,7 @@ def test_groups_that_die_again_and_again_without_a_trial_end_the_experiment(worl
     assert len(world.made) == STARTS_IN_VAIN, "and no other is started"
 
 
-def test_a_trial_that_ends_clears_its_group_of_suspicion(worlds: Any) -> None:
+def test_a_trial_that_leaves_resets_the_starts_in_vain_of_its_group(worlds: Any) -> None:
     world = worlds(1)
     groups = world.groups()
     world.trials = 2
@@ -278,7 +278,7 @@ def test_groups_that_are_replaced_on_purpose_are_not_lost(worlds: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------- on a cluster of others
-def test_groups_that_wait_for_nodes_are_given_back_before_those_that_have_theirs(worlds: Any) -> None:
+def test_groups_that_wait_for_nodes_end_before_those_with_nodes(worlds: Any) -> None:
     world = worlds(4, own=False)
     groups = world.groups()
     bring_up(world, groups, 3)
@@ -295,7 +295,7 @@ def test_groups_that_wait_for_nodes_are_given_back_before_those_that_have_theirs
     assert (groups.count, len(world.made)) == (1, 4)
 
 
-def test_groups_without_trials_are_retired_after_a_while_but_for_one(worlds: Any) -> None:
+def test_idle_groups_are_retired_after_a_while_except_one(worlds: Any) -> None:
     world = worlds(4, own=False)
     groups = world.groups()
     bring_up(world, groups, 4)
@@ -312,7 +312,7 @@ def test_groups_without_trials_are_retired_after_a_while_but_for_one(worlds: Any
     assert world.desk.told[1:] == [("retire_idle", 3)]
 
 
-def test_groups_that_are_needed_again_soon_stay(worlds: Any) -> None:
+def test_groups_that_are_soon_needed_again_stay(worlds: Any) -> None:
     world = worlds(4, own=False)
     groups = world.groups()
     bring_up(world, groups, 4)
@@ -322,7 +322,7 @@ def test_groups_that_are_needed_again_soon_stay(worlds: Any) -> None:
     assert groups.count == 4
 
 
-def test_groups_of_many_small_nodes_start_at_once_each_on_its_own(worlds: Any) -> None:
+def test_groups_on_many_small_nodes_all_start_at_once(worlds: Any) -> None:
     world = worlds(1, 1, 1, 1, own=False)
     groups = world.groups()
     world.trials = 4
@@ -331,7 +331,7 @@ def test_groups_of_many_small_nodes_start_at_once_each_on_its_own(worlds: Any) -
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_all_groups_together_never_have_more_slots_than_they_may(worlds: Any, own: bool) -> None:
+def test_all_groups_together_never_exceed_max_slots(worlds: Any, own: bool) -> None:
     world = worlds(16, 16, own=own, slots=2)
     groups = world.groups(capacity=Capacity(world.slots, None, 5))
     world.trials = 30
@@ -365,7 +365,7 @@ def test_n_groups_share_each_slot(worlds: Any, own: bool) -> None:
     assert groups.count == 8
 
 
-def test_what_waits_for_nodes_is_said(worlds: Any) -> None:
+def test_the_user_is_told_what_groups_wait_for(worlds: Any) -> None:
     world = worlds(2, own=False)
     groups = world.groups()
     world.trials = 1
@@ -378,7 +378,7 @@ def test_what_waits_for_nodes_is_said(worlds: Any) -> None:
     assert world.display.waits_for == "the worker group waits for nodes"
 
 
-def test_nodes_that_are_to_be_taken_away_are_left_once(worlds: Any) -> None:
+def test_a_group_on_a_draining_node_is_drained_once(worlds: Any) -> None:
     world = worlds(4, own=False)
     groups = world.groups()
     world.trials = 1
@@ -414,7 +414,7 @@ class Sizes:
         return self.grows_to
 
 
-def test_an_elastic_group_is_vacated_to_grow_and_its_place_taken_by_a_larger_one(worlds: Any) -> None:
+def test_an_elastic_group_is_drained_to_grow_and_replaced_by_a_larger_one(worlds: Any) -> None:
     world, sizes = worlds(8, own=False), Sizes()
     groups = world.groups(elastic=sizes, capacity=Capacity(world.slots, None, 1))
     world.trials = 5
@@ -446,7 +446,7 @@ def test_an_elastic_group_that_has_lost_a_node_is_replaced_by_a_smaller_one(worl
 
 
 # --------------------------------------------------------------------------------------------------------- at the end
-def test_at_the_end_groups_that_start_are_given_up_and_others_end_by_themselves(worlds: Any) -> None:
+def test_at_the_end_starting_groups_are_ended_and_others_end_by_themselves(worlds: Any) -> None:
     world = worlds(4, own=False)
     groups = world.groups()
     world.trials = 2

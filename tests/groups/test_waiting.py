@@ -35,7 +35,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-def test_waiting_is_said_once_with_what_is_asked_what_there_is_and_what_is_done(world: World) -> None:
+def test_waiting_is_reported_once_with_the_request_the_cluster_and_the_autoscaler(world: World) -> None:
     waiting, said = NodeWait(SLOTS, has_autoscaler=True), []
     world.activity = Activity(starting={"spot": 2}, failed={})
     for _ in range(200):
@@ -50,7 +50,7 @@ def test_waiting_is_said_once_with_what_is_asked_what_there_is_and_what_is_done(
     assert waiting.look(0, 3) == waiting.status == ""
 
 
-def test_that_nodes_are_not_to_be_had_is_news_and_said_once(world: World) -> None:
+def test_unavailable_nodes_are_reported_once(world: World) -> None:
     waiting = NodeWait(SLOTS, has_autoscaler=True)
     waiting.look(1, 1)
     world.now += SAID_AFTER_S
@@ -64,7 +64,7 @@ def test_that_nodes_are_not_to_be_had_is_news_and_said_once(world: World) -> Non
     assert waiting.look(1, 1) == ""
 
 
-def test_where_nothing_starts_nodes_that_is_said(world: World) -> None:
+def test_a_missing_autoscaler_is_reported(world: World) -> None:
     waiting = NodeWait(SLOTS, has_autoscaler=False)
     world.nodes = [HEAD, GPU_NODE]
     waiting.look(1, 2)
@@ -75,7 +75,7 @@ def test_where_nothing_starts_nodes_that_is_said(world: World) -> None:
     )
 
 
-def test_a_group_that_had_nodes_soon_waited_for_nothing_worth_saying(world: World) -> None:
+def test_a_short_wait_is_not_reported(world: World) -> None:
     waiting = NodeWait(SLOTS, has_autoscaler=True)
     for count in [1, 0] * 50:
         assert waiting.look(count, 1) == waiting.status == ""
