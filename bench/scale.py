@@ -202,9 +202,9 @@ def light(directory: Path, groups: int, trials: int, plain: int) -> None:
     from ray.cluster_utils import Cluster
 
     import dray
-    import dray.experiment.run
+    import dray.experiment.workers
 
-    dray.experiment.run.WorkerGroup = LightGroup  # type: ignore[attr-defined, assignment]
+    dray.experiment.workers.WorkerGroup = LightGroup  # type: ignore[attr-defined, assignment]
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": groups, "include_dashboard": False})
     try:
         experiment = dray.Experiment(

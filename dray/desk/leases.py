@@ -214,7 +214,8 @@ class Leases:
         for number, count in counts.items():
             if (lease := self._leases.get(number)) is not None:
                 lease.unrecorded -= count
-                self.changed.add(lease)
+                if not lease.unrecorded:
+                    self.changed.add(lease)
 
     def leave(
         self,

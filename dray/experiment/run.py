@@ -8,7 +8,6 @@ records metrics, restarts trials, starts and ends groups, and updates the displa
 from __future__ import annotations
 
 import contextlib
-import secrets
 import threading
 import time
 from collections import Counter
@@ -19,26 +18,21 @@ from typing import Any
 import ray
 from typing_extensions import assert_never
 
-import dray
 from dray.cluster.connection import Cluster
 from dray.cluster.watch import Watch
-from dray.code.factory import ByValue, FromDirectory, Sent
+from dray.code.factory import ByValue, FromDirectory
 from dray.config.load import ExperimentConfig
 from dray.desk import messages
 from dray.desk.messages import LeaseGranted, Message, ReportReceived, TrialLeft
 from dray.display.counts import Counts
 from dray.display.display import Display
-from dray.environment import device
 from dray.errors import ConfigError, DeskLost, DirectoryGone, ExperimentError, FoundInTraining
 from dray.experiment.interrupts import Interrupts
-from dray.experiment.preflight import check_nodes, error_of_unfit_worker
+from dray.experiment.preflight import error_of_unfit_worker
 from dray.experiment.restarts import Restarts
 from dray.experiment.retention import Policy, Retention, checkpoints_needed, metric_at
-from dray.experiment.travel import send
-from dray.experiment.trial_settings import trial_settings
-from dray.groups.capacity import Capacity, find_slots
-from dray.groups.elastic import Elastic
-from dray.groups.group import Slots, WorkerGroup, start_desk
+from dray.experiment.workers import prepare_workers
+from dray.groups.group import start_desk
 from dray.groups.pool import IN_TURN_S, Groups
 from dray.observers.observer import Observers
 from dray.records.directory import ExperimentDirectory
@@ -124,34 +118,16 @@ class Run:
             note=lambda record: journal.append(record, wait=False),
             say=display.say,
         )
-        sizes, resources = config.slots_per_trial, config.resources
-        kind, limits = find_slots(cluster, resources, sizes[0])
-        self._load_trial: FromDirectory | ByValue | Sent = load_trial
-        runtime_env: dict[str, Any] = {}
-        if not cluster.own:
-            self._load_trial, runtime_env = send(load_trial, directory, config, display.say)
-        slots = Slots(
-            per_trial=sizes[0],
-            gpu=kind == "gpu",
-            cpus_per_slot=resources.cpus_per_slot,
-            runtime_env=runtime_env,
-            placement_strategy=resources.placement_strategy,
-            shared_by=resources.trials_per_slot,
-        )
-        display.shares(slots.share)
-        self._settings = trial_settings(config, search.method.rungs, device(gpu=slots.gpu))
-        # Unique: one that resumes the experiment has another.
-        self._name = f"{directory.path.name}-{secrets.token_hex(4)}"
-        self._needs = None if cluster.own else check_nodes(directory, self._name, gpu=slots.gpu)
-        desk_name = f"dray-desk-{self._name}"
-        self.desk = start_desk(desk_name, runtime_env)
-        is_elastic = len(sizes) > 1
+        self._workers = prepare_workers(config, directory, cluster, load_trial, search.method.rungs, display.say)
+        display.shares(self._workers.slots.share)
+        desk_name = f"dray-desk-{self._workers.run}"
+        self.desk = start_desk(desk_name, self._workers.slots.runtime_env)
         self.groups = Groups(
-            self._worker_group,
+            lambda name, start, slots: self._workers.start(name, start, slots, self.desk),
             desk=self.desk,
-            slots=slots,
-            capacity=Capacity(slots, limits, sizes[0] if is_elastic else resources.max_slots),
-            elastic=Elastic(slots, sizes, name=self._name) if is_elastic else None,
+            slots=self._workers.slots,
+            capacity=self._workers.capacity,
+            elastic=self._workers.elastic,
             own_cluster=cluster.own,
             runnable=self._count_runnable,
             counts=self.counts,
@@ -210,7 +186,7 @@ class Run:
         """Queue the trials that can run, and start the removal of old checkpoints."""
         trials = self.search.trials.values()
         best = [trial.best for trial in trials if trial.best is not None and trial.state not in NEVER_BEST]
-        self.desk.set_best.remote(min(map(self._settings.score, best), default=None))
+        self.desk.set_best.remote(min(map(self._workers.settings.score, best), default=None))
         self.desk.enqueue.remote([trial.id for trial in trials if _is_runnable(trial)])
         started = [trial.id for trial in trials if trial.hparams is not None]
         self._retention.start(self._records, started, metric_at)
@@ -362,25 +338,6 @@ class Run:
             runs = self.search.trials[left.trial].state == "RUNNING"
         if runs:
             self.desk.enqueue.remote([left.trial], first=True)
-
-    # ------------------------------------------------------------------ worker groups
-    def _worker_group(self, name: str, start: int, slots: Slots) -> WorkerGroup:
-        return WorkerGroup(
-            name=name,
-            start=start,
-            run=self._name,
-            desk=self.desk,
-            slots=slots,
-            work={
-                "experiment": self._settings,
-                "load_trial": self._load_trial,
-                "run": self._name,
-                "log_format": dray.LOG_FORMAT,
-                "shared_by": slots.shared_by,
-                "needs": self._needs,
-            },
-            directory=self._directory.ray,
-        )
 
     # ------------------------------------------------------------------ the end
     def _close(self, tune: threading.Thread, watch: Watch) -> None:
