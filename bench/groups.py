@@ -78,12 +78,12 @@ class Groups:
         )
 
     def wait_for(self, kind: str, number: int) -> float:
-        """When, by the desk's clock, which is this machine's, it heard this of a group."""
+        """When, by the desk's clock, which is this machine's, it got a message of this class about a group."""
         import ray
 
         while True:
             for message in self._heard:
-                if message.kind == kind and message.group == f"group-{number}":
+                if type(message).__name__ == kind and message.group == f"group-{number}":
                     return float(message.time)
             self._heard += ray.get(self._desk.messages.remote({}))
 
@@ -129,7 +129,7 @@ def child(directory: Path, size: int) -> None:
             time.sleep(1.0)
             began, before = time.time(), sum(used().values())
             started.append(groups.start(number))
-            arrived = groups.wait_for("arrived", number)
+            arrived = groups.wait_for("WorkerArrived", number)
             time.sleep(1.0)
             stamp("start", s=arrived - began, cpu=sum(used().values()) - before, first=number == 0)
         time.sleep(SETTLE_S)
@@ -143,7 +143,7 @@ def child(directory: Path, size: int) -> None:
         for number in range(0, size, 2):
             at = time.time()
             os.kill(pids[number], signal.SIGKILL)
-            stamp("heard", s=groups.wait_for("ended", number) - at)
+            stamp("heard", s=groups.wait_for("GroupEnded", number) - at)
         for number in range(1, size, 2):
             began = time.time()
             started[number].end()

@@ -164,10 +164,12 @@ class Window:
         self._half: dict[str, float] = {}
 
     def __call__(self, message: Message) -> None:
-        if message.kind == "rows":
+        from dray.desk.messages import ReportReceived, TrialLeft
+
+        if isinstance(message, ReportReceived):
             self._reports += 1
-            self._decided += message.report is not None and message.report["step"] is not None
-        if message.kind != "left":
+            self._decided += message.report["step"] is not None
+        if not isinstance(message, TrialLeft):
             return
         self._ended += 1
         if self._ended == self._trials // 10:
@@ -200,9 +202,9 @@ def light(directory: Path, groups: int, trials: int, plain: int) -> None:
     from ray.cluster_utils import Cluster
 
     import dray
-    import dray.experiment.run
+    import dray.experiment.workers
 
-    dray.experiment.run.WorkerGroup = LightGroup  # type: ignore[attr-defined, assignment]
+    dray.experiment.workers.WorkerGroup = LightGroup  # type: ignore[attr-defined, assignment]
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": groups, "include_dashboard": False})
     try:
         experiment = dray.Experiment(

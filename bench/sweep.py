@@ -54,10 +54,10 @@ TURNAROUND_S = 0.1
 PHASES = (
     ("Python, the config, torch", "checked"),
     ("ray.init(), and beside it the imports of Train, Tune, pandas", "connected"),
-    ("first group: a worker process that runs", "arrived"),
+    ("first group: a worker process that runs", "WorkerArrived"),
     ("first group: imports of torch and of the trial's class", "trial_class_loaded"),
-    ("first group at the desk", "joined"),
-    ("first lease: granted", "granted"),
+    ("first group at the desk", "GroupReady"),
+    ("first lease: granted", "LeaseGranted"),
     ("first batch: hyperparameters, model, data", "first_batch"),
 )
 """What (a)'s start-up is made of: each phase ends with the first stamp of this kind after the one before."""
@@ -140,7 +140,7 @@ def _dray(directory: Path, plan: dict[str, Any]) -> None:
         return context
 
     ray.init = timed_init
-    experiment.run(on_message=lambda message: message.kind != "rows" and stamp(message.kind, trial=message.trial))
+    experiment.run(on_message=lambda message: (kind := type(message).__name__) != "ReportReceived" and stamp(kind))
     stamp_counts(experiment)
 
 

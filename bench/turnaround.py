@@ -153,16 +153,18 @@ class _Middle:
         self._ended, self._handles, self._groups, self._done = 0, list[int](), set[str](), False
 
     def __call__(self, message: Message) -> None:
+        from dray.desk.messages import GroupEnded, GroupReady, HandleStarted, TrialLeft
+
         case = self._case
-        match message.kind:
-            case "handle":
+        match message:
+            case HandleStarted():
                 self._handles.append(message.process)
-            case "joined":
+            case GroupReady():
                 self._groups.add(message.group)
                 stamp("joined", group=message.group)
-            case "ended" if message.lost:
+            case GroupEnded() if message.is_lost:
                 stamp("lost", group=message.group)
-            case "left":
+            case TrialLeft():
                 self._ended += 1
         early = self._ended < self._third or (case.cpus is not None and len(self._groups) < case.cpus)
         if self._done or early:

@@ -1,4 +1,4 @@
-"""Whether a cluster accepts this process's token: found out in milliseconds, and told in one line.
+"""Checks in milliseconds whether a cluster accepts this process's token.
 
 Ray itself tries for twenty seconds, prints a warning every second, and then says that it can't connect.
 """
@@ -13,20 +13,17 @@ from ray.core.generated.gcs_service_pb2 import GetClusterIdRequest
 from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from ray.exceptions import AuthenticationError
 
-WITHIN_S = 5.0
+TIMEOUT_S = 5.0
 HOW = "export RAY_AUTH_MODE=token, and write the cluster's token to ~/.ray/auth_token, or export it as RAY_AUTH_TOKEN"
 NONE = f"it requires a token, and this process has none; {HOW}"
 
 
-def refusal(address: str) -> str:
-    """Why the cluster whose head is at ``host:port`` refuses this process, or "".
-
-    A cluster that does not answer does not refuse.
-    """
+def auth_error(address: str) -> str:
+    """Why the cluster whose head is at ``host:port`` refuses this process; "" if it does not, or does not answer."""
     enabled = is_token_auth_enabled()
     try:
         with init_grpc_channel(address) as channel:
-            NodeInfoGcsServiceStub(channel).GetClusterId(GetClusterIdRequest(), timeout=WITHIN_S)
+            NodeInfoGcsServiceStub(channel).GetClusterId(GetClusterIdRequest(), timeout=TIMEOUT_S)
     except AuthenticationError:
         return NONE
     except grpc.RpcError as error:
@@ -35,7 +32,7 @@ def refusal(address: str) -> str:
     return ""
 
 
-def refusal_here() -> str:
-    """The same for the cluster on this machine that ``auto`` means."""
+def local_auth_error() -> str:
+    """The same for the cluster on this machine, as ``RAY_ADDRESS=auto`` finds it."""
     address = read_ray_address()
-    return refusal(address) if address else ""
+    return auth_error(address) if address else ""

@@ -1,9 +1,9 @@
-"""Ray's autoscaler, where the cluster has one: what it may start, and what it is doing.
+"""Ray's autoscaler, where the cluster has one: what it may start, and what it is starting.
 
-Ray has no public interface for either. What the autoscaler may start is in the file that its process on the head was
-given, and only on some platforms in the cluster's own state; what it is doing, its two versions tell in two ways. All
+Ray has no public interface for either. What the autoscaler may start is in the config file of its process on the head,
+and only on some platforms in the cluster's own state; what it is starting, its two versions report in two ways. All
 private interfaces that dray uses for this are in this file. Without them an experiment still waits for nodes as its
-config says, but says less about it.
+config says, but with less to show.
 """
 
 from __future__ import annotations
@@ -27,25 +27,28 @@ from dray.cluster.nodes import nodes
 logger = logging.getLogger("dray")
 
 HEAD = "node:__internal_head__"
-"""A resource of the head alone."""
+"""A resource that only the head has."""
 LOOK_S = 60.0
-"""How long a look at the head may take: a process may have to start there."""
+"""How long reading the file on the head may take: a process may have to start there."""
 JOIN_S = 60.0
-"""How long machines that already exist may take to join: some ten seconds after `ray up` has started the head."""
-FAR = 10_000
-"""The number of nodes for a kind without a limit."""
-_WITHOUT_A_FILE = "none"
-_IN_ITS_LOG = "see monitor.log in Ray's logs on the head"
+"""How long existing machines may take to join: some ten seconds after `ray up` has started the head."""
+UNLIMITED = 10_000
+"""The maximum of a node type without a limit."""
+_NO_FILE = "none"
+_SEE_LOG = "see monitor.log in Ray's logs on the head"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeType:
-    """A kind of machine that the autoscaler may start."""
+    """A type of machine that the autoscaler may start.
+
+    Attributes:
+        resources: of one machine.
+        max_count: of machines of this type.
+    """
 
     resources: Mapping[str, float]
-    """Of one machine."""
-    most: int
-    """How many machines of this kind there may be."""
+    max_count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,28 +56,28 @@ class Limits:
     """What an autoscaler may start.
 
     Attributes:
-        types: the kinds of machines; None if unknown.
-        most: how many machines there may be in all, besides the head.
+        types: of machines; None if unknown.
+        max_count: of all machines together, besides the head.
     """
 
     types: tuple[NodeType, ...] | None
-    most: int = FAR
+    max_count: int = UNLIMITED
 
     def nodes(self) -> list[Mapping[str, float]]:
-        """The resources of each machine, with as many of each kind as it allows; `most` does not limit their sum."""
-        return [kind.resources for kind in self.types or () for _ in range(min(kind.most, self.most))]
+        """The resources of each machine, the maximum of each type; `max_count` does not limit their sum."""
+        return [each.resources for each in self.types or () for _ in range(min(each.max_count, self.max_count))]
 
 
 def limits() -> Limits | None:
-    """What the autoscaler of the cluster that we are connected to may start; None if it has none, or starts nothing.
+    """What the autoscaler of the connected cluster may start; None if it has none, or it starts nothing.
 
-    Nothing is started where the machines exist already (Ray's ``local`` provider): all of them join, and a machine's
+    It starts nothing where the machines exist already (Ray's ``local`` provider): all of them join, and a machine's
     resources are known once it has. This waits for those that have not joined yet.
     """
-    if (told := _told_to_the_cluster()) is not None:
-        return told
-    file = _file_of_the_autoscaler()
-    if file == _WITHOUT_A_FILE:  # the autoscaler only watches
+    if (known := _limits_in_state()) is not None:
+        return known
+    file = _config_file()
+    if file == _NO_FILE:  # the autoscaler only watches
         return None
     if file is not None:
         provider = yaml.safe_load(file).get("provider", {})
@@ -82,65 +85,70 @@ def limits() -> Limits | None:
             return limits_of(file)
         _wait_for(1 + len(provider["worker_ips"]))
         return None
-    # On Kubernetes the autoscaler is in a container of its own.
-    return Limits(types=None) if _states() else None
+    # On Kubernetes the autoscaler is in a separate container.
+    return Limits(types=None) if _has_state() else None
 
 
 def _wait_for(machines: int) -> None:
     deadline = time.monotonic() + JOIN_S
-    while (there := len(nodes())) < machines:
+    while (joined := len(nodes())) < machines:
         if time.monotonic() > deadline:
             logger.warning(
-                "only %d of %d machines have joined the Ray cluster; not waiting for the others", there, machines
+                "only %d of %d machines have joined the Ray cluster; not waiting for the others", joined, machines
             )
             return
         time.sleep(0.25)
 
 
 def limits_of(file: str) -> Limits:
-    """What the autoscaler may start, according to its file on the head (YAML or JSON)."""
+    """What the autoscaler may start, according to the text of its config file (YAML or JSON)."""
     config = yaml.safe_load(file)
-    most, head = int(config.get("max_workers", 0)), config.get("head_node_type")
-    kinds = config.get("available_node_types") or {}
+    max_workers, head = int(config.get("max_workers", 0)), config.get("head_node_type")
+    types = config.get("available_node_types") or {}
     return Limits(
         # Ray's own defaults.
         types=tuple(
             NodeType(
-                resources=kind.get("resources") or {}, most=int(kind.get("max_workers", 0 if name == head else most))
+                resources=each.get("resources") or {},
+                max_count=int(each.get("max_workers", 0 if name == head else max_workers)),
             )
-            for name, kind in kinds.items()
+            for name, each in types.items()
         ),
-        most=most,
+        max_count=max_workers,
     )
 
 
-def _told_to_the_cluster() -> Limits | None:
+def _limits_in_state() -> Limits | None:
     config = ray._private.state.state.get_cluster_config()
     if config is None or not config.node_group_configs:
         return None
-    kinds = [(dict(group.resources), group.max_count) for group in config.node_group_configs]
-    return Limits(types=tuple(NodeType(resources=each, most=FAR if n < 0 else n) for each, n in kinds))
+    return Limits(
+        types=tuple(
+            NodeType(resources=dict(each.resources), max_count=UNLIMITED if each.max_count < 0 else each.max_count)
+            for each in config.node_group_configs
+        )
+    )
 
 
-def _file_of_the_autoscaler() -> str | None:
-    """The text of its file; `_WITHOUT_A_FILE` if it has none; None if no autoscaler runs on the head."""
+def _config_file() -> str | None:
+    """The text of the autoscaler's config file; `_NO_FILE` if it has none; None if no autoscaler runs on the head."""
     port = ray.get_runtime_context().gcs_address.rpartition(":")[2]
     here = ray.get_runtime_context().get_node_id()
     if any(node.id == here and HEAD in node.resources for node in nodes()):
-        return _look(port)
-    look = ray.remote(num_cpus=0, resources={HEAD: 0.0001})(_look)
+        return _read_config_file(port)
+    task = ray.remote(num_cpus=0, resources={HEAD: 0.0001})(_read_config_file)
     try:
-        found: str | None = ray.get(look.remote(port), timeout=LOOK_S)
+        found: str | None = ray.get(task.remote(port), timeout=LOOK_S)
     except (ray.exceptions.RayError, TimeoutError) as error:
         logger.info("can't read the autoscaler's file on the head node: %s", error)
         return None
     return found
 
 
-def _look(port: str) -> str | None:
-    """As above, on the head itself: search its processes for the autoscaler of the cluster at this port."""
+def _read_config_file(port: str) -> str | None:
+    """The same on the head itself, from the command line of the autoscaler of the cluster at this port."""
     if not Path("/proc").is_dir():  # not a cloud machine
-        return _WITHOUT_A_FILE
+        return _NO_FILE
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             arguments = process.read_bytes().decode(errors="replace").split("\0")
@@ -154,7 +162,7 @@ def _look(port: str) -> str | None:
         if options.get("--gcs-address", "").rpartition(":")[2] != port:
             continue
         if (file := options.get("--autoscaling-config")) is None:
-            return _WITHOUT_A_FILE
+            return _NO_FILE
         try:
             return Path(os.path.expanduser(file)).read_text()
         except OSError:  # the file is another user's
@@ -163,12 +171,12 @@ def _look(port: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doing:
-    """What the autoscaler does about the demand.
+class Activity:
+    """What the autoscaler is starting.
 
     Attributes:
-        starting: how many machines were requested from the cloud and are not up yet, by the name of their kind.
-        failed: the kinds that it could not get lately, and why.
+        starting: how many machines were requested from the cloud and are not up yet, by node type.
+        failed: node types that the cloud could not provide lately, and why.
     """
 
     starting: Mapping[str, int]
@@ -176,77 +184,75 @@ class Doing:
 
     def __str__(self) -> str:
         """As a sentence."""
-        could_not = "; ".join(f"it could not start {kind}: {why}" for kind, why in sorted(self.failed.items()))
-        return f"the autoscaler is starting {self._starts() or 'none'}" + (f"; {could_not}" if could_not else "")
+        failures = "; ".join(f"it could not start {name}: {why}" for name, why in sorted(self.failed.items()))
+        return f"the autoscaler is starting {self._starting() or 'none'}" + (f"; {failures}" if failures else "")
 
     def short(self) -> str:
-        """In few words. The kinds that it could not get are not shown as starting too, although it keeps trying."""
-        starts, failed = self._starts(leave_out=self.failed), ", ".join(sorted(self.failed))
-        return ", ".join(filter(None, [starts and f"{starts} starting", failed and f"{failed} not available"]))
+        """In a few words. Failed types are not shown as starting too, although the autoscaler keeps trying."""
+        starting, failed = self._starting(leave_out=self.failed), ", ".join(sorted(self.failed))
+        return ", ".join(filter(None, [starting and f"{starting} starting", failed and f"{failed} not available"]))
 
-    def _starts(self, leave_out: Container[str] = ()) -> str:
-        return ", ".join(f"{n} {kind}" for kind, n in sorted(self.starting.items()) if kind not in leave_out)
-
-
-def doing() -> Doing:
-    """What the autoscaler is doing now; nothing if there is none."""
-    told = _of_the_second()
-    if told is None:
-        report = (_of_the_first() or {}).get("autoscaler_report") or {}
-        return _by_the_first(report)
-    return told
+    def _starting(self, leave_out: Container[str] = ()) -> str:
+        return ", ".join(f"{count} {name}" for name, count in sorted(self.starting.items()) if name not in leave_out)
 
 
-def _states() -> bool:
-    """Whether an autoscaler, of either version, has left its state in the cluster."""
-    return _of_the_second() is not None or _of_the_first() is not None
+def activity() -> Activity:
+    """What the autoscaler is starting now; nothing if there is none."""
+    if (found := _v2_activity()) is not None:
+        return found
+    return _activity_of_v1((_v1_status() or {}).get("autoscaler_report") or {})
 
 
-def _of_the_first() -> dict[str, Any] | None:
+def _has_state() -> bool:
+    """Whether an autoscaler of either version has stored its state in the cluster."""
+    return _v2_activity() is not None or _v1_status() is not None
+
+
+def _v1_status() -> dict[str, Any] | None:
     status = _internal_kv_get("__autoscaling_status")
     return None if not status else dict(json.loads(status))
 
 
-def _by_the_first(report: Mapping[str, Any]) -> Doing:
+def _activity_of_v1(report: Mapping[str, Any]) -> Activity:
     starting = Counter(report.get("pending_launches") or {})
-    starting.update(kind for *_, kind, _ in report.get("pending_nodes") or [])
+    starting.update(name for *_, name, _ in report.get("pending_nodes") or [])
     known = (report.get("node_availability_summary") or {}).get("node_availabilities") or {}
-    whys = {kind: each["unavailable_node_information"] for kind, each in known.items() if not each["is_available"]}
-    return Doing(
+    failed = {name: each["unavailable_node_information"] for name, each in known.items() if not each["is_available"]}
+    return Activity(
         starting=dict(starting),
-        failed={kind: _in_one_line(why["category"], why["description"]) for kind, why in whys.items() if why},
+        failed={name: _one_line(why["category"], why["description"]) for name, why in failed.items() if why},
     )
 
 
-def _of_the_second() -> Doing | None:
+def _v2_activity() -> Activity | None:
     from ray.autoscaler.v2.sdk import get_cluster_status
 
     status = get_cluster_status(ray.get_runtime_context().gcs_address)
     if not int(status.stats.autoscaler_version or 0):
         return None
-    return _by_the_second(status.pending_launches, status.pending_nodes, status.failed_launches)
+    return _activity_of_v2(status.pending_launches, status.pending_nodes, status.failed_launches)
 
 
-def _by_the_second(launches: Sequence[Any], nodes: Sequence[Any], failed: Sequence[Any]) -> Doing:
+def _activity_of_v2(launches: Sequence[Any], nodes: Sequence[Any], failed: Sequence[Any]) -> Activity:
     starting: Counter[str] = Counter()
     for launch in launches:
         starting[launch.ray_node_type_name] += launch.count
     starting.update(node.ray_node_type_name for node in nodes)
-    # All failures are kept: only the latest of each kind counts.
+    # Ray keeps all failures: only the latest of each type counts.
     latest: dict[str, Any] = {}
     for launch in sorted(failed, key=lambda each: each.failed_ts_s or 0):
         latest[launch.ray_node_type_name] = launch
-    return Doing(
+    return Activity(
         starting=dict(starting),
-        failed={kind: _reason(launch.details) for kind, launch in latest.items()},
+        failed={name: _reason(launch.details) for name, launch in latest.items()},
     )
 
 
 def _reason(details: str | None) -> str:
-    told = _in_one_line(details)
-    # This version passes on that a launch failed, but mostly not what the cloud said.
-    return told if told and not told.endswith(":") else _IN_ITS_LOG
+    reason = _one_line(details)
+    # This version reports that a launch failed, but mostly not the cloud's reason.
+    return reason if reason and not reason.endswith(":") else _SEE_LOG
 
 
-def _in_one_line(*told: str | None) -> str:
-    return " ".join(" ".join(part.split()) for part in told if part)[:300]
+def _one_line(*texts: str | None) -> str:
+    return " ".join(" ".join(text.split()) for text in texts if text)[:300]

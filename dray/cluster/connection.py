@@ -1,7 +1,6 @@
-"""The Ray cluster that an experiment runs on: joined or started on purpose, and how many slots it offers.
+"""Connects to the Ray cluster that an experiment runs on: joins one, or starts one.
 
-Starting Ray without needless processes takes internal APIs of Ray, which are used in this file alone. What an
-autoscaler may start is in ``dray.cluster.autoscaler``.
+Starting Ray without needless processes takes internal APIs of Ray, which are used in this file alone.
 """
 
 from __future__ import annotations
@@ -14,19 +13,16 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
-from dray.cluster.autoscaler import HEAD, Limits
-from dray.cluster.nodes import nodes
-
 NODE_UP_S = 30.0
 """How long to look for the node of a cluster that starts."""
-KNOCK_S = 5.0
-"""How long a cluster may take to accept a connection."""
+CONNECT_S = 5.0
+"""How long a cluster may take to accept a TCP connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +31,14 @@ class Cluster:
 
     Attributes:
         own: dray started this cluster on this machine, for this experiment alone.
-        told: which one it is, as text.
+        description: which one it is, as text.
     """
 
     own: bool
-    told: str
+    description: str
 
     def close(self) -> None:
-        """Shut down a cluster that was started here; one that was joined, and the connection to it, stay."""
+        """Shut down a cluster that was started here; a joined one, and the connection to it, stay."""
         if self.own:
             ray.shutdown()
 
@@ -50,20 +46,20 @@ class Cluster:
 def connect(address: str | None) -> Cluster:
     """Connect to Ray.
 
-    In this order: a connection that this process already has; ``address``; ``RAY_ADDRESS`` in the environment; a new
-    cluster on this machine. Never the cluster that Ray's address file happens to name, which may have died long ago.
+    In this order: this process's existing connection; ``address``; ``RAY_ADDRESS`` in the environment; a new cluster on
+    this machine. Never the cluster in Ray's address file, which may have died long ago.
 
     Raises:
         ConnectionError: there is no cluster at the address, or a new one does not start.
     """
     if ray.is_initialized():
         return Cluster(
-            own=False, told=f"the Ray cluster at {ray.get_runtime_context().gcs_address} (already connected)"
+            own=False, description=f"the Ray cluster at {ray.get_runtime_context().gcs_address} (already connected)"
         )
     address = address or os.environ.get("RAY_ADDRESS")
     if address and address != "local":
         join(address)
-        return Cluster(own=False, told=f"the Ray cluster at {address}")
+        return Cluster(own=False, description=f"the Ray cluster at {address}")
     try:
         _start()
     except Exception:
@@ -71,12 +67,12 @@ def connect(address: str | None) -> Cluster:
         try:
             _start()
         except Exception as error:
-            told = " ".join(str(error).split())
+            cause = " ".join(str(error).split())
             raise ConnectionError(
-                f"Ray did not start on this machine, tried twice: {told} Its logs are in "
+                f"Ray did not start on this machine, tried twice: {cause} Its logs are in "
                 "/tmp/ray/session_latest/logs; start Ray by yourself (ray start --head), and set RAY_ADDRESS"
             ) from error
-    return Cluster(own=True, told=f"a new Ray cluster on this machine, {_count(ray.cluster_resources())}")
+    return Cluster(own=True, description=f"a new Ray cluster on this machine, {_count(ray.cluster_resources())}")
 
 
 def _start() -> None:
@@ -97,86 +93,27 @@ def join(address: str) -> None:
         ConnectionError: there is none, or it does not accept this process's token.
     """
     # Imported here: a cluster that dray starts does not need it.
-    from dray.cluster.auth import refusal, refusal_here
+    from dray.cluster.auth import auth_error, local_auth_error
 
     refused = ""
     try:
-        # If nobody is there, Ray tries for minutes and then ends the process.
+        # If nothing listens there, Ray tries for minutes and then ends the process.
         host, colon, port = address.rpartition(":")
         if colon and port.isdigit() and "://" not in address:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
-            refused = refusal(address)
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+            refused = auth_error(address)
         if not refused:
             with _signals_left_alone():
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
-        refused = refusal_here() if address == "auto" else ""
+        refused = local_auth_error() if address == "auto" else ""
         if not refused:
-            told = " ".join(str(error).split())
+            cause = " ".join(str(error).split())
             raise ConnectionError(
-                f"no Ray cluster answers at {address}: {told}; check the address, or RAY_ADDRESS"
+                f"no Ray cluster answers at {address}: {cause}; check the address, or RAY_ADDRESS"
             ) from None
     if refused:
         raise ConnectionError(f"the Ray cluster at {address} refuses this process: {refused}")
-
-
-def slots_of(resources: Mapping[str, float], kind: str, cpus_per_slot: float) -> int:
-    """How many slots these resources of one node make."""
-    slots = int(resources.get("CPU", 0) // cpus_per_slot)
-    return min(slots, int(resources.get("GPU", 0))) if kind == "gpu" else slots
-
-
-def slot_kind(asked: str | None, limits: Limits | None) -> str | None:
-    """What a slot is, "gpu" or "cpu": as the config says, otherwise GPUs if the cluster has or can have any.
-
-    None if that is unknown: there are no GPUs, and what the autoscaler may start is unknown.
-    """
-    kinds = [] if limits is None else limits.types or ()
-    if asked or any(resources.get("GPU", 0) > 0 for resources in (*_has(), *(kind.resources for kind in kinds))):
-        return asked or "gpu"
-    return None if limits is not None and limits.types is None else "cpu"
-
-
-def slots_now(kind: str, cpus_per_slot: float) -> list[int]:
-    """How many slots each node has now."""
-    return [slots_of(resources, kind, cpus_per_slot) for resources in _has()]
-
-
-def most_slots(kind: str, cpus_per_slot: float, limits: Limits | None) -> list[int] | None:
-    """How many slots each node would have if the cluster grew as far as it can; None if unknown."""
-    now = slots_now(kind, cpus_per_slot)
-    if limits is None:
-        return now
-    if limits.types is None:
-        return None
-    slots = sorted((slots_of(resources, kind, cpus_per_slot) for resources in limits.nodes()), reverse=True)
-    most = [slots_of(resources, kind, cpus_per_slot) for resources in _has() if HEAD in resources]
-    most += slots[: limits.most]
-    # Machines may have been added by hand.
-    return max(now, most, key=sum)
-
-
-def groups_in(nodes: Sequence[int], slots: int, placement_strategy: str) -> int:
-    """How many worker groups fit at the same time.
-
-    Args:
-        nodes: how many slots each node has.
-        slots: of one group.
-        placement_strategy: Ray's name of each group's strategy.
-    """
-    match placement_strategy:
-        case "STRICT_PACK":
-            return sum(node // slots for node in nodes)
-        case "STRICT_SPREAD":
-            # A node gives each of n groups at most one slot: n groups fit if that makes n * slots.
-            most = sum(nodes) // slots
-            return max(n for n in range(most + 1) if sum(min(node, n) for node in nodes) >= n * slots)
-    return sum(nodes) // slots
-
-
-def _has() -> list[Mapping[str, float]]:
-    """The resources of each node."""
-    return [node.resources for node in nodes()]
 
 
 @contextlib.contextmanager

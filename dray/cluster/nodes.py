@@ -14,7 +14,7 @@ class RayNode(NamedTuple):
     Attributes:
         id: Ray's id; a node that comes back gets another.
         address: its network address.
-        resources: what it has, used or not; empty once it is gone.
+        resources: total, used or not; empty once it is gone.
     """
 
     id: str

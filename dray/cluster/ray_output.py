@@ -1,8 +1,8 @@
-"""Sends what Ray prints and logs in the driver's process to a file, away from the experiment's own output.
+"""Redirects what Ray prints and logs in the driver's process to a file, away from the experiment's own output.
 
-Ray tells every driver when a worker dies ("(raylet) A worker died ..."); dray tells it itself, with the trial. To a
-connection made with `log_to_driver`, as by `ray.init()`, Ray also sends what all its processes print. Ray has no public
-way to redirect either; the private interfaces used for it are in this file.
+Ray tells every driver when a worker dies ("(raylet) A worker died ..."); dray reports it itself, with the trial. A
+connection made with `log_to_driver`, as by `ray.init()`, also gets the output of all of Ray's processes. Ray has no
+public way to redirect either; the private interfaces used for it are in this file.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _PRINTS = "ray_print_logs"
 
 
 @contextlib.contextmanager
-def kept_in(path: Path) -> Iterator[None]:
-    """Append to ``path`` what Ray prints and logs in this process within the block."""
+def redirect_ray_output(path: Path) -> Iterator[None]:
+    """In the block, append to ``path`` what Ray prints and logs in this process."""
     handler = logging.FileHandler(path, encoding="utf-8", delay=True)
     handler.setFormatter(formatter := logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%SZ"))
     formatter.converter = time.gmtime
-    into = logging.Logger("ray's prints")
+    into = logging.Logger("ray's output")
     into.addHandler(handler)
 
     def note(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:

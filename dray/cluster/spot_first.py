@@ -1,7 +1,7 @@
-"""Which machines Ray's autoscaler starts: spot machines, and others while no spot machines are to be had.
+"""Makes Ray's autoscaler prefer spot machines, and start others while no spot machines are available.
 
-Ray's own choice among node types ignores failed launches: it requests machines again and again that the cloud does not
-have. Version 1 of its autoscaler lets one replace that choice, with
+Ray's own choice among node types ignores failed launches: it keeps requesting machines that the cloud does not have.
+Version 1 of its autoscaler lets one replace that choice, with
 ``RAY_AUTOSCALER_UTILIZATION_SCORER=dray.cluster.spot_first.score`` in the environment of the head's ``ray start``.
 Version 2 (``RAY_enable_autoscaler_v2``) does not.
 """

@@ -1,9 +1,9 @@
-"""A cloud's notice that it takes this machine away, told to Ray: ``python -m dray.cluster.spot_notice aws HEAD:PORT``.
+"""Drains this node when its cloud announces to reclaim it: ``python -m dray.cluster.spot_notice aws HEAD:PORT``.
 
-AWS announces the end of a spot machine two minutes before, in the machine's metadata. So does Google Cloud for machines
-made with ``preemptionNoticeDuration``, otherwise half a minute before. Ray's launcher does not look there, so to its
-clusters such an end is a sudden death. The cluster files that dray ships start this program on each worker: it looks
-every few seconds, and has Ray drain the node once there is a notice. Trials then save and go on elsewhere, and not a
+AWS announces the end of a spot machine two minutes ahead, in the machine's metadata. So does Google Cloud for machines
+made with ``preemptionNoticeDuration``, otherwise half a minute ahead. Ray's launcher ignores these notices, so nodes of
+its clusters die suddenly. The cluster files that dray ships start this program on each worker: it polls the metadata
+every few seconds, and has Ray drain the node once there is a notice. Trials then save and continue elsewhere, and no
 batch is lost.
 
 Sources: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html and
@@ -29,33 +29,33 @@ EVERY_S = 5.0
 """What AWS recommends."""
 ANSWER_S = 2.0
 GCP_S = 25
-"""What is left of Google's half minute after asking and telling. The notice does not say whether there is more."""
+"""What is left of Google's half minute after polling and draining. The notice does not say whether there is more."""
 _TOKEN = "X-aws-ec2-metadata-token"
 
 
 def aws() -> int | None:
-    """Of `CLOUDS`. The service's address may be in ``AWS_EC2_METADATA_SERVICE_ENDPOINT``, as for AWS's own tools."""
+    """See `CLOUDS`. The service's address may be in ``AWS_EC2_METADATA_SERVICE_ENDPOINT``, as for AWS's own tools."""
     root = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254")
     root = root.rstrip("/") + "/latest"
     ask = urllib.request.Request(f"{root}/api/token", method="PUT")
     ask.add_header(f"{_TOKEN}-ttl-seconds", "60")
     token = _answer(ask)
     try:
-        told = _answer(urllib.request.Request(f"{root}/meta-data/spot/instance-action", headers={_TOKEN: token}))
+        notice = _answer(urllib.request.Request(f"{root}/meta-data/spot/instance-action", headers={_TOKEN: token}))
     except urllib.error.HTTPError as error:
         if error.code == 404:  # there is no notice
             return None
         raise
-    end = datetime.datetime.fromisoformat(json.loads(told)["time"].replace("Z", "+00:00"))
+    end = datetime.datetime.fromisoformat(json.loads(notice)["time"].replace("Z", "+00:00"))
     return max(0, round(end.timestamp() - time.time()))
 
 
 def gcp() -> int | None:
-    """Of `CLOUDS`. The service's address may be in ``GCE_METADATA_HOST``, as for Google's own tools."""
+    """See `CLOUDS`. The service's address may be in ``GCE_METADATA_HOST``, as for Google's own tools."""
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     url = f"http://{host}/computeMetadata/v1/instance/preempted"
-    told = _answer(urllib.request.Request(url, headers={"Metadata-Flavor": "Google"}))
-    return GCP_S if told.strip() == "TRUE" else None
+    preempted = _answer(urllib.request.Request(url, headers={"Metadata-Flavor": "Google"}))
+    return GCP_S if preempted.strip() == "TRUE" else None
 
 
 CLOUDS = {"aws": aws, "gcp": gcp}
@@ -63,14 +63,14 @@ CLOUDS = {"aws": aws, "gcp": gcp}
 
 
 def drain(head: str, left_s: int) -> bool:
-    """Have Ray drain this node, which is gone after ``left_s`` seconds; False if Ray did not accept that."""
+    """Have Ray drain this node, which will be gone after ``left_s`` seconds; False if Ray refused."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", head]
     why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the cloud takes this machine away"]
     return subprocess.run([*command, *why, "--deadline-remaining-seconds", str(left_s)]).returncode == 0
 
 
 def main() -> None:
-    """Ask until there is a notice, and tell Ray."""
+    """Poll until there is a notice, and drain the node."""
     parser = argparse.ArgumentParser(prog="python -m dray.cluster.spot_notice", description=__doc__.partition("\n")[0])
     parser.add_argument("cloud", choices=CLOUDS)
     parser.add_argument("head", help="its host and port, as for `ray start --address`")
@@ -79,7 +79,7 @@ def main() -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return  # another one, of an earlier `ray up`, asks already
+            return  # one from an earlier `ray up` is polling already
         while True:
             try:
                 left_s = CLOUDS[given.cloud]()
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def _answer(request: urllib.request.Request) -> str:
-    # No proxy that the environment names has this machine's metadata.
+    # No proxy in the environment has this machine's metadata.
     directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with directly.open(request, timeout=ANSWER_S) as answer:
         return str(answer.read().decode())

@@ -1,4 +1,4 @@
-"""What a Ray cluster has, for ``dray cluster status``."""
+"""The resources of a Ray cluster, for ``dray cluster status``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ def status(address: str | None) -> dict[str, Any]:
     """The nodes of a cluster, and how much of them is free.
 
     Args:
-        address: of the cluster; by default that of ``RAY_ADDRESS``, as for an experiment.
+        address: of the cluster; by default ``RAY_ADDRESS``, as for an experiment.
 
     Returns:
-        ``address``: None if no cluster is named; an experiment then starts one of its own on this machine. ``nodes``:
-        ``address``, ``is_alive``, ``cpus``, ``gpus`` and ``memory`` (bytes) of each. ``cpus``, ``gpus``: of all that
-        are alive. ``cpus_free``, ``gpus_free``: those of them that nobody uses.
+        ``address``: None if no cluster is named; an experiment then starts one on this machine. ``nodes``:
+        ``address``, ``is_alive``, ``cpus``, ``gpus`` and ``memory`` (bytes) of each. ``cpus``, ``gpus``: of all alive
+        nodes together. ``cpus_free``, ``gpus_free``: the unused ones of these.
 
     Raises:
         ConnectionError: there is no cluster at the address.

@@ -1,4 +1,4 @@
-"""Watches the cluster that a run is on: for a head that does not answer, and nodes that are about to be taken away."""
+"""Watches a run's cluster for a head that does not answer, and for nodes that will be removed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Watch:
 
     Args:
         address: of the cluster's head, `host:port`.
-        draining: called with the ids of the nodes that are being drained, every second while there are any; None if
-            this cluster's nodes are never taken away.
+        draining: called with the ids of draining nodes, every second while there are any; None if this cluster's nodes
+            are never removed.
         silent: called when the head does not answer.
     """
 
@@ -47,7 +47,7 @@ class Watch:
     def _run(self) -> None:
         silent, failed = 0, False
         while not self._closed.wait(EVERY_S):
-            # This comes first: a call to Ray does not return while its head is gone.
+            # First, as a call to Ray does not return while its head is gone.
             if not self.answers():
                 silent += 1
                 if silent == SILENT_FOR:
@@ -75,9 +75,9 @@ class Watch:
 
 
 def draining_nodes() -> set[str]:
-    """Ids of the nodes that are about to be taken away, such as spot instances shortly before their end.
+    """Ids of nodes that will be removed, such as spot instances shortly before their end.
 
-    `ray.train.get_preemption_info()` tells the ranks the same, but it is a barrier that all ranks must call equally
-    often, so a thread beside the training can't use it. Ray has no other public way to ask.
+    `ray.train.get_preemption_info()` has the same, but it is a barrier that all ranks must call equally often, so a
+    thread beside the training can't use it. Ray has no other public way.
     """
     return set(ray._private.state.state.get_draining_nodes())

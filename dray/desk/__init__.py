@@ -1,1 +1,1 @@
-"""The desk: the actor where worker groups get their trials and leave their reports."""
+"""The desk: the actor that lends trials to worker groups, and carries their reports to the driver and back."""

@@ -1,21 +1,20 @@
-"""How coroutines of the desk wait for one another."""
+"""How coroutines of the desk wait for a change."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
 
 
-class Signal:
-    """Each `fire` wakes all coroutines that are waiting."""
-
-    __slots__ = ("_event",)
+class Wakeups:
+    """`wake` wakes all coroutines that wait for a change of the same thing."""
 
     def __init__(self) -> None:
-        self._event = asyncio.Event()
+        self._events: dict[Hashable, asyncio.Event] = {}
 
-    def fire(self) -> None:
-        event, self._event = self._event, asyncio.Event()
-        event.set()
+    def wake(self, thing: Hashable) -> None:
+        if (event := self._events.pop(thing, None)) is not None:
+            event.set()
 
-    async def wait(self) -> None:
-        await self._event.wait()
+    async def wait(self, thing: Hashable) -> None:
+        await self._events.setdefault(thing, asyncio.Event()).wait()

@@ -1,4 +1,4 @@
-"""Resolves a config's checkpoint locations: where its own go, and the one that all its trials begin with
+"""Resolves a config's checkpoint locations: where its checkpoints go, and the one that all its trials start from
 (``source_trial_id`` or ``source_checkpoint_uuid``)."""
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dray.storage import Location, opened, store_at
 
 
 def with_storage(config: ExperimentConfig, where: str | os.PathLike[str] | None) -> ExperimentConfig:
-    """The config with another place for its checkpoints; how many it keeps does not change.
+    """The config with another location for its checkpoints; how many it keeps does not change.
 
     Args:
-        where: the place; None: that of the config, or if it has none, of the environment's ``DRAY_STORAGE``, which can
-            be set for a whole cluster.
+        where: the location. None: the config's, or if it has none, ``DRAY_STORAGE`` from the environment, which can be
+            set for a whole cluster.
 
     Raises:
-        ConfigError: the place is invalid.
+        ConfigError: the location is invalid.
     """
     field = "storage_path"
     if where is None and config.checkpoint_storage.location is None:
@@ -36,8 +36,8 @@ def with_storage(config: ExperimentConfig, where: str | os.PathLike[str] | None)
 def with_source(config: ExperimentConfig) -> ExperimentConfig:
     """The config with the full path of the source checkpoint as ``source_checkpoint_uuid``, however it was named.
 
-    It is looked up once, when the experiment is created, so that all trials begin with the same checkpoint even if the
-    source trial goes on.
+    It is resolved once, when the experiment is created, so that all trials start from the same checkpoint even if the
+    source trial continues.
 
     Raises:
         ConfigError: there is no such trial, it has no checkpoint, or the checkpoint is damaged.
@@ -49,8 +49,9 @@ def with_source(config: ExperimentConfig) -> ExperimentConfig:
             with tempfile.TemporaryDirectory(prefix="dray-source-") as scratch:
                 latest = store_at(_place(trial, config), Path(scratch)).latest()
             if latest is None:
-                told = f"no checkpoint in {trial}; give the directory of a trial that has one, such as RESULTS/trial_7"
-                raise ValueError(told)
+                raise ValueError(
+                    f"no checkpoint in {trial}; give the directory of a trial that has one, such as RESULTS/trial_7"
+                )
             found = Location.of(latest)
         elif checkpoint is not None:
             found = _checkpoint(checkpoint, config)
@@ -67,21 +68,20 @@ def with_source(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def _checkpoint(named: str, config: ExperimentConfig) -> Location:
-    """The checkpoint by path or URI, or by name alone, such as Determined's UUIDs, also in ``checkpoint_storage``."""
+    """The checkpoint by path or URI; a bare name, such as a Determined UUID, may also be in ``checkpoint_storage``."""
     place, own = _place(named, config), config.checkpoint_storage.location
     if "/" in named or not place.is_local or place.path.exists():
         return place
     if own is None:
-        told = (
+        raise FileNotFoundError(
             f"no directory {named!r} here, and no checkpoint_storage to look it up in; give the checkpoint's path or "
             "URI"
         )
-        raise FileNotFoundError(told)
     return own.child(named)
 
 
 def _place(where: str, config: ExperimentConfig) -> Location:
-    """The place, with the config's credentials if it is in the store that these are for."""
+    """The location, with the config's credentials if it is in the config's own store."""
     place, own = Location.of(where), config.checkpoint_storage.location
     if place.secrets:
         raise ValueError("must not contain credentials, as it is stored; set them in the environment")

@@ -228,7 +228,7 @@ class Experiment:
                 smaller_is_better=config.searcher.smaller_is_better,
                 unit=config.searcher.unit,
             )
-            interrupts.last_words = display.last_words
+            interrupts.final_message = display.last_words
             observers.begin(records, search.trials, display.say)
             if search.done is not None:
                 display.ended()
@@ -329,14 +329,14 @@ class Experiment:
             from dray.cluster import ray_output
             from dray.cluster.connection import connect
 
-            quiet.enter_context(ray_output.kept_in(directory.path / ray_output.FILE))
+            quiet.enter_context(ray_output.redirect_ray_output(directory.path / ray_output.FILE))
             with ThreadPoolExecutor(1) as pool:
                 # Ray's start is mostly waiting for its processes: meanwhile Train and Tune are imported.
                 modules = pool.submit(importlib.import_module, "dray.experiment.run")
                 cluster = connect(self._address)
                 quiet.callback(cluster.close)
                 run = modules.result()
-            display.say(f"on {cluster.told}")
+            display.say(f"on {cluster.description}")
             display.begin(search, records)
             entrypoint = config.entrypoint
             self.last_run = run.Run(

@@ -12,25 +12,25 @@ from types import FrameType, TracebackType
 from typing import Any, ClassVar
 
 TOGETHER_S = 1.0
-"""Signals that come within this time are one request: `timeout` sends its signal to its child and to the child's group,
-and a shell and the kernel both tell of a closed terminal."""
+"""Signals within this time are one request: `timeout` signals its child and the child's group, and both the shell and
+the kernel announce a closed terminal."""
 STDERR = 2
 
 
 class Interrupts:
     """In a ``with`` block, the first signal raises ``KeyboardInterrupt`` with the signal's name, or, within `held`, is
-    only noted. A second one, later, does what it would have done without the block: usually it ends the process.
+    only noted. A later second one does what it would do without the block: usually it ends the process.
 
-    A SIGHUP that the process ignores, as under ``nohup``, stays ignored. In a thread other than the main one the block
-    has no effect.
+    A SIGHUP that the process ignores, as under ``nohup``, stays ignored. The block only has an effect in the main
+    thread.
     """
 
     begun: ClassVar[bool] = False
-    """Whether a run was begun in this process."""
+    """Whether a run has begun in this process."""
 
     def __init__(self) -> None:
-        self.last_words = ""
-        """Printed when the second signal comes."""
+        self.final_message = ""
+        """Printed on the second signal."""
         self._first: signal.Signals | None = None
         self._at = 0.0
         self._held = False
@@ -38,11 +38,11 @@ class Interrupts:
 
     @property
     def wanted(self) -> bool:
-        """Whether a signal has asked for the end."""
+        """Whether a signal has arrived."""
         return self._first is not None
 
     def check(self) -> None:
-        """Raise the ``KeyboardInterrupt`` of a signal that has come."""
+        """Raise ``KeyboardInterrupt`` if a signal has arrived."""
         if self._first is not None:
             raise KeyboardInterrupt(self._first.name)
 
@@ -51,7 +51,7 @@ class Interrupts:
         """In the block, the first signal is noted and raises nothing."""
         self._held = True
         try:
-            self.check()  # Python can't raise from a signal's handler everywhere: it may have come before
+            self.check()  # Python can't raise from a signal handler everywhere: it may have arrived before
             yield
         finally:
             self._held = False
@@ -74,13 +74,13 @@ class Interrupts:
         elif now - self._at > TOGETHER_S:
             with contextlib.suppress(OSError):
                 # Not print(), which this signal may have interrupted.
-                os.write(STDERR, self.last_words.encode())
+                os.write(STDERR, self.final_message.encode())
             restore_handlers(self._before)
             signal.raise_signal(number)
 
 
 def set_handlers(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Have the signals handled by this function; returns their handlers before. Only in the main thread."""
+    """Install a handler for the signals; returns the previous handlers. Only in the main thread."""
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
@@ -90,10 +90,10 @@ def set_handlers(handler: Callable[[int, FrameType | None], None]) -> dict[int, 
 def restore_handlers(before: Mapping[int, Any]) -> None:
     """Undo `set_handlers`."""
     for number, handler in before.items():
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set by Python
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set from Python
 
 
 def signal_of(error: KeyboardInterrupt) -> signal.Signals:
-    """The signal that the exception came from; SIGINT if it does not say."""
+    """The signal that raised the exception; SIGINT if unknown."""
     name = str(error.args[0]) if error.args else ""
     return signal.Signals[name] if name in signal.Signals.__members__ else signal.SIGINT

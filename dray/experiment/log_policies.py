@@ -1,4 +1,4 @@
-"""Determined's log policies: whether a trial's output forbids that it is started again."""
+"""Determined's log policies: whether a trial's output forbids a restart."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dray.storage import Location, StorageError
 from dray.storage.logs import bring_logs
 
 LONGEST = 10_000
-"""Only this many characters of a line are searched: an expression can take quadratic time."""
+"""Only this many characters of a line are searched: a regular expression can take quadratic time."""
 
 
 def forbidden(policies: Sequence[LogPolicy], lines: Iterable[str]) -> str:
-    """The first line that a policy matches, with the policy, for people; "" if there is none.
+    """The first line that a policy matches, with the policy, as text; "" if there is none.
 
     >>> forbidden([LogPolicy(pattern=".*out of memory", action="cancel_retries")], ["step 1", "CUDA out of memory"])
     "log_policies: cancel_retries, as its log has '.*out of memory': CUDA out of memory"
@@ -34,11 +34,11 @@ def forbidden(policies: Sequence[LogPolicy], lines: Iterable[str]) -> str:
 
 
 def printed(error: str, logs: Path, store: Location) -> Iterator[str]:
-    """The lines of a trial's error, and of its output as far as this machine can read it.
+    """The lines of a trial's error, and of its output as far as readable from here.
 
     Args:
-        error: as the worker reported it.
-        logs: the directory of its logs on this machine.
+        error: as reported by the worker.
+        logs: directory of its logs on this machine.
         store: the trial's directory in the checkpoint storage.
     """
     yield from error.splitlines()

@@ -1,4 +1,4 @@
-"""Finds nodes on which an experiment can't run, before it trains, or by the first worker there."""
+"""Finds nodes on which an experiment can't run: before it trains, or when the first worker there reports it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dray.records.directory import ExperimentDirectory
 NAMED_NODES = 3
 
 
-def checked_nodes(directory: ExperimentDirectory, run: str, *, gpu: bool) -> Needs:
+def check_nodes(directory: ExperimentDirectory, run: str, *, gpu: bool) -> Needs:
     """What each node needs. If checkpoints are in a directory, all nodes are checked first.
 
     Args:
@@ -27,12 +27,12 @@ def checked_nodes(directory: ExperimentDirectory, run: str, *, gpu: bool) -> Nee
     if sign is not None:
         put_up_sign(directory.path, sign)
         found = nodes_without(path, sign, "GPU" if gpu else "CPU")
-        # A trouble of several nodes is reported once; nodes in their own order, not in that of their answers.
+        # The same trouble of several nodes is reported once; nodes are sorted, whichever answered first.
         having: dict[Trouble, list[str]] = {}
         for name in sorted(found):
             having.setdefault(found[name], []).append(name)
         faults = [
-            ("checkpoint_storage", f"node {names[0]} {trouble.told}{_as_well(names[1:])}; {REMEDIES[trouble.kind]}")
+            ("checkpoint_storage", f"node {names[0]} {trouble.told}{_also(names[1:])}; {REMEDIES[trouble.kind]}")
             for trouble, names in having.items()
         ]
         if faults:
@@ -41,16 +41,16 @@ def checked_nodes(directory: ExperimentDirectory, run: str, *, gpu: bool) -> Nee
     return Needs(versions=versions(), directory=path, sign=sign, store=store)
 
 
-def _as_well(names: list[str]) -> str:
+def _also(names: list[str]) -> str:
     if not names:
         return ""
     further = len(names) - NAMED_NODES
-    told = ", ".join(names[:NAMED_NODES]) + (f" and {further} more" if further > 0 else "")
-    return f" (also {told})"
+    more = f" and {further} more" if further > 0 else ""
+    return f" (also {', '.join(names[:NAMED_NODES])}{more})"
 
 
-def told_by_worker(cause: Exception | None, experiment: Path) -> Exception:
-    """The user's error: why a worker can't run any trial, and how to resume the experiment when that is fixed."""
+def error_of_unfit_worker(cause: Exception, experiment: Path) -> Exception:
+    """The error for the user: why a worker can't run any trial, and how to resume once that is fixed."""
     resume = f"then resume with: dray experiment resume {experiment}"
     match cause:
         case ConfigError():

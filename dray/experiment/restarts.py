@@ -1,18 +1,21 @@
-"""Decides whether a trial that has failed is started again, and records that."""
+"""Decides whether a failed trial restarts, and records that."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from dray.config.load import ExperimentConfig
 from dray.desk.failure import Failure
+from dray.desk.messages import TrialLeft
 from dray.display.display import Display
 from dray.experiment.log_policies import forbidden, printed
 from dray.records.directory import ExperimentDirectory
 from dray.worker.log.tail import with_last_words
+from searchers.events import Reason
 from searchers.journal import Journal
 
 
@@ -23,9 +26,10 @@ class Restarts:
         records: the journal so far.
         config, directory, journal, display: of the experiment.
         has_logs: whether ``directory`` has the newest logs of trials, wherever they ran.
+        revived: trials that had ended and were extended, and how they had ended: they keep that if they fail.
 
     Attributes:
-        counted: how often each trial was started again, also in earlier runs of the experiment.
+        counted: how often each trial was restarted, also in earlier runs of the experiment.
     """
 
     def __init__(
@@ -37,46 +41,55 @@ class Restarts:
         journal: Journal,
         display: Display,
         has_logs: bool,
+        revived: Mapping[int, Reason] = MappingProxyType({}),
     ) -> None:
         self._config, self._directory, self._journal, self._display = config, directory, journal, display
-        self._has_logs = has_logs
+        self._has_logs, self._revived = has_logs, revived
         self._failures = recorded(records)
         self.counted = Counter({trial: len(failures) for trial, failures in self._failures.items()})
 
-    def failed(self, trial: int, error: str, failure: Failure, dead: Sequence[int], kept: str = "") -> bool:
-        """Record a failure of a trial, whose ranks ``dead`` have died. Returns whether it is to be started again.
-
-        ``kept``: if the trial had ended and was extended, how it had ended: it keeps that, however the extension ends.
-        """
+    def end_of(self, left: TrialLeft) -> Reason | None:
+        """Record how a trial failed ("errored", "diverged" or "invalid_hp"). Returns how it ends; None: it restarts."""
+        trial, error = left.trial, left.error
+        kept = self._revived.get(trial)
+        if left.outcome == "diverged":
+            self._display.say(f"trial {trial} is stopped (stop_on_nan): {error}")
+            return "diverged"
+        if left.outcome == "invalid_hp":
+            if kept is not None:
+                self._give_up(trial, error, "it raised InvalidHP", Failure(kind="error", where="InvalidHP"))
+            return kept or "invalid_hp"
+        failure = left.failure
+        assert failure is not None, "an error is of some kind, unless it ends the search"
         failures = self._failures.setdefault(trial, [])
         failures.append(failure)
         why = why_given_up(failures, self._config.max_restarts) or self._forbidden(trial, error)
-        if failure.kind == "died" or dead:  # it could not report why itself
-            error = self._with_last_words(error, trial, dead)
+        if failure.kind == "died" or left.dead:  # it could not report why itself
+            error = self._with_log_tail(error, trial, left.dead)
         if why:
-            self.gave_up(trial, error, why, failure, kept)
-            return False
+            self._give_up(trial, error, why, failure)
+            return kept or "errored"
         self._display.failure(trial, error)
-        self._journal.append({"event": "restarted", **_told(trial, error, failure)})
+        self._journal.append({"event": "restarted", **_fields(trial, error, failure)})
         self.counted[trial] += 1
-        return True
+        return None
 
-    def gave_up(self, trial: int, error: str, why: str, failure: Failure, kept: str = "") -> None:
-        """Record that a trial is not started again; ``kept`` as in `failed`."""
+    def _give_up(self, trial: int, error: str, why: str, failure: Failure) -> None:
+        kept = self._revived.get(trial, "")
         self._display.failure(trial, error, why, kept)
-        told = {"event": "gave_up", "why": why, **_told(trial, error, failure)}
-        self._journal.append({**told, "kept": kept} if kept else told)
+        record = {"event": "gave_up", "why": why, **_fields(trial, error, failure)}
+        self._journal.append({**record, "kept": kept} if kept else record)
 
     def _forbidden(self, trial: int, error: str) -> str:
-        """Why the log policies forbid to start the trial again; "" if they don't."""
+        """Why the log policies forbid a restart; "" if they don't."""
         policies, directory = self._config.log_policies, self._directory
         if not policies:
             return ""
         store = directory.storage.child(f"trial_{trial}")
         return forbidden(policies, printed(error, directory.trial(trial) / "logs", store))
 
-    def _with_last_words(self, error: str, trial: int, dead: Sequence[int]) -> str:
-        """An error about dead processes, with the last lines that the first of them printed."""
+    def _with_log_tail(self, error: str, trial: int, dead: Sequence[int]) -> str:
+        """An error about dead processes, with the end of the first one's log."""
         logs = self._directory.trial(trial) / "logs"
         if self._has_logs and dead and (log := logs / f"rank_{dead[0]}.log").exists():
             return with_last_words(error, log)
@@ -84,11 +97,11 @@ class Restarts:
 
 
 def why_given_up(failures: Sequence[Failure], max_restarts: int) -> str:
-    """Why the trial is not started again after the last of its failures; "" if it is.
+    """Why the trial does not restart after the last of its failures; "" if it does.
 
     Args:
         failures: all failures of the trial, in order; at least one.
-        max_restarts: how often a trial may be started again.
+        max_restarts: how often a trial may restart.
     """
     last, before = failures[-1], failures[-2] if len(failures) > 1 else None
     if len(failures) > max_restarts:
@@ -102,7 +115,7 @@ def why_given_up(failures: Sequence[Failure], max_restarts: int) -> str:
     return ""
 
 
-def _told(trial: int, error: str, failure: Failure) -> dict[str, Any]:
+def _fields(trial: int, error: str, failure: Failure) -> dict[str, Any]:
     return {"trial": trial, "error": error, **record(failure), "time": time.time()}
 
 
@@ -112,7 +125,7 @@ def record(failure: Failure) -> dict[str, Any]:
 
 
 def recorded(records: Iterable[Mapping[str, Any]]) -> dict[int, list[Failure]]:
-    """The journal's failures of each trial that was started again."""
+    """The journal's failures of each trial that was restarted."""
     found: dict[int, list[Failure]] = {}
     for each in records:
         if each.get("event") == "restarted":

@@ -1,13 +1,14 @@
 """Which checkpoints an experiment keeps, and the removal of the others while it runs.
 
-A checkpoint is kept if it is among the best of the experiment, or among the best or the latest of its trial, with the
-numbers that the config gives (Determined's `save_experiment_best`, `save_trial_best` and `save_trial_latest`), or if
-its trial may still go on from it.
+A checkpoint is kept if it is among the best of the experiment, or the best or latest of its trial, as many as
+configured (Determined's `save_experiment_best`, `save_trial_best` and `save_trial_latest`), or if its trial may still
+resume from it.
 """
 
 from __future__ import annotations
 
 import heapq
+import json
 import logging
 import math
 import queue
@@ -20,6 +21,8 @@ from typing import Any
 from dray.config.load import CheckpointStorage
 from dray.storage import CheckpointStore
 from dray.storage.outage import Outage
+from dray.worker.host import REPORT
+from searchers.search import TrialView
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +38,7 @@ class Saved:
     Args:
         trial, batches: its trial, and after how many batches it was saved.
         checkpoint: its id.
-        value: the searcher's metric there; None if the trial was not validated at that batch.
+        value: the searcher's metric at that batch; None if the trial was not validated at that batch.
     """
 
     trial: int
@@ -64,17 +67,17 @@ class Policy:
         )
 
     def keeps_of(self, saved: Collection[Saved], needs: int) -> set[Saved]:
-        """The checkpoints of one trial that are kept as its best and latest.
+        """The checkpoints of one trial to keep, as its best and latest.
 
         Args:
-            saved: all of the trial, in any order. Of equal metrics, that of the earlier batch is better.
+            saved: all of the trial, in any order. Of equal metrics, the earlier batch is better.
             needs: how many of its latest checkpoints the trial needs.
         """
         latest = heapq.nlargest(max(self.trial_latest, needs), saved, key=lambda each: each.batches)
         return {*self._best(saved, self.trial_best), *latest}
 
     def best(self, saved: Iterable[Saved]) -> set[Saved]:
-        """The checkpoints that are kept as the experiment's best; of equal metrics, the earlier trial's is better."""
+        """The checkpoints to keep as the experiment's best; of equal metrics, the earlier trial's is better."""
         return set(self._best(saved, self.experiment_best))
 
     def _best(self, saved: Iterable[Saved], count: int) -> list[Saved]:
@@ -90,17 +93,17 @@ class Policy:
 
 
 class Retention:
-    """The checkpoints of a running experiment, as the trials report them; a thread removes those that are not kept.
+    """The checkpoints of a running experiment, as trials report them; a thread removes those that are not kept.
 
-    Before that, the thread makes sure that those that are kept are on the disk: trials do not wait for that.
+    First the thread makes sure that the kept ones are on the disk: trials do not wait for that.
 
     Args:
-        policy: which are kept.
+        policy: which to keep.
         store_of: returns a trial's checkpoints.
         needs: returns the `needs` of `Policy.keeps_of` for a trial; called in the thread.
-        note: writes a record to the journal; called in the thread. It need not wait for the disk: `start` finds
-            what a kill has lost by looking at the store.
-        say: tells the user; called in the thread.
+        note: writes a record to the journal; called in the thread. It need not wait for the disk: `start` recovers
+            what a kill has lost from the store.
+        say: prints a line for the user; called in the thread.
     """
 
     def __init__(
@@ -113,7 +116,7 @@ class Retention:
         say: Callable[[str], None],
     ) -> None:
         self._policy, self._store_of, self._needs, self._note, self._say = policy, store_of, needs, note, say
-        self._there: dict[int, dict[int, Saved]] = {}
+        self._saved: dict[int, dict[int, Saved]] = {}
         self._best: set[Saved] = set()
         self._on_disk: set[Saved] = set()
         self._changed: set[int] = set()
@@ -132,12 +135,12 @@ class Retention:
         trials: Iterable[int],
         value_of: Callable[[CheckpointStore, int], float | None],
     ) -> None:
-        """Begin with the checkpoints that earlier runs have left, from the journal and the store.
+        """Start with the checkpoints of earlier runs, from the journal and the store.
 
         Args:
             records: the journal.
             trials: those that may have checkpoints.
-            value_of: returns the metric of a checkpoint that the journal lacks, by its store and batches.
+            value_of: returns the metric of a checkpoint missing in the journal, by its store and batches.
         """
         records, trials = list(records), list(trials)
         self._work.put(lambda: self._recover(records, trials, value_of))
@@ -148,7 +151,7 @@ class Retention:
         self._work.put(lambda: self._add(trial, batches, checkpoint, value))
 
     def damaged(self, trial: int, checkpoint: str, why: str) -> None:
-        """A checkpoint is damaged: it no longer counts, and is left where it is. Reported once."""
+        """A checkpoint is damaged: it no longer counts, but is not deleted. Reported once."""
         self._work.put(lambda: self._forget(trial, checkpoint, why))
 
     def look(self, trials: Iterable[int]) -> None:
@@ -165,19 +168,19 @@ class Retention:
 
     # ------------------------------------------------------------------ in the thread
     def _run(self) -> None:
-        goes_on = True
-        todo: list[Callable[[], None]] = []  # what has failed, to be tried again, and what is new
-        while goes_on:
+        is_open = True
+        todo: list[Callable[[], None]] = []  # failed steps, to be retried, and new ones
+        while is_open:
             new = [self._work.get()]
             while not self._work.empty():
                 new.append(self._work.get())
-            goes_on = None not in new
+            is_open = None not in new
             todo = [step for step in [*todo, *new] if step is not None]
             errors: list[Exception] = []
             todo = [step for step in todo if not _works(step, errors)]
-            if _works(self._remove_the_rest, errors) and not todo:
+            if _works(self._remove_others, errors) and not todo:
                 self._outage.ended()
-            elif goes_on:
+            elif is_open:
                 self._outage.began(errors[0])
             else:
                 log.warning("can't delete all old checkpoints: %s; %s", errors[0], _LATER)
@@ -189,12 +192,12 @@ class Retention:
         value_of: Callable[[CheckpointStore, int], float | None],
     ) -> None:
         for each in saved_in(records):
-            self._there.setdefault(each.trial, {})[each.batches] = each
-        self._changed.update(self._there)
+            self._saved.setdefault(each.trial, {})[each.batches] = each
+        self._changed.update(self._saved)
         self._damaged.update(str(record["checkpoint"]) for record in records if record.get("event") == "damaged")
         for trial in trials:
             store = self._store_of(trial)
-            found, mine = dict(store.listed()), self._there.setdefault(trial, {})
+            found, mine = dict(store.listed()), self._saved.setdefault(trial, {})
             for batches in mine.keys() - found.keys():
                 del mine[batches]
             for batches, checkpoint in found.items():
@@ -211,13 +214,13 @@ class Retention:
         self._damaged.discard(saved.checkpoint)  # written anew
         self._on_disk.discard(saved)
         self._changed.add(saved.trial)
-        mine = self._there.setdefault(saved.trial, {})
+        mine = self._saved.setdefault(saved.trial, {})
         if mine.get(saved.batches) != saved:
             mine[saved.batches] = saved
             self._record("saved", saved, value=saved.value)
 
     def _forget(self, trial: int, checkpoint: str, why: str) -> None:
-        mine = self._there.get(trial, {})
+        mine = self._saved.get(trial, {})
         for batches in [batches for batches, each in mine.items() if each.checkpoint == checkpoint]:
             del mine[batches]
         if checkpoint not in self._damaged:
@@ -227,11 +230,11 @@ class Retention:
             )
             self._say(f"trial {trial} skipped a checkpoint: {why}")
 
-    def _remove_the_rest(self) -> None:
+    def _remove_others(self) -> None:
         while not self._are_on_disk(kept := self._kept()):
             pass  # one of them is gone, so another one is kept instead
         for trial in sorted(self._changed):
-            mine = self._there.get(trial, {})
+            mine = self._saved.get(trial, {})
             for each in [each for each in mine.values() if each not in kept]:
                 self._store_of(trial).delete(each.batches)
                 del mine[each.batches]
@@ -240,11 +243,11 @@ class Retention:
             self._changed.discard(trial)
 
     def _kept(self) -> set[Saved]:
-        """The experiment's best, and those that are kept of trials that have changed."""
-        best = self._policy.best(each for mine in self._there.values() for each in mine.values())
+        """The experiment's best, and the checkpoints to keep of trials that have changed."""
+        best = self._policy.best(each for mine in self._saved.values() for each in mine.values())
         self._changed |= {each.trial for each in self._best - best}
         self._best = best
-        mine = {trial: self._there.get(trial, {}).values() for trial in self._changed}
+        mine = {trial: self._saved.get(trial, {}).values() for trial in self._changed}
         return best.union(*(self._policy.keeps_of(saved, self._needs(trial)) for trial, saved in mine.items()))
 
     def _are_on_disk(self, kept: set[Saved]) -> bool:
@@ -252,19 +255,33 @@ class Retention:
 
         False if one of them is gone.
         """
-        there = True
+        all_exist = True
         for each in kept - self._on_disk:
             try:
                 self._store_of(each.trial).force_to_disk(each.batches)
                 self._on_disk.add(each)
             except FileNotFoundError:
-                del self._there[each.trial][each.batches]
-                there = False
-        return there
+                del self._saved[each.trial][each.batches]
+                all_exist = False
+        return all_exist
 
     def _record(self, event: str, saved: Saved, **more: object) -> None:
         record = {"event": event, "trial": saved.trial, "batches": saved.batches, "checkpoint": saved.checkpoint}
         self._note({**record, **more, "time": time.time()})
+
+
+def checkpoints_needed(trial: TrialView) -> int:
+    """How many of its latest checkpoints a trial needs: one to resume from, and one more while it may write others."""
+    return 0 if trial.ended else 2 if trial.state == "RUNNING" else 1
+
+
+def metric_at(store: CheckpointStore, batches: int) -> float | None:
+    """The searcher's metric that a checkpoint carries; None if it carries none."""
+    try:
+        value = json.loads(store.read(batches, REPORT)).get("metric")
+    except (FileNotFoundError, ValueError):  # from another tool, or damaged
+        return None
+    return value if isinstance(value, int | float) else None
 
 
 def _works(step: Callable[[], None], errors: list[Exception]) -> bool:
@@ -279,12 +296,12 @@ def _works(step: Callable[[], None], errors: list[Exception]) -> bool:
 
 def saved_in(records: Iterable[Mapping[str, Any]]) -> list[Saved]:
     """The existing checkpoints according to a journal's records."""
-    there: dict[tuple[int, str], Saved] = {}
+    saved: dict[tuple[int, str], Saved] = {}
     for record in records:
         match record.get("event"):
             case "saved":
                 each = Saved(**{name: record[name] for name in ("trial", "batches", "checkpoint", "value")})
-                there[each.trial, each.checkpoint] = each
+                saved[each.trial, each.checkpoint] = each
             case "deleted" | "damaged":
-                there.pop((record["trial"], record["checkpoint"]), None)
-    return list(there.values())
+                saved.pop((record["trial"], record["checkpoint"]), None)
+    return list(saved.values())

@@ -1,4 +1,4 @@
-"""Stops a running experiment from another process, as Ctrl-C in its own terminal does."""
+"""Stops a running experiment from another process, like Ctrl-C in its terminal."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def stop(it: Found, say: Callable[[str], None]) -> None:
 
     Args:
         it: the experiment.
-        say: tells the user what is waited for.
+        say: prints a line for the user.
 
     Raises:
-        NotRunning: no process of this machine and this user runs it.
+        NotRunning: it is not running, or not as this user on this machine.
     """
     if it.is_copy:
         raise NotRunning(f"{it.where} is in an object store; if it is running, stop it on the machine of its driver")
@@ -52,12 +52,12 @@ def stop(it: Found, say: Callable[[str], None]) -> None:
 
 
 def _has_open(process: int, file: Path) -> bool:
-    """Whether this process of this machine has the file open: the journal's lock may name one of another machine.
+    """Whether this process has the file open: the journal's lock may name a process of another machine.
 
     Raises:
-        ProcessLookupError, PermissionError: there is no such process, or it is another user's.
+        ProcessLookupError, PermissionError: the process does not exist here, or is another user's.
     """
-    if not Path("/proc/self/fd").exists():  # not Linux: the number must do
+    if not Path("/proc/self/fd").exists():  # not Linux: only the number is known
         return True
     try:
         descriptors = list(Path(f"/proc/{process}/fd").iterdir())
@@ -68,6 +68,6 @@ def _has_open(process: int, file: Path) -> bool:
         try:
             if os.path.samestat(descriptor.stat(), mine):
                 return True
-        except FileNotFoundError:  # it was closed meanwhile, or is no file
+        except FileNotFoundError:  # closed meanwhile, or not a file
             continue
     return False

@@ -1,4 +1,4 @@
-"""Sends code to the nodes of an existing cluster, which need only have its dependencies installed."""
+"""Sends code to the nodes of an existing cluster, where only its dependencies need to be installed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def send(
 ) -> tuple[FromDirectory | Sent, dict[str, Any]]:
     """Put the experiment's copy of its code, and dray itself, into the cluster's store.
 
-    For a class of a script or a notebook, the directory that it may import from is copied first, if it was not yet.
+    For a class from a script or a notebook, the directory that it may import from is copied into the experiment first.
 
     Args:
-        load: loads the code on workers of this machine.
+        load: loads the code on workers on this machine.
         directory, config: of the experiment.
-        say: tells the user what is sent.
+        say: prints a line for the user.
 
     Returns:
-        What loads the code on workers of other machines, and the runtime environment that they need for it.
+        What loads the code on other machines, and the workers' runtime environment.
 
     Raises:
         ConfigError: the script's directory is too large to be code.
@@ -53,6 +53,6 @@ def _copy_home(load: ByValue, directory: ExperimentDirectory, config: Experiment
     home = home_of(load.trial)
     if home is None:
         return
-    # A home directory is not code as a whole; but `ray submit` puts scripts there, with modules beside them.
+    # A whole home directory is not code; but `ray submit` puts scripts there, with modules beside them.
     deep = not Path.home().resolve().is_relative_to(home.resolve())
     directory.copy_code(code_of(home, leave_out=directory.path, deep=deep, field="trial"), config)

@@ -16,7 +16,7 @@ from dray.desk.failure import LOW_MEMORY
 NODE_DIED = "node has died"
 """What Ray says about a process whose node it has lost."""
 ANSWERS_IN_S = 5.0
-"""How long a node may take to say what its kernel has killed."""
+"""How long a node may take to report what its kernel has killed."""
 
 
 def why_it_died(error: Exception) -> str:
@@ -25,7 +25,7 @@ def why_it_died(error: Exception) -> str:
     Ray's own message is not used: it is long, and names neither the exit code nor the signal.
 
     Args:
-        error: what a call to the worker ended with.
+        error: raised by a call to the worker.
     """
     if LOW_MEMORY in str(error):
         return f"Ray killed it, because its node was {LOW_MEMORY}"
@@ -33,17 +33,17 @@ def why_it_died(error: Exception) -> str:
 
 
 def oom_kills() -> tuple[str, int]:
-    """The name of this node, and how many processes the kernel has killed for lack of memory, in this container or on
+    """The name of this node, and how many processes its kernel has killed for lack of memory, in this container or on
     the machine."""
     return os.uname().nodename, _kills()
 
 
 def oom_kills_of(node: str, runtime_env: Mapping[str, Any]) -> int:
-    """How many processes the kernel of a node (Ray's id) has killed by now, as `oom_kills`; 0 if it does not answer."""
+    """The same count for a node by Ray's id; 0 if it does not answer."""
     if node == ray.get_runtime_context().get_node_id():
         return _kills()  # without a process for it
-    there = NodeAffinitySchedulingStrategy(node, soft=False)
-    task = ray.remote(num_cpus=0, scheduling_strategy=there, runtime_env=dict(runtime_env) or None)(oom_kills)
+    on_node = NodeAffinitySchedulingStrategy(node, soft=False)
+    task = ray.remote(num_cpus=0, scheduling_strategy=on_node, runtime_env=dict(runtime_env) or None)(oom_kills)
     try:
         return int(ray.get(task.remote(), timeout=ANSWERS_IN_S)[1])
     except ray.exceptions.RayError:

@@ -1,8 +1,9 @@
 """The size of an elastic trial's worker group: as large as the cluster has room for, within bounds.
 
-Ray Train has elastic groups of its own, but treats a change as a failure: the trial goes on from its latest checkpoint,
-however old. Here the trial saves and leaves, as from a node that is about to be taken away, and a group of another size
-takes it over. Only if a node dies without notice is training since the latest checkpoint lost.
+Ray Train has elastic groups too, but treats a resize as a failure: the trial resumes from its latest checkpoint,
+however old. Here the trial saves and leaves, as from a node that will be removed, and a larger group continues it. A
+group that ends, as when a node dies, is replaced by one of the size that then fits; only then is training since the
+latest checkpoint lost.
 """
 
 from __future__ import annotations
@@ -14,17 +15,15 @@ from itertools import pairwise
 
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
-from dray.cluster.connection import slots_of
 from dray.cluster.nodes import nodes
 from dray.cluster.watch import draining_nodes
+from dray.groups.capacity import slots_of
 from dray.groups.group import Slots
 
 SETTLE_S = 5.0
-"""How long a start waits for resources that the nodes have: a group that has just ended frees its own within a second;
-those that others use don't become free."""
+"""How long a start waits for resources that the nodes have: a group that has just ended frees its resources within a
+second; those that others use don't become free."""
 LOOK_S = 0.05
-LACKS_S = 30.0
-"""How long a group may wait for resources that the cluster's nodes have: after that, others must be using them."""
 
 
 class Room:
@@ -35,7 +34,7 @@ class Room:
 
     Args:
         slots: what a slot is made of.
-        sizes: those that the group may have, ascending; the first is its size now, or 0.
+        sizes: the allowed sizes, ascending; the first is the current size, or 0.
         name: prefix of the placement groups' names.
     """
 
@@ -47,31 +46,31 @@ class Room:
         ]
 
     def size(self) -> int:
-        """The largest size that there is room for now."""
-        there = (step for step in self._steps if placement_group_table(step)["state"] == "CREATED")
-        return _largest(self._sizes, self._sizes[0] + sum(step.bundle_count for step in there))
+        """The largest size with room now."""
+        created = (step for step in self._steps if placement_group_table(step)["state"] == "CREATED")
+        return _largest(self._sizes, self._sizes[0] + sum(step.bundle_count for step in created))
 
     def settled(self) -> int:
-        """As `size`, after giving Ray time to create the placement groups."""
+        """The same, after giving Ray time to create the placement groups."""
         deadline = time.monotonic() + SETTLE_S
-        hoped = _largest(self._sizes, slots_that_stay(self._slots))
-        while (size := self.size()) < hoped and time.monotonic() < deadline:
+        largest = _largest(self._sizes, lasting_slots(self._slots))
+        while (size := self.size()) < largest and time.monotonic() < deadline:
             time.sleep(LOOK_S)
         return size
 
     def release(self) -> None:
-        """Give the slots back."""
+        """Release the slots."""
         for step in self._steps:
             remove_placement_group(step)
         self._steps = []
 
 
 class Elastic:
-    """The size of an elastic group, and when to change it.
+    """The size of an elastic group, and when it grows.
 
     Args:
         slots: what a slot is made of.
-        sizes: those that the group may have, ascending.
+        sizes: the allowed sizes, ascending.
         name: of the run.
     """
 
@@ -82,33 +81,32 @@ class Elastic:
         self._began = 0.0
         self._waits = False
         self._up: float | None = None
-        self._lacks_since: float | None = None
 
     def start(self) -> int:
-        """The size of a group that starts now: the largest that there is room for, else the smallest, which waits."""
+        """The size of a group that starts now: the largest with room, or the smallest, which then waits."""
         self.close()
         room = Room(self._slots, (0, *self._sizes), name=self._name)
         found = room.settled()
         room.release()
         self._waits, self._size = not found, found or self._sizes[0]
-        self._began, self._up, self._lacks_since = time.monotonic(), None, None
+        self._began, self._up = time.monotonic(), None
         return self._size
 
     def arrived(self) -> None:
         """A process of the group runs."""
-        if self._waits:  # perhaps for a machine to boot, which is not part of the start's duration
+        if self._waits:  # perhaps for a machine to boot, which does not count as the group's start
             self._began, self._waits = time.monotonic(), False
 
-    def joined(self) -> None:
+    def ready(self) -> None:
         """All its processes can train."""
         self._up = self._up or time.monotonic()
 
     def may_grow(self) -> int:
-        """The larger size to change to now, or 0. Its room is held until the next `start`.
+        """The larger size to grow to now, or 0. Its room is held until the next `start`.
 
-        A change takes as long as a start. Whether it pays off depends on how many seconds of the trial are left, which
-        nobody knows: so it is made once the group has trained for as long as its start took (ski rental: at most twice
-        the cost of the better of now and never; Karlin et al. 1988). Machines that join before then make one change.
+        Growing takes as long as a start. Whether that pays off depends on how many seconds of the trial are left, which
+        is unknown. So the group grows once it has trained for as long as its start took (ski rental: at most twice the
+        cost of the better of now and never; Karlin et al. 1988). Machines that join before then count as one change.
         """
         if self._up is None or self._size == self._sizes[-1]:
             return 0
@@ -122,32 +120,20 @@ class Elastic:
         self._up = None  # only once, unless its processes come up again
         return size
 
-    def must_shrink(self, lacks: bool) -> bool:
-        """Whether the group waits in vain for resources that a smaller one would not need.
-
-        Args:
-            lacks: it has asked for resources that it does not have.
-        """
-        now = time.monotonic()
-        self._lacks_since = self._lacks_since or now if lacks else None
-        if self._lacks_since is None or self._size == self._sizes[0]:
-            return False
-        return slots_that_stay(self._slots) < self._size or now - self._lacks_since > LACKS_S
-
     def close(self) -> None:
-        """Give back the slots that are held."""
+        """Release the slots that are held."""
         if self._room is not None:
             self._room.release()
             self._room = None
 
 
 def _largest(sizes: Sequence[int], slots: int) -> int:
-    """The largest of these sizes that fits into this number of slots; at least the first."""
+    """The largest size that fits into this number of slots; at least the first."""
     return max((size for size in sizes if size <= slots), default=sizes[0])
 
 
-def slots_that_stay(slots: Slots) -> int:
-    """How many slots the nodes have, used or not, without nodes that are about to be taken away."""
-    leaving = draining_nodes()
-    stay = [node.resources for node in nodes() if node.id not in leaving]
-    return sum(slots_of(resources, slots.kind, slots.cpus_per_slot) for resources in stay)
+def lasting_slots(slots: Slots) -> int:
+    """How many slots the nodes have, used or not, without nodes that will be removed."""
+    draining = draining_nodes()
+    lasting = [node.resources for node in nodes() if node.id not in draining]
+    return sum(slots_of(resources, slots.kind, slots.cpus_per_slot) for resources in lasting)

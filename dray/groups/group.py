@@ -1,8 +1,8 @@
-"""Starts what the driver owns on a Ray cluster: the desk actor, and the worker groups that are lent to trials.
+"""Starts what the driver owns on a Ray cluster: the desk actor, and the worker groups that run trials.
 
-The driver starts the groups itself: their processes, and what they wait for, end with it, however it ends, and there is
-no other process that could die in between. It owns them, not a Tune trainable: Tune ends cached actors when nothing is
-queued, and their groups would end with them.
+The driver owns the groups directly: their processes and resource requests end with it, however it ends, and no other
+process between them can die. They don't belong to a Tune trainable: Tune ends cached actors when nothing is queued, and
+their groups would end with them.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from dray.worker.entry import ended, serve_leases
 from searchers.ray_tune import HEAD_NODE
 
 WAIT_S = 60.0
-"""A group that waits for its slots wakes up after this time, to wait again."""
+"""How often a group that waits for its slots checks whether it has been ended."""
 SURVIVORS_S = 0.1
-"""When a process of a group has died, the others have this long to say how far their trial came."""
+"""After a process of a group has died, the others have this long to report how far their trial came."""
 LEAVE_S = 5.0
-"""When a process of a group has ended, the others have this long to end as well."""
+"""After a process of a group has ended, the others have this long to end as well."""
 END_S = 30.0
-"""How long the threads that start groups may take to end, once their groups have ended."""
+"""How long the threads of groups may take to end, once their groups have ended."""
 TITLE = "RayTrainWorker"
-"""What `ps` shows of a group's processes."""
+"""The name of a group's processes in `ps`."""
 
 
 def start_desk(name: str, runtime_env: Mapping[str, Any]) -> Any:
@@ -67,12 +67,12 @@ class Slots:
 
     @property
     def taken(self) -> float:
-        """How many slots a group takes: a whole number, or 1/n of one."""
+        """How many slots a group takes: a whole number, or 1/n."""
         return self.per_trial if self.shared_by == 1 else 1 / self.shared_by
 
     @property
     def share(self) -> str:
-        """What a group has of a slot that it shares, as text: 1/4 GPU; otherwise empty."""
+        """A group's share of a slot, as text, such as "1/4 GPU"; "" if groups share none."""
         if self.shared_by == 1:
             return ""
         return f"{Fraction(1, self.shared_by)} GPU" if self.gpu else self._cpus
@@ -84,7 +84,7 @@ class Slots:
 
     @property
     def kind(self) -> str:
-        """What a slot is: "gpu" or "cpu"."""
+        """ "gpu" or "cpu"."""
         return "gpu" if self.gpu else "cpu"
 
     @property
@@ -96,19 +96,19 @@ class Slots:
 
 
 class WorkerGroup:
-    """Processes of this experiment's that serve leases, from the request for their slots to their end.
+    """Processes that serve leases, from the request for their slots to their end.
 
-    They are not started a second time: a group that has ended is replaced by another one. The desk is told when it has
-    ended by itself, or could not start.
+    A group starts once: after its end another one replaces it. It reports its end to the desk, also if it could not
+    start.
 
     Args:
-        name: unique among the groups that there are.
+        name: unique among the groups that exist.
         start: number of this start, unique in this run.
         run: the name of this run of the experiment, unique on the cluster.
         desk: the desk's actor handle.
         slots: size and resources.
-        work: what every worker gets, see ``dray.worker.entry.serve_leases``.
-        directory: where Ray Train would keep its own state.
+        work: for every worker, see ``dray.worker.entry.serve_leases``.
+        directory: where Ray Train would keep its state.
     """
 
     def __init__(
@@ -119,18 +119,18 @@ class WorkerGroup:
         """Whether it has its slots."""
         self._run, self._desk, self._slots, self._directory = run, desk, slots, directory
         self._work = {**work, "desk": desk, "group": name, "start": start}
-        # Until it is ready, an autoscaler sees it as demand. It ends with this process, and its workers with it.
+        # Until it is ready, an autoscaler sees it as demand. It ends with this process, and the workers with it.
         self._placement = placement_group(
             [slots.resources] * slots.per_trial, strategy=slots.placement_strategy, name=f"{run}/{name}/{start}"
         )
-        # By rank, once its processes run: their nodes, what they run, what the kernel there had killed before.
+        # By rank, once the processes run: their nodes, their `ended` calls, and the earlier OOM kills on their nodes.
         self._nodes: list[str] = []
-        self._runs: list[Any] = []
-        self._kills: list[Any] = []
+        self._ends: list[Any] = []
+        self._oom_kills_before: list[Any] = []
         self._lock = threading.Lock()
-        self._ends = False
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._come_up, name=f"dray-{name}", daemon=True)
+        self._is_ending = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._start_workers, name=f"dray-{name}", daemon=True)
         self._thread.start()
 
     @property
@@ -140,23 +140,23 @@ class WorkerGroup:
 
     def end(self) -> None:
         """End its processes at once, and free its slots. Idempotent; when it has ended, only the slots are freed."""
-        first = self._claim()
+        first = self._claim_end()
         remove_placement_group(self._placement)
         if first:
-            self._tell({}, "")
+            self._report_end({}, "")
 
     def ended(self, by: float) -> bool:
-        """Wait until the time ``by`` (``time.monotonic()``) for its end. Returns whether it has ended."""
-        return self._over.wait(max(0.0, by - time.monotonic()))
+        """Wait for its end until the time ``by`` (``time.monotonic()``). Returns whether it has ended."""
+        return self._ended.wait(max(0.0, by - time.monotonic()))
 
     def join(self, by: float) -> None:
-        """Wait until the time ``by`` for its thread, if there is one; call `end` before."""
+        """Wait for its thread until the time ``by``; call `end` first."""
         self._thread.join(max(0.0, by - time.monotonic()))
 
-    def _come_up(self) -> None:
+    def _start_workers(self) -> None:
         try:
             while not self._placement.wait(WAIT_S):
-                if self._ends:
+                if self._is_ending:
                     return
             self.is_placed = True
             workers = start_workers(
@@ -167,26 +167,27 @@ class WorkerGroup:
                 runtime_env=self._slots.runtime_env,
                 directory=self._directory,
             )
-        except Exception as error:  # whatever it is, the driver handles it; if the group was ended, it is that
-            if self._claim():
-                self._tell({}, " ".join(str(error).split()) or repr(error))
+        except Exception as error:  # for the driver; unless the group was ended, which may raise anything here
+            if self._claim_end():
+                self._report_end({}, " ".join(str(error).split()) or repr(error))
             return
         self._nodes = [worker.node for worker in workers]
-        self._kills = [worker.actor.execute.remote(oom_kills) for worker in workers]
-        self._runs = [worker.actor.execute.options(name=TITLE).remote(ended) for worker in workers]
-        for run in self._runs:
-            run.future().add_done_callback(self._one_has_ended)
+        self._oom_kills_before = [worker.actor.execute.remote(oom_kills) for worker in workers]
+        self._ends = [worker.actor.execute.options(name=TITLE).remote(ended) for worker in workers]
+        for end in self._ends:
+            end.future().add_done_callback(self._on_first_end)
 
-    def _one_has_ended(self, _: object) -> None:
+    def _on_first_end(self, _: object) -> None:
+        """A process has ended, or died."""
         with self._lock:
-            if not self._ends:
-                self._ends = True
-                # Ray calls this in a thread of its own, which must not wait for Ray.
-                self._thread = threading.Thread(target=self._wind_up, name=f"dray-{self.name}-ends", daemon=True)
+            if not self._is_ending:
+                self._is_ending = True
+                # Ray calls this in its own thread, which must not wait for Ray.
+                self._thread = threading.Thread(target=self._collect_ends, name=f"dray-{self.name}-ends", daemon=True)
                 self._thread.start()
 
-    def _wind_up(self) -> None:
-        """One of its processes has ended, or died: hear of the others, and tell the desk."""
+    def _collect_ends(self) -> None:
+        """Find out how the other processes end, and report it to the desk."""
         ends = self._ends_of_ranks(within_s=0.0)
         died = any(isinstance(end, Exception) for end in ends.values())
         ends = self._ends_of_ranks(SURVIVORS_S if died else LEAVE_S)
@@ -196,38 +197,38 @@ class WorkerGroup:
                 dead[rank] = why_it_died(end) or self._killed_by_kernel(rank)
             else:
                 error = error or end
-        self._tell(dead, "" if dead else error)
+        self._report_end(dead, "" if dead else error)
 
     def _ends_of_ranks(self, within_s: float) -> dict[int, str | Exception]:
-        """How those ranks have ended that have: by their own error, by none (""), or what Ray says of their death."""
-        ready, _ = ray.wait(self._runs, num_returns=len(self._runs), timeout=within_s)
+        """By rank that has ended: its own error, "" without one, or Ray's exception for its death."""
+        ready, _ = ray.wait(self._ends, num_returns=len(self._ends), timeout=within_s)
         found: dict[int, str | Exception] = {}
-        for rank, run in enumerate(self._runs):
-            if run in ready:
+        for rank, end in enumerate(self._ends):
+            if end in ready:
                 try:
-                    found[rank] = ray.get(run)
+                    found[rank] = ray.get(end)
                 except ray.exceptions.RayError as error:
                     found[rank] = error
         return found
 
     def _killed_by_kernel(self, rank: int) -> str:
         try:
-            node, before = ray.get(self._kills[rank], timeout=0)
-        except ray.exceptions.RayError:  # it had died before it could say so
+            node, before = ray.get(self._oom_kills_before[rank], timeout=0)
+        except ray.exceptions.RayError:  # it died before it could answer
             return ""
         if oom_kills_of(self._nodes[rank], self._slots.runtime_env) <= before:
             return ""
         return f"meanwhile the kernel has killed a process of {node}, which was {LOW_MEMORY}"
 
-    def _claim(self) -> bool:
-        """Whether it is for the caller to tell of the end: true once."""
+    def _claim_end(self) -> bool:
+        """Whether the caller is to report the end: true once."""
         with self._lock:
-            first, self._ends = not self._ends, True
+            first, self._is_ending = not self._is_ending, True
         return first
 
-    def _tell(self, dead: Mapping[int, str], error: str) -> None:
-        self._desk.ended.remote(self.name, self.start, dead, error)
-        self._over.set()
+    def _report_end(self, dead: Mapping[int, str], error: str) -> None:
+        self._desk.group_ended.remote(self.name, self.start, dead, error)
+        self._ended.set()
 
 
 def end_groups(groups: Collection[WorkerGroup], within_s: float) -> None:

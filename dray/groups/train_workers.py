@@ -1,11 +1,11 @@
 """The workers of a Ray Train worker group, without a run of Ray Train around them.
 
-Ray's trainer gives each run a controller, a synchroniser, and a watcher for nodes that are to be taken away: processes
-of 0.1 GB each, whose imports are in the way of the first batch. What they do is done elsewhere in dray: the driver
-starts groups, hears of deaths, replaces groups, and watches the nodes (`dray.groups.group`, `dray.cluster.watch`),
-and trials report to the desk. What is left are Train's workers, their ranks, and `ray.train.get_context()`.
+Ray's trainer gives each run a controller, a synchroniser, and a watcher for draining nodes: processes of 0.1 GB each,
+whose imports delay the first batch. In dray the driver starts groups, notices deaths, replaces groups and watches nodes
+(`dray.groups.group`, `dray.cluster.watch`), and trials report to the desk. What remains are Train's workers, their
+ranks, and `ray.train.get_context()`.
 
-Ray has no public way to have only these. All internal APIs of Ray Train that dray starts groups with are in this file;
+Ray has no public way to start only these. All internal APIs of Ray Train that dray starts groups with are in this file;
 workers do not import it.
 """
 
@@ -47,15 +47,15 @@ def start_workers(
     runtime_env: Mapping[str, Any],
     directory: Path,
 ) -> list[Worker]:
-    """Start a worker in each bundle of a placement group, and run a function on each, in a thread of its own.
+    """Start a worker in each bundle of a placement group, and run a function on each, in a thread.
 
     Args:
-        function: returns when its worker has nothing more to do.
-        placement: is ready.
+        function: returns when its worker is done.
+        placement: a ready one.
         name: of the run in Train's context.
         resources: of each worker.
         runtime_env: of each worker.
-        directory: where Ray Train would keep its own state.
+        directory: where Ray Train would keep its state.
 
     Returns:
         The workers by rank. They end with the placement group, and with this process.
@@ -77,7 +77,7 @@ def start_workers(
         backend_config=None,
         dataset_config=None,
     )
-    # Its processes and their ranks only. Its own start makes a synchroniser, and has to run in an actor.
+    # Its processes and their ranks only: `start()` makes a synchroniser, and has to run in an actor.
     group = WorkerGroup(run, worker_group_context=None)
     workers = group._create_workers(placement.bundle_count, placement, dict(resources))
     if "GPU" in resources:

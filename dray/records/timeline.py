@@ -12,12 +12,9 @@ import time
 from bisect import bisect
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
-
-if TYPE_CHECKING:
-    from dray.desk.messages import Message
 
 FILE = "_timeline.jsonl"
 PHASES = ("starting", "training", "data", "validating", "checkpointing", "waiting", "ending", "idle", "booting")
@@ -25,8 +22,6 @@ PHASES = ("starting", "training", "data", "validating", "checkpointing", "waitin
 decisions and for other ranks; "ending", from its last report, with the decision on it, to its end. Phases of a group:
 "idle", up without a trial; "booting", its processes start."""
 COLUMNS = ("group", "slots", "trial_id", "phase", "start", "end")
-
-_HEARD = ("joined", "granted", "left")
 
 
 class Timeline:
@@ -48,11 +43,17 @@ class Timeline:
         """A group has ended."""
         self._note("ends", group=group)
 
-    def hear(self, message: Message) -> None:
-        """Take note of a message from the desk."""
-        if message.kind in _HEARD:
-            trial = {"trial": message.trial} if message.trial >= 0 else {}
-            self._note(message.kind, time=message.time, group=message.group, **trial)
+    def ready(self, group: str, at: float) -> None:
+        """All processes of a group were up at this time, in seconds since the epoch."""
+        self._note("joined", time=at, group=group)
+
+    def lent(self, group: str, trial: int, at: float) -> None:
+        """A group got a trial."""
+        self._note("granted", time=at, group=group, trial=trial)
+
+    def left(self, group: str, trial: int, at: float) -> None:
+        """The trial has left the group."""
+        self._note("left", time=at, group=group, trial=trial)
 
     def close(self) -> None:
         """The run has ended. Idempotent."""

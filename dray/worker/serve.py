@@ -24,7 +24,7 @@ import ray.train
 from dray import core, pytorch
 from dray.code.startup_hook import run_startup_hook_once
 from dray.desk.failure import PRINTED, Failure, failure_of, told_first, users_line
-from dray.desk.messages import Outcome
+from dray.desk.messages import LeaseOutcome
 from dray.hosts import use_host
 from dray.masking import hidden_text
 from dray.pytorch.class_entrypoint import train
@@ -147,7 +147,7 @@ class _Left:
         alone: this rank was made to leave, while the others train on.
     """
 
-    outcome: Outcome
+    outcome: LeaseOutcome
     error: str = ""
     fatal: bool = False
     failure: Failure | None = None
@@ -175,7 +175,7 @@ def _run_trial(
     with printed_to(_log(lease, distributed.rank), experiment.secrets) as log:
         try:
             with _watched(host, lease, work, distributed.rank, log), use_host(host, distributed), handlers_of_a_trial():
-                outcome: Outcome | None = host.go_on() if distributed.rank == 0 else None
+                outcome: LeaseOutcome | None = host.go_on() if distributed.rank == 0 else None
                 host.latest_checkpoint, outcome = distributed.broadcast((host.latest_checkpoint, outcome))
                 if outcome is None:
                     with _cluster_info(host, lease, experiment, distributed):

@@ -23,7 +23,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 import dray
-from dray.desk.messages import Message
+from dray.desk.messages import Message, WorkerArrived, WorkerUnfit
 from dray.errors import ConfigError, ExperimentError
 from tests.cluster.namespaces import ROOT
 from tests.ray.harness import TRIALS, lines, recorded, wait_for
@@ -105,12 +105,12 @@ class Told:
         record = directory / "record"
         config = recorded(record, trials=trials, batches=10, **fields)
         arrived: list[float] = []
-        told: dict[str, float] = {}
+        first: dict[type[Message], float] = {}
 
         def hear(message: Message) -> None:
-            if message.kind == "arrived":
+            if isinstance(message, WorkerArrived):
                 arrived.append(message.time)
-            told.setdefault(message.kind, message.time)
+            first.setdefault(type(message), message.time)
 
         kind, error, began = "none", "", time.time()
         try:
@@ -123,7 +123,7 @@ class Told:
             "trained": len(lines(record)),
             "groups": len(arrived),
             "seconds": time.time() - began,
-            "broken_after_s": told["broken"] - told["arrived"] if "broken" in told else None,
+            "broken_after_s": first[WorkerUnfit] - first[WorkerArrived] if WorkerUnfit in first else None,
         }
 
     def not_shared(self) -> None:

@@ -31,7 +31,7 @@ from dray.cluster.checks.node import (
     versions,
 )
 from dray.errors import ConfigError, ExperimentError
-from dray.experiment.preflight import told_by_worker
+from dray.experiment.preflight import error_of_unfit_worker
 from dray.storage import Location
 
 HERE = {"python": "3.11.7", "ray": "2.60.0", "torch": "2.9.1+cpu", "dray": "0.1.0"}
@@ -195,7 +195,9 @@ def test_a_node_that_is_unfit_is_named_also_by_another_process(tmp_path: Path) -
     ],
 )
 def test_what_a_config_can_mend_is_its_fault(kind: Any, error: type[Exception]) -> None:
-    told = told_by_worker(UnfitNode("10.0.0.7 (gpu-1)", Trouble(kind, "has something")), Path("/results/digits-1"))
+    told = error_of_unfit_worker(
+        UnfitNode("10.0.0.7 (gpu-1)", Trouble(kind, "has something")), Path("/results/digits-1")
+    )
     assert type(told) is error
     assert "node 10.0.0.7 (gpu-1) has something; " in str(told)
     assert str(told).endswith("; then resume with: dray experiment resume /results/digits-1")

@@ -14,7 +14,7 @@ import torch
 from ray.cluster_utils import Cluster
 
 import dray
-from dray.desk.messages import Message
+from dray.desk.messages import Message, WorkerArrived
 from tests.ray.harness import TRIALS, Meanwhile, journal, lines, recorded, wait_for
 from tests.ray.test_elastic import HEALTH, kill
 from tests.ray.test_preemption import drain
@@ -86,7 +86,7 @@ def run(cluster: Cluster, directory: Path, lose: Callable[[Any], object] | None)
     lost: list[tuple[str, float]] = []
 
     def hear(message: Message) -> None:
-        if message.kind == "arrived":
+        if isinstance(message, WorkerArrived):
             arrived.append(message.node)
             nodes[:] = [set(arrived[at : at + 2]) for at in range(0, len(arrived), 2)]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray._private.worker as rays
 
-from dray.cluster.ray_output import kept_in
+from dray.cluster.ray_output import redirect_ray_output
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ "
 
@@ -45,7 +45,7 @@ def test_ray_says_it_into_the_file_and_nowhere_else(
 ) -> None:
     handlers = list(logging.getLogger("ray").handlers)
     says("before")
-    with kept_in(tmp_path / "ray.log"):
+    with redirect_ray_output(tmp_path / "ray.log"):
         says("meanwhile")
     says("after")
     told = [re.sub(f"^{STAMP}", "", line) for line in (tmp_path / "ray.log").read_text().splitlines()]
@@ -56,6 +56,6 @@ def test_ray_says_it_into_the_file_and_nowhere_else(
 
 
 def test_without_a_word_there_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), kept_in(tmp_path / "ray.log"):
+    with pytest.raises(KeyError), redirect_ray_output(tmp_path / "ray.log"):
         raise KeyError
     assert not (tmp_path / "ray.log").exists()

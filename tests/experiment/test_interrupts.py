@@ -69,14 +69,14 @@ def test_signals_that_come_together_are_one_request(monkeypatch: pytest.MonkeyPa
 
 
 @each
-def test_a_later_signal_does_what_the_caller_had_it_do_after_the_last_words(
+def test_a_later_signal_does_what_the_caller_had_it_do_after_the_final_message(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupts, "TOGETHER_S", -1.0)
     reads, writes = os.pipe()
     monkeypatch.setattr(interrupts, "STDERR", writes)
     with pytest.raises(SecondSignal, match=number.name), Interrupts() as interrupted, interrupted.held():
-        interrupted.last_words = "resume with: ...\n"
+        interrupted.final_message = "resume with: ...\n"
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(number)
     assert os.read(reads, 100) == b"resume with: ...\n"

@@ -1,4 +1,4 @@
-"""When a failed trial is started again, and when it is given up."""
+"""When a failed trial restarts, and when it is given up."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.console import Console
 
 from dray.config.load import load_config
 from dray.desk.failure import Failure, Kind
+from dray.desk.messages import TrialLeft
 from dray.display.display import Display
 from dray.experiment.restarts import Restarts, record, recorded, why_given_up
 from dray.records.directory import ExperimentDirectory
@@ -51,20 +52,20 @@ CASES: dict[str, tuple[list[Failure], bool]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_trial_is_started_again(case: str) -> None:
+def test_trial_restarts(case: str) -> None:
     failures, again = CASES[case]
     assert (why_given_up(failures, max_restarts=5) == "") == again
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
-def test_trial_is_started_again_at_most_so_often(most: int) -> None:
+def test_trial_restarts_at_most_max_restarts_times(most: int) -> None:
     answers = [why_given_up([DIED] * count, most) for count in range(1, 6)]
     assert [answer == "" for answer in answers] == [count <= most for count in range(1, 6)]
     assert answers[-1] == f"5 failures, max_restarts is {most}"
     assert why_given_up([DIED], 0) == "1 failure, max_restarts is 0"
 
 
-def test_reason_is_told_with_the_place() -> None:
+def test_the_reason_names_the_place() -> None:
     told = why_given_up([error(4), error(4)], 5)
     assert told == "the same error twice, after 4 batches: ValueError at model.py:3 in train_batch"
     assert why_given_up([OOM, OOM], 5) == "out of memory twice"
@@ -78,9 +79,18 @@ def test_a_failed_extension_is_recorded_with_the_end_that_the_trial_keeps(tmp_pa
         name="x", path=tmp_path, metric="loss", smaller_is_better=True, console=Console(file=screen, width=200)
     )
     with Journal(directory.journal) as journal:
-        restarts = Restarts([], config=config, directory=directory, journal=journal, display=display, has_logs=True)
-        assert restarts.failed(3, "ValueError: over", error(16), (), "completed")
-        assert not restarts.failed(3, "ValueError: over", error(16), (), "completed")
+        restarts = Restarts(
+            [],
+            config=config,
+            directory=directory,
+            journal=journal,
+            display=display,
+            has_logs=True,
+            revived={3: "completed"},
+        )
+        left = TrialLeft(lease=1, group="g", trial=3, outcome="errored", error="ValueError: over", failure=error(16))
+        assert restarts.end_of(left) is None
+        assert restarts.end_of(left) == "completed"
     again, end = Journal.read(directory.journal)
     assert (again["event"], end["event"]) == ("restarted", "gave_up")
     assert "kept" not in again
@@ -93,7 +103,7 @@ def test_a_failed_extension_is_recorded_with_the_end_that_the_trial_keeps(tmp_pa
     ]
 
 
-def test_failures_are_those_of_the_journal_after_a_resume() -> None:
+def test_failures_are_recovered_from_the_journal() -> None:
     records = [
         {"event": "restarted", "trial": 3, "error": "...", **record(error(4))},
         {"event": "reported", "trial": 3},

@@ -1,4 +1,4 @@
-"""When an elastic group changes its size, without a cluster: what room there is, is said here, and what time it is."""
+"""When an elastic group grows, without a cluster: free slots and times are given."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class World:
         self.free -= size
         elastic.arrived()
         self.now += takes_s
-        elastic.joined()
+        elastic.ready()
         return size
 
 
@@ -74,34 +74,33 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(elastic_module, "placement_group", world.placement_group)
     monkeypatch.setattr(elastic_module, "placement_group_table", world.table)
     monkeypatch.setattr(elastic_module, "remove_placement_group", world.remove)
-    monkeypatch.setattr(elastic_module, "slots_that_stay", lambda slots: world.nodes)
+    monkeypatch.setattr(elastic_module, "lasting_slots", lambda slots: world.nodes)
     monkeypatch.setattr(elastic_module, "time", SimpleNamespace(monotonic=lambda: world.now, sleep=world.sleep))
     return world
 
 
 @pytest.mark.parametrize(("slots", "size"), [(1, 1), (2, 2), (3, 2), (4, 4), (9, 4)])
-def test_a_group_starts_with_the_largest_size_that_there_is_room_for(world: World, slots: int, size: int) -> None:
+def test_a_group_starts_with_the_largest_size_that_fits(world: World, slots: int, size: int) -> None:
     world.join(slots)
     assert Elastic(SLOTS, SIZES, name="run").start() == size
     assert (world.free, world.pending, world.created) == (slots, [], {}), "all of it is for the group"
 
 
-def test_what_others_use_is_waited_for_in_vain_and_not_for_long(world: World) -> None:
+def test_slots_that_others_use_are_not_waited_for_long(world: World) -> None:
     world.join(4)
     world.free = 3
     assert Elastic(SLOTS, SIZES, name="run").start() == 2
     assert world.now < 100 + 2 * elastic_module.SETTLE_S
 
 
-def test_a_cluster_without_room_is_waited_for_with_the_smallest_size(world: World) -> None:
+def test_without_room_the_smallest_size_waits(world: World) -> None:
     elastic = Elastic(SLOTS, (2, 4), name="run")
     assert elastic.start() == 2
-    assert not elastic.must_shrink(lacks=True)
     assert not elastic.may_grow(), "nothing is asked for a group that is yet to come"
     assert not world.pending
 
 
-def test_a_group_grows_when_room_for_it_is_taken_and_it_has_trained_as_long_as_it_took_to_start(world: World) -> None:
+def test_a_group_grows_once_room_is_held_and_it_has_trained_as_long_as_its_start_took(world: World) -> None:
     world.join(1)
     elastic = Elastic(SLOTS, SIZES, name="run")
     assert world.start(elastic, takes_s=10) == 1
@@ -128,45 +127,21 @@ def test_a_group_grows_when_room_for_it_is_taken_and_it_has_trained_as_long_as_i
     assert not world.pending, "there is no larger size"
 
 
-def test_the_boot_of_a_machine_is_not_what_a_start_takes(world: World) -> None:
+def test_the_boot_of_a_machine_does_not_count_as_the_groups_start(world: World) -> None:
     elastic = Elastic(SLOTS, SIZES, name="run")
     assert elastic.start() == 1
     world.now += 600
     world.join(2)
     elastic.arrived()
     world.now += 5
-    elastic.joined()
+    elastic.ready()
     world.free -= 1
     assert not elastic.may_grow()
     world.now += 5.1
     assert elastic.may_grow() == 2
 
 
-def test_a_group_shrinks_when_the_nodes_that_stay_can_not_hold_it(world: World) -> None:
-    world.join(2)
-    elastic = Elastic(SLOTS, SIZES, name="run")
-    assert world.start(elastic) == 2
-    assert not elastic.must_shrink(lacks=False)
-    world.nodes = 1
-    assert not elastic.must_shrink(lacks=False), "another node has gone than its own"
-    assert elastic.must_shrink(lacks=True)
-
-
-def test_a_group_of_which_others_have_taken_a_part_waits_for_it_a_while(world: World) -> None:
-    world.join(2)
-    elastic = Elastic(SLOTS, SIZES, name="run")
-    assert world.start(elastic) == 2
-    assert not elastic.must_shrink(lacks=True)
-    world.now += 25
-    assert not elastic.must_shrink(lacks=False)
-    assert not elastic.must_shrink(lacks=True)
-    world.now += 29
-    assert not elastic.must_shrink(lacks=True)
-    world.now += 2
-    assert elastic.must_shrink(lacks=True)
-
-
-def test_nothing_is_held_after_the_end(world: World) -> None:
+def test_no_slots_are_held_after_the_end(world: World) -> None:
     world.join(1)
     elastic = Elastic(SLOTS, SIZES, name="run")
     world.start(elastic)

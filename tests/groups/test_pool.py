@@ -1,4 +1,4 @@
-"""How many worker groups a run has, and when they start and end, without Ray: nodes, times and ends are said here."""
+"""How many worker groups a run has, and when they start and end, without Ray: nodes, times and events are given."""
 
 from __future__ import annotations
 
@@ -11,17 +11,12 @@ from typing import Any
 import pytest
 import ray
 
-from dray.cluster.connection import Cluster
-from dray.config.load import ConfigError
-from dray.config.resources import Resources
-from dray.desk.failure import Failure
-from dray.desk.messages import Message
 from dray.display.counts import Counts
-from dray.groups.demand import IDLE_S, Demand
+from dray.groups.capacity import Capacity
 from dray.groups.group import Slots
-from dray.groups.pool import CLUSTER_CHECK_S, IN_TURN_S, LOOK_S, SEEK_S, STARTS_IN_VAIN, Groups, find_slots
+from dray.groups.pool import CLUSTER_CHECK_S, IDLE_S, IN_TURN_S, LOOK_S, SEEK_S, STARTS_IN_VAIN, Groups
 from dray.records.timeline import FILE, Timeline
-from tests.groups.test_demand import node
+from tests.groups.test_capacity import node
 
 
 class FakeGroup:
@@ -86,7 +81,7 @@ class World:
 
     def groups(self, **fields: Any) -> Groups:
         display: Any = self.display
-        options: dict[str, Any] = {"demand": Demand(self.slots, None), "elastic": None, **fields}
+        options: dict[str, Any] = {"capacity": Capacity(self.slots, None), "elastic": None, **fields}
         return Groups(
             self._make,
             desk=self.desk,
@@ -111,21 +106,26 @@ class World:
     def later(self, groups: Groups, seconds: float) -> None:
         """A time in which nothing happens."""
         self.now += seconds
-        groups.look_after()
-
-
-def hear(groups: Groups, *kinds: Any, group: str = "group-0", **fields: Any) -> None:
-    for kind in kinds:
-        groups.hear(Message(kind=kind, group=group, **fields))
+        groups.reconcile()
 
 
 def comes_up(groups: Groups, group: str) -> None:
-    hear(groups, "arrived", "joined", group=group)
+    groups.worker_arrived()
+    groups.ready(group)
 
 
-def ends(groups: Groups, group: FakeGroup, *dead: int, error: str = "") -> None:
+def bring_up(world: World, groups: Groups, count: int) -> None:
+    """As many trials, each in a group that trains."""
+    world.trials = count
+    while groups.ready_count < count:
+        groups.start()
+        for name in world.names:
+            comes_up(groups, name)
+
+
+def ends(groups: Groups, group: FakeGroup, *, lost: bool = False, error: str = "") -> None:
     """It has ended by itself."""
-    hear(groups, "ended", group=group.name, start=group.start, dead=dead, error=error)
+    groups.ended(group.name, group.start, is_lost=lost or bool(error), error=error)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def worlds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     def make(*cpus: int, own: bool = True, slots: int = 1) -> World:
         world = World(tmp_path, list(cpus), own=own, slots=slots)
         worlds.append(world)
-        for module in ("dray.groups.pool", "dray.groups.demand"):
+        for module in ("dray.groups.pool", "dray.groups.waiting"):
             monkeypatch.setattr(f"{module}.time.monotonic", lambda: world.now)
         monkeypatch.setattr(ray, "nodes", lambda: [node({"CPU": float(each)}) for each in world.nodes])
         monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": float(sum(world.nodes))})
@@ -148,19 +148,19 @@ def worlds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 
 # ------------------------------------------------------------------------------------------- on a machine of our own
-def test_there_are_no_more_groups_than_trials_or_than_there_is_room_for(worlds: Any) -> None:
+def test_there_are_no_more_groups_than_trials_or_than_fit(worlds: Any) -> None:
     world = worlds(32)
     groups = world.groups()
     world.trials = 3
     groups.start()
     assert world.names == ["group-0", "group-1", "group-2"]
     world.trials = 50
-    hear(groups, "rows")
+    groups.trains()
     for _ in range(20):
         for name in world.names:
             comes_up(groups, name)
         world.later(groups, 2 * SEEK_S)
-    assert groups.there == groups.up == len(world.made) == 32
+    assert groups.count == groups.ready_count == len(world.made) == 32
 
 
 def test_on_few_cores_the_first_group_trains_before_another_starts(worlds: Any) -> None:
@@ -169,24 +169,24 @@ def test_on_few_cores_the_first_group_trains_before_another_starts(worlds: Any) 
     world.trials = 9
     groups.start()
     world.later(groups, 4)
-    hear(groups, "arrived", "joined")
+    comes_up(groups, "group-0")
     world.later(groups, 2)
-    assert (groups.there, groups.up) == (1, 1), "it has nothing to show yet"
-    hear(groups, "rows")
+    assert (groups.count, groups.ready_count) == (1, 1), "it has nothing to show yet"
+    groups.trains()
     world.later(groups, 5)
-    assert groups.there == 1
+    assert groups.count == 1
     world.later(groups, 2)
-    assert groups.there == 2, "it has trained for as long as it took to come to that"
+    assert groups.count == 2, "it has trained for as long as it took to come to that"
 
 
-def test_where_the_first_group_does_not_come_to_train_others_start_all_the_same(worlds: Any) -> None:
+def test_others_start_even_if_the_first_group_does_not_train(worlds: Any) -> None:
     world = worlds(2)
     groups = world.groups()
     world.trials = 9
     groups.start()
     comes_up(groups, "group-0")
     world.later(groups, IN_TURN_S + 1)
-    assert groups.there == 2
+    assert groups.count == 2
 
 
 def test_groups_of_a_large_machine_start_several_at_once(worlds: Any) -> None:
@@ -194,13 +194,13 @@ def test_groups_of_a_large_machine_start_several_at_once(worlds: Any) -> None:
     groups = world.groups()
     world.trials = 16
     groups.start()
-    assert groups.there == 4
+    assert groups.count == 4
     world.later(groups, CLUSTER_CHECK_S + 1)
-    assert groups.there == 4, "they are still starting, on a quarter of its cores"
+    assert groups.count == 4, "they are still starting, on a quarter of its cores"
     comes_up(groups, "group-2")
-    hear(groups, "rows", group="group-2")
-    groups.look_after()
-    assert groups.there == 5, "the next one at once"
+    groups.trains()
+    groups.reconcile()
+    assert groups.count == 5, "the next one at once"
 
 
 # ------------------------------------------------------------------------------------------------ groups that end
@@ -211,17 +211,17 @@ def test_a_group_that_ends_is_freed_and_replaced_at_once(worlds: Any) -> None:
     groups.start()
     [first] = world.made
     ends(groups, first, error="no file descriptors")
-    groups.look_after()
+    groups.reconcile()
     assert first.was_ended, "its slots are free"
     assert world.display.lines == ["worker group group-0 ended: no file descriptors"]
     assert [(group.name, group.start) for group in world.made] == [("group-0", 1), ("group-0", 2)]
-    assert (groups.there, groups.up, groups.error) == (1, 0, None)
-    ends(groups, first, 0)
-    groups.look_after()
+    assert (groups.count, groups.ready_count, groups.error) == (1, 0, None)
+    ends(groups, first, lost=True)
+    groups.reconcile()
     assert len(world.made) == 2, "it was the one before"
 
 
-def test_a_group_that_ended_is_not_replaced_where_no_trial_needs_it(worlds: Any) -> None:
+def test_a_group_that_ended_is_not_replaced_if_no_trial_needs_it(worlds: Any) -> None:
     world = worlds(4, own=False)
     groups = world.groups()
     world.trials = 1
@@ -230,21 +230,21 @@ def test_a_group_that_ended_is_not_replaced_where_no_trial_needs_it(worlds: Any)
     world.trials = 0
     ends(groups, world.made[0])
     world.later(groups, LOOK_S)
-    assert (groups.there, world.counts.groups_lost, world.display.lines) == (0, 0, [])
+    assert (groups.count, world.counts.groups_lost, world.display.lines) == (0, 0, [])
 
 
-def test_groups_that_die_again_and_again_without_a_trial_end_the_experiment(worlds: Any) -> None:
+def test_a_group_that_keeps_dying_without_a_trial_ends_the_experiment(worlds: Any) -> None:
     world = worlds(1)
     groups = world.groups()
     world.trials = 1
     groups.start()
     comes_up(groups, "group-0")
-    hear(groups, "left", outcome="errored", failure=Failure(kind="died"))
+    groups.trial_left("group-0")
     for number in range(STARTS_IN_VAIN):
         assert groups.error is None
         comes_up(groups, "group-0")
-        ends(groups, world.made[-1], 0, error="no file descriptors" if number else "")
-        groups.look_after()
+        ends(groups, world.made[-1], lost=True, error="no file descriptors" if number else "")
+        groups.reconcile()
     assert f"group-0 was started {STARTS_IN_VAIN} times and never finished a trial" in str(groups.error)
     assert "because no file descriptors" in str(groups.error)
     assert str(world.directory) in str(groups.error), "it says how to go on"
@@ -252,16 +252,16 @@ def test_groups_that_die_again_and_again_without_a_trial_end_the_experiment(worl
     assert len(world.made) == STARTS_IN_VAIN, "and no other is started"
 
 
-def test_a_trial_that_ends_clears_its_group_of_suspicion(worlds: Any) -> None:
+def test_a_trial_that_leaves_resets_the_starts_in_vain_of_its_group(worlds: Any) -> None:
     world = worlds(1)
     groups = world.groups()
     world.trials = 2
     groups.start()
     for _ in range(3 * STARTS_IN_VAIN):
         comes_up(groups, "group-0")
-        hear(groups, "left", outcome="completed")
-        ends(groups, world.made[-1], 0)
-        groups.look_after()
+        groups.trial_left("group-0")
+        ends(groups, world.made[-1], lost=True)
+        groups.reconcile()
     assert groups.error is None
 
 
@@ -273,57 +273,79 @@ def test_groups_that_are_replaced_on_purpose_are_not_lost(worlds: Any) -> None:
     for _ in range(2 * STARTS_IN_VAIN):
         comes_up(groups, "group-0")
         ends(groups, world.made[-1])
-        groups.look_after()
-    assert (groups.error, world.counts.groups_lost, groups.there) == (None, 0, 1)
+        groups.reconcile()
+    assert (groups.error, world.counts.groups_lost, groups.count) == (None, 0, 1)
 
 
 # ------------------------------------------------------------------------------------------- on a cluster of others
-def test_groups_that_wait_for_nodes_are_given_back_before_those_that_have_theirs(worlds: Any) -> None:
+def test_groups_that_wait_for_nodes_end_before_those_with_nodes(worlds: Any) -> None:
     world = worlds(4, own=False)
     groups = world.groups()
-    world.trials = 3
-    for _ in range(4):
-        groups.start()
-        for name in world.names:
-            comes_up(groups, name)
-    assert groups.up == 3
-    ends(groups, world.made[1], 0)
-    groups.look_after()
+    bring_up(world, groups, 3)
+    ends(groups, world.made[1], lost=True)
+    groups.reconcile()
     world.made[3].is_placed = False  # its node is gone
     world.trials = 1
     for _ in range(2):
         world.later(groups, IDLE_S + LOOK_S)
     assert [group.name for group in world.made if group.was_ended] == ["group-1", "group-1"]
-    assert world.desk.told[-1] == ("spare", 1), "the desk knows which of the others has nothing to do"
+    assert world.desk.told[-1] == ("retire_idle", 1), "the desk knows which of the others has nothing to do"
     ends(groups, world.made[2])
     world.later(groups, LOOK_S)
-    assert (groups.there, len(world.made)) == (1, 4)
+    assert (groups.count, len(world.made)) == (1, 4)
 
 
-def test_groups_of_many_small_nodes_start_at_once_each_on_its_own(worlds: Any) -> None:
+def test_idle_groups_are_retired_after_a_while_except_one(worlds: Any) -> None:
+    world = worlds(4, own=False)
+    groups = world.groups()
+    bring_up(world, groups, 4)
+    world.trials = 2
+    world.later(groups, LOOK_S)
+    world.later(groups, IDLE_S)
+    assert world.desk.told == []
+    world.later(groups, LOOK_S)
+    assert world.desk.told == [("retire_idle", 2)]
+    world.later(groups, LOOK_S)
+    assert len(world.desk.told) == 1, "once"
+    world.trials = 0
+    world.later(groups, IDLE_S + LOOK_S)
+    assert world.desk.told[1:] == [("retire_idle", 3)]
+
+
+def test_groups_that_are_soon_needed_again_stay(worlds: Any) -> None:
+    world = worlds(4, own=False)
+    groups = world.groups()
+    bring_up(world, groups, 4)
+    for world.trials in (2, 4) * 10:
+        world.later(groups, IDLE_S - 1)
+    assert world.desk.told == []
+    assert groups.count == 4
+
+
+def test_groups_on_many_small_nodes_all_start_at_once(worlds: Any) -> None:
     world = worlds(1, 1, 1, 1, own=False)
     groups = world.groups()
     world.trials = 4
     groups.start()
-    assert groups.there == 4
+    assert groups.count == 4
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_all_groups_together_never_have_more_slots_than_they_may(worlds: Any, own: bool) -> None:
+def test_all_groups_together_never_exceed_max_slots(worlds: Any, own: bool) -> None:
     world = worlds(16, 16, own=own, slots=2)
-    groups = world.groups(demand=Demand(world.slots, None, 5))
+    groups = world.groups(capacity=Capacity(world.slots, None, 5))
     world.trials = 30
     groups.start()
     for _ in range(30):
         for name in world.names:
             comes_up(groups, name)
-            hear(groups, "rows", group=name)
+            groups.trains()
         world.later(groups, CLUSTER_CHECK_S + 1)
-        assert groups.there * world.slots.per_trial <= 5
-    assert groups.there == len(world.made) == 2
-    ends(groups, world.made[0], 0)
+        assert groups.count * world.slots.per_trial <= 5
+    assert groups.count == len(world.made) == 2
+    ends(groups, world.made[0], lost=True)
     world.later(groups, CLUSTER_CHECK_S + 1)
-    assert (groups.there, len(world.made)) == (2, 3), "what one had, the next may have"
+    assert (groups.count, len(world.made)) == (2, 3), "what one had, the next may have"
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -336,14 +358,14 @@ def test_n_groups_share_each_slot(worlds: Any, own: bool) -> None:
     for _ in range(30):
         for name in world.names:
             comes_up(groups, name)
-            hear(groups, "rows", group=name)
+            groups.trains()
         world.later(groups, CLUSTER_CHECK_S + 1)
     starts = [json.loads(line) for line in (world.directory / FILE).read_text().splitlines()]
     assert [each["slots"] for each in starts if each["event"] == "starts"] == [0.25] * 8
-    assert groups.there == 8
+    assert groups.count == 8
 
 
-def test_what_waits_for_nodes_is_said(worlds: Any) -> None:
+def test_the_user_is_told_what_groups_wait_for(worlds: Any) -> None:
     world = worlds(2, own=False)
     groups = world.groups()
     world.trials = 1
@@ -356,20 +378,20 @@ def test_what_waits_for_nodes_is_said(worlds: Any) -> None:
     assert world.display.waits_for == "the worker group waits for nodes"
 
 
-def test_nodes_that_are_to_be_taken_away_are_left_once(worlds: Any) -> None:
+def test_a_group_on_a_draining_node_is_drained_once(worlds: Any) -> None:
     world = worlds(4, own=False)
     groups = world.groups()
     world.trials = 1
     groups.start()
     world.made[0].nodes = frozenset(["node-a", "node-b"])
-    groups.draining({"node-b"})
+    groups.nodes_drain({"node-b"})
     assert world.desk.told == [], "there is nothing to save yet"
-    hear(groups, "joined")
-    groups.draining({"node-c"})
+    groups.ready("group-0")
+    groups.nodes_drain({"node-c"})
     assert world.desk.told == []
     for _ in range(2):
-        groups.draining({"node-b"})
-    assert world.desk.told == [("vacate", "group-0")]
+        groups.nodes_drain({"node-b"})
+    assert world.desk.told == [("drain_group", "group-0")]
     assert len(world.display.lines) == 1
 
 
@@ -378,72 +400,53 @@ class Sizes:
     """An elastic group's size, as a test says."""
 
     def __init__(self) -> None:
-        self.size, self.grows_to, self.shrinks, self.heard = 2, 0, False, list[str]()
+        self.size, self.grows_to = 2, 0
 
     def start(self) -> int:
         return self.size
 
     def arrived(self) -> None:
-        self.heard.append("arrived")
+        """It has no use for that."""
 
-    def joined(self) -> None:
-        self.heard.append("joined")
+    ready = close = arrived
 
     def may_grow(self) -> int:
         return self.grows_to
 
-    def must_shrink(self, lacks: bool) -> bool:
-        return self.shrinks and lacks
 
-    def close(self) -> None:
-        self.heard.append("closed")
-
-
-def test_an_elastic_group_is_vacated_to_grow_and_its_place_taken_by_a_larger_one(worlds: Any) -> None:
+def test_an_elastic_group_is_drained_to_grow_and_replaced_by_a_larger_one(worlds: Any) -> None:
     world, sizes = worlds(8, own=False), Sizes()
-    groups = world.groups(elastic=sizes)
+    groups = world.groups(elastic=sizes, capacity=Capacity(world.slots, None, 1))
     world.trials = 5
     groups.start()
     comes_up(groups, "group-0")
     world.later(groups, LOOK_S)
-    assert (groups.there, world.made[0].slots.per_trial) == (1, 2)
+    assert (groups.count, world.made[0].slots.per_trial) == (1, 2)
     sizes.grows_to = 4
     for _ in range(2):
         world.later(groups, LOOK_S)
-    assert world.desk.told == [("vacate", "group-0")], "once"
+    assert world.desk.told == [("drain_group", "group-0")], "once"
     sizes.size = 4
     assert len(world.made) == 1, "its slots are not free before it has ended"
     ends(groups, world.made[0])
     world.later(groups, LOOK_S)
-    assert (groups.there, world.made[1].slots.per_trial) == (1, 4)
+    assert (groups.count, world.made[1].slots.per_trial) == (1, 4)
 
 
 def test_an_elastic_group_that_has_lost_a_node_is_replaced_by_a_smaller_one(worlds: Any) -> None:
     world, sizes = worlds(8, own=False), Sizes()
-    groups = world.groups(elastic=sizes)
+    groups = world.groups(elastic=sizes, capacity=Capacity(world.slots, None, 1))
     world.trials = 1
     groups.start()
     comes_up(groups, "group-0")
     sizes.size = 1
-    ends(groups, world.made[0], 0)
-    groups.look_after()
-    assert (groups.there, world.made[1].slots.per_trial) == (1, 1)
-
-
-def test_an_elastic_group_that_waits_too_long_for_its_slots_is_given_up_for_a_smaller_one(worlds: Any) -> None:
-    world, sizes = worlds(8, own=False), Sizes()
-    groups = world.groups(elastic=sizes)
-    world.trials = 1
-    groups.start()
-    world.made[0].is_placed, sizes.shrinks, sizes.size = False, True, 1
-    world.later(groups, LOOK_S)
-    assert world.made[0].was_ended
-    assert world.made[1].slots.per_trial == 1
-    assert world.display.lines == ["worker group group-0 lost some of its slots: its trial continues with fewer"]
+    ends(groups, world.made[0], lost=True)
+    groups.reconcile()
+    assert (groups.count, world.made[1].slots.per_trial) == (1, 1)
 
 
 # --------------------------------------------------------------------------------------------------------- at the end
-def test_at_the_end_groups_that_start_are_given_up_and_others_end_by_themselves(worlds: Any) -> None:
+def test_at_the_end_starting_groups_are_ended_and_others_end_by_themselves(worlds: Any) -> None:
     world = worlds(4, own=False)
     groups = world.groups()
     world.trials = 2
@@ -453,16 +456,3 @@ def test_at_the_end_groups_that_start_are_given_up_and_others_end_by_themselves(
     groups.end(at_once=False)
     assert [group.was_waited_for for group in world.made] == [True, False]
     assert [group.was_ended for group in world.made] == [True, True]
-
-
-# ---------------------------------------------------------------------------------------------------------- the slots
-def test_slots_that_a_cluster_can_never_have_are_refused_with_what_it_has(worlds: Any) -> None:
-    worlds(2, 2)
-    cluster = Cluster(own=True, told="a Ray cluster")
-    assert find_slots(cluster, Resources(slots_per_trial=4), 4) == ("cpu", None)
-    with pytest.raises(ConfigError, match="5 slots requested, but a Ray cluster has, or can grow to, 4 cpu slots"):
-        find_slots(cluster, Resources(slots_per_trial=5), 5)
-    with pytest.raises(ConfigError, match="1/4 slot requested, but a Ray cluster has, or can grow to, 0 cpu slots"):
-        find_slots(cluster, Resources(slots_per_trial=0.25, cpus_per_slot=4), 1)
-    with pytest.raises(ConfigError, match="3 slots requested on one node"):
-        find_slots(cluster, Resources(slots_per_trial=3, placement_strategy="STRICT_PACK"), 3)

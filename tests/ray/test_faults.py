@@ -6,11 +6,12 @@ import os
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 import dray
-from dray.desk.messages import Message
+from dray.desk.messages import GroupEnded, GroupReady, HandleStarted, Message
 from tests.ray.harness import (
     TRIALS,
     Attempt,
@@ -22,6 +23,8 @@ from tests.ray.harness import (
     recorded,
     wait_for,
 )
+
+M = TypeVar("M")
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -39,8 +42,8 @@ class Sweep:
     """How many trials had ended when the handle was killed."""
     messages: list[Message] = field(default_factory=list)
 
-    def heard(self, kind: str) -> list[Message]:
-        return [message for message in self.messages if message.kind == kind]
+    def heard(self, kind: type[M]) -> list[M]:
+        return [message for message in self.messages if isinstance(message, kind)]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +57,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 
     def faults() -> None:
         wait_for(lambda: any(a.batches for mine in attempts(record).values() for a in mine), "the first batch")
-        handle = wait_for(lambda: [m.process for m in messages if m.kind == "handle"], "a Tune handle")[0]
+        handle = wait_for(lambda: [m.process for m in messages if isinstance(m, HandleStarted)], "a Tune handle")[0]
         os.kill(handle, signal.SIGKILL)
         done.update(killed_handle=handle, ended_before=len(ends(path)))
         wait_for(lambda: ends(path), "the first trial's end")
@@ -94,14 +97,14 @@ def test_restart_is_counted_for_its_trial_alone(sweep: Sweep) -> None:
 
 
 def test_only_the_killed_group_was_lost(sweep: Sweep) -> None:
-    assert [message.lost for message in sweep.messages].count(True) == 1
-    groups = {message.group for message in sweep.heard("joined")}
-    assert len(sweep.heard("joined")) == len(groups) + 1
+    assert [message.is_lost for message in sweep.heard(GroupEnded)].count(True) == 1
+    groups = {message.group for message in sweep.heard(GroupReady)}
+    assert len(sweep.heard(GroupReady)) == len(groups) + 1
 
 
 def test_search_goes_on_with_a_new_handle_after_the_first_is_killed(sweep: Sweep) -> None:
     assert sweep.ended_before < TRIAL_COUNT
-    handles = [message.process for message in sweep.heard("handle")]
+    handles = [message.process for message in sweep.heard(HandleStarted)]
     assert sweep.killed_handle in handles
     assert handles[-1] != sweep.killed_handle
     assert len(handles) == 2

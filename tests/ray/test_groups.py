@@ -12,7 +12,7 @@ import ray
 import torch
 
 import dray
-from dray.desk.messages import Message
+from dray.desk.messages import GroupEnded, GroupRetired, LeaseGranted, Message, TrialLeft
 from tests.ray.harness import TRIALS, alive, ends, journal, lines, recorded
 from tests.ray.trials.changes import CHANGES
 
@@ -24,6 +24,15 @@ class Ran:
     record: Path
     result: dray.Result
     messages: list[Message]
+
+    @property
+    def retired(self) -> dict[int, str]:
+        """Trials after which a group's processes were replaced, and why."""
+        return {message.trial: message.reason for message in self.messages if isinstance(message, GroupRetired)}
+
+    @property
+    def lost_groups(self) -> int:
+        return sum(isinstance(message, GroupEnded) and message.is_lost for message in self.messages)
 
     def pids(self, trial: int) -> list[int]:
         """The processes of the trial's attempts, in order."""
@@ -103,9 +112,9 @@ def test_every_trial_has_one_end(shared: Ran) -> None:
 
 
 def test_there_is_one_group_at_a_time_where_all_trials_together_may_have_the_slots_of_one(shared: Ran) -> None:
-    started = [(each.trial, each.kind) for each in shared.messages if each.kind in ("granted", "left")]
-    assert {kind for _, kind in started[::2]} == {"granted"}
-    assert {kind for _, kind in started[1::2]} == {"left"}
+    kinds = [type(each) for each in shared.messages if isinstance(each, LeaseGranted | TrialLeft)]
+    assert set(kinds[::2]) == {LeaseGranted}
+    assert set(kinds[1::2]) == {TrialLeft}
     assert shared.result.timeline["group"].nunique() == 1
 
 
@@ -132,7 +141,7 @@ def test_exit_handlers_of_a_trial_are_called_at_its_end(shared: Ran) -> None:
 
 # ------------------------------------------------------------------------------------------------- groups are replaced
 def test_workers_are_reused_unless_something_is_left(shared: Ran) -> None:
-    retired = {message.trial: message.error for message in shared.messages if message.kind == "retired"}
+    retired = shared.retired
     assert retired.keys() == {1, 2, 3, 4}
     assert retired[1] == "its collectives were aborted"
     assert retired[2].startswith("thread prefetch is still running, at ")
@@ -146,15 +155,17 @@ def test_workers_are_reused_unless_something_is_left(shared: Ran) -> None:
 
 
 def test_child_process_that_a_trial_left_is_gone(shared: Ran) -> None:
-    [reason] = [message.error for message in shared.messages if message.kind == "retired" and message.trial == 3]
+    [reason] = [
+        message.reason for message in shared.messages if isinstance(message, GroupRetired) and message.trial == 3
+    ]
     assert not alive(int(reason.split()[1]), "sleep")
 
 
 def test_replacing_is_no_loss_and_uses_up_no_start(shared: Ran, alone: Ran) -> None:
-    assert [message.kind for message in alone.messages].count("retired") >= 1
-    assert [message.lost for message in alone.messages].count(True) == 0
+    assert alone.retired
+    assert alone.lost_groups == 0
     # Only the process that hung was lost.
-    assert [message.lost for message in shared.messages].count(True) == 1
+    assert shared.lost_groups == 1
 
 
 # ------------------------------------------------------------------------------------------------ restarts, and hangs

@@ -13,7 +13,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 import dray
-from dray.desk.messages import Message
+from dray.desk.messages import Message, WorkerArrived
 from tests.ray.harness import (
     TRIALS,
     Attempt,
@@ -61,7 +61,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         told: dict[str, float] = {}
 
         def hear(message: Message) -> None:
-            if message.kind == "arrived":
+            if isinstance(message, WorkerArrived):
                 nodes.append(message.node)
 
         def fault() -> None:

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 import dray
-from dray.desk.messages import Message
-from dray.experiment.retention import Policy, Saved, saved_in
-from dray.experiment.run import _checkpoints_needed
+from dray.desk.messages import CheckpointSaved, Message
+from dray.experiment.retention import Policy, Saved, checkpoints_needed, saved_in
 from dray.storage import CheckpointStore, verify
 from tests.ray.harness import TRIALS, journal, promotion, recorded
 
@@ -57,13 +56,13 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     looks: list[Look] = []
 
     def look(message: Message) -> None:
-        if message.kind == "saved":
+        if isinstance(message, CheckpointSaved):
             saved = Saved(
                 trial=message.trial, batches=message.batches, checkpoint=message.checkpoint, value=message.value
             )
             told.append(saved)
             trials = experiment.last_run.search.trials
-            kept = POLICY.keeps(told, needs=lambda trial: _checkpoints_needed(trials[trial]))
+            kept = POLICY.keeps(told, needs=lambda trial: checkpoints_needed(trials[trial]))
             looks.append(Look(there=len(list(path.glob("trial_*/checkpoint_*"))), implied=len(kept)))
 
     result = experiment.run(on_message=look)

@@ -19,7 +19,7 @@ from ray.util.placement_group import placement_group_table
 
 from dray.cluster.connection import connect
 from dray.desk.failure import LOW_MEMORY
-from dray.desk.messages import Message
+from dray.desk.messages import GroupEnded, Message
 from dray.groups import group as lending
 from dray.groups.deaths import oom_kills, oom_kills_of
 from dray.groups.group import Slots, WorkerGroup, start_desk
@@ -79,11 +79,11 @@ class World:
         wait_for(lambda: all(file.exists() for file in files), f"{count} processes")
         return [json.loads(file.read_text()) for file in files]
 
-    def end(self) -> Message:
+    def end(self) -> GroupEnded:
         """The next end that the desk tells of."""
-        while not any(message.kind == "ended" for message in self.heard):
+        while not any(isinstance(message, GroupEnded) for message in self.heard):
             self.heard += ray.get(self.desk.messages.remote({}), timeout=60)
-        [end] = [message for message in self.heard if message.kind == "ended"]
+        [end] = [message for message in self.heard if isinstance(message, GroupEnded)]
         self.heard.clear()
         return end
 
@@ -146,7 +146,7 @@ def test_a_process_that_died_when_the_kernel_killed_one_of_its_node_was_out_of_m
     heard: list[tuple[Any, ...]] = []
     group = world.start(slots=1, cpus=0.5)
     [process] = world.processes(1)
-    group._desk = SimpleNamespace(ended=SimpleNamespace(remote=lambda *told: heard.append(told)))
+    group._desk = SimpleNamespace(group_ended=SimpleNamespace(remote=lambda *told: heard.append(told)))
     monkeypatch.setattr(lending, "oom_kills_of", lambda node, runtime_env: oom_kills()[1] + 1)
     os.kill(process["pid"], signal.SIGKILL)
     assert group.ended(by=time.monotonic() + 60)

@@ -137,19 +137,14 @@ def test_run_that_was_killed_ends_with_the_last_that_is_known_of_it(tmp_path: Pa
     ]
 
 
-class Message:
-    def __init__(self, kind: str, group: str = "", trial: int = -1, time: float = 0.0) -> None:
-        self.kind, self.group, self.trial, self.time = kind, group, trial, time
-
-
 def test_what_the_driver_notes_is_read_also_while_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10, 100))
     monkeypatch.setattr(timeline.time, "time", lambda: float(next(clock)))
-    notes: Any = Timeline(tmp_path)  # at 10
+    notes = Timeline(tmp_path)  # at 10
     notes.starts("g", 2)  # at 11
-    for message in (Message("joined", "g", time=20), Message("granted", "g", 4, 21), Message("rows", "g", 4, 22)):
-        notes.hear(message)
-    notes.hear(Message("left", "g", 4, 30))
+    notes.ready("g", 20)
+    notes.lent("g", 4, 21)
+    notes.left("g", 4, 30)
     with (tmp_path / FILE).open("ab") as file:
         file.write(b'{"event": "gran')
     table = read_timeline(tmp_path, system())

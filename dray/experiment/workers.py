@@ -1,0 +1,137 @@
+"""What the worker groups of a run are made of: their slots, the trial's code, and what every worker gets."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dray
+from dray.cluster.connection import Cluster
+from dray.code.factory import ByValue, FromDirectory, Sent
+from dray.config.load import ExperimentConfig
+from dray.environment import Device, device
+from dray.experiment.preflight import check_nodes
+from dray.experiment.travel import send
+from dray.groups.capacity import Capacity, find_slots
+from dray.groups.elastic import Elastic
+from dray.groups.group import Slots, WorkerGroup
+from dray.records.directory import ExperimentDirectory
+from dray.training.units import Batch, TrainUnit
+from dray.worker.host import Experiment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """Attributes:
+    run: unique name of this run; one that resumes the experiment has another.
+    slots: of a group; of the smallest, if its size may change.
+    capacity: how many groups fit.
+    elastic: the size of the only group, if it may change.
+    settings: of all trials.
+    work: for every worker, see ``dray.worker.entry.serve_leases``.
+    directory: where Ray Train would keep its state.
+    """
+
+    run: str
+    slots: Slots
+    capacity: Capacity
+    elastic: Elastic | None
+    settings: Experiment
+    work: Mapping[str, Any]
+    directory: Path
+
+    def start(self, name: str, start: int, slots: Slots, desk: Any) -> WorkerGroup:
+        """Start a group, as the start with this number."""
+        return WorkerGroup(
+            name=name, start=start, run=self.run, desk=desk, slots=slots, work=self.work, directory=self.directory
+        )
+
+
+def prepare_workers(
+    config: ExperimentConfig,
+    directory: ExperimentDirectory,
+    cluster: Cluster,
+    load_trial: FromDirectory | ByValue,
+    rungs: Sequence[float],
+    say: Callable[[str], None],
+) -> WorkerSpec:
+    """Find the slots, send the code to a cluster of others, and check its nodes.
+
+    Args:
+        load_trial: loads the trial's class on workers on this machine.
+        rungs: absolute lengths at which the search decides, as its method counts them.
+        say: prints a line for the user.
+
+    Raises:
+        ConfigError: the cluster can't have room for a group, a node lacks something, or the code is too large.
+    """
+    sizes, resources = config.slots_per_trial, config.resources
+    kind, limits = find_slots(cluster, resources, sizes[0])
+    loads: FromDirectory | ByValue | Sent = load_trial
+    runtime_env: dict[str, Any] = {}
+    if not cluster.own:
+        loads, runtime_env = send(load_trial, directory, config, say)
+    slots = Slots(
+        per_trial=sizes[0],
+        gpu=kind == "gpu",
+        cpus_per_slot=resources.cpus_per_slot,
+        runtime_env=runtime_env,
+        placement_strategy=resources.placement_strategy,
+        shared_by=resources.trials_per_slot,
+    )
+    run = f"{directory.path.name}-{secrets.token_hex(4)}"
+    settings = trial_settings(config, rungs, device(gpu=slots.gpu))
+    is_elastic = len(sizes) > 1
+    return WorkerSpec(
+        run=run,
+        slots=slots,
+        capacity=Capacity(slots, limits, sizes[0] if is_elastic else resources.max_slots),
+        elastic=Elastic(slots, sizes, name=run) if is_elastic else None,
+        settings=settings,
+        work={
+            "experiment": settings,
+            "load_trial": loads,
+            "run": run,
+            "log_format": dray.LOG_FORMAT,
+            "shared_by": slots.shared_by,
+            "needs": None if cluster.own else check_nodes(directory, run, gpu=slots.gpu),
+        },
+        directory=directory.ray,
+    )
+
+
+def trial_settings(config: ExperimentConfig, rungs: Sequence[float], device: Device) -> Experiment:
+    """The same for all trials of an experiment.
+
+    Args:
+        rungs: absolute lengths at which the search decides, as its method counts them.
+        device: what trials train on.
+    """
+    searcher = config.searcher
+    length = _unit(searcher.counted_length)
+    unit = type(length) if length is not None else Batch
+    by_time = searcher.counted_by is not None
+    return Experiment(
+        experiment_id=1,
+        config=config.for_code(),
+        data=config.data,
+        environment=config.environment.variables(device),
+        secrets=config.secrets,
+        metric=searcher.metric,
+        smaller_is_better=searcher.smaller_is_better,
+        max_length=length,
+        rungs=() if by_time else tuple(unit(int(rung)) for rung in rungs),
+        source_checkpoint=searcher.source_checkpoint_uuid,
+        time_metric=searcher.counted_by,
+        time_rungs=rungs if by_time else (),
+        validation_period=_unit(config.min_validation_period),
+        checkpoint_period=_unit(config.min_checkpoint_period),
+        checkpoint_policy=config.checkpoint_policy,
+    )
+
+
+def _unit(length: Any) -> TrainUnit | None:
+    return None if length is None else length.to_unit()

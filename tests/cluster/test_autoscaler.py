@@ -1,0 +1,185 @@
+"""What the autoscaler may start, and what it is doing, without a cluster: files and states are given here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.autoscaler.v2.schema import LaunchRequest, NodeInfo
+from ray.core.generated.autoscaler_pb2 import ClusterConfig
+
+from dray.cluster import autoscaler
+from dray.cluster.autoscaler import Activity, Limits, limits_of
+from tests.groups.test_capacity import node
+
+UNKNOWN = Limits(types=None)
+FILE = """
+max_workers: 6
+head_node_type: head
+available_node_types:
+  head: {resources: {CPU: 4, GPU: 0}, node_config: {}}
+  spot: {resources: {CPU: 8, GPU: 2}, max_workers: 4, node_config: {}}
+  other: {resources: {CPU: 16}, node_config: {}}
+"""
+
+
+# --------------------------------------------------------------------------------------------------------- its file
+def test_limits_come_from_the_config_file() -> None:
+    found = limits_of(FILE)
+    assert found.types is not None
+    assert [kind.max_count for kind in found.types] == [0, 4, 6], "Ray's defaults: none of the head, else as of all"
+    assert found.max_count == 6
+    assert sum(node.get("GPU", 0) for node in found.nodes()) == 8
+
+
+@pytest.fixture
+def monitor(tmp_path: Path) -> Iterator[Any]:
+    """Starts a process that looks like the autoscaler's."""
+    script = tmp_path / "monitor.py"
+    script.write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    started = []
+
+    def start(*arguments: str) -> None:
+        started.append(subprocess.Popen([sys.executable, "-u", script, *arguments], stdout=subprocess.PIPE))
+        assert started[-1].stdout is not None
+        assert started[-1].stdout.readline() == b"up\n"
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_the_file_is_that_of_this_clusters_process(monitor: Any, tmp_path: Path) -> None:
+    port = f"{os.getpid() + 100_000}"  # that no Ray of this machine has
+    assert autoscaler._read_config_file(port) is None
+    file = tmp_path / "cluster.yaml"
+    file.write_text(FILE)
+    monitor("--gcs-address=10.0.0.1:1", f"--autoscaling-config={tmp_path / 'none.yaml'}")
+    monitor(f"--gcs-address=10.0.0.1:{port}", f"--autoscaling-config={file}", "--logs-dir=a=b")
+    assert autoscaler._read_config_file(port) == FILE
+
+
+def test_a_process_without_a_file_starts_nothing(monitor: Any) -> None:
+    port = f"{os.getpid() + 200_000}"
+    monitor(f"--gcs-address=[::1]:{port}")
+    assert autoscaler._read_config_file(port) == autoscaler._NO_FILE
+
+
+@pytest.mark.parametrize(
+    ("file", "states", "expected"),
+    [
+        (FILE, True, limits_of(FILE)),
+        (autoscaler._NO_FILE, True, None),
+        (None, True, UNKNOWN),  # it is elsewhere, as on Kubernetes
+        (None, False, None),
+    ],
+)
+def test_whether_there_is_an_autoscaler(
+    file: str | None, states: bool, expected: Limits | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
+    monkeypatch.setattr(autoscaler, "_config_file", lambda: file)
+    monkeypatch.setattr(autoscaler, "_has_state", lambda: states)
+    assert autoscaler.limits() == expected
+
+
+OWN_MACHINES = "provider: {type: local, head_ip: 10.0.0.1, worker_ips: [10.0.0.2, 10.0.0.3]}"
+
+
+def test_existing_machines_are_waited_for_and_no_others_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive, dead = node({}), node({}, alive=False)
+    seen = [[alive, dead], [alive, dead, alive, alive]]
+    monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
+    monkeypatch.setattr(autoscaler, "_config_file", lambda: OWN_MACHINES)
+    monkeypatch.setattr(ray, "nodes", lambda: seen.pop(0))
+    assert autoscaler.limits() is None
+    assert not seen
+
+
+def test_a_machine_that_does_not_join_is_not_waited_for_forever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: None)
+    monkeypatch.setattr(autoscaler, "_config_file", lambda: OWN_MACHINES)
+    monkeypatch.setattr(ray, "nodes", lambda: [node({}), node({})])
+    monkeypatch.setattr(autoscaler, "JOIN_S", -1.0)
+    assert autoscaler.limits() is None
+    assert "only 2 of 3 machines" in caplog.text
+
+
+def test_limits_in_the_clusters_state_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = ClusterConfig()
+    told.node_group_configs.add(resources={"CPU": 8, "GPU": 1}, max_count=3)
+    told.node_group_configs.add(resources={"CPU": 4}, max_count=-1)
+    monkeypatch.setattr(ray._private.state.state, "get_cluster_config", lambda: told)
+    found = autoscaler.limits()
+    assert found is not None
+    assert found.types is not None
+    assert [(dict(kind.resources), kind.max_count) for kind in found.types] == [
+        ({"CPU": 8, "GPU": 1}, 3),
+        ({"CPU": 4}, autoscaler.UNLIMITED),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------- what it is doing
+def launch(kind: str, count: int, *, failed: int | None = None, details: str | None = None) -> LaunchRequest:
+    status = LaunchRequest.Status.PENDING if failed is None else LaunchRequest.Status.FAILED
+    return LaunchRequest(
+        instance_type_name="",
+        ray_node_type_name=kind,
+        count=count,
+        state=status,
+        request_ts_s=0,
+        failed_ts_s=failed,
+        details=details,
+    )
+
+
+def test_the_activity_of_version_2() -> None:
+    node = NodeInfo(instance_type_name="", ray_node_type_name="spot", instance_id="i", ip_address="")
+    failed = [launch("b", 1, failed=9, details="second\n  try"), launch("b", 1, failed=2, details="first")]
+    found = autoscaler._activity_of_v2([launch("spot", 2)], [node], failed)
+    assert found == Activity(starting={"spot": 3}, failed={"b": "second try"})
+
+
+@pytest.mark.parametrize("details", [None, "", "Failed to launch 1 nodes of type b with request id 7: "])
+def test_without_a_reason_version_2_names_its_log(details: str | None) -> None:
+    told = str(autoscaler._activity_of_v2([], [], [launch("b", 1, failed=1, details=details)]))
+    assert told.endswith("it could not start b: see monitor.log in Ray's logs on the head")
+
+
+def test_the_activity_of_version_1() -> None:
+    no_capacity = {"category": "InsufficientInstanceCapacity", "description": "none\nin this zone"}
+    report = {
+        "pending_launches": {"spot": 2},
+        "pending_nodes": [["10.0.0.2", "spot", "setting-up"], ["10.0.0.3", "cpu", "waiting-for-ssh"]],
+        "node_availability_summary": {
+            "node_availabilities": {
+                "spot": {"is_available": True, "unavailable_node_information": None},
+                "gone": {"is_available": False, "unavailable_node_information": no_capacity},
+            }
+        },
+    }
+    found = autoscaler._activity_of_v1(json.loads(json.dumps(report)))
+    assert found == Activity(
+        starting={"spot": 3, "cpu": 1}, failed={"gone": "InsufficientInstanceCapacity none in this zone"}
+    )
+    assert autoscaler._activity_of_v1({}) == Activity(starting={}, failed={})
+
+
+def test_activity_as_text() -> None:
+    assert str(Activity(starting={}, failed={})) == "the autoscaler is starting none"
+    both = Activity(starting={"spot": 2, "cpu": 1}, failed={"b": "no capacity"})
+    assert str(both) == "the autoscaler is starting 1 cpu, 2 spot; it could not start b: no capacity"
+    assert both.short() == "1 cpu, 2 spot starting, b not available"
+    again = Activity(starting={"b": 1}, failed={"b": "no capacity"})
+    assert str(again) == "the autoscaler is starting 1 b; it could not start b: no capacity"
+    assert again.short() == "b not available"
