@@ -46,8 +46,8 @@ from dray.records.outcomes import NEVER_BEST
 from dray.records.timeline import Timeline
 from dray.storage import CheckpointStore
 from dray.training.units import Batch, TrainUnit
-from dray.worker.host import REPORT, TOGETHER_S, Lease
-from dray.worker.host import Experiment as TrialsExperiment
+from dray.worker.host import REPORT_FILE
+from dray.worker.lease import SEND_EVERY_S, SharedSettings, TrialLease
 from searchers.errors import SpaceError
 from searchers.events import Reason, Started
 from searchers.journal import Journal
@@ -175,13 +175,13 @@ class Run:
         )
 
     # ------------------------------------------------------------------ before anything trains
-    def _for_trials(self, slot: Device) -> TrialsExperiment:
+    def _for_trials(self, slot: Device) -> SharedSettings:
         searcher = self.config.searcher
         length = _unit(searcher.counted_length)
         unit = type(length) if length is not None else Batch
         rungs = self.search.method.rungs
         by_time = searcher.counted_by is not None
-        return TrialsExperiment(
+        return SharedSettings(
             experiment_id=1,
             config=self.config.for_code(),
             data=self.config.data,
@@ -368,7 +368,7 @@ class Run:
                 except SpaceError as error:  # no sample meets the constraint
                     self._error = FoundInTraining(error.faults, "The search")
                     return
-            lease = Lease(
+            lease = TrialLease(
                 number=message.lease,
                 trial_id=message.trial,
                 trial_seed=self.search.seed_of(message.trial),
@@ -377,7 +377,7 @@ class Run:
                 store=self._directory.store(message.trial),
                 last_step=view.last_step,
                 revived=message.trial in self._revived,
-                together_s=max(TOGETHER_S, self.groups.there / REPORTS_PER_S),
+                send_every_s=max(SEND_EVERY_S, self.groups.there / REPORTS_PER_S),
             )
         if wanted:
             self.desk.bind.remote(message.lease, {"number": message.lease, "lease": lease})
@@ -444,7 +444,7 @@ class Run:
             desk=self.desk,
             slots=slots,
             work={
-                "experiment": self._experiment,
+                "settings": self._experiment,
                 "load_trial": self._load_trial,
                 "run": self._name,
                 "log_format": dray.LOG_FORMAT,
@@ -473,7 +473,7 @@ def _checkpoints_needed(trial: TrialView) -> int:
 
 def _metric_at(store: CheckpointStore, batches: int) -> float | None:
     try:
-        value = json.loads(store.read(batches, REPORT)).get("metric")
+        value = json.loads(store.read(batches, REPORT_FILE)).get("metric")
     except (FileNotFoundError, ValueError):  # from another tool, or damaged
         return None
     return value if isinstance(value, int | float) else None

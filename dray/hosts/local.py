@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from dray.hosts.bottom_line import TerminalLine, bottom_line
 from dray.hosts.progress import ProgressDisplay, is_wanted
-from dray.hosts.unsaved import Unsaved
+from dray.hosts.unsaved import UnsavedRows
 from dray.storage import CheckpointStore, Location, verify
 from dray.storage.manifest import Listed
 from dray.training.errors import ShouldExit
@@ -86,8 +86,7 @@ class LocalHost:
         self._store = CheckpointStore(self.directory) if store is None else store
         self.is_remote = self._store.is_remote
         self.outputs = self._store.outputs
-        self._unsaved = Unsaved()
-        self._carried: list[dict[str, Any]] = []
+        self._unsaved = UnsavedRows()
         self._stopping = False
         self._asked_by = ""
         self._told_to_wait = False
@@ -222,13 +221,14 @@ class LocalHost:
             self._display.watch(progress)
 
     def new_checkpoint(self, batches: int) -> Path:
-        self._carried = self._unsaved.now()
-        return self._store.stage(batches)
+        staging = self._store.stage(batches)
+        self._unsaved.stage(staging)
+        return staging
 
     def commit(
         self, staging: Path, report: Report, digests: Mapping[str, str], others: Mapping[str, Listed] | None = None
     ) -> str:
-        rows = [*self._carried, _row(report)]
+        rows = [*self._unsaved.take(staging).rows, _row(report)]
         if not (carried := staging / "metrics.jsonl").exists():  # a program may have a file of this name
             carried.write_text("".join(json.dumps(row) + "\n" for row in rows))
         path = self._store.commit(staging, report.batches, digests, others)

@@ -20,7 +20,7 @@ def serve_leases(work: dict[str, Any]) -> None:
 
     Args:
         work: ``desk`` (actor handle), ``group`` (name), ``start`` (number of the group's start), ``run`` (a name of
-            this run of the experiment), ``experiment`` (``hosts.ray_worker.Experiment``), ``load_trial`` (a callable
+            this run of the experiment), ``settings`` (``dray.worker.lease.SharedSettings``), ``load_trial`` (a callable
             that returns the PyTorchTrial class or the ``Script`` to run; its ``place()`` is the directory of the code,
             or None: where trials run), ``log_format`` (of what trials log), ``shared_by`` (how many trials share a
             slot), ``needs`` (``dray.cluster.checks.node.Needs``, or None on a machine of our own).
@@ -50,7 +50,7 @@ def _serve_leases(work: dict[str, Any]) -> None:
         # On a CPU slot, where Ray leaves all of the node's GPUs visible.
         set_variables({"CUDA_VISIBLE_DEVICES": ""})
     # Before torch is imported: it reads some of them.
-    set_variables(work["experiment"].environment)
+    set_variables(work["settings"].environment)
     work["desk"].arrived.remote(work["group"], ray.get_runtime_context().get_node_id())
     if work["needs"] is not None:
         try:

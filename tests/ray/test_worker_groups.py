@@ -58,7 +58,7 @@ class World:
 
     def start(self, *, slots: int, cpus: float, start: int = 1) -> WorkerGroup:
         work = {
-            "experiment": SimpleNamespace(environment={}),
+            "settings": SimpleNamespace(environment={}),
             "load_trial": Held(self.directory),
             "run": "run",
             "needs": None,

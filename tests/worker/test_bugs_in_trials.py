@@ -17,12 +17,11 @@ from dray.config.load import load_config
 from dray.storage import CheckpointStore
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.units import Batch
-from dray.worker import host as ray_worker
-from dray.worker import program_host as ray_program
-from dray.worker import serve as worker
-from dray.worker.host import Experiment, Lease
+from dray.worker import desk_link
+from dray.worker import run_trial as run_trial_module
+from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.process_group import _kept
-from dray.worker.serve import _Left, _run_trial
+from dray.worker.run_trial import Left, run_trial
 from tests.bugs import CLASS, OF_A_CLASS, OF_A_PROGRAM, PROGRAM, check_error, model_dir
 from tests.ray.harness import recorded
 
@@ -71,16 +70,16 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def no_ray(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(get=lambda answer: answer, wait=lambda answers, timeout: (answers, []))
     fake.util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
-    for module in (ray_worker, ray_program, worker):
+    for module in (desk_link, run_trial_module):
         monkeypatch.setattr(module, "ray", fake)
     for name, value in ALONE.items():
         monkeypatch.setenv(name, value)
 
 
-def left(entrypoint: str, bug: str, model: Path, directory: Path, verdict: str = "continue") -> tuple[_Left, Desk]:
+def left(entrypoint: str, bug: str, model: Path, directory: Path, verdict: str = "continue") -> tuple[Left, Desk]:
     """How a worker says that it has left a trial with this bug."""
     config = load_config(recorded(directory / "record", trials=1, batches=8, entrypoint=entrypoint))
-    experiment = Experiment(
+    settings = SharedSettings(
         experiment_id=1,
         config=config.to_dict(),
         metric="error",
@@ -93,11 +92,11 @@ def left(entrypoint: str, bug: str, model: Path, directory: Path, verdict: str =
     )
     hparams = {"global_batch_size": 8, "lr": 0.1, "record": str(directory / "record"), "pause_s": 0, "bug": bug}
     where: dict[str, Any] = {"trial_dir": directory, "store": CheckpointStore(directory)}
-    lease = Lease(number=1, trial_id=1, trial_seed=0, hparams=hparams, last_step=None, **where)
+    lease = TrialLease(number=1, trial_id=1, trial_seed=0, hparams=hparams, last_step=None, **where)
     desk = Desk(verdict)
     program = load_entrypoint(entrypoint, model)
-    work = {"desk": desk, "experiment": experiment, "log_format": "%(message)s"}
-    return _run_trial(program, model, lease, work, DistributedContext()), desk
+    work = {"desk": desk, "settings": settings, "log_format": "%(message)s"}
+    return run_trial(program, model, lease, work, DistributedContext()), desk
 
 
 @pytest.mark.parametrize("bug", OF_A_CLASS)

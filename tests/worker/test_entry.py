@@ -37,8 +37,8 @@ def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], g
     monkeypatch.setattr(entry, "name_of_this_node", lambda: "10.0.0.7 (gpu-1)")
     monkeypatch.setitem(sys.modules, "dray.worker.serve", None)  # as if it were not there
     desk = Desk()
-    experiment = SimpleNamespace(environment=environment)
-    entry.serve_leases({"desk": desk, "group": "group-0", "needs": None, "experiment": experiment})
+    settings = SimpleNamespace(environment=environment)
+    entry.serve_leases({"desk": desk, "group": "group-0", "needs": None, "settings": settings})
     return [str(cause) for cause in desk.causes]
 
 
@@ -72,7 +72,7 @@ def test_a_worker_without_a_gpu_of_its_own_sees_none(
     ("modules", "without"),
     [
         # Each worker before it comes to its own code.
-        ("dray.worker.entry, dray.worker.host", {"ray.tune", "rich", "searchers", "torch"}),
+        ("dray.worker.entry, dray.worker.lease", {"ray.tune", "rich", "searchers", "torch"}),
         ("dray.worker.serve", {"ray.tune", "rich", "searchers", "ray.train.v2._internal.execution.controller"}),
     ],
     ids=["before its code", "worker"],

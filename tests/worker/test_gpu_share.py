@@ -14,6 +14,7 @@ from dray.training.parallel.distributed import DistributedContext
 from dray.worker import gpu_share
 from dray.worker import serve as worker
 from dray.worker.gpu_share import CONTEXT_BYTES, limit_gpu_memory
+from dray.worker.run_trial import Left
 
 GB = 1 << 30
 
@@ -74,20 +75,20 @@ def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int, li
     gpu = with_gpu(FakeGPU(), monkeypatch)
     found: list[int] = []
 
-    def trial(*_: object) -> worker._Left:
+    def trial(*_: object) -> Left:
         found.append(gpu.limit)
         gpu.fraction = 1.0  # a trial can do that
-        return worker._Left(outcome="completed")
+        return Left(outcome="completed")
 
     def serve(shared_by: int, gpu_ids: list[int]) -> list[int]:
         ray = SimpleNamespace(get=lambda answer: answer, get_gpu_ids=lambda: gpu_ids)
         monkeypatch.setattr(worker, "ray", ray)
-        experiment = SimpleNamespace(config={"resources": {"reuse_workers": True}}, secrets=[])
-        work: Any = {"desk": Desk(tmp_path), "group": "g", "start": 1, "experiment": experiment, "shared_by": shared_by}
-        worker._serve(work, type("Trial", (), {}), None, DistributedContext())
+        settings = SimpleNamespace(config={"resources": {"reuse_workers": True}}, secrets=[])
+        work: Any = {"desk": Desk(tmp_path), "group": "g", "start": 1, "settings": settings, "shared_by": shared_by}
+        worker.serve_joined(work, type("Trial", (), {}), None, DistributedContext())
         return found
 
-    monkeypatch.setattr(worker, "_run_trial", trial)
+    monkeypatch.setattr(worker, "run_trial", trial)
     return serve
 
 

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from dray.worker.hang import ended_if_it_hangs
+from dray.worker.hang import exit_if_hung
 
 pytestmark = pytest.mark.slow
 
 START = """
 import os, re, sys, time
-from dray.worker.hang import ended_if_it_hangs
+from dray.worker.hang import exit_if_hung
 
 trains = True  # each look then finds progress, however seldom this process gets to run
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
 
-def tell(told):
-    print(told, flush=True)
+def report(what):
+    print(what, flush=True)
 
 def sleeps():
     global trains
@@ -40,7 +40,7 @@ def waits():
         time.sleep(0.05)
     trains = True
 
-with ended_if_it_hangs({within}, pulse=lambda: trains and time.monotonic(), log=log, tell=tell, grace_s={grace}):
+with exit_if_hung({within}, pulse=lambda: trains and time.monotonic(), log=log, report=report, grace_s={grace}):
     time.sleep(0.6)
     ({hangs})()
 print("over")
@@ -81,5 +81,5 @@ def test_process_that_makes_progress_goes_on(tmp_path: Path) -> None:
 
 
 def test_without_a_time_nothing_is_watched() -> None:
-    with ended_if_it_hangs(None, pulse=lambda: 0, log=1, tell=pytest.fail):
+    with exit_if_hung(None, pulse=lambda: 0, log=1, report=pytest.fail):
         assert not [thread for thread in threading.enumerate() if thread.name == "dray-hang"]

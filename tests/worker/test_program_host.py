@@ -16,12 +16,11 @@ from dray.storage import CheckpointStore
 from dray.training.errors import SearcherMetricError, TrialEnded
 from dray.training.host import ProgramHost, Report
 from dray.training.units import Batch, Epoch, Records, TrainUnit
-from dray.worker import host as ray_worker
-from dray.worker import program_host as ray_program
-from dray.worker.host import Experiment, Lease, RayHost
-from dray.worker.program_host import RayProgramHost
+from dray.worker import desk_link
+from dray.worker.host import RayHost, RayProgramHost
+from dray.worker.lease import SharedSettings, TrialLease
 
-BY_BATCHES = Experiment(
+BY_BATCHES = SharedSettings(
     experiment_id=1,
     config={},
     metric="loss",
@@ -78,18 +77,22 @@ class Desk:
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = SimpleNamespace(get=lambda answer: answer, wait=lambda answers, timeout: (answers, []))
-    monkeypatch.setattr(ray_worker, "ray", ray)
-    monkeypatch.setattr(ray_program, "ray", ray)
+    monkeypatch.setattr(desk_link, "ray", ray)
 
 
 def host_of(
-    desk: Desk, directory: Path, experiment: Experiment = BY_BATCHES, *, last_step: float | None = None, **hparams: Any
+    desk: Desk,
+    directory: Path,
+    settings: SharedSettings = BY_BATCHES,
+    *,
+    last_step: float | None = None,
+    **hparams: Any,
 ) -> RayProgramHost:
     store = CheckpointStore(directory)
-    lease = Lease(
+    lease = TrialLease(
         number=1, trial_id=1, trial_seed=0, hparams=hparams, trial_dir=directory, store=store, last_step=last_step
     )
-    return RayProgramHost(desk=desk, lease=lease, experiment=experiment, code_dir=None)
+    return RayProgramHost(desk=desk, lease=lease, settings=settings, code_dir=None)
 
 
 def validation(batches: int, /, loss: float = 0.5, **more: float) -> Report:
@@ -117,7 +120,7 @@ def test_a_search_decides_where_a_report_comes_to_one_of_its_lengths_and_only_th
 
 
 @pytest.mark.parametrize(
-    ("experiment", "reports", "steps"),
+    ("settings", "reports", "steps"),
     [
         (BY_EPOCHS, [validation(10, epochs=0.5), validation(20, epochs=1), validation(40, epochs=2.0)], [1, 2]),
         (BY_TIME, [validation(1, seconds=9.5), validation(2, seconds=11), validation(3, seconds=25)], [11, 25]),
@@ -129,10 +132,10 @@ def test_a_search_decides_where_a_report_comes_to_one_of_its_lengths_and_only_th
     ],
 )  # fmt: skip
 def test_a_length_is_counted_in_the_unit_of_the_search(
-    experiment: Experiment, reports: list[Report], steps: list[float], tmp_path: Path
+    settings: SharedSettings, reports: list[Report], steps: list[float], tmp_path: Path
 ) -> None:
     desk = Desk()
-    host = host_of(desk, tmp_path, experiment, global_batch_size=4)
+    host = host_of(desk, tmp_path, settings, global_batch_size=4)
     for report in reports:
         host.report(report)
     assert [step for step, _ in desk.decided] == steps
@@ -210,7 +213,7 @@ def test_a_program_that_does_not_listen_is_ended_as_the_search_has_decided(tmp_p
     for batches in range(5, 50):
         host.report(Report(batches=batches, training={"loss": 0.1}))
     host.report(validation(6))
-    with pytest.raises(TrialEnded, match="trial 1 was told to stop, but reported 3 more validations"):
+    with pytest.raises(TrialEnded, match="trial 1 was asked to stop, but reported 3 more validations"):
         host.report(validation(7))
     assert host.end() == "stopped"
 
@@ -282,11 +285,11 @@ def test_where_nothing_is_compared_a_program_need_not_report_the_metric(
 ) -> None:
     desk = Desk()
     host = host_of(desk, tmp_path, replace(BY_BATCHES, rungs=(), config={"searcher": {"name": "single"}}))
-    assert not host.trained, "it may have been started by mistake"
+    assert not host.has_trained, "it may have been started by mistake"
     host.opened()
     if reported is not None:
         host.report(reported)
-    assert host.trained
+    assert host.has_trained
     assert host.end() == "completed"
     assert (desk.reports[-1]["final"], desk.reports[-1]["step"]) == (True, None)
 
@@ -307,9 +310,9 @@ def test_where_nothing_is_compared_a_validation_without_the_metric_is_one_warnin
 
 def test_a_trial_that_is_a_class_is_warned_in_the_same_way(tmp_path: Path) -> None:
     desk = Desk()
-    store, experiment = CheckpointStore(tmp_path), replace(BY_BATCHES, config={"searcher": {"name": "single"}})
-    lease = Lease(number=1, trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None)
-    host = RayHost(desk=desk, lease=lease, experiment=experiment, code_dir=None)
+    store, settings = CheckpointStore(tmp_path), replace(BY_BATCHES, config={"searcher": {"name": "single"}})
+    lease = TrialLease(number=1, trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None)
+    host = RayHost(desk=desk, lease=lease, settings=settings, code_dir=None)
     assert host.metric is None, "so that the executor does not look for it"
     host.publish(Report(batches=1, validation={"accuracy": 0.5}, checkpoint="checkpoint_1"))
     host.publish(Report(batches=2, validation={"accuracy": 0.5}, final=True))
@@ -335,9 +338,10 @@ def test_a_loss_that_is_nan_ends_the_trial_if_the_config_says_so(
     host = host_of(desk, tmp_path, STOPPING if stops else BY_BATCHES)
     assert not host.report(validation(1))
     assert host.report(Report(batches=2, **losses)) is (stops and why != "")
-    assert host.why == (why if stops else "")
-    assert host.end() == ("diverged" if host.why else "completed")
-    assert any(report["final"] for report in desk.reports) is not bool(host.why), "the desk tells of its end"
+    diverges = stops and why != ""
+    assert host.reports.why_diverged == (why if diverges else "")
+    assert host.end() == ("diverged" if diverges else "completed")
+    assert any(report["final"] for report in desk.reports) is not diverges, "leave() reports a trial that has diverged"
 
 
 def test_a_trial_that_the_search_ends_has_not_diverged(tmp_path: Path) -> None:
@@ -361,8 +365,8 @@ def test_a_program_that_goes_on_after_it_diverged_is_ended(tmp_path: Path) -> No
 
 def test_a_trial_that_is_a_class_diverges_in_the_same_way(tmp_path: Path) -> None:
     desk, store = Desk(), CheckpointStore(tmp_path)
-    lease = Lease(number=1, trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None)
-    host = RayHost(desk=desk, lease=lease, experiment=STOPPING, code_dir=None)
+    lease = TrialLease(number=1, trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None)
+    host = RayHost(desk=desk, lease=lease, settings=STOPPING, code_dir=None)
     assert not host.publish(Report(batches=1, training={"loss": 0.5}))
     assert host.publish(Report(batches=2, training={"loss": math.nan}))
     # What the loop saves at its end.
@@ -385,13 +389,13 @@ def test_a_checkpoint_has_the_metric_whichever_comes_first(tmp_path: Path) -> No
 def test_whoever_goes_on_from_the_last_checkpoint_and_has_nothing_left_to_do_completes_with_its_value(
     reports: bool, tmp_path: Path
 ) -> None:
-    experiment = replace(BY_BATCHES, max_length=None, rungs=())
-    host = host_of(Desk(), tmp_path, experiment)
+    settings = replace(BY_BATCHES, max_length=None, rungs=())
+    host = host_of(Desk(), tmp_path, settings)
     host.report(validation(30, loss=0.5))
     commit(host, 30)  # and here it is killed
     desk = Desk()
-    again = host_of(desk, tmp_path, experiment)
-    assert again.go_on() is None
+    again = host_of(desk, tmp_path, settings)
+    assert again.resume() is None
     assert again.latest_checkpoint == again.checkpoint_id(30)
     if reports:
         again.report(Report(batches=30, training={"loss": 0.1}))
@@ -412,7 +416,7 @@ def test_groups_are_rows_of_their_own_kind(tmp_path: Path) -> None:
     desk = Desk()
     host = host_of(desk, tmp_path)
     host.report(Report(batches=3, groups={"inference": {"bleu": 31.5, "text": "no number"}}))
-    host.flush()
+    host.close()
     rows: list[Mapping[str, Any]] = [row for report in desk.reports for row in report["rows"]]
     assert [(row["kind"], row["name"], row["value"], row["batches"]) for row in rows] == [
         ("inference", "bleu", 31.5, 3)
