@@ -1,4 +1,4 @@
-"""What a worker's host tells of its trial, as far as that needs no cluster."""
+"""A worker's host, without a cluster."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lease_in(directory: Path, **fields: Any) -> TrialLease:
 
 
 class Desk:
-    """Keeps the batches of the rows of each report, and never answers."""
+    """Keeps the batches of each report's rows, and never answers."""
 
     def __init__(self) -> None:
         self.reports: list[list[int]] = []
@@ -47,7 +47,7 @@ class Desk:
 
 
 @pytest.mark.parametrize(("send_every_s", "expected"), [(0.0, [[1], [2], [3]]), (1000.0, [[1], [2, 3]])])
-def test_metrics_travel_with_what_is_reported_within_the_time_that_its_lease_says(
+def test_metrics_within_an_interval_are_sent_together(
     send_every_s: float, expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(desk_link, "ray", SimpleNamespace(wait=lambda refs, timeout: ([], refs)))
@@ -78,9 +78,7 @@ class Judge:
         return refs, []
 
 
-def test_a_validation_that_was_saved_without_asking_is_one_to_be_better_than(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_validation_that_was_saved_anyway_is_the_one_to_beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Judge()
     monkeypatch.setattr(desk_link, "ray", desk)
     host = RayHost(desk=desk, lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
@@ -90,7 +88,7 @@ def test_a_validation_that_was_saved_without_asking_is_one_to_be_better_than(
     assert not host.worth_saving({"loss": float("nan")})
 
 
-def test_its_pulse_changes_with_every_batch_and_while_it_waits_for_its_store(tmp_path: Path) -> None:
+def test_pulse_changes_with_every_batch_and_while_waiting_for_the_store(tmp_path: Path) -> None:
     lease = lease_in(tmp_path)
     store = lease.store
     host = RayHost(desk=None, lease=lease, settings=SETTINGS, code_dir=None)
@@ -106,7 +104,7 @@ def test_its_pulse_changes_with_every_batch_and_while_it_waits_for_its_store(tmp
     assert host.pulse() == host.pulse()
 
 
-def test_what_a_trial_changes_in_its_config_the_next_one_does_not_get() -> None:
+def test_a_trial_can_not_change_the_next_ones_config() -> None:
     config = {"hyperparameters": {"lr": 0.1}, "searcher": {"metric": "loss"}}
     settings = replace(SETTINGS, config=config, data={"path": {"train": "/data"}})
     given = settings.config_for_code()
@@ -116,7 +114,7 @@ def test_what_a_trial_changes_in_its_config_the_next_one_does_not_get() -> None:
     assert config["hyperparameters"] == {"lr": 0.1}
 
 
-def test_the_checkpoint_that_a_trial_goes_on_from_is_verified_once(
+def test_the_checkpoint_that_a_trial_resumes_from_is_verified_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = lease_in(tmp_path)
@@ -130,6 +128,6 @@ def test_the_checkpoint_that_a_trial_goes_on_from_is_verified_once(
     assert host.latest_checkpoint == checkpoint
     assert host.open_checkpoint(checkpoint) == Path(checkpoint)
     assert len(verified) == 1
-    # Whatever opens it later may find another of its name, or a damaged one.
+    # Later there may be another of this name, or a damaged one.
     assert host.open_checkpoint(checkpoint) == Path(checkpoint)
     assert len(verified) == 2
