@@ -70,7 +70,7 @@ def test_in_a_file_it_is_a_line_per_validation_with_where_it_is_and_how_to_go_on
 def test_in_a_terminal_there_is_a_bar_with_speed_time_left_and_the_latest_metrics(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(progress, "POLL_S", 0.001)
     with terminal(columns=120) as screen:
 
         class Watched(OneWeight):

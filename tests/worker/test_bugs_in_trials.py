@@ -20,7 +20,7 @@ from dray.training.units import Batch
 from dray.worker import desk_link
 from dray.worker import run_trial as run_trial_module
 from dray.worker.lease import SharedSettings, TrialLease
-from dray.worker.process_group import _kept
+from dray.worker.process_group import outliving_programs
 from dray.worker.run_trial import Left, run_trial
 from tests.bugs import CLASS, OF_A_CLASS, OF_A_PROGRAM, PROGRAM, check_error, model_dir
 from tests.ray.harness import recorded
@@ -66,7 +66,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     dist.init_process_group(
         "gloo", init_method=f"file://{tmp_path_factory.mktemp('group')}/store", rank=0, world_size=1
     )
-    with _kept():
+    with outliving_programs():
         yield
     dist.destroy_process_group()
 

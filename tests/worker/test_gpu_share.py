@@ -1,4 +1,4 @@
-"""Each of several trials on one GPU is limited to its share of the memory, the later ones in a process too."""
+"""Each of several trials on one GPU is limited to its share of the memory, also the later ones of a process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GB = 1 << 30
 
 
 class FakeGPU:
-    """Has torch.cuda's interface. Its fraction is that of the process."""
+    """Has torch.cuda's interface."""
 
     def __init__(self, total: int = 80 * GB) -> None:
         self.total, self.fraction = total, 1.0
@@ -50,17 +50,17 @@ def with_gpu(gpu: FakeGPU, patch: pytest.MonkeyPatch) -> FakeGPU:
 
 @pytest.mark.parametrize("trials", [2, 3, 4, 7, 50])
 @pytest.mark.parametrize("total", [8 * GB, 16 * GB, 80 * GB, 141 * GB])
-def test_all_trials_with_their_contexts_have_room(trials: int, total: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shares_and_contexts_of_all_trials_fit(trials: int, total: int, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = with_gpu(FakeGPU(total), monkeypatch)
     limit_gpu_memory(trials)
-    assert gpu.limit >= total // trials // 2, "a share that is small is not all left to CUDA"
+    assert gpu.limit >= total // trials // 2, "CUDA's context takes at most half of a share"
     if total // trials > 2 * CONTEXT_BYTES:
         assert trials * (gpu.limit + CONTEXT_BYTES) <= total
-        assert trials * (gpu.limit + CONTEXT_BYTES) > total - 2 * trials, "and no memory is left unused"
+        assert trials * (gpu.limit + CONTEXT_BYTES) > total - 2 * trials, "no memory is left unused"
 
 
 class Desk:
-    """Has two leases for one rank, then no more."""
+    """Grants two leases to one rank, then no more."""
 
     def __init__(self, directory: Path) -> None:
         lease = SimpleNamespace(store=None, trial_dir=directory)
@@ -71,7 +71,7 @@ class Desk:
 
 @pytest.fixture
 def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int, list[int]], list[int]]:
-    """Serve two leases to trials that share a GPU, or have it alone, or have none: the limits that they find."""
+    """Serve two leases; returns the memory limit that each trial sees."""
     gpu = with_gpu(FakeGPU(), monkeypatch)
     found: list[int] = []
 
@@ -92,7 +92,7 @@ def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int, li
     return serve
 
 
-def test_every_trial_of_a_process_begins_with_the_limit(limits: Callable[[int, list[int]], list[int]]) -> None:
+def test_every_trial_of_a_process_starts_with_the_limit(limits: Callable[[int, list[int]], list[int]]) -> None:
     assert limits(4, [0]) == [20 * GB - CONTEXT_BYTES] * 2
 
 
