@@ -68,8 +68,9 @@ class CheckpointContext:
 
         Args:
             metadata: JSON-serialisable; must have `steps_completed`, an int >= 0, as when reporting metrics.
-            shard: all ranks call this together, and each writes files with names of its own into the directory, which
-                the ranks of a machine share; a rank's metadata are merged. By default only the chief (rank 0) calls it.
+            shard: all ranks call this together, and each writes its files, under unique names, into the directory,
+                which the ranks of a machine share; their metadata are merged. By default only the chief (rank 0) calls
+                it.
 
         Raises:
             ValueError: `steps_completed` is missing or invalid; or a file is named `manifest.json` or `report.json`.

@@ -43,10 +43,25 @@ def exit_if_hung(
     if timeout_s is None:
         yield
         return
+    what = f"no batch trained or validated, and no checkpoint saved, for {timeout_s:g} s (hang_timeout_s)"
     done = threading.Event()
-    thread = threading.Thread(
-        target=_watch, args=(done, timeout_s, grace_s, pulse, log, report), name="dray-hang", daemon=True
-    )
+
+    def watch(timeout_s: float) -> None:
+        last, since, dumped = pulse(), time.monotonic(), False
+        faulthandler.dump_traceback_later(SLACK * timeout_s + grace_s, exit=True, file=log)
+        while not done.wait(timeout_s / CHECKS):
+            idle_s = time.monotonic() - since
+            if (now := pulse()) != last:
+                last, since, dumped = now, time.monotonic(), False
+                faulthandler.dump_traceback_later(SLACK * timeout_s + grace_s, exit=True, file=log)
+                continue
+            if idle_s >= timeout_s and not dumped:
+                _dump(what, log)
+                dumped = True
+            if idle_s >= timeout_s + grace_s:
+                _exit(what, report)
+
+    thread = threading.Thread(target=watch, args=(timeout_s,), name="dray-hang", daemon=True)
     thread.start()
     try:
         yield
@@ -54,31 +69,6 @@ def exit_if_hung(
         done.set()
         thread.join()
         faulthandler.cancel_dump_traceback_later()
-
-
-def _watch(
-    done: threading.Event,
-    timeout_s: float,
-    grace_s: float,
-    pulse: Callable[[], object],
-    log: int,
-    report: Callable[[str], None],
-) -> None:
-    what = f"no batch trained or validated, and no checkpoint saved, for {timeout_s:g} s (hang_timeout_s)"
-    last, since, dumped = pulse(), time.monotonic(), False
-    faulthandler.dump_traceback_later(SLACK * timeout_s + grace_s, exit=True, file=log)
-    while not done.wait(timeout_s / CHECKS):
-        idle_s = time.monotonic() - since
-        if (now := pulse()) != last:
-            last, since, dumped = now, time.monotonic(), False
-            faulthandler.dump_traceback_later(SLACK * timeout_s + grace_s, exit=True, file=log)
-        elif idle_s >= timeout_s + grace_s:
-            if not dumped:
-                _dump(what, log)
-            _exit(what, report)
-        elif idle_s >= timeout_s and not dumped:
-            _dump(what, log)
-            dumped = True
 
 
 def _dump(what: str, log: int) -> None:

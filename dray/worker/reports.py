@@ -31,7 +31,7 @@ class LastValidation(NamedTuple):
     Attributes:
         batches: trained until then, per slot.
         value: the search's metric.
-        message: the report; None if it came from `fit()`, whose checkpoints come with reports of their own.
+        message: the report; None if it came from `fit()`, which passes a report with each checkpoint.
     """
 
     batches: int = -1
@@ -150,7 +150,7 @@ class Reports:
 
         Raises:
             SearcherMetricError: the report lacks the search's metric, or the trial's length in the search's unit.
-            TrialEnded: the program was asked to stop, and went on.
+            TrialEnded: the program was asked to stop, and keeps reporting.
             LeaseLost: the trial runs on other workers.
         """
         self.life.on("report")

@@ -505,11 +505,15 @@ def test_all_ranks_get_the_chiefs_request_to_stop(mode: PreemptMode) -> None:
 
 def test_a_rank_that_asks_after_the_chief_has_exited_should_preempt_too() -> None:
     """The chief serves the store that ranks ask: it was asked to stop, and its process has ended."""
-    with core.init(preempt_mode=PreemptMode.WorkersAskMaster) as context:
-        server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        context.preempt._store = TCPStore("127.0.0.1", server.port, is_master=False)
+    servers = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+
+    class Peer(DistributedContext):
+        def side_store(self) -> Any:
+            return TCPStore("127.0.0.1", servers[0].port, is_master=False)
+
+    with core.init(distributed=Peer(), preempt_mode=PreemptMode.WorkersAskMaster) as context:
         assert not context.preempt.should_preempt()
-        del server
+        servers.clear()
         assert context.preempt.should_preempt()
 
 
