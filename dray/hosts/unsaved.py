@@ -45,8 +45,9 @@ class UnsavedRows:
     def stage(self, staging: Path, value: float | None = None) -> None:
         """Keep the present rows, and a value, for the checkpoint that is staged in this directory."""
         self._drop_saved()
-        for failed in [path for path in self._staged if not path.exists()]:
-            del self._staged[failed]
+        for path in list(self._staged):
+            if not path.exists():  # writing it failed
+                self._staged.pop(path, None)
         self._staged[staging] = Staged(list(self._rows), value)
 
     def take(self, staging: Path) -> Staged:

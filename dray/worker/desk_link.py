@@ -15,9 +15,9 @@ from dray.worker.lease import LeaseLost, TrialLease
 
 Row = dict[str, Any]
 """A metric: batches, epochs, kind, name, value, time."""
-Message = dict[str, Any]
-"""A report: `rows`; `step` and `value`, the length and the metric that the search compares (None: nothing to compare);
-`final`: the trial has completed."""
+DeskReport = dict[str, Any]
+"""A report as the desk takes it: `rows`; `step` and `value`, the length and the metric that the search compares (None:
+nothing to compare); `final`: the trial has completed."""
 
 NOTHING: Mapping[str, Any] = {"rows": [], "step": None, "value": None, "final": False}
 
@@ -43,7 +43,7 @@ class DeskLink:
         self._stop: Any = None
 
     # ------------------------------------------------------------------ reports
-    def send(self, message: Message, *, wait: bool) -> Verdict:
+    def send(self, message: DeskReport, *, wait: bool) -> Verdict:
         """Send a report. With `wait` the answer is the search's decision on it, otherwise that on earlier ones."""
         message = {**message, "rows": [*self._kept, *message["rows"]]}
         self._kept, self._sent_at = [], time.monotonic()

@@ -15,7 +15,7 @@ from dray.training.host import Reached, Report
 from dray.training.metrics.accumulator import as_number
 from dray.training.metrics.checks import MetricChecks
 from dray.training.metrics.time_metric import time_of
-from dray.worker.desk_link import NOTHING, DeskLink, Message
+from dray.worker.desk_link import NOTHING, DeskLink, DeskReport
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.length import Rungs, length_in_fit, length_in_program
 from dray.worker.lifecycle import Lifecycle
@@ -36,7 +36,7 @@ class LastValidation(NamedTuple):
 
     batches: int = -1
     value: float | None = None
-    message: Message | None = None
+    message: DeskReport | None = None
 
 
 class Reports:
@@ -68,12 +68,12 @@ class Reports:
         self.rungs = Rungs(settings.lengths, lease.last_step)
         self.last_validation = LastValidation()
         self.why_diverged = ""
-        self._final: Message | None = None  # completes the trial once its program has returned
+        self._final: DeskReport | None = None  # completes the trial once its program has returned
         self._late = 0
         self._started_at: float | None = time.monotonic()  # None once a report has said how long the start took
 
     # ------------------------------------------------------------------ begin and end
-    def resume(self, carried: Message, decides: bool) -> Outcome | None:
+    def resume(self, carried: DeskReport, decides: bool) -> Outcome | None:
         """Send the report that the trial's checkpoint carries: it may never have reached the driver.
 
         Returns:
@@ -120,7 +120,7 @@ class Reports:
         self.life.on("fit")
         if report.interrupted:
             self.life.on("interrupt")
-        message = self._new(report, length_in_fit(report, self._settings, self._lease.batch_size))
+        message = self._new_message(report, length_in_fit(report, self._settings, self._lease.batch_size))
         if report.validation is not None:
             self.last_validation = LastValidation(report.batches, message["value"])
             if report.decides:  # saved without asking, and the one to beat for later validations
@@ -159,7 +159,7 @@ class Reports:
         epochs = as_number((report.validation or report.training or {}).get("epochs"))
         report = report if epochs is None else replace(report, epochs=epochs)
         length = length_in_program(report, self._settings, self._lease.batch_size)
-        message = self._new(report, length)
+        message = self._new_message(report, length)
         if report.validation is not None:
             self.last_validation = LastValidation(report.batches, message["value"], message)
             if length is not None and self.life.state != "fitted":
@@ -180,7 +180,7 @@ class Reports:
             self.life.on("reach_end")
         return self._stops_after(report)
 
-    def _late_report(self, report: Report, message: Message) -> bool:
+    def _late_report(self, report: Report, message: DeskReport) -> bool:
         self._late += report.validation is not None
         self._send(message, wait=False)
         if self._late > MAX_LATE_REPORTS:
@@ -196,7 +196,7 @@ class Reports:
         return self._final is not None or self._lease.last_step is not None
 
     # ------------------------------------------------------------------ messages
-    def message(self, report: Report, length: float | None) -> Message:
+    def message(self, report: Report, length: float | None) -> DeskReport:
         """A report as the desk takes it.
 
         Args:
@@ -229,7 +229,7 @@ class Reports:
         value = None if report.validation is None else self._settings.metric_of(report.validation)
         return {"rows": rows, "step": length, "value": value, "final": report.final and completes}
 
-    def carried(self, report: Report) -> Message:
+    def carried(self, report: Report) -> DeskReport:
         """The report that a checkpoint carries. May be called in another thread.
 
         Args:
@@ -241,7 +241,7 @@ class Reports:
             return {name: last.message[name] for name in NOTHING}  # its warning has been shown
         return self.message(report, length_in_fit(report, self._settings, self._lease.batch_size))
 
-    def _new(self, report: Report, length: float | None) -> Message:
+    def _new_message(self, report: Report, length: float | None) -> DeskReport:
         message = self.message(report, length)
         self.unsaved.add(message["rows"])
         if warning := self.checks.warning(report):
@@ -261,7 +261,7 @@ class Reports:
             self._link.offer_best(score)
 
     # ------------------------------------------------------------------ decisions
-    def _send(self, message: Message, *, wait: bool) -> bool:
+    def _send(self, message: DeskReport, *, wait: bool) -> bool:
         verdict = self._link.send(message, wait=wait)
         if message["final"]:
             self.life.on("complete")
