@@ -66,7 +66,7 @@ class Groups:
     def start(self, number: int) -> Any:
         from dray.groups.group import Slots, WorkerGroup
 
-        work = {"experiment": SimpleNamespace(environment={}), "load_trial": Held(number), "run": "run", "needs": None}
+        work = {"settings": SimpleNamespace(environment={}), "load_trial": Held(number), "run": "run", "needs": None}
         return WorkerGroup(
             name=f"group-{number}",
             start=number,

@@ -90,13 +90,13 @@ class Players:
 
     async def play(self, desk: Any, group: str, start: int, rungs: list[int]) -> None:
         """What a group does from its start to the end of the search."""
-        from dray.worker.host import Lease
+        from dray.worker.lease import TrialLease
 
         await desk.arrived.remote(group, "")
         number = 0
         while (given := await desk.next_lease.remote(group, start, 0, 1, number)) is not None:
             number, lease = given["number"], given["lease"]
-            assert isinstance(lease, Lease)
+            assert isinstance(lease, TrialLease)
             desk.begun.remote(number)
             outcome = await self._trial(desk, number, lease.trial_id, rungs)
             await desk.leave.remote(number, 0, outcome)
@@ -140,7 +140,7 @@ class LightGroup:
         self.name, self.start = name, start
         player = self.players[LightGroup.made // GROUPS_PER_PLAYER % len(self.players)]
         LightGroup.made += 1
-        experiment = work["experiment"]
+        experiment = work["settings"]
         rungs = sorted({int(rung.value) for rung in (*experiment.rungs, experiment.max_length)})
         player.play.remote(desk, name, start, rungs)
 

@@ -23,7 +23,7 @@ DIED_FIRST = ["the process of rank 0 of worker group group-"]
 DIED_LAST = ["the process of rank 1 of worker group group-"]
 CRASHED_LAST = ["the process of rank 1 of worker group group-0 died: Segmentation fault", "  bugs.py:", ""]
 LEFT_ALONE = [
-    "rank 0 waits in a collective operation for rank 1, which has left the program",
+    "rank 0 is blocked in a collective; rank 1 already exited",
     "  bugs.py:",
     "dist.barrier()",
 ]

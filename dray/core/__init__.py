@@ -1,5 +1,5 @@
-"""The core API, for programs with their own loop: reporting metrics, checkpoints, when to stop; and this process's
-trial and peers."""
+"""The core API, for programs with their own training loop: metrics, checkpoints, preemption, and this process's trial
+and peers."""
 
 from dray.core.checkpoint import CheckpointContext, DownloadMode
 from dray.core.context import Context, ExperimentalCoreContext, ProfilerContext, init

@@ -1,4 +1,4 @@
-"""Checkpoints of a program with its own loop: directories of any files that it writes."""
+"""Checkpoints of a program with its own training loop: directories of any files that it writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dray.training.parallel.distributed import DistributedContext
 log = logging.getLogger(__name__)
 
 METADATA = "metadata.json"
-#: Files of a checkpoint that are dray's, not the program's.
+#: Files in a checkpoint that dray writes.
 OURS = (MANIFEST, "report.json")
 
 Selector = Callable[[str], bool]
@@ -33,8 +33,8 @@ Selector = Callable[[str], bool]
 class DownloadMode(enum.Enum):
     """Which ranks call `download()` and `restore_path()`.
 
-    LocalWorkersShareDownload: all ranks of a machine together; they share the files. NoSharedDownload: any rank for
-    itself.
+    LocalWorkersShareDownload: all ranks together; those of one machine share the files. NoSharedDownload: any rank, on
+    its own.
     """
 
     LocalWorkersShareDownload = "LOCAL_WORKERS_SHARE_DOWNLOAD"
@@ -44,8 +44,8 @@ class DownloadMode(enum.Enum):
 class CheckpointContext:
     """Saves and restores what a program needs to resume.
 
-    A checkpoint is committed as a whole or not at all. In an experiment it goes to the trial's checkpoint storage; when
-    the trial is started again, `info.latest_checkpoint` is the latest one. In a local run it goes to the run's
+    A checkpoint is committed as a whole or not at all. In an experiment it goes to the trial's checkpoint storage, and
+    `info.latest_checkpoint` is the latest one when the trial is restarted. In a local run it goes to the run's
     directory.
     """
 
@@ -54,7 +54,7 @@ class CheckpointContext:
 
     @property
     def outputs(self) -> Location:
-        """A place for results of the trial other than checkpoints; not deleted with these."""
+        """Where the trial stores other results than checkpoints. Not deleted with these."""
         return self._host.outputs
 
     # --------------------------------------------------------------------------------------------------------- save
@@ -62,19 +62,21 @@ class CheckpointContext:
     def store_path(
         self, metadata: Mapping[str, Any] | None = None, *, shard: bool = False
     ) -> Iterator[tuple[Path, str]]:
-        """A directory to write files to, and the id of the checkpoint that they become when the block ends.
+        """Yield a directory to write files to, and the id of the checkpoint that they become when the block ends.
 
-        If the block raises there is no checkpoint. A later one with the same `steps_completed` replaces the earlier.
+        If the block raises, there is no checkpoint. A later one with the same `steps_completed` replaces the earlier.
 
         Args:
-            metadata: JSON-serialisable; must have `steps_completed`, as passed when reporting metrics.
-            shard: all ranks call this together, and each writes its own files, with different names, to the directory,
-                which the ranks of a machine share. Otherwise only the chief calls it.
+            metadata: JSON-serialisable; must have `steps_completed`, an int >= 0, as when reporting metrics.
+            shard: all ranks call this together, and each writes its files, under unique names, into the directory,
+                which the ranks of a machine share; their metadata are merged. By default only the chief (rank 0) calls
+                it.
 
         Raises:
-            ValueError: the metadata has no steps_completed; a file has a name that dray needs.
-            RuntimeError: called on another rank than the chief without `shard`; ranks disagree on metadata.
-            StorageFull: there is no room for it.
+            ValueError: `steps_completed` is missing or invalid; or a file is named `manifest.json` or `report.json`.
+            RuntimeError: called on another rank than the chief without `shard`; or ranks have different metadata of the
+                same name, or different machines files of the same name.
+            StorageFull: the disk or the storage is full.
         """
         if not shard:
             self._check_chief("store_path")
@@ -96,7 +98,7 @@ class CheckpointContext:
         with writing(staging) if stages else contextlib.nullcontext():
             with all_or_none(self._peers, "writing a sharded checkpoint"):
                 yield staging, self._host.checkpoint_id(steps)
-            # A rank may have added to its metadata in the block.
+            # A rank may have added metadata in the block.
             merged = _merged(self._peers.allgather(dict(metadata or {})))
             others = self._add_parts(staging, steps) if apart else {}
             with all_or_none(self._peers, "committing a checkpoint"):
@@ -106,7 +108,7 @@ class CheckpointContext:
                     shutil.rmtree(staging, ignore_errors=True)
 
     def _add_parts(self, staging: Path, steps: int) -> dict[str, Listed]:
-        """Upload what machines other than the chief's have staged; returns these files."""
+        """Upload what other machines than the chief's have staged; returns these files."""
         first = self._peers.local_rank == 0
         names = [name for each in self._peers.allgather(_files(staging, None) if first else []) for name in each]
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -130,14 +132,14 @@ class CheckpointContext:
         """Make a checkpoint of the files in a directory, and return its id.
 
         Args:
-            ckpt_dir: the directory. With `shard`, None on a rank that has none.
+            ckpt_dir: the directory; not changed. With `shard`, None on a rank without files.
             metadata, shard: as in `store_path`.
-            selector: takes a path relative to `ckpt_dir`; returns whether the file belongs to the checkpoint.
+            selector: takes a path relative to `ckpt_dir`; returns whether to include the file. By default all are.
 
         Raises:
             ValueError, StorageFull: as `store_path`.
-            RuntimeError: as `store_path`; or no rank has a directory; or ranks have different files of the same name.
-            NotADirectoryError: there is no such directory.
+            RuntimeError: as `store_path`; or no rank gives a directory; or ranks have different files of the same name.
+            NotADirectoryError: the directory does not exist.
         """
         if not shard:
             self._check_chief("upload")
@@ -164,14 +166,14 @@ class CheckpointContext:
             raise RuntimeError(
                 "upload(ckpt_dir=None, shard=True) on all ranks would save nothing; give a directory on at least one"
             )
-        self._refuse_conflicts(source, mine, [names or [] for names in ranks])
+        self._check_conflicts(source, mine, [names or [] for names in ranks])
         before = {name for names in ranks[: self._peers.rank] for name in names or []}
         with self.store_path(metadata, shard=True) as (staging, checkpoint):
             if source is not None:
                 _copy(source, staging, [name for name in mine if name not in before])
         return checkpoint
 
-    def _refuse_conflicts(self, source: Path | None, mine: Sequence[str], ranks: list[list[str]]) -> None:
+    def _check_conflicts(self, source: Path | None, mine: Sequence[str], ranks: list[list[str]]) -> None:
         names = [name for each in ranks for name in each]
         twice = {name for name in names if names.count(name) > 1} if len(names) > len(set(names)) else set()
         if not twice:
@@ -206,23 +208,23 @@ class CheckpointContext:
         *,
         selector: Selector | None = None,
     ) -> Iterator[Path]:
-        """The local directory of a checkpoint, to read from; downloaded first if it is in an object store.
+        """Yield the local directory of a checkpoint, to read from; downloaded first if it is in an object store.
 
         Args:
             storage_id: an id from `store_path` or `upload`, `info.latest_checkpoint`, a directory or a URI.
             download_mode: which ranks call this, see `DownloadMode`.
-            selector: has no effect: all files are there.
+            selector: has no effect; all files are downloaded.
 
         Raises:
-            FileNotFoundError: there is no such checkpoint.
+            FileNotFoundError: the checkpoint does not exist.
             CheckpointError: it is damaged.
         """
         if DownloadMode(download_mode) is DownloadMode.LocalWorkersShareDownload and Location.of(storage_id).is_local:
             directory = open_together(
                 self._peers, lambda: self._host.open_checkpoint(storage_id), "reading a checkpoint"
             )
-        else:  # what a rank has downloaded it may remove while another still reads
-            with self._in_step(download_mode):
+        else:  # a rank may remove its download while another still reads
+            with self._in_lockstep(download_mode):
                 directory = self._host.open_checkpoint(storage_id)
         yield directory
         self._pulse()
@@ -235,12 +237,13 @@ class CheckpointContext:
         *,
         selector: Selector | None = None,
     ) -> None:
-        """Copy the files of a checkpoint to a directory, which is made if it does not exist.
+        """Copy the files of a checkpoint to a directory, which is created if it does not exist.
 
         Args:
             storage_id, download_mode: as in `restore_path`.
             ckpt_dir: the directory to copy to.
-            selector: takes a path; returns whether to copy it. Ranks that share the files get what any of them selects.
+            selector: takes a path relative to the checkpoint; returns whether to copy the file. By default all are.
+                Ranks that share the files get what any of them selects.
 
         Raises:
             FileNotFoundError, CheckpointError: as `restore_path`.
@@ -250,13 +253,13 @@ class CheckpointContext:
             wanted = set(_files(source, selector))
             if shared:
                 wanted = set().union(*self._peers.allgather_local(wanted))
-            with self._in_step(download_mode):
+            with self._in_lockstep(download_mode):
                 if not shared or self._peers.local_rank == 0:
                     Path(ckpt_dir).mkdir(parents=True, exist_ok=True)
                     _copy(source, Path(ckpt_dir), sorted(wanted - set(OURS)))
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
-        """The metadata that a checkpoint was stored with.
+        """The metadata that a checkpoint was stored with; {} if none.
 
         Raises:
             FileNotFoundError, CheckpointError: as `restore_path`.
@@ -272,15 +275,15 @@ class CheckpointContext:
             ) from None
 
     def delete(self, storage_id: str) -> None:
-        """Delete a checkpoint of this trial, or of this local run. On the chief.
+        """Delete a checkpoint of this trial, or of this local run. On the chief only.
 
         Raises:
-            ValueError: it is another trial's or run's.
+            ValueError: it does not belong to this trial or run.
         """
         self._host.delete_checkpoint(storage_id)
 
     # -------------------------------------------------------------------------------------------------------- ranks
-    def _in_step(self, mode: DownloadMode) -> contextlib.AbstractContextManager[None]:
+    def _in_lockstep(self, mode: DownloadMode) -> contextlib.AbstractContextManager[None]:
         if DownloadMode(mode) is DownloadMode.NoSharedDownload:
             return contextlib.nullcontext()
         return all_or_none(self._peers, "reading a checkpoint")

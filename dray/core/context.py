@@ -1,4 +1,4 @@
-"""`core.init()`, for programs with their own loop."""
+"""`core.init()`, for programs with their own training loop."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING
 
 
 class ProfilerContext:
-    """Has no effect: a trial's use of its machine is always recorded with its metrics."""
+    """Has no effect: a trial's machine usage is always recorded with its metrics."""
 
     def on(self, sampling_interval: float = 1, samples_per_report: int = 10) -> None:
         """Has no effect.
 
         Raises:
-            ValueError: the interval is below 0.1 s, or there are no samples.
+            ValueError: the interval is below 0.1 (seconds), or samples_per_report below 1.
         """
         if sampling_interval < 0.1:
             raise ValueError(f"sampling_interval must be at least 0.1 s, got {sampling_interval!r}")
@@ -43,26 +43,26 @@ class ProfilerContext:
 
 
 class ExperimentalCoreContext:
-    """Only logs: links between trials and checkpoints were a service of Determined's cluster."""
+    """Only logs: linking trials to checkpoints was a service of Determined's cluster."""
 
     def report_task_using_checkpoint(self, checkpoint: Any) -> None:
-        """Only logged."""
+        """Log a checkpoint that the trial uses."""
         log.info("this trial uses the checkpoint %s", checkpoint)
 
     def report_task_using_model_version(self, model_version: Any) -> None:
-        """Only logged."""
+        """Log a model version that the trial uses."""
         log.info("this trial uses the model version %s", model_version)
 
 
 class Context:
-    """The core API of a program with its own loop; a context manager, made by `core.init()`.
+    """The core API of one process; a context manager, made by `core.init()`.
 
     Attributes:
         train: reports metrics.
         checkpoint: saves and restores checkpoints.
-        preempt: tells when to stop.
-        searcher: tells how long to train, for programs that ask the search.
-        distributed: this process's rank among the trial's, and communication with them.
+        preempt: whether to stop.
+        searcher: the lengths to train to, for programs that let the search decide.
+        distributed: this process's rank, and communication with the trial's other processes.
         profiler, experimental: have no effect.
         info: the trial and its cluster; None in a local run.
     """
@@ -90,7 +90,7 @@ class Context:
         self._own = own
 
     def start(self) -> None:
-        """What entering the context does."""
+        """Same as entering the context."""
         self.preempt.start()
 
     def close(
@@ -99,7 +99,7 @@ class Context:
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> None:
-        """What leaving the context does. May be called twice."""
+        """Same as leaving the context. May be called twice."""
         self.train.close()
         self._own.close()
 
@@ -118,7 +118,7 @@ class Context:
         description: str | None = None,
         level: Literal["warn", "info", "debug", "error"] | None = "info",
     ) -> None:
-        """Only logged: there are no webhooks."""
+        """Log a message at a level: there are no webhooks."""
         log.log(_LEVELS[level or "info"], "%s", ": ".join(text for text in (title, description) if text))
 
 
@@ -129,16 +129,17 @@ def init(
     preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
     tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
 ) -> Context:
-    """A context for a program with its own loop: `with core.init() as core_context`.
+    """The core API, for a program with its own training loop: `with core.init() as core_context`.
 
-    In an experiment the program is the entrypoint, such as `entrypoint: python3 train.py`. Run by itself it is a local
-    run: metrics and checkpoints go to a directory in `~/dray_results/local`, and a SIGTERM asks it to stop.
+    In an experiment the program is the entrypoint, such as `entrypoint: python3 train.py`. Started by itself it is a
+    local run: metrics and checkpoints go to a directory in `~/dray_results/local`, and SIGTERM requests a stop.
 
     Args:
-        distributed: the trial's processes, `DistributedContext.from_torch_distributed()` under torchrun. By default all
-            of the trial's in an experiment, else this one alone.
-        checkpoint_storage: where a local run keeps its checkpoints: a directory, a URI such as `s3://bucket/prefix`, or
-            a `checkpoint_storage` section of a config. An experiment uses that of its config.
+        distributed: the trial's processes; `DistributedContext.from_torch_distributed()` under torchrun. By default all
+            processes of the trial in an experiment, else this one alone.
+        checkpoint_storage: where a local run stores its checkpoints: a directory, a URI such as `s3://bucket/prefix`,
+            or a `checkpoint_storage` section of a config. By default the run's directory. No effect in an experiment,
+            whose config sets it.
         preempt_mode: which ranks call `preempt.should_preempt()`.
         tensorboard_mode: whether reported metrics are written for TensorBoard.
 

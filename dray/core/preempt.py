@@ -1,4 +1,4 @@
-"""Whether a program should save what it needs, and return."""
+"""Preemption: whether a program should save its state and return."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class PreemptMode(enum.Enum):
     """Which ranks call `should_preempt()`.
 
     WorkersAskChief: all ranks call it together, and get the chief's answer. ChiefOnly: only the chief calls it, and the
-    program tells the other ranks. WorkersAskMaster: each rank calls it when it likes; all ranks get a positive answer
-    at about the same time.
+    program passes the answer on. WorkersAskMaster: each rank calls it at any time; all ranks get a positive answer at
+    about the same time.
     """
 
     WorkersAskChief = "WORKERS_ASK_CHIEF"
@@ -29,7 +29,7 @@ class PreemptMode(enum.Enum):
 
 class PreemptContext:
     """Tells a program when to stop: the search has stopped or paused the trial, its workers are needed elsewhere, or
-    the experiment is interrupted; in a local run, the process got a SIGTERM."""
+    the experiment was interrupted; in a local run, the process received SIGTERM."""
 
     def __init__(self, host: ProgramHost, peers: DistributedContext, train: TrainContext, mode: PreemptMode) -> None:
         self._host, self._peers, self._train, self._mode = host, peers, train, PreemptMode(mode)
@@ -37,24 +37,24 @@ class PreemptContext:
         self._key = ""
 
     def start(self) -> PreemptContext:
-        """Prepare for `should_preempt()`. All ranks call it; `core.Context` does."""
+        """Prepare for `should_preempt()`. `core.Context` calls this on all ranks."""
         if self._mode is PreemptMode.WorkersAskMaster and self._store is None:
             self._store = self._peers.side_store()
-            # A key of its own, since the processes may have run another trial before.
+            # Unique, since the processes may have run another trial before.
             self._key = self._peers.broadcast(f"preempt/{uuid.uuid4().hex}")
         return self
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
-        """Whether the program should save what it needs, and return.
+        """Whether the program should save its state and return.
 
-        A trial that was paused or interrupted is started again later, with `info.latest_checkpoint`.
+        A trial that was paused or interrupted is restarted later, with `info.latest_checkpoint`.
 
         Args:
             auto_ack: acknowledge a True answer at once. With False, call `acknowledge_preemption_signal()` if the
                 program returns because of it.
 
         Raises:
-            RuntimeError: called on another rank than the chief, with ChiefOnly.
+            RuntimeError: called on another rank than the chief, with `PreemptMode.ChiefOnly`.
         """
         self._train.pulse()
         chief = self._peers.rank == 0
@@ -64,26 +64,26 @@ class PreemptContext:
                 "0 only"
             )
         if self._mode is PreemptMode.WorkersAskChief:
-            told = self._peers.broadcast(self._asked() if chief else False)
+            stop = self._peers.broadcast(self._stop_requested() if chief else False)
         else:
-            told = self._asked()
+            stop = self._stop_requested()
             if self._store is not None:
                 try:
-                    if told:
+                    if stop:
                         self._store.set(self._key, b"1")
-                    # Also after the set, which does not wait for the store: the answer comes when it is there for all.
-                    told = bool(self._store.check([self._key]))
+                    # Also after the set, which does not wait for the store: True once every rank would see it.
+                    stop = bool(self._store.check([self._key]))
                 except RuntimeError as error:
-                    # The chief, which serves the store, has left the program: it was told before this rank asked.
+                    # The chief serves the store. It has returned, so it was asked to stop.
                     log.info("rank %d returns, since the chief has: %s", self._peers.rank, error)
-                    told = True
-        if told and auto_ack:
+                    stop = True
+        if stop and auto_ack:
             self.acknowledge_preemption_signal()
-        return told
+        return stop
 
     def acknowledge_preemption_signal(self) -> None:
         """State that the program returns early because it was asked to, so that it is resumed later."""
         self._host.interrupted()
 
-    def _asked(self) -> bool:
-        return self._train.told or self._host.asked_to_stop()
+    def _stop_requested(self) -> bool:
+        return self._train.stop_requested or self._host.asked_to_stop()

@@ -1,4 +1,4 @@
-"""How long the search wants to train: an operation for each length at which it compares trials."""
+"""Operations: the lengths that the search wants a trial to train to, one for each at which it compares trials."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 LOCAL_LENGTH = 1.0
 """The length of the only operation of a run without a search."""
-_NOTHING = 0.0
-"""Sent to the ranks instead of a length when there are no more."""
+_NO_MORE = 0.0
+"""Broadcast instead of a length after the last one."""
 
 
 class Unit(enum.Enum):
@@ -53,10 +53,10 @@ class SearcherOperation:
         return int(self._length) if float(self._length).is_integer() else self._length
 
     def report_progress(self, length: float) -> None:
-        """Report the trial's present length, in the unit of `length`. On the chief.
+        """Report the trial's present length, in the unit of `length`. Only logged. On the chief only.
 
         Raises:
-            RuntimeError: not on the chief, or the operation is completed.
+            RuntimeError: called on another rank, or the operation is completed.
         """
         self._check_chief("report_progress")
         if self._completed and length != self.length:
@@ -64,10 +64,13 @@ class SearcherOperation:
         self._searcher.progress(length)
 
     def report_completed(self, searcher_metric: Any) -> None:
-        """Report that training has reached `length`, with the metric that the search compares. On the chief.
+        """Report that training has reached `length`, with the metric that the search compares. On the chief only.
+
+        Args:
+            searcher_metric: a number, or a tensor or array of one element.
 
         Raises:
-            RuntimeError: not on the chief, or called twice.
+            RuntimeError: called on another rank, or twice.
             SearcherMetricError: the metric is not a number.
         """
         self._check_chief("report_completed")
@@ -82,8 +85,8 @@ class SearcherOperation:
 
 
 class SearcherContext:
-    """Tells how long to train. Alternatively, as in Determined since 0.38, a program trains as long as it likes,
-    reports validations, and calls `preempt.should_preempt()`."""
+    """Yields the lengths to train to. Alternatively, as in Determined since 0.38, a program decides itself how long to
+    train, reports validations, and calls `preempt.should_preempt()`."""
 
     def __init__(
         self,
@@ -98,15 +101,19 @@ class SearcherContext:
     def operations(
         self, searcher_mode: SearcherMode = SearcherMode.WorkersAskChief, auto_ack: bool = True
     ) -> Iterator[SearcherOperation]:
-        """Yield an operation for each length at which the search decides on the trial, until it stops the trial.
+        """Yield an operation for each length at which the search decides, until it stops the trial.
 
-        Lengths are total lengths. Those that were reported before a restart are left out. In a run without a search
-        there is one operation, of length 1.
+        Lengths are counted from the start of the trial. Those that were reported before a restart are left out. A run
+        without a search has one operation, of length 1.
+
+        Args:
+            searcher_mode: which ranks call this, see `SearcherMode`.
+            auto_ack: has no effect.
 
         Raises:
             ValueError: the search sets no length.
-            RuntimeError: an operation was left without `report_completed()`; or called on another rank than the chief,
-                with ChiefOnly.
+            RuntimeError: an operation ended without `report_completed()`; or called on another rank than the chief,
+                with `SearcherMode.ChiefOnly`.
         """
         mode, chief = SearcherMode(searcher_mode), self._peers.rank == 0
         if mode is SearcherMode.ChiefOnly and not chief:
@@ -116,13 +123,13 @@ class SearcherContext:
             )
         self._check_length()
         if not chief:
-            while (told := self._peers.broadcast(_NOTHING)) != _NOTHING:
-                yield SearcherOperation(told, self, is_chief=False)
+            while (length := self._peers.broadcast(_NO_MORE)) != _NO_MORE:
+                yield SearcherOperation(length, self, is_chief=False)
             return
         shared = mode is SearcherMode.WorkersAskChief
         self._train.operate()
         for length in self._host.lengths if self._searcher is not None else [LOCAL_LENGTH]:
-            if self._train.told:
+            if self._train.stop_requested:
                 break
             if shared:
                 self._peers.broadcast(length)
@@ -134,13 +141,13 @@ class SearcherContext:
                     "the searcher's metric, or leave the loop when preempt.should_preempt() is true"
                 )
         if shared:
-            self._peers.broadcast(_NOTHING)
+            self._peers.broadcast(_NO_MORE)
 
     def acknowledge_out_of_ops(self) -> None:
         """Has no effect."""
 
     def get_configured_units(self) -> Unit | None:
-        """The unit of the search's lengths; None if that is a metric of the program's own.
+        """The unit of the search's lengths; None if they are measured by another metric (`searcher.time_metric`).
 
         Raises:
             ValueError: the search sets no length.
@@ -160,12 +167,12 @@ class SearcherContext:
             )
 
     def progress(self, length: float) -> None:
-        """An operation's."""
+        """Called by an operation: it has come so far."""
         self._train.pulse()
         log.debug("progress: %s", length)
 
     def completed(self, length: float, metric: Any) -> None:
-        """An operation's."""
+        """Called by an operation: it is completed, with this metric."""
         value = as_number(to_numpy(metric))
         if value is None:
             raise SearcherMetricError(f"searcher.metric: op.report_completed() needs a number, got {metric!r}")

@@ -1,4 +1,4 @@
-"""Metrics of a program with its own loop."""
+"""Metrics of a program with its own training loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_STEPS = 2**63 - 1
 
 
 class EarlyExitReason(enum.Enum):
-    """Why a program ends early; see `TrainContext.report_early_exit`."""
+    """Why a program exits early; see `TrainContext.report_early_exit`."""
 
     INVALID_HP = "EXITED_REASON_INVALID_HP"
     USER_REQUESTED_STOP = "EXITED_REASON_USER_REQUESTED_STOP"
@@ -45,11 +45,11 @@ class TensorboardMode(enum.Enum):
 
 
 class TrainContext:
-    """Reports metrics. Only reports of the chief (rank 0) count; other ranks need not call anything.
+    """Reports metrics. Only the chief's (rank 0) are recorded; other ranks need not call anything.
 
     Attributes:
-        told: whether a report was answered with a request to stop.
-        steps_completed: that of the last report; None before the first.
+        stop_requested: whether the answer to a report was a request to stop.
+        steps_completed: of the last report; None before the first.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TrainContext:
         self._warned = False
         self._operating = False
         self._calls = 0
-        self.told = False
+        self.stop_requested = False
         self.steps_completed: int | None = None
         host.watch(lambda: (self.steps_completed or 0, self._calls))
 
@@ -74,12 +74,14 @@ class TrainContext:
     def report_training_metrics(
         self, steps_completed: int, metrics: Mapping[str, Any], batch_metrics: Sequence[Mapping[str, Any]] | None = None
     ) -> None:
-        """Report metrics of training.
+        """Report training metrics.
 
         Args:
-            steps_completed: how far training is: total batches trained, if the config measures length in batches.
-            metrics: numbers by name; `epochs` among them is the number of epochs trained.
-            batch_metrics: metrics of each batch since the last report, for TensorBoard.
+            steps_completed: total steps trained, an int >= 0; in batches, if the config measures length in batches.
+            metrics: by name: numbers, tensors or arrays of one element, or other JSON-serialisable values, which are
+                recorded but not plotted. `epochs` among them is the number of epochs trained.
+            batch_metrics: the metrics of each batch since the last report, for TensorBoard; by default `metrics` are
+                one point there.
 
         Raises:
             TypeError, ValueError: steps_completed is not an int >= 0, or a metric is not JSON-serialisable.
@@ -87,9 +89,9 @@ class TrainContext:
         self._report("training", steps_completed, metrics, batch_metrics)
 
     def report_validation_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """Report metrics of a validation. The search compares the one that is the config's `searcher.metric`.
+        """Report validation metrics. The search compares the config's `searcher.metric` among them.
 
-        If it decides to stop or pause the trial, `preempt.should_preempt()` is true from then on.
+        If it stops or pauses the trial, `preempt.should_preempt()` is true from then on.
 
         Args:
             steps_completed, metrics: as in `report_training_metrics`. If the search measures length in epochs, `epochs`
@@ -98,19 +100,19 @@ class TrainContext:
         Raises:
             TypeError, ValueError: as `report_training_metrics`; or a metric is None.
             SearcherMetricError: the search compares trials, and the program's first validation lacks its metric; or the
-                report does not have the trial's length in the search's unit.
+                report lacks the trial's length in the search's unit.
         """
         self._report("validation", steps_completed, metrics)
 
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """Report metrics of a group: "training", "validation", or a group with another name, kept beside these.
+        """Report metrics of a group: "training", "validation", or one with another name.
 
         Args:
             group: a name without a dot, other than "system".
             steps_completed, metrics: as in `report_training_metrics` and `report_validation_metrics`.
 
         Raises:
-            TypeError, ValueError: as these; or the group's name is invalid.
+            TypeError, ValueError, SearcherMetricError: as these; or the group's name is invalid.
         """
         if not group or "." in group or group == "system":
             raise ValueError(f"group must be a name without a dot, other than 'system', got {group!r}")
@@ -148,17 +150,17 @@ class TrainContext:
         )
 
     def publish(self, report: Report) -> None:
-        """Pass a report on to the host. On the chief."""
+        """Pass a report on to the host. On the chief only."""
         self._calls += 1
         self.steps_completed = report.batches
-        self.told = self._host.report(report) or self.told
+        self.stop_requested = self._host.report(report) or self.stop_requested
 
     def operate(self) -> None:
         """From now on the search compares the metrics of completed operations, not reported validations."""
         self._operating = True
 
     def pulse(self) -> None:
-        """Note that the program is alive."""
+        """Note progress, for `hang_timeout_s`."""
         self._calls += 1
 
     def _is_peer(self, source: str) -> bool:
@@ -173,7 +175,7 @@ class TrainContext:
 
     # -------------------------------------------------------------------------------------------------- TensorBoard
     def get_tensorboard_path(self) -> Path:
-        """The directory for event files of this trial; it need not exist yet."""
+        """The directory of this trial's event files; may not exist yet."""
         return self._host.tensorboard_path
 
     def upload_tensorboard_files(
@@ -181,7 +183,7 @@ class TrainContext:
         selector: Callable[[Path], bool] | None = None,
         mangler: Callable[[Path, int], Path] | None = None,
     ) -> None:
-        """Has no effect: files in `get_tensorboard_path()` are kept with the trial. For `TensorboardMode.MANUAL`.
+        """Has no effect: files in `get_tensorboard_path()` are kept with the trial. With `TensorboardMode.MANUAL` only.
 
         Raises:
             RuntimeError: the mode is AUTO.
@@ -207,7 +209,10 @@ class TrainContext:
 
     # ---------------------------------------------------------------------------------------------------- the trial
     def report_progress(self, progress: float) -> None:
-        """Report which share of the training is done. Only logged: the progress of a search is known from its reports.
+        """Report the share of training that is done. Only logged: the search knows its progress from reports.
+
+        Args:
+            progress: from 0 to 1.
 
         Raises:
             ValueError: progress is not between 0 and 1.
@@ -218,27 +223,27 @@ class TrainContext:
         log.debug("progress: %.1f%%", 100 * progress)
 
     def set_status(self, status: str) -> None:
-        """Describe in a few words what the program is doing. Only logged."""
+        """Describe what the program is doing. Only logged."""
         self.pulse()
         log.info("status: %s", status)
 
     def report_early_exit(self, reason: EarlyExitReason) -> None:
-        """Report why the program ends early.
+        """Report why the program exits early.
 
         Raises:
-            InvalidHP: with `INVALID_HP`: the trial ends, and the search tries other hyperparameters.
+            InvalidHP: with `EarlyExitReason.INVALID_HP`: the trial ends, and the search tries other hyperparameters.
         """
         if EarlyExitReason(reason) is EarlyExitReason.INVALID_HP:
             raise InvalidHP("the program reported an early exit because of invalid hyperparameters")
         log.info("the program reported an early exit")
 
     def get_experiment_best_validation(self) -> float | None:
-        """The best value of the searcher's metric reported by any trial; None if there is none yet, or no search. On
-        the chief."""
+        """The best value of `searcher.metric` that any trial has reported; None before the first, or without a search.
+        On the chief only."""
         return self._host.best_validation()
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Store metadata of this run, as JSON in its directory, replacing earlier ones; returns them."""
+        """Store metadata of this run as JSON in its directory, in place of earlier ones, and return them."""
         plain = dict(metadata)
         path = self._host.tensorboard_path.parent / RUN_METADATA
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -246,7 +251,7 @@ class TrainContext:
         return plain
 
     def get_metadata(self) -> dict[str, Any] | None:
-        """What `set_metadata` stored; None if nothing."""
+        """The metadata that `set_metadata` stored; None if none."""
         path = self._host.tensorboard_path.parent / RUN_METADATA
         return dict(json.loads(path.read_text())) if path.exists() else None
 

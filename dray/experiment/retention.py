@@ -21,7 +21,7 @@ from typing import Any
 from dray.config.load import CheckpointStorage
 from dray.storage import CheckpointStore
 from dray.storage.outage import Outage
-from dray.worker.host import REPORT
+from dray.worker.host import REPORT_FILE
 from searchers.search import TrialView
 
 log = logging.getLogger(__name__)
@@ -278,7 +278,7 @@ def checkpoints_needed(trial: TrialView) -> int:
 def metric_at(store: CheckpointStore, batches: int) -> float | None:
     """The searcher's metric that a checkpoint carries; None if it carries none."""
     try:
-        value = json.loads(store.read(batches, REPORT)).get("metric")
+        value = json.loads(store.read(batches, REPORT_FILE)).get("metric")
     except (FileNotFoundError, ValueError):  # from another tool, or damaged
         return None
     return value if isinstance(value, int | float) else None

@@ -39,7 +39,7 @@ from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import MetricsLog
 from dray.records.outcomes import NEVER_BEST
 from dray.records.timeline import Timeline
-from dray.worker.host import TOGETHER_S, Lease
+from dray.worker.lease import SEND_EVERY_S, TrialLease
 from searchers.errors import SpaceError
 from searchers.events import Reason, Started
 from searchers.journal import Journal
@@ -297,7 +297,7 @@ class Run:
             except SpaceError as error:  # no sample meets the constraint
                 self._error = FoundInTraining(error.faults, "The search")
                 return
-            lease = Lease(
+            lease = TrialLease(
                 number=granted.lease,
                 trial_id=granted.trial,
                 trial_seed=self.search.seed_of(granted.trial),
@@ -306,7 +306,7 @@ class Run:
                 store=self._directory.store(granted.trial),
                 last_step=view.last_step,
                 revived=granted.trial in self._revived,
-                together_s=max(TOGETHER_S, self.groups.count / REPORTS_PER_S),
+                send_every_s=max(SEND_EVERY_S, self.groups.count / REPORTS_PER_S),
             )
         self.desk.bind.remote(granted.lease, {"number": granted.lease, "lease": lease})
 

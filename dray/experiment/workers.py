@@ -20,7 +20,7 @@ from dray.groups.elastic import Elastic
 from dray.groups.group import Slots, WorkerGroup
 from dray.records.directory import ExperimentDirectory
 from dray.training.units import Batch, TrainUnit
-from dray.worker.host import Experiment
+from dray.worker.lease import SharedSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class WorkerSpec:
     slots: Slots
     capacity: Capacity
     elastic: Elastic | None
-    settings: Experiment
+    settings: SharedSettings
     work: Mapping[str, Any]
     directory: Path
 
@@ -92,7 +92,7 @@ def prepare_workers(
         elastic=Elastic(slots, sizes, name=run) if is_elastic else None,
         settings=settings,
         work={
-            "experiment": settings,
+            "settings": settings,
             "load_trial": loads,
             "run": run,
             "log_format": dray.LOG_FORMAT,
@@ -103,7 +103,7 @@ def prepare_workers(
     )
 
 
-def trial_settings(config: ExperimentConfig, rungs: Sequence[float], device: Device) -> Experiment:
+def trial_settings(config: ExperimentConfig, rungs: Sequence[float], device: Device) -> SharedSettings:
     """The same for all trials of an experiment.
 
     Args:
@@ -114,7 +114,7 @@ def trial_settings(config: ExperimentConfig, rungs: Sequence[float], device: Dev
     length = _unit(searcher.counted_length)
     unit = type(length) if length is not None else Batch
     by_time = searcher.counted_by is not None
-    return Experiment(
+    return SharedSettings(
         experiment_id=1,
         config=config.for_code(),
         data=config.data,

@@ -1,4 +1,4 @@
-"""Hosts: where a training run happens. On a laptop or under torchrun here, in a Ray worker in `dray.worker`."""
+"""Hosts: where a training run happens. Here, on a laptop or under torchrun; in a Ray worker, see `dray.worker.host`."""
 
 from dray.hosts.current import current_host, current_peers, use_host
 from dray.hosts.local import LocalHost

@@ -1,7 +1,7 @@
-"""A line that stays below all other output: at the bottom of a terminal, or of a notebook's cell.
+"""A line that stays below all other output: at the bottom of a terminal or a notebook cell.
 
-Written by hand rather than with rich's `Live`: that takes a millisecond to draw, wraps what the program prints, and
-sends standard output to standard error, also where only one of them is a terminal.
+Not rich's `Live`: it takes a millisecond to draw, wraps what the program prints, and sends standard output to standard
+error, even if only one of them is a terminal.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _ERASE = "\r\x1b[2K"
 
 
 class TerminalLine:
-    """The last line of the terminal that standard error is. A context manager.
+    """The last line of the terminal that standard error goes to. A context manager.
 
-    In the block, what the program prints or logs appears above it. While the program is in the middle of a line of its
-    own, such as a prompt or another progress bar, the line is not drawn.
+    In the block, what the program prints or logs appears above the line. The line is not drawn while the program is in
+    the middle of another one, such as a prompt or its own progress bar.
     """
 
     every_s = 0.0
 
     def __init__(self) -> None:
         self._terminal = sys.stderr
-        self._lock = threading.RLock()  # a signal handler may print, too
+        self._lock = threading.RLock()  # a signal handler may print
         self._pid = os.getpid()
         self._text = ""
         self._midline = False
@@ -59,7 +59,7 @@ class TerminalLine:
         self._restore.close()
 
     def size(self) -> int:
-        """Columns that the text may fill."""
+        """The width of the line, in columns."""
         try:
             columns = os.get_terminal_size(self._terminal.fileno()).columns
         except OSError:
@@ -73,7 +73,7 @@ class TerminalLine:
                 self._write(f"{_ERASE}{text}")
 
     def above(self, stream: TextIO, text: str) -> int:
-        """Write text of the program."""
+        """Write the program's output above the line."""
         if not self._open:
             return stream.write(text)
         if os.getpid() != self._pid:  # in a forked worker of a DataLoader: the line and its lock are the parent's
@@ -91,13 +91,13 @@ class TerminalLine:
         return written
 
     def _write(self, text: str) -> None:
-        # Past the stream's buffer, whose lock a process that is forked meanwhile would inherit.
+        # Not through the stream's buffer, whose lock a process that is forked meanwhile would inherit.
         with contextlib.suppress(OSError):  # the terminal is gone
             os.write(self._terminal.fileno(), text.encode(self._terminal.encoding or "utf-8", "replace"))
 
 
 class _Above:
-    """A stream of the program's whose text appears above the line."""
+    """A stream of the program, with its text above the line."""
 
     def __init__(self, stream: TextIO, line: TerminalLine) -> None:
         self._stream, self._line = stream, line
@@ -117,12 +117,12 @@ class _Above:
 
 
 class NotebookLine:
-    """One output of the notebook's cell, which is replaced. A context manager, as `TerminalLine`."""
+    """An output of a notebook cell, replaced with each drawing. A context manager, as `TerminalLine`."""
 
     every_s = 1.0
 
     def __init__(self) -> None:
-        self._ipython = importlib.import_module("IPython.display")  # which every notebook has
+        self._ipython = importlib.import_module("IPython.display")  # every notebook has it
 
     def __enter__(self) -> NotebookLine:
         self._handle = self._ipython.display(self._shown(""), display_id=True)
@@ -142,7 +142,7 @@ class NotebookLine:
 
 
 def bottom_line() -> TerminalLine | NotebookLine | None:
-    """A line where there can be one; None if standard error is a file or a pipe."""
+    """The line of this terminal or notebook; None if standard error is a file or a pipe."""
     if _in_notebook():
         return NotebookLine()
     if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
@@ -165,5 +165,5 @@ def _stream_handlers() -> list[logging.StreamHandler[Any]]:
 
 
 def _put_back(name: str, ours: TextIO, before: TextIO) -> None:
-    if getattr(sys, name) is ours:  # otherwise the program has replaced it, too
+    if getattr(sys, name) is ours:  # otherwise the program has replaced it
         setattr(sys, name, before)

@@ -1,5 +1,4 @@
-"""The host and the peers that a trial's code uses unless it names others. This is the only process-wide state of
-dray."""
+"""The host and the peers that a trial's code uses by default. This is dray's only process-wide state."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def use_host(host: Host, peers: DistributedContext | None = None) -> Iterator[Ho
 
     Args:
         host: where the run happens.
-        peers: the processes that `pytorch.init()` trains with unless it is given others. They are not closed.
+        peers: the processes that `pytorch.init()` trains with by default. They are not closed.
     """
     tokens = _current.set(host), _peers.set(peers)
     try:

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from dray.hosts.bottom_line import TerminalLine, bottom_line
 from dray.hosts.progress import ProgressDisplay, is_wanted
-from dray.hosts.unsaved import Unsaved
+from dray.hosts.unsaved import UnsavedRows
 from dray.storage import CheckpointStore, Location, verify
 from dray.storage.manifest import Listed
 from dray.training.errors import ShouldExit
@@ -34,26 +34,26 @@ from dray.training.units import TrainUnit
 log = logging.getLogger(__name__)
 
 SAME_REQUEST_S = 0.5
-"""A launcher may pass on a Ctrl-C that the terminal has sent already: within this time, both are one request."""
+"""A launcher may forward a Ctrl-C that the terminal has sent too: within this time, both are one request."""
 
 
 def home() -> Path:
-    """Where dray keeps results: DRAY_HOME, else ~/dray_results."""
+    """Where dray stores results: DRAY_HOME, else ~/dray_results."""
     return Path(os.environ.get("DRAY_HOME") or Path.home() / "dray_results")
 
 
 class LocalHost:
-    """A run without an experiment.
+    """The host of a run without an experiment; see `dray.training.host.Host` for its methods.
 
-    Nothing is written before the first report. Used as a context manager it turns SIGTERM into a request to stop: the
-    run finishes its current batch, saves, and ends. While it trains, Ctrl-C does the same, and then raises
-    KeyboardInterrupt; a second one ends it at once.
+    Nothing is written before the first report. Used as a context manager, it turns SIGTERM into a request to stop: the
+    run finishes its current batch, saves, and ends. While the run trains, Ctrl-C does the same, and then raises
+    KeyboardInterrupt; a second Ctrl-C ends it at once.
 
     Args:
-        directory: of this run; a new one below `<home>/local` if None.
-        trial_seed: a random one if None.
-        code_dir: what is copied into checkpoints; the working directory if None.
-        store: for checkpoints; in `directory` if None.
+        directory: of this run; by default a new one in `<home>/local`.
+        trial_seed: by default random.
+        code_dir: copied into checkpoints; by default the working directory.
+        store: of checkpoints; by default in `directory`.
     """
 
     experiment_id = 0
@@ -77,23 +77,21 @@ class LocalHost:
         code_dir: Path | None = None,
         store: CheckpointStore | None = None,
     ) -> None:
-        # Absolute: the program may change its working directory while a checkpoint is written.
+        # Absolute: the program may change the working directory while a checkpoint is written.
         self.directory = (directory or new_directory()).absolute()
-        # Not from the global generator: a seeded program would always get the same seed, and lose a draw.
+        # Not from the global generator: a seeded program would always get the same seed, and lose a random number.
         self.trial_seed = random.SystemRandom().getrandbits(31) if trial_seed is None else trial_seed
         self.code_dir: Path | None = code_dir or Path.cwd()
         self.tensorboard_path = self.directory / "tensorboard"
         self._store = CheckpointStore(self.directory) if store is None else store
         self.is_remote = self._store.is_remote
         self.outputs = self._store.outputs
-        self._unsaved = Unsaved()
-        self._carried: list[dict[str, Any]] = []
-        self._stopping = False
-        self._asked_by = ""
-        self._told_to_wait = False
-        self._interrupted_at: float | None = None
-        self._previous: Any = None
-        self._brought: tempfile.TemporaryDirectory[str] | None = None
+        self._unsaved = UnsavedRows()
+        self._stop_requested_by = ""  # SIGTERM or Ctrl-C
+        self._interrupted_at: float | None = None  # by Ctrl-C
+        self._announced_stop = False
+        self._previous_handler: Any = None
+        self._fetched: tempfile.TemporaryDirectory[str] | None = None
         self._metrics: IO[str] | None = None
         self._progress: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._display: ProgressDisplay | None = None
@@ -102,46 +100,46 @@ class LocalHost:
         self._saved: str | None = None
 
     def __enter__(self) -> LocalHost:
-        # Only the main thread may set a handler; in another thread the program's own stays.
+        # Only the main thread may set a handler.
         if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGTERM, self._on_sigterm)
+            self._previous_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGTERM, self._previous)
-            self._previous = None
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGTERM, self._previous_handler)
+            self._previous_handler = None
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
         self._store.close()
-        if self._brought is not None:
-            self._brought.cleanup()
-            self._brought = None
+        if self._fetched is not None:
+            self._fetched.cleanup()
+            self._fetched = None
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        self._stopping, self._asked_by = True, "SIGTERM"
+        self._stop_requested_by = "SIGTERM"
 
     @contextlib.contextmanager
-    def _ctrl_c_asks_to_stop(self) -> Iterator[None]:
-        """In the block, unless the program has a handler of its own, or Ctrl-C is ignored."""
-        usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if not usual or threading.current_thread() is not threading.main_thread():
+    def _ctrl_c_requests_stop(self) -> Iterator[None]:
+        """In the block Ctrl-C requests a stop, unless the program has its own handler, or ignores Ctrl-C."""
+        is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if not is_default or threading.current_thread() is not threading.main_thread():
             yield
             return
 
-        # The workers of a DataLoader are forked with this handler. So the terminal, which interrupts them too, does not
-        # end them: training needs them.
-        def ask(number: int, frame: FrameType | None) -> None:
+        # The workers of a DataLoader inherit this handler, so a Ctrl-C in the terminal does not end them before the
+        # current batch is finished.
+        def request_stop(number: int, frame: FrameType | None) -> None:
             now = time.monotonic()
             if self._interrupted_at is not None and now > self._interrupted_at + SAME_REQUEST_S:
                 raise KeyboardInterrupt
-            self._stopping, self._asked_by = True, "Ctrl-C"
+            self._stop_requested_by = "Ctrl-C"
             self._interrupted_at = self._interrupted_at or now
 
-        signal.signal(signal.SIGINT, ask)
+        signal.signal(signal.SIGINT, request_stop)
         try:
             yield
         finally:
@@ -149,9 +147,9 @@ class LocalHost:
 
     @contextlib.contextmanager
     def training(self, plan: Plan, begin: int, peers: DistributedContext) -> Iterator[None]:
-        self._last, self._interrupted_at, self._told_to_wait = None, None, False
+        self._last, self._interrupted_at, self._announced_stop = None, None, False
         self._progress = lambda: (begin, 0)
-        with self._ctrl_c_asks_to_stop():
+        with self._ctrl_c_requests_stop():
             if peers.rank == 0 and is_wanted():
                 with ProgressDisplay(plan, begin, line=bottom_line()) as self._display:
                     self._display.starts(str(self.directory))
@@ -165,18 +163,18 @@ class LocalHost:
                     finally:
                         self._display = None
             else:
-                # The terminal may be the chief's, too: what this rank prints must not end up behind the bar.
+                # The terminal may also be the chief's: what this rank prints must not end up behind its bar.
                 line = bottom_line() if peers.rank and self._shows else None
                 with line if isinstance(line, TerminalLine) else contextlib.nullcontext():
                     yield
         if peers.rank == 0:
-            self._close_book()
+            self._record_end()
         if any(peers.allgather(self._interrupted_at is not None)):
-            self._stopping, self._asked_by = False, ""  # done
+            self._stop_requested_by = ""
             raise KeyboardInterrupt
 
-    def _close_book(self) -> None:
-        """Write down that the training ended, was not killed; if its last report, at which it was stopped, does not."""
+    def _record_end(self) -> None:
+        """Record that training ended and was not killed, if it was stopped at a report that is not final."""
         if self._last is not None and not self._last.final:
             self._write(_row(replace(self._last, training=None, validation=None, final=True, interrupted=True)))
 
@@ -191,8 +189,8 @@ class LocalHost:
             why = "failed"
         elif completed:
             why = ""
-        elif self._asked_by or (last is not None and last.interrupted):
-            why = f"stopped by {self._asked_by}" if self._asked_by else "stopped"
+        elif self._stop_requested_by or (last is not None and last.interrupted):
+            why = f"stopped by {self._stop_requested_by}" if self._stop_requested_by else "stopped"
         else:
             why = "ended early, as requested,"
         display.ended(batches, why)
@@ -204,7 +202,7 @@ class LocalHost:
                 display.say(how)
 
     def how_to_resume(self, checkpoint: str, *, completed: bool) -> str:
-        """What to say about training on from the run's latest checkpoint."""
+        """The user's hint for training on from the run's latest checkpoint."""
         if completed:
             return f'train longer with: fit(max_length=..., latest_checkpoint="{checkpoint}")'
         return f'resume with: fit(..., latest_checkpoint="{checkpoint}")'
@@ -216,19 +214,20 @@ class LocalHost:
         return "nothing"
 
     def watch(self, progress: Callable[[], tuple[int, int]]) -> None:
-        # Not watched for hangs: a person is there, and sees it.
+        # Not watched for hangs: the user is there.
         self._progress = progress
         if self._display is not None:
             self._display.watch(progress)
 
     def new_checkpoint(self, batches: int) -> Path:
-        self._carried = self._unsaved.now()
-        return self._store.stage(batches)
+        staging = self._store.stage(batches)
+        self._unsaved.stage(staging)
+        return staging
 
     def commit(
         self, staging: Path, report: Report, digests: Mapping[str, str], others: Mapping[str, Listed] | None = None
     ) -> str:
-        rows = [*self._carried, _row(report)]
+        rows = [*self._unsaved.take(staging).rows, _row(report)]
         if not (carried := staging / "metrics.jsonl").exists():  # a program may have a file of this name
             carried.write_text("".join(json.dumps(row) + "\n" for row in rows))
         path = self._store.commit(staging, report.batches, digests, others)
@@ -255,8 +254,8 @@ class LocalHost:
         if not Location.of(checkpoint).is_local and self.is_remote:
             return self._store.open(checkpoint)  # with the store's own credentials
         if not Location.of(checkpoint).is_local:
-            self._brought = tempfile.TemporaryDirectory(prefix="dray-checkpoint-")
-            return CheckpointStore(Path(self._brought.name)).open(checkpoint)
+            self._fetched = tempfile.TemporaryDirectory(prefix="dray-checkpoint-")
+            return CheckpointStore(Path(self._fetched.name)).open(checkpoint)
         candidates = (Path(checkpoint), home() / "local" / checkpoint, self.directory.parent / checkpoint)
         for path in candidates:
             if path.is_dir():
@@ -267,13 +266,13 @@ class LocalHost:
         )
 
     def asked_to_stop(self) -> bool:
-        if self._stopping and self._display is not None and not self._told_to_wait:
-            self._told_to_wait = True
+        if self._stop_requested_by and self._display is not None and not self._announced_stop:
+            self._announced_stop = True
             self._display.say("stopping: saving a checkpoint after this batch; Ctrl-C again ends the run at once")
-        return self._stopping
+        return bool(self._stop_requested_by)
 
     def opened(self) -> None:
-        """A local program may end as it likes."""
+        """Nothing to do: a local program need not report."""
 
     def interrupted(self) -> None:
         """Nothing to do: the run ends with the program."""
@@ -294,7 +293,7 @@ class LocalHost:
             self._display.reported(report)
         elif report.validation is not None:
             log.info("validated at batch %d: %s", report.batches, _shown(report.validation))
-        return self._stopping
+        return bool(self._stop_requested_by)
 
     def _write(self, row: Mapping[str, Any]) -> None:
         if self._metrics is None:
@@ -302,7 +301,7 @@ class LocalHost:
             # Line-buffered: no row is lost if the process is killed.
             self._metrics = (self.directory / "metrics.jsonl").open("a", buffering=1)
             with contextlib.suppress(OSError):  # another run has it, or the file system has no locks
-                fcntl.flock(self._metrics, fcntl.LOCK_EX | fcntl.LOCK_NB)  # by which others see that it runs
+                fcntl.flock(self._metrics, fcntl.LOCK_EX | fcntl.LOCK_NB)  # shows others that the run is alive
         self._metrics.write(json.dumps({**row, "time": time.time()}) + "\n")
 
 
@@ -316,7 +315,7 @@ def _shown(metrics: Mapping[str, object]) -> str:
 
 
 def new_directory(name: str | None = None) -> Path:
-    """A directory for a run of this name; by default, the program's."""
+    """A directory for a run of this name; by default the program's name."""
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in name or _program())
     return home() / "local" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
 

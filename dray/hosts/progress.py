@@ -23,17 +23,17 @@ from dray.training.units import ENDLESS
 
 log = logging.getLogger("dray")
 
-LOOK_EVERY_S = 0.25
+POLL_S = 0.25
 BAR = 24
-"""Columns of the bar itself."""
-SPEED_OVER = 120
-"""The speed is that of so many looks: half a minute."""
+"""Width of the bar, in columns."""
+SPEED_SAMPLES = 120
+"""The speed is averaged over so many polls: half a minute."""
 
 
 def is_wanted() -> bool:
     """Whether progress is shown: unless logging is disabled, the logger `dray` is, or its level is above INFO.
 
-    The root logger's default level, WARNING, does not count: nobody has chosen it.
+    The root logger's default level, WARNING, does not turn it off: nobody has chosen it.
     """
     if log.disabled or log.manager.disable >= logging.INFO:
         return False
@@ -41,7 +41,7 @@ def is_wanted() -> bool:
 
 
 class ProgressDisplay:
-    """The display of one training. A context manager, which ends the bar.
+    """Displays one training. A context manager, which removes the bar at its end.
 
     Args:
         plan: what is to be done.
@@ -66,7 +66,7 @@ class ProgressDisplay:
         self._looked = self._opened = clock()
         self._began: tuple[float, int] | None = None
         self._trained_s = 0.0
-        self._samples: deque[tuple[float, int]] = deque(maxlen=SPEED_OVER)
+        self._samples: deque[tuple[float, int]] = deque(maxlen=SPEED_SAMPLES)
         self._validating = False
         self._training: dict[str, float] = {}
         self._validation: dict[str, float] = {}
@@ -101,13 +101,13 @@ class ProgressDisplay:
             print(text, file=sys.stdout if isinstance(self._line, NotebookLine) else sys.stderr, flush=True)
 
     def starts(self, where: str) -> None:
-        """Say what is trained, and where it is stored."""
+        """Say how much is trained, and where results are stored."""
         of = "" if self._length is None else f" {self._length:,} batches{self._in_epochs(self._length)}"
         since = f", from batch {self._begin:,} on" if self._begin else ""
         self.say(f"training{of}{since}; metrics and checkpoints go to {where}")
 
     def reported(self, report: Report) -> None:
-        """Take the metrics of a report; say those of a validation."""
+        """Show a report's metrics in the bar; print those of a validation."""
         self._training = _numbers(report.training) or self._training
         if report.validation is None:
             return
@@ -123,11 +123,11 @@ class ProgressDisplay:
         self.say(f"{', '.join([where, *how])}: {metrics}")
 
     def ended(self, batches: int, why: str) -> None:
-        """End the bar, and say how far training came.
+        """Remove the bar, and say how far training got.
 
         Args:
             batches: trained.
-            why: it ended before its length, such as "stopped by Ctrl-C"; "" if it did not.
+            why: training ended early, such as "stopped by Ctrl-C"; "" if it did not.
         """
         self.__exit__(None, None, None)
         if why:
@@ -150,7 +150,7 @@ class ProgressDisplay:
     def _watch(self) -> None:
         shown: object = None
         drawn = -math.inf
-        while not self._over.wait(LOOK_EVERY_S):
+        while not self._over.wait(POLL_S):
             self.look()
             picture = self._seen, self._training, self._validation
             # Not while nothing changes: the user may be at a debugger's prompt.
@@ -159,7 +159,7 @@ class ProgressDisplay:
                 self._line.draw(self.picture(self._line.size()))
 
     def look(self) -> None:
-        """Note how far training is. Called a few times a second, so that it costs the training nothing."""
+        """Poll how far training is, so that the display costs training nothing."""
         now, seen = self._clock(), self._progress()
         if seen[0] != self._seen[0]:
             self._validating = False
@@ -167,13 +167,13 @@ class ProgressDisplay:
             self._validating = True
         self._trained_s += 0.0 if self._validating else now - self._looked
         if seen[0] > self._begin and seen[0] != self._seen[0]:
-            # From the first batch on, which may compile the model or start the loader's workers.
+            # Without the first batch, which may compile the model or start the loader's workers.
             self._began = self._began or (now, seen[0])
             self._samples.append((self._trained_s, seen[0]))
         self._looked, self._seen = now, seen
 
     def picture(self, columns: int) -> str:
-        """The bar and what is known, in so many columns."""
+        """The bar with speed, time left and metrics, at most this wide."""
         trained, validated = self._seen
         parts = []
         if self._validating:
@@ -195,7 +195,7 @@ class ProgressDisplay:
         return text if len(text) <= columns else f"{text[: columns - 1]}…"
 
     def _speed(self, batches: int) -> str:
-        """The latest speed of training itself, in batches a second; in the first moments that since the beginning."""
+        """The recent speed without validations, in batches per second; at first the average since the start."""
         samples = list(self._samples)
         spent, done = self._clock() - self._opened, batches - self._begin
         if len(samples) > 1 and samples[-1][0] > samples[0][0]:
@@ -204,7 +204,7 @@ class ProgressDisplay:
         return f"{speed:,.0f} batches/s" if speed >= 100 else f"{speed:.3g} batches/s"
 
     def _left(self, batches: int) -> float:
-        """Seconds that are left if validations and checkpoints take as much of them as so far."""
+        """Estimated seconds left, with validations and checkpoints at their share so far."""
         since, first = self._began or (self._opened, self._begin)
         if batches <= first:  # no second batch has been seen yet
             since, first = self._opened, self._begin

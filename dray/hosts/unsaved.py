@@ -1,36 +1,59 @@
-"""What was reported since the last checkpoint; the next one carries it."""
+"""Rows of metrics that no committed checkpoint has; the next checkpoint carries them."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 
-class Unsaved:
-    """Rows of metrics in order, each with the `batches` at which it was measured.
+class Staged(NamedTuple):
+    """What a staged checkpoint carries.
 
     Attributes:
-        saved: batches of the last checkpoint that was committed. Another thread may set it; all else is for one thread.
+        rows: reported since the last commit.
+        value: the search's metric at the checkpoint's batch, if it was known when the checkpoint was staged.
+    """
+
+    rows: Sequence[dict[str, Any]]
+    value: float | None
+
+
+class UnsavedRows:
+    """Rows in order, each with the `batches` at which it was measured.
+
+    `add` and `stage` belong to one thread. A checkpoint may be committed by another: `take`, then set `saved`.
+
+    Attributes:
+        saved: batches of the last committed checkpoint.
     """
 
     def __init__(self) -> None:
         self.saved = -1
         self._rows: deque[dict[str, Any]] = deque()
+        self._staged: dict[Path, Staged] = {}
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Add what was reported."""
+        """Add reported rows."""
         for row in rows:
-            if row["batches"] < self.saved:  # another run has begun from the start
+            if row["batches"] < self.saved:  # another run has begun, from the start
                 self.saved = -1
             self._rows.append(row)
-        self._forget()
+        self._drop_saved()
 
-    def now(self) -> list[dict[str, Any]]:
-        """The rows that a checkpoint made now has to carry."""
-        self._forget()
-        return list(self._rows)
+    def stage(self, staging: Path, value: float | None = None) -> None:
+        """Keep the present rows, and a value, for the checkpoint that is staged in this directory."""
+        self._drop_saved()
+        for path in list(self._staged):
+            if not path.exists():  # writing it failed
+                self._staged.pop(path, None)
+        self._staged[staging] = Staged(list(self._rows), value)
 
-    def _forget(self) -> None:
+    def take(self, staging: Path) -> Staged:
+        """What was kept for a checkpoint that is being committed."""
+        return self._staged.pop(staging)
+
+    def _drop_saved(self) -> None:
         while self._rows and self._rows[0]["batches"] <= self.saved:
             self._rows.popleft()

@@ -11,30 +11,30 @@ from collections.abc import Container
 from pathlib import Path
 
 END_S = 2.0
-"""How long a process that is told to end may take."""
+"""How long a process may take to end after each signal."""
 
-# Children of Python and torch, which serve the whole process and end with it.
-_SERVANTS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "compile_worker", "torch_shm_manager")
+# Helpers of Python and torch, which serve the whole process and end with it.
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "compile_worker", "torch_shm_manager")
 
 
 def children(spare: Container[int] = ()) -> dict[int, str]:
-    """The living children and their command lines, without `spare` and those that serve Python and torch."""
+    """The living children and their command lines, without `spare` and the helpers of Python and torch."""
     try:
-        # If there are none, one system call tells. Zombies are left to whoever waits for them.
+        # One system call if there are none. Zombies are left to whoever waits for them.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return {}
     found: dict[int, None] = {}  # in order
-    for _ in range(2):  # a thread that is just ending hands its children to another one, which may have been read
+    for _ in range(2):  # a thread that ends hands its children to another one, which may have been read already
         for task in Path("/proc/self/task").glob("*/children"):
             with contextlib.suppress(OSError):  # the thread has ended
                 found |= dict.fromkeys(int(child) for child in task.read_text().split())
     commands = {child: _command(child) for child in found if child not in spare and lives(child)}
-    return {child: command for child, command in commands.items() if not any(one in command for one in _SERVANTS)}
+    return {child: command for child, command in commands.items() if not any(one in command for one in _HELPERS)}
 
 
 def lives(process: int) -> bool:
-    """Whether the process exists and is no zombie."""
+    """Whether the process exists and is not a zombie."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
@@ -47,7 +47,7 @@ def _command(process: int) -> str:
 
 
 def end_children(spare: Container[int] = ()) -> dict[int, str]:
-    """End these children. Returns what they ran."""
+    """End the children that `children` returns, and return them."""
     found = children(spare)
     left = set(found)
     for number in (signal.SIGTERM, signal.SIGKILL):

@@ -1,4 +1,4 @@
-"""Where a worker group's processes start: they tell the desk before the long imports begin."""
+"""Where a worker group's processes start: they report to the desk before the long imports begin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ray
 from dray.cluster.checks.node import UnfitNode, name_of_this_node
 from dray.environment import set_variables
 
-_over = threading.Event()
+_served = threading.Event()
 _error = ""
 
 
@@ -19,11 +19,11 @@ def serve_leases(work: dict[str, Any]) -> None:
     """What Ray Train runs on each worker: serve leases until the desk has no more.
 
     Args:
-        work: ``desk`` (actor handle), ``group`` (name), ``start`` (number of the group's start), ``run`` (a name of
-            this run of the experiment), ``experiment`` (``hosts.ray_worker.Experiment``), ``load_trial`` (a callable
-            that returns the PyTorchTrial class or the ``Script`` to run; its ``place()`` is the directory of the code,
-            or None: where trials run), ``log_format`` (of what trials log), ``shared_by`` (how many trials share a
-            slot), ``needs`` (``dray.cluster.checks.node.Needs``, or None on a machine of our own).
+        work: ``desk`` (actor handle), ``group`` (name), ``start`` (number of the group's start), ``run`` (a name for
+            this run of the experiment), ``settings`` (``dray.worker.lease.SharedSettings``), ``load_trial`` (a callable
+            that returns the PyTorchTrial class or the ``Script`` to run; its ``place()`` returns the directory of the
+            code, or None), ``log_format`` (of trials' logs), ``shared_by`` (how many trials share a slot), ``needs``
+            (``dray.cluster.checks.node.Needs``; None if the driver has started the cluster on this machine).
     """
     global _error
     try:
@@ -33,24 +33,24 @@ def serve_leases(work: dict[str, Any]) -> None:
         traceback.print_exc()  # into Ray's log of this process
         raise
     finally:
-        _over.set()
+        _served.set()
 
 
 def ended() -> str:
     """Runs on each worker beside `serve_leases`: waits for its end, and returns its error, or "".
 
-    So whoever calls it hears at once when the process dies, and need not ask again and again how it is.
+    The call fails as soon as the process dies, so the caller need not poll.
     """
-    _over.wait()
+    _served.wait()
     return _error
 
 
 def _serve_leases(work: dict[str, Any]) -> None:
     if not ray.get_gpu_ids():
-        # On a CPU slot, where Ray leaves all of the node's GPUs visible.
+        # On a CPU slot Ray leaves all of the node's GPUs visible.
         set_variables({"CUDA_VISIBLE_DEVICES": ""})
-    # Before torch is imported: it reads some of them.
-    set_variables(work["experiment"].environment)
+    # Before torch is imported, which reads some of them.
+    set_variables(work["settings"].environment)
     work["desk"].arrived.remote(work["group"], ray.get_runtime_context().get_node_id())
     if work["needs"] is not None:
         try:
@@ -60,25 +60,25 @@ def _serve_leases(work: dict[str, Any]) -> None:
     try:
         from dray.worker.serve import serve
     except ImportError as error:
-        told = f"node {name_of_this_node()} can't import what workers run: {type(error).__name__}: {error}"
-        return give_up(work, ImportError(f"{told}; install the driver's packages there"))
+        what = f"node {name_of_this_node()} can't import what workers run: {type(error).__name__}: {error}"
+        return give_up(work, ImportError(f"{what}; install the driver's packages there"))
     serve(work)
 
 
 def give_up(work: dict[str, Any], error: Exception) -> None:
-    """Tell the driver of an error that any process in this one's place would have too; wait until it ends the run."""
-    # Without its causes: they may be of classes that the desk does not have.
+    """Report an error that any process in this one's place would have too; wait until the driver ends the run."""
+    # Without its causes: the desk may not be able to import their classes.
     error.__cause__ = error.__context__ = None
     ray.get(work["desk"].broken.remote(work["group"], error.with_traceback(None)))
 
 
 class NoCollectives:
-    """In the place of Ray Train's synchroniser, which serves `ray.train.report` and `ray.train.collective`."""
+    """Replaces Ray Train's synchroniser, which serves `ray.train.report` and `ray.train.collective`."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         raise RuntimeError(
-            "ray.train.report() and ray.train.collective are not for trials of dray: report metrics and checkpoints as "
-            "a PyTorchTrial does, or by dray.core; ranks exchange data by core_context.distributed"
+            "ray.train.report() and ray.train.collective don't work in trials of dray: report metrics and checkpoints "
+            "as a PyTorchTrial does, or by dray.core; ranks exchange data by core_context.distributed"
         )

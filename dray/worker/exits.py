@@ -1,8 +1,8 @@
-"""The end of a trial's program on its ranks: a rank that has ended waits for the others, unless they wait for it.
+"""The exits of a trial's program on its ranks: a rank that has exited waits for the others, unless they wait for it.
 
-Under torchrun a process that ends closes its connections, so a rank that waits for it in a collective operation fails.
-Here the processes and their connections live on, and that rank would wait until the operation times out. But it can be
-told: it has begun more collective operations of all ranks than another rank whose program has ended.
+Under torchrun a process that exits closes its connections, so a rank that is blocked in a collective with it fails.
+Here processes and connections outlive the program, and that rank would block until the collective times out. Counting
+collectives detects it: the rank has begun more of them than one whose program has exited.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import torch.distributed as dist
 
 from dray.desk.failure import users_line_now
 
-LOOK_S = 1.0
-ENDED_POLL_S = 0.1
+CHECK_EVERY_S = 1.0
+POLL_S = 0.1
 
 
-def begun() -> int:
-    """How many collective operations of all ranks this rank has begun; 0 if the count can't be relied on.
+def collectives_begun() -> int:
+    """How many collectives of all ranks this rank has begun; 0 if the count is not reliable.
 
     gloo also counts what one rank sends to another: with two ranks it counts on both, with more not on all. So does
     NCCL with older versions of torch for batched sends; there even two ranks may differ.
@@ -35,25 +35,26 @@ def begun() -> int:
     return int(dist.group.WORLD._get_sequence_number_for_group())  # type: ignore[union-attr]
 
 
-class Ends:
-    """The end of one lease's program, on one rank.
+class ProgramExits:
+    """The exits of one lease's program, as one rank sees them.
 
     Args:
-        store: through which all ranks of the group tell one another things beside collectives; see
-            `DistributedContext.side_store`. None: there is no other rank.
+        store: what all ranks share beside collectives, see `DistributedContext.side_store`. None: this rank is alone.
         lease: its number.
         rank, size: of this process within its group.
-        begun: the function of this name, or a substitute.
+        count: `collectives_begun`, or a substitute.
     """
 
-    def __init__(self, store: Any, lease: int, rank: int, size: int, begun: Callable[[], int] = begun) -> None:
-        self._store, self._rank, self._begun = store, rank, begun
-        self._ended = [f"ended/{lease}/{each}" for each in range(size)]
-        self._waits = f"waits/{lease}"
+    def __init__(
+        self, store: Any, lease: int, rank: int, size: int, count: Callable[[], int] = collectives_begun
+    ) -> None:
+        self._store, self._rank, self._count = store, rank, count
+        self._exited = [f"exited/{lease}/{each}" for each in range(size)]
+        self._blocked = f"blocked/{lease}"
 
     @contextlib.contextmanager
-    def of_others_seen(self, code: Path | None) -> Iterator[None]:
-        """While the program runs in the block, tell ranks that have ended if this one waits for them.
+    def watch(self, code: Path | None) -> Iterator[None]:
+        """While the program runs in the block, report if it is blocked in a collective with a rank that has exited.
 
         Args:
             code: the directory of the user's code.
@@ -61,47 +62,48 @@ class Ends:
         if self._store is None:
             yield
             return
-        over, program = threading.Event(), threading.get_ident()
-
-        def look() -> None:
-            with contextlib.suppress(RuntimeError):  # the store is gone with another rank, whose end is told otherwise
-                while not over.wait(LOOK_S):
-                    if (missing := self._missing()) is not None:
-                        line = users_line_now(sys._current_frames()[program], code)
-                        what = f"rank {self._rank} waits in a collective operation for rank {missing}"
-                        self._store.set(self._waits, "\n".join([f"{what}, which has left the program", *line]))
-                        return
-
-        thread = threading.Thread(target=look, name="dray-ends", daemon=True)
+        done = threading.Event()
+        thread = threading.Thread(
+            target=self._report_if_blocked, args=(done, threading.get_ident(), code), name="dray-exits", daemon=True
+        )
         thread.start()
         try:
             yield
         finally:
-            over.set()
+            done.set()
             thread.join()
 
-    def _missing(self) -> int | None:
-        """A rank that this one waits for in vain, if any."""
-        for rank, key in enumerate(self._ended):
-            if self._store.check([key]) and int(self._store.get(key)) < self._begun():
+    def _report_if_blocked(self, done: threading.Event, program: int, code: Path | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the store died with its rank, whose death is reported elsewhere
+            while not done.wait(CHECK_EVERY_S):
+                if (exited := self._awaited_rank()) is not None:
+                    what = f"rank {self._rank} is blocked in a collective; rank {exited} already exited"
+                    line = users_line_now(sys._current_frames()[program], code)
+                    self._store.set(self._blocked, "\n".join([what, *line]))
+                    return
+
+    def _awaited_rank(self) -> int | None:
+        """A rank that has exited, and has begun fewer collectives than this one."""
+        for rank, key in enumerate(self._exited):
+            if self._store.check([key]) and int(self._store.get(key)) < self._count():
                 return rank
         return None
 
-    def awaited(self) -> str:
-        """The program has ended here: wait until it has on all ranks.
+    def wait(self) -> str:
+        """Wait, after the program has exited here, until it has on all ranks.
 
-        Not by a collective, which times out: what one rank does alone in the end may take longer.
+        Not by a collective, which would time out while another rank finishes its work alone.
 
         Returns:
-            The error, if another rank waits for this one; otherwise "".
+            The error, if another rank is blocked by this exit; otherwise "".
         """
         if self._store is None:
             return ""
-        self._store.set(self._ended[self._rank], str(self._begun()))
+        self._store.set(self._exited[self._rank], str(self._count()))
         pause_s = 0.001
-        while not self._store.check(self._ended):
-            if self._store.check([self._waits]):
-                return str(self._store.get(self._waits).decode())
+        while not self._store.check(self._exited):
+            if self._store.check([self._blocked]):
+                return str(self._store.get(self._blocked).decode())
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, ENDED_POLL_S)
+            pause_s = min(2 * pause_s, POLL_S)
         return ""

@@ -1,20 +1,20 @@
-"""The memory of a GPU that several trials share, each in a process of its own."""
+"""The memory of a GPU that several trials share, each in its own process."""
 
 from __future__ import annotations
 
 import torch
 
 CONTEXT_BYTES = 512 << 20
-"""What a process takes of a GPU besides its tensors: CUDA's context, and the kernels that it loads (some 300 MB at
-first, pytorch issue 107667). torch's allocator does not count it."""
+"""What a process uses of a GPU besides its tensors: CUDA's context and loaded kernels (some 300 MB at first, pytorch
+issue 107667). torch's allocator does not count it."""
 
 
 def limit_gpu_memory(trials: int) -> None:
     """Limit this process to its share of the current device's memory.
 
-    A tensor beyond it raises ``torch.OutOfMemoryError`` here, and the other trials keep what is theirs. The limit is
-    that of torch's allocator, which counts what it has reserved: memory that something else allocates, such as NCCL, is
-    not limited. A trial may have changed the limit, so it is set anew before each.
+    A tensor beyond it raises ``torch.OutOfMemoryError`` here, and the other trials keep their shares. The limit is that
+    of torch's allocator: memory that others allocate, such as NCCL, is not limited. A trial may change the limit, so it
+    is set again before each.
 
     Args:
         trials: how many share the device.

@@ -20,7 +20,7 @@ from dray.training.parallel.device import CPU, NoGpuOfItsOwn, check_gpus, gpu_of
 from dray.training.parallel.distributed import StoreTransport
 
 TIMEOUT_S = 1800
-"""How long a collective may take, as in Ray Train and torchrun."""
+"""The timeout of collectives, as in Ray Train and torchrun."""
 
 
 @contextlib.contextmanager
@@ -32,17 +32,18 @@ def joined(
     Sets the environment variables that torchrun sets, for libraries and programs that read them.
 
     Args:
-        meet: gives each rank the address, host and port, that rank 0 calls it with; the others call it with None.
+        context: Ray Train's, of this worker.
+        meet: called by rank 0 with its address (host and port), by the others with None; returns rank 0's address.
 
     Raises:
-        NoGpuOfItsOwn: a worker has no GPU, or shares one with another.
+        NoGpuOfItsOwn: torch sees no GPU on a GPU worker, or two workers share one.
     """
     rank, size = context.get_world_rank(), context.get_world_size()
     device = gpu_of_worker(context) if ray.get_gpu_ids() else CPU
     gpu = device.type == "cuda"
     if gpu:
         torch.cuda.set_device(device)
-    # The system chooses the port when rank 0 opens it: one that was found free before may be taken by then.
+    # Port 0: the system chooses one as the socket opens. One that was found free before may be taken by then.
     store = None
     if rank == 0:
         host = ray.util.get_node_ip_address()
@@ -62,11 +63,11 @@ def joined(
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=TIMEOUT_S),
-        # Ranks connect now, not in the first batch, and on this device. One alone needs no connection, nor its memory.
+        # With a device, ranks connect now and not in the first batch. A single rank needs no connection.
         device_id=device if gpu and size > 1 else None,
     )
     try:
-        with _kept():
+        with outliving_programs():
             yield
     finally:
         with contextlib.suppress(RuntimeError):  # the group has failed; the process ends anyway
@@ -91,7 +92,7 @@ def gpu_of_worker(context: ray.train.TrainContext) -> torch.device:
 def launcher_variables(context: ray.train.TrainContext, store: TCPStore, peers: StoreTransport) -> dict[str, str]:
     """The environment variables that torchrun sets. All ranks call this together."""
     node = context.get_node_rank()
-    # Counted, not derived from the number of ranks on this node: nodes may have different numbers of them.
+    # Not derived from the number of ranks on this node: nodes may have different numbers of ranks.
     nodes = 1 + max(peers.allgather(node))
     return {
         "MASTER_ADDR": store.host,
@@ -107,28 +108,28 @@ def launcher_variables(context: ray.train.TrainContext, store: TCPStore, peers: 
 
 
 @contextlib.contextmanager
-def _kept() -> Iterator[None]:
-    """Keep the process group while programs make one, as under torchrun, and destroy it: they get this one.
+def outliving_programs() -> Iterator[None]:
+    """Keep the process group although programs in the block initialise and destroy one, as under torchrun.
 
-    They may make and destroy groups of some of the ranks.
+    They use this one instead. Groups of some of the ranks are theirs to make and destroy.
     """
     init, destroy = dist.init_process_group, dist.destroy_process_group
 
     @functools.wraps(init)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
-        """There is one already."""
+        """Does nothing: there is one already."""
 
     @functools.wraps(destroy)
     def destroy_process_group(group: Any = None) -> None:
         if group is not None and group is not dist.group.WORLD:
             destroy(group)
 
-    _put(init_process_group, destroy_process_group)
+    _set_functions(init_process_group, destroy_process_group)
     try:
         yield
     finally:
-        _put(init, destroy)
+        _set_functions(init, destroy)
 
 
-def _put(init: Callable[..., None], destroy: Callable[..., None]) -> None:
+def _set_functions(init: Callable[..., None], destroy: Callable[..., None]) -> None:
     dist.init_process_group, dist.destroy_process_group = init, destroy

@@ -1,4 +1,4 @@
-"""Programs with a loop of their own, without an experiment: alone, and as ranks that are threads here."""
+"""Programs with their own training loop, without an experiment: alone, and as ranks that are threads here."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def rows(home: Path) -> list[dict[str, Any]]:
 
 
 def ranks(work: Callable[[Context], Any], **arguments: Any) -> list[Any]:
-    """What two ranks make of `work`, each with a context."""
+    """The results of `work` on two ranks, each with a context."""
 
     def one(distributed: DistributedContext) -> Any:
         with core.init(distributed=distributed, **arguments) as context:
@@ -69,20 +69,20 @@ def ranks(work: Callable[[Context], Any], **arguments: Any) -> list[Any]:
 
 
 class Searching(LocalHost):
-    """A search that wants a report at each of these lengths, and stops the trial at `stop_at`."""
+    """The host of a search that wants a report at each of these lengths, and stops the trial at `stop_at`."""
 
     def __init__(self, directory: Path, lengths: list[float], stop_at: float | None = None) -> None:
         super().__init__(directory)
         self.lengths, self.stop_at = lengths, stop_at
         self.reports: list[Report] = []
-        self.heard = 0
+        self.acknowledged = 0
 
     def report(self, report: Report) -> bool:
         self.reports.append(report)
         return report.length is not None and report.length == self.stop_at
 
     def interrupted(self) -> None:
-        self.heard += 1
+        self.acknowledged += 1
 
 
 def info_of(**searcher: Any) -> ClusterInfo:
@@ -122,7 +122,7 @@ def test_a_tensor_of_one_element_is_a_number(home: Path) -> None:
     assert rows(home) == [{"batches": 1, "validation": {"loss": 0.5, "n": 3, "array": 0.25}}]
 
 
-def test_nothing_is_written_before_there_is_something_to_write(home: Path) -> None:
+def test_nothing_is_written_before_the_first_report(home: Path) -> None:
     with core.init() as context:
         assert context.info is None
         assert context.train.get_experiment_best_validation() is None
@@ -131,7 +131,7 @@ def test_nothing_is_written_before_there_is_something_to_write(home: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("report", "told"),
+    ("report", "error"),
     [
         (lambda train: train.report_training_metrics("7", {}), "steps_completed must be an int, got '7'"),
         (lambda train: train.report_training_metrics(True, {}), "steps_completed must be an int >= 0, got True"),
@@ -149,13 +149,13 @@ def test_nothing_is_written_before_there_is_something_to_write(home: Path) -> No
         (lambda train: train.report_progress(1.5), "progress must be a number from 0 to 1, got 1.5"),
     ],
 )
-def test_what_can_not_be_reported_is_told(report: Callable[[Any], None], told: str, home: Path) -> None:
-    with core.init() as context, pytest.raises((TypeError, ValueError), match=told):
+def test_an_invalid_report_is_an_error(report: Callable[[Any], None], error: str, home: Path) -> None:
+    with core.init() as context, pytest.raises((TypeError, ValueError), match=error):
         report(context.train)
     assert not home.exists()
 
 
-def test_only_the_chiefs_reports_count(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_chiefs_reports_are_recorded(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     ranks(lambda context: context.train.report_validation_metrics(1, {"of": context.distributed.rank}))
     assert rows(home) == [{"batches": 1, "validation": {"of": 0}}]
     assert (
@@ -193,7 +193,7 @@ def test_in_manual_mode_nothing_is_written_for_tensorboard() -> None:
         context.train.upload_tensorboard_files()
 
 
-def test_metadata_of_a_run_is_what_was_set_last() -> None:
+def test_the_last_metadata_of_a_run_are_kept() -> None:
     with core.init() as context:
         assert context.train.get_metadata() is None
         context.train.set_metadata({"model": "a"})
@@ -201,13 +201,13 @@ def test_metadata_of_a_run_is_what_was_set_last() -> None:
         assert context.train.get_metadata() == {"dataset": {"rows": 3}}
 
 
-def test_invalid_hyperparameters_leave_the_program() -> None:
+def test_an_early_exit_for_invalid_hyperparameters_raises() -> None:
     with pytest.raises(InvalidHP), core.init() as context:
         context.train.report_early_exit(EarlyExitReason.USER_REQUESTED_STOP)
         context.train.report_early_exit(EarlyExitReason.INVALID_HP)
 
 
-def test_an_alert_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_alert_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with core.init() as context:
         context.alert(title="diverged", description="loss is nan", level="warn")
         context.profiler.on()
@@ -223,7 +223,7 @@ def store(context: Context, steps: int, content: str = "x") -> str:
     return str(storage_id)
 
 
-def test_a_checkpoint_is_found_again_by_its_id_by_this_run_and_by_others(home: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_is_found_by_its_id_in_this_run_and_in_others(home: Path, tmp_path: Path) -> None:
     with core.init() as context:
         storage_id = store(context, 10)
         store(context, 20, "newer")
@@ -239,7 +239,7 @@ def test_a_checkpoint_is_found_again_by_its_id_by_this_run_and_by_others(home: P
             context.checkpoint.delete(storage_id)
 
 
-def test_a_checkpoint_that_is_deleted_is_gone_and_the_others_stay() -> None:
+def test_deleting_a_checkpoint_leaves_the_others() -> None:
     with core.init() as context:
         first, second = store(context, 1), store(context, 2)
         context.checkpoint.delete(first)
@@ -248,7 +248,7 @@ def test_a_checkpoint_that_is_deleted_is_gone_and_the_others_stay() -> None:
         assert context.checkpoint.get_metadata(second)["steps_completed"] == 2
 
 
-def test_a_checkpoint_that_fails_half_way_is_none(home: Path) -> None:
+def test_a_checkpoint_whose_block_raises_is_not_committed(home: Path) -> None:
     with core.init() as context:
         with pytest.raises(ArithmeticError), context.checkpoint.store_path({"steps_completed": 1}) as (path, _):
             (path / "state").write_text("half")
@@ -263,12 +263,12 @@ def test_a_checkpoint_that_fails_half_way_is_none(home: Path) -> None:
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"steps_completed": -1}, {"steps_completed": "3"}])
-def test_metadata_says_how_far_training_is(metadata: dict[str, Any] | None) -> None:
+def test_metadata_must_have_steps_completed(metadata: dict[str, Any] | None) -> None:
     with core.init() as context, pytest.raises(ValueError, match="metadata must have 'steps_completed', an int >= 0"):
         context.checkpoint.store_path(metadata).__enter__()
 
 
-def test_a_directory_of_the_programs_own_is_uploaded_as_it_selects(tmp_path: Path) -> None:
+def test_upload_takes_the_selected_files_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "mine" / "deep").mkdir(parents=True)
     (tmp_path / "mine" / "a.pt").write_text("a")
     (tmp_path / "mine" / "deep" / "b.tmp").write_text("b")
@@ -314,7 +314,7 @@ def s3() -> Iterator[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", [(1, 1), (2, 1)])
-def test_machines_upload_their_parts_of_a_checkpoint_to_an_object_store(
+def test_each_machine_uploads_its_part_of_a_checkpoint_to_an_object_store(
     slots: tuple[int, ...], tmp_path: Path, s3: dict[str, Any]
 ) -> None:
     machines = nodes(*slots)
@@ -344,7 +344,7 @@ def test_machines_upload_their_parts_of_a_checkpoint_to_an_object_store(
     assert not list(tmp_path.rglob(".staging*"))
 
 
-def test_sharded_upload_takes_each_file_once_and_refuses_two_of_one_name(tmp_path: Path) -> None:
+def test_sharded_upload_takes_each_file_once_and_refuses_different_files_of_one_name(tmp_path: Path) -> None:
     def work(context: Context) -> list[str]:
         rank = context.distributed.rank
         mine = tmp_path / f"of_{rank}"
@@ -366,7 +366,7 @@ def test_sharded_upload_takes_each_file_once_and_refuses_two_of_one_name(tmp_pat
     assert ranks(work) == [["own_0", "own_1", "same"]] * 2
 
 
-def test_one_rank_that_fails_in_a_sharded_checkpoint_leaves_none_and_nobody_waits(home: Path) -> None:
+def test_a_rank_that_fails_in_a_sharded_checkpoint_fails_all_ranks_and_leaves_no_checkpoint(home: Path) -> None:
     def work(context: Context) -> str:
         try:
             with context.checkpoint.store_path({"steps_completed": 1}, shard=True):
@@ -382,7 +382,7 @@ def test_one_rank_that_fails_in_a_sharded_checkpoint_leaves_none_and_nobody_wait
     assert not list(home.rglob(".staging*"))
 
 
-def test_other_ranks_save_nothing_by_themselves_and_restore_what_they_like(tmp_path: Path) -> None:
+def test_other_ranks_can_not_save_alone_but_can_restore(tmp_path: Path) -> None:
     def work(context: Context) -> list[str]:
         rank = context.distributed.rank
         storage_id = context.distributed.broadcast(store(context, 3) if rank == 0 else "")
@@ -404,7 +404,7 @@ def test_other_ranks_save_nothing_by_themselves_and_restore_what_they_like(tmp_p
 
 
 @pytest.mark.parametrize("form", ["text", "section"])
-def test_a_local_run_keeps_checkpoints_where_it_is_told_to(form: str, tmp_path: Path, home: Path) -> None:
+def test_a_local_run_stores_checkpoints_where_checkpoint_storage_says(form: str, tmp_path: Path, home: Path) -> None:
     place = str(tmp_path / "elsewhere")
     storage: Any = (
         place if form == "text" else {"type": "shared_fs", "host_path": str(tmp_path), "storage_path": "elsewhere"}
@@ -417,7 +417,7 @@ def test_a_local_run_keeps_checkpoints_where_it_is_told_to(form: str, tmp_path: 
     assert not home.exists()
 
 
-def test_a_local_run_keeps_checkpoints_in_an_object_store(tmp_path: Path) -> None:
+def test_a_local_run_stores_checkpoints_in_an_object_store(tmp_path: Path) -> None:
     with core.init(checkpoint_storage="memory://bucket/core") as context:
         storage_id = store(context, 1)
         assert storage_id.startswith("memory://bucket/core/")
@@ -427,7 +427,7 @@ def test_a_local_run_keeps_checkpoints_in_an_object_store(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("storage", "told"),
+    ("storage", "error"),
     [
         ({"type": "hdfs"}, "checkpoint_storage.type: .*HDFS"),
         ({"type": "s3", "prefix": "results"}, "checkpoint_storage.bucket: required, got nothing; .*my-bucket"),
@@ -437,12 +437,12 @@ def test_a_local_run_keeps_checkpoints_in_an_object_store(tmp_path: Path) -> Non
         ({"save_trial_best": 2}, "checkpoint_storage.type: required, got nothing"),
     ],
 )
-def test_a_storage_that_says_nowhere_is_told_as_the_configs_is(storage: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=rf"core.init\(checkpoint_storage=...\) has 1 error:\n  .*{told}"):
+def test_an_invalid_storage_is_reported_like_a_configs(storage: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=rf"core.init\(checkpoint_storage=...\) has 1 error:\n  .*{error}"):
         core.init(checkpoint_storage=storage)
 
 
-def test_every_storage_of_a_config_can_be_a_local_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_storage_type_of_a_config_works_in_a_local_run(monkeypatch: pytest.MonkeyPatch) -> None:
     places = []
     monkeypatch.setattr("dray.core.context.store_at", lambda where, directory: places.append(where))
     account = "https://me.blob.core.windows.net"
@@ -462,7 +462,7 @@ def test_every_storage_of_a_config_can_be_a_local_runs(monkeypatch: pytest.Monke
     ]
 
 
-def test_a_damaged_checkpoint_is_told(home: Path) -> None:
+def test_a_damaged_checkpoint_is_an_error(home: Path) -> None:
     with core.init() as context:
         storage_id = store(context, 1)
         next(home.rglob("state")).write_text("y")
@@ -470,7 +470,7 @@ def test_a_damaged_checkpoint_is_told(home: Path) -> None:
             context.checkpoint.get_metadata(storage_id)
 
 
-def test_a_programs_checkpoint_is_no_models_and_says_so(home: Path) -> None:
+def test_a_programs_checkpoint_has_no_model_state(home: Path) -> None:
     with core.init() as context:
         store(context, 1)
     (checkpoint,) = home.rglob("checkpoint_1")
@@ -479,7 +479,7 @@ def test_a_programs_checkpoint_is_no_models_and_says_so(home: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- preempt
-def test_sigterm_asks_a_local_run_to_end() -> None:
+def test_sigterm_asks_a_local_run_to_stop() -> None:
     with core.init() as context:
         assert not context.preempt.should_preempt()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -487,14 +487,14 @@ def test_sigterm_asks_a_local_run_to_end() -> None:
 
 
 @pytest.mark.parametrize("mode", [PreemptMode.WorkersAskChief, PreemptMode.WorkersAskMaster])
-def test_all_ranks_hear_what_the_chief_was_told(mode: PreemptMode) -> None:
+def test_all_ranks_get_the_chiefs_request_to_stop(mode: PreemptMode) -> None:
     barrier = threading.Barrier(2, timeout=HANGS_S)
 
     def work(context: Context) -> list[bool]:
         answers = [context.preempt.should_preempt()]
         barrier.wait()
         if context.distributed.rank == 0:
-            context.train.told = True
+            context.train.stop_requested = True
             if mode is PreemptMode.WorkersAskMaster:
                 assert context.preempt.should_preempt()
         barrier.wait()
@@ -503,17 +503,21 @@ def test_all_ranks_hear_what_the_chief_was_told(mode: PreemptMode) -> None:
     assert ranks(work, preempt_mode=mode) == [[False, True]] * 2
 
 
-def test_a_rank_that_asks_when_the_chief_has_left_is_told_to_leave_too() -> None:
-    """The chief serves the store that ranks ask; it was told, and its process has ended."""
-    with core.init(preempt_mode=PreemptMode.WorkersAskMaster) as context:
-        server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        context.preempt._store = TCPStore("127.0.0.1", server.port, is_master=False)
+def test_a_rank_that_asks_after_the_chief_has_exited_should_preempt_too() -> None:
+    """The chief serves the store that ranks ask: it was asked to stop, and its process has ended."""
+    servers = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+
+    class Peer(DistributedContext):
+        def side_store(self) -> Any:
+            return TCPStore("127.0.0.1", servers[0].port, is_master=False)
+
+    with core.init(distributed=Peer(), preempt_mode=PreemptMode.WorkersAskMaster) as context:
         assert not context.preempt.should_preempt()
-        del server
+        servers.clear()
         assert context.preempt.should_preempt()
 
 
-def test_only_the_chief_asks_where_that_was_agreed() -> None:
+def test_only_the_chief_may_ask_with_chief_only() -> None:
     def work(context: Context) -> bool:
         if context.distributed.rank == 1:
             with pytest.raises(
@@ -525,18 +529,18 @@ def test_only_the_chief_asks_where_that_was_agreed() -> None:
     assert ranks(work, preempt_mode=PreemptMode.ChiefOnly) == [False, True]
 
 
-def test_an_answer_counts_as_heard_unless_the_program_wants_to_say_so_itself(
+def test_an_answer_is_acknowledged_at_once_unless_auto_ack_is_off(
     in_search: Callable[..., Searching],
 ) -> None:
     host = in_search([])
     with use_host(host), core.init() as context:
-        context.train.told = True
+        context.train.stop_requested = True
         assert context.preempt.should_preempt(auto_ack=False)
-        assert host.heard == 0
+        assert host.acknowledged == 0
         context.preempt.acknowledge_preemption_signal()
-        assert host.heard == 1
+        assert host.acknowledged == 1
         assert context.preempt.should_preempt()
-        assert host.heard == 2
+        assert host.acknowledged == 2
 
 
 # ------------------------------------------------------------------------------------------------------------ searcher
@@ -563,8 +567,8 @@ def test_there_is_an_operation_for_each_length_until_the_search_stops_the_trial(
             op.report_completed(1 / op.length)
         assert context.preempt.should_preempt()
         assert context.searcher.get_configured_units() is Unit.EPOCHS
-    told = [(r.batches, r.epochs, r.validation, r.length, r.compared) for r in host.reports]
-    assert told == [
+    reported = [(r.batches, r.epochs, r.validation, r.length, r.compared) for r in host.reports]
+    assert reported == [
         (100, None, {"loss": 0.5}, None, False),
         (100, 1, {"loss": 1.0}, 1, True),
         (400, None, {"loss": 0.5}, None, False),
@@ -581,7 +585,7 @@ def test_there_is_an_operation_for_each_length_until_the_search_stops_the_trial(
         ({"max_time": 16, "time_metric": "seconds"}, None),
     ],
 )
-def test_units_are_those_of_the_config(
+def test_the_unit_is_the_configs(
     searcher: dict[str, Any], unit: Unit | None, in_search: Callable[..., Searching]
 ) -> None:
     with use_host(in_search([16], **searcher)), core.init() as context:
@@ -589,7 +593,7 @@ def test_units_are_those_of_the_config(
         assert [op.report_completed(1.0) for op in context.searcher.operations()] == [None]
 
 
-def test_ranks_are_told_of_operations_in_step() -> None:
+def test_all_ranks_get_the_same_operations() -> None:
     def work(context: Context) -> list[float]:
         lengths = []
         for op in context.searcher.operations():
@@ -604,7 +608,7 @@ def test_ranks_are_told_of_operations_in_step() -> None:
     assert ranks(work) == [[1], [1]]
 
 
-def test_misuse_of_operations_is_told(in_search: Callable[..., Searching]) -> None:
+def test_misuse_of_operations_is_an_error(in_search: Callable[..., Searching]) -> None:
     with core.init() as context:
         with pytest.raises(RuntimeError, match=r"the operation of length 1 ended without op.report_completed\(\)"):
             list(context.searcher.operations(SearcherMode.ChiefOnly))
@@ -619,7 +623,7 @@ def test_misuse_of_operations_is_told(in_search: Callable[..., Searching]) -> No
 
 
 # ---------------------------------------------------------------------------------------------------------------- init
-def test_a_trial_that_is_a_class_has_a_trainer_for_this(tmp_path: Path) -> None:
+def test_a_trial_that_is_a_class_can_not_init_the_core_api(tmp_path: Path) -> None:
     with use_host(FakeHost(tmp_path)), pytest.raises(RuntimeError, match="but this trial is a class, whose trainer"):  # type: ignore[arg-type]
         core.init()
 
@@ -640,7 +644,7 @@ def test_two_ranks_are_one_run(home: Path) -> None:
     assert paths[0] == paths[1]
 
 
-def test_it_is_known_what_a_program_is_a_trial_of(in_search: Callable[..., Searching]) -> None:
+def test_info_is_the_trials(in_search: Callable[..., Searching]) -> None:
     with use_host(in_search([])), core.init(checkpoint_storage="/elsewhere") as context:
         assert context.info is not None
         assert context.info.trial.hparams == {"lr": 0.5}

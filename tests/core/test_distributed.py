@@ -128,7 +128,7 @@ def test_ranks_without_a_process_group_meet_at_the_chiefs_port() -> None:
         assert list(pool.map(one, range(2))) == [[0, 1]] * 2
 
 
-def test_who_has_waited_long_enough_for_the_others_is_told() -> None:
+def test_a_wait_for_other_ranks_that_times_out_is_an_error() -> None:
     given_up = threading.Event()
 
     def work(context: DistributedContext) -> Any:

@@ -17,7 +17,7 @@ from dray.hosts.bottom_line import NotebookLine, TerminalLine
 from tests.hosts.terminal import terminal
 
 
-def test_output_appears_above_the_line_which_is_gone_in_the_end() -> None:
+def test_output_appears_above_the_line_which_is_removed_at_the_end() -> None:
     with terminal() as screen:
         with TerminalLine() as line:
             line.draw("10 %")
@@ -31,7 +31,7 @@ def test_output_appears_above_the_line_which_is_gone_in_the_end() -> None:
         assert "two\r\n20 %" in screen.written, "drawn again at once"
 
 
-def test_log_lines_of_handlers_made_before_appear_above_it() -> None:
+def test_log_lines_of_earlier_handlers_appear_above_the_line() -> None:
     with terminal() as screen:
         log = logging.Logger("mine")
         handler = logging.StreamHandler()
@@ -81,7 +81,7 @@ def test_a_forked_worker_may_print_while_the_line_is_being_drawn() -> None:
         assert screen.screen() == ["from the worker", ""]
 
 
-def test_what_was_made_during_the_block_writes_on_after_it() -> None:
+def test_streams_kept_from_the_block_still_work_after_it() -> None:
     with terminal() as screen:
         with TerminalLine():
             kept = sys.stdout
@@ -100,7 +100,7 @@ def test_there_is_no_line_without_a_terminal(monkeypatch: pytest.MonkeyPatch, va
         assert bottom_line.bottom_line() is None
 
 
-def test_in_a_notebook_it_is_one_output_that_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_notebook_one_output_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
 
     def display(what: str, display_id: bool) -> Any:

@@ -42,7 +42,7 @@ def fit(trial_class: type[OneWeight] = OneWeight, **arguments: Any) -> OneWeight
 
 
 @pytest.mark.api("2.7", "2.8")
-def test_a_local_run_keeps_metrics_and_checkpoints_below_dray_home(home: Path) -> None:
+def test_a_local_run_stores_metrics_and_checkpoints_below_dray_home(home: Path) -> None:
     trial = fit(max_length=Batch(4), reporting_period=Batch(1), validation_period=Batch(2))
     (run,) = (home / "local").iterdir()
     assert sorted(path.name for path in run.iterdir()) == [
@@ -66,7 +66,7 @@ def test_a_local_run_keeps_metrics_and_checkpoints_below_dray_home(home: Path) -
     assert (trial.context.get_experiment_id(), trial.context.get_trial_id()) == (0, 0)
 
 
-def test_nothing_is_written_before_there_is_something_to_write(home: Path) -> None:
+def test_nothing_is_written_before_the_first_report(home: Path) -> None:
     with pytorch.init() as context:
         OneWeight(context)
     assert not home.exists()
@@ -96,7 +96,7 @@ def test_an_id_and_a_path_both_name_a_checkpoint(home: Path) -> None:
 
 
 @pytest.mark.api("7.9")
-def test_a_copy_made_before_the_manifest_loads_by_its_path_with_a_warning(
+def test_a_copy_without_a_manifest_loads_by_its_path_with_a_warning(
     home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Copying(OneWeight):
@@ -111,16 +111,16 @@ def test_a_copy_made_before_the_manifest_loads_by_its_path_with_a_warning(
     copy = tmp_path / "best"
     assert not (copy / "manifest.json").exists()
     assert fit(max_length=Batch(5), latest_checkpoint=str(copy)).weight == one_weight(5)
-    told = f"{copy} has no manifest.json, so it can't be verified: a file may be damaged or missing"
-    assert caplog.messages.count(told) == 1
+    warning = f"{copy} has no manifest.json, so it can't be verified: a file may be damaged or missing"
+    assert caplog.messages.count(warning) == 1
     assert pytorch.load_trial_from_checkpoint_path(copy, trial_class=OneWeight).weight == one_weight(2)  # type: ignore[attr-defined]
-    assert caplog.messages.count(told) == 2
+    assert caplog.messages.count(warning) == 2
     export(Location.of(copy), tmp_path / "exported")
     assert json.loads((tmp_path / "exported" / "checkpoint.json").read_text())["batches"] == 2
 
 
 @pytest.mark.api("8.16")
-def test_sigterm_asks_for_a_stop_that_saves(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_requests_a_stop_with_a_checkpoint(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "LISTEN_S", 1000)  # so that it is the next report that ends it
 
     class Terminated(OneWeight):
@@ -136,9 +136,7 @@ def test_sigterm_asks_for_a_stop_that_saves(home: Path, monkeypatch: pytest.Monk
     assert [path.name for path in (home / "local").glob("*/checkpoint_*")] == ["checkpoint_4"]
 
 
-def test_sigterm_far_from_the_next_report_ends_the_run_with_what_it_has_trained(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sigterm_far_from_the_next_report_saves_what_was_trained(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "LISTEN_S", 0.001)
 
     class Terminated(OneWeight):
@@ -170,7 +168,7 @@ class Interrupted(OneWeight):
 
 
 @pytest.mark.parametrize("listen_s", [0.001, 1000], ids=["far from a report", "at a report"])
-def test_ctrl_c_saves_says_how_to_resume_and_is_raised(
+def test_ctrl_c_saves_prints_how_to_resume_and_is_raised(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], listen_s: float
 ) -> None:
     monkeypatch.setattr(agreement, "LISTEN_S", listen_s)
@@ -181,11 +179,11 @@ def test_ctrl_c_saves_says_how_to_resume_and_is_raised(
     done = Interrupted.begun
     assert 2 < done < far
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    told = capsys.readouterr().err.splitlines()
+    printed = capsys.readouterr().err.splitlines()
     epochs = "1 epoch" if done == 5 else f"{done / 5:.4g} epochs"
-    assert f"stopped by Ctrl-C after {done:,} of 1,000,000 batches ({epochs})" in told
-    resume = re.fullmatch(r'resume with: fit\(\.\.\., latest_checkpoint="(.*)"\)', told[-1])
-    assert resume, told
+    assert f"stopped by Ctrl-C after {done:,} of 1,000,000 batches ({epochs})" in printed
+    resume = re.fullmatch(r'resume with: fit\(\.\.\., latest_checkpoint="(.*)"\)', printed[-1])
+    assert resume, printed
     assert resume[1].endswith(f"/checkpoint_{done}")
     assert fit(max_length=Batch(done + 3), latest_checkpoint=resume[1]).weight == one_weight(done + 3)
 
@@ -200,7 +198,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once(home: Path, monkeypatch: pytest.Mo
     assert not list((home / "local").glob("*/checkpoint_*"))
 
 
-def test_a_ctrl_c_that_arrives_twice_is_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ctrl_c_that_arrives_twice_is_one_request(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "LISTEN_S", 1000)
     monkeypatch.setattr(local, "SAME_REQUEST_S", 1000)
     monkeypatch.setattr(Interrupted, "at", (2, 3))
@@ -209,24 +207,24 @@ def test_a_ctrl_c_that_arrives_twice_is_one(home: Path, monkeypatch: pytest.Monk
     assert [path.name for path in (home / "local").glob("*/checkpoint_*")] == ["checkpoint_5"]
 
 
-def test_ctrl_c_while_nothing_trains_is_as_always(home: Path) -> None:
+def test_ctrl_c_while_nothing_trains_raises_at_once(home: Path) -> None:
     with pytest.raises(KeyboardInterrupt), pytorch.init():
         os.kill(os.getpid(), signal.SIGINT)
         signal.sigtimedwait([], 60)
     assert not home.exists()
 
 
-def test_a_handler_of_the_programs_own_stays(home: Path) -> None:
-    heard: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+def test_the_programs_own_handler_stays(home: Path) -> None:
+    signals: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: signals.append(number))
     try:
         assert fit(Interrupted, max_length=Batch(4)).weight == one_weight(4)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert heard == [signal.SIGINT]
+    assert signals == [signal.SIGINT]
 
 
-def test_workers_of_the_loader_outlive_a_ctrl_c_which_the_terminal_sends_to_them_too(home: Path) -> None:
+def test_loader_workers_survive_a_ctrl_c_in_the_terminal(home: Path) -> None:
     class Loading(OneWeight):
         def build_training_data_loader(self) -> pytorch.DataLoader:
             return pytorch.DataLoader(Ones(10), batch_size=2, num_workers=1, multiprocessing_context="fork")
@@ -280,7 +278,7 @@ def draws() -> tuple[float, float, float]:
 
 
 @pytest.mark.api("2.5")
-def test_without_a_seed_the_callers_random_numbers_are_those_without_dray(home: Path) -> None:
+def test_without_a_seed_the_callers_random_numbers_are_unchanged(home: Path) -> None:
     def seed_all(seed: int) -> None:
         random.seed(seed)
         np.random.seed(seed)
@@ -296,7 +294,7 @@ def test_without_a_seed_the_callers_random_numbers_are_those_without_dray(home: 
 
 
 @pytest.mark.api("2.5")
-def test_a_seeded_program_has_the_same_order_each_time(home: Path) -> None:
+def test_a_seeded_program_gets_the_same_order_each_time(home: Path) -> None:
     def order(seed: int) -> tuple[int, list[float]]:
         seen: list[float] = []
 
@@ -340,7 +338,7 @@ def test_checkpoints_carry_hyperparameters_without_a_config(home: Path) -> None:
     assert not (path / "experiment.yaml").exists()
 
 
-def test_a_host_is_current_within_its_block_only(tmp_path: Path) -> None:
+def test_a_host_is_current_only_within_its_block(tmp_path: Path) -> None:
     outer, inner = FakeHost(tmp_path), FakeHost(tmp_path)
     assert current_host() is None
     with use_host(outer):
@@ -352,7 +350,7 @@ def test_a_host_is_current_within_its_block_only(tmp_path: Path) -> None:
     assert current_host() is None
 
 
-def test_a_directory_of_ones_own(tmp_path: Path) -> None:
+def test_a_run_in_a_given_directory(tmp_path: Path) -> None:
     with use_host(LocalHost(tmp_path / "mine", trial_seed=3)), pytorch.init() as context:
         pytorch.Trainer(OneWeight(context), context).fit(max_length=Batch(1))
     assert (tmp_path / "mine" / "checkpoint_1" / "manifest.json").exists()

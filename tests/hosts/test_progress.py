@@ -58,19 +58,17 @@ def are_lines(lines: list[str], home: Path) -> None:
     assert paths == [str(run), str(run / "checkpoint_10"), str(run / "checkpoint_10")]
 
 
-def test_in_a_file_it_is_a_line_per_validation_with_where_it_is_and_how_to_go_on(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_gets_a_line_per_validation_and_how_to_resume(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(max_length=Epoch(2), validation_period=Epoch(1))
     out, err = capsys.readouterr()
     assert out == ""
     are_lines(err.splitlines(), home)
 
 
-def test_in_a_terminal_there_is_a_bar_with_speed_time_left_and_the_latest_metrics(
+def test_a_terminal_gets_a_bar_with_speed_time_left_and_the_latest_metrics(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(progress, "POLL_S", 0.001)
     with terminal(columns=120) as screen:
 
         class Watched(OneWeight):
@@ -128,7 +126,7 @@ def test_nothing_is_shown_if_logging_is_turned_off(
     assert not caplog.records
 
 
-def test_lines_go_through_logging_once_where_it_takes_them(
+def test_lines_are_logged_once_if_logging_is_configured(
     home: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -143,7 +141,7 @@ def test_a_trial_of_an_experiment_shows_nothing(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_failed_run_says_where_its_latest_checkpoint_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_run_prints_its_latest_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     class Failing(OneWeight):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             if batch_idx == 3:
@@ -152,9 +150,9 @@ def test_a_failed_run_says_where_its_latest_checkpoint_is(capsys: pytest.Capture
 
     with pytest.raises(ValueError, match="a bug"):
         fit(Failing, max_length=Batch(9), checkpoint_period=Batch(2))
-    told = capsys.readouterr().err.splitlines()[-3:]
-    assert told[0] == "failed after 3 of 9 batches (0.6 epochs)"
-    assert re.fullmatch(r'resume with: fit\(\.\.\., latest_checkpoint=".*/checkpoint_2"\)', told[2])
+    printed = capsys.readouterr().err.splitlines()[-3:]
+    assert printed[0] == "failed after 3 of 9 batches (0.6 epochs)"
+    assert re.fullmatch(r'resume with: fit\(\.\.\., latest_checkpoint=".*/checkpoint_2"\)', printed[2])
 
 
 # ------------------------------------------------------------------------------------------------- without training
@@ -165,7 +163,7 @@ class Clock:
         return self.now
 
 
-def test_the_speed_is_that_of_training_and_the_time_left_counts_validations_too() -> None:
+def test_speed_excludes_validations_and_time_left_includes_them() -> None:
     clock, at = Clock(), [(0, 0)]
     display = ProgressDisplay(Plan(length=100, epoch_length=50), 0, clock=clock)
     display.watch(lambda: at[0])
@@ -178,7 +176,7 @@ def test_the_speed_is_that_of_training_and_the_time_left_counts_validations_too(
     assert display.picture(20) == "epoch 2/2 ━━━━━━━━━…"
 
 
-def test_training_without_a_known_length_or_epochs_has_a_speed_only() -> None:
+def test_training_without_a_known_length_shows_only_its_speed() -> None:
     clock, at = Clock(), [(7, 0)]
     display = ProgressDisplay(Plan(length=2**53), 7, clock=clock)
     display.watch(lambda: at[0])

@@ -1,43 +1,60 @@
-"""Which rows a checkpoint carries: those since the last one that was committed, whenever that is known."""
+"""Which rows a checkpoint carries: those since the last commit, whenever that becomes known."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from dray.hosts.unsaved import Unsaved
+import pytest
+
+from dray.hosts.unsaved import UnsavedRows
 
 
 def rows(*batches: int) -> list[dict[str, Any]]:
     return [{"batches": number} for number in batches]
 
 
-def test_rows_are_carried_until_a_checkpoint_is_committed() -> None:
-    unsaved = Unsaved()
+def carried(unsaved: UnsavedRows, staging: Path) -> list[dict[str, Any]]:
+    """What a checkpoint that is staged now carries."""
+    unsaved.stage(staging)
+    return list(unsaved.take(staging).rows)
+
+
+def test_rows_are_carried_until_a_checkpoint_is_committed(tmp_path: Path) -> None:
+    unsaved = UnsavedRows()
     unsaved.add(rows(1, 2))
-    assert unsaved.now() == rows(1, 2)
+    assert carried(unsaved, tmp_path) == rows(1, 2)
     unsaved.add(rows(3, 4))
-    # That one found no room: the next carries its rows too.
-    assert unsaved.now() == rows(1, 2, 3, 4)
+    # That checkpoint found no room: the next carries its rows too.
+    assert carried(unsaved, tmp_path) == rows(1, 2, 3, 4)
     unsaved.saved = 4
-    assert unsaved.now() == []
+    assert carried(unsaved, tmp_path) == []
 
 
-def test_what_was_reported_meanwhile_stays_and_the_checkpoints_own_report_does_not() -> None:
-    """Published before or after the commit."""
-    unsaved = Unsaved()
+def test_rows_reported_between_staging_and_commit_stay_unsaved(tmp_path: Path) -> None:
+    unsaved = UnsavedRows()
     unsaved.add(rows(1))
-    unsaved.now()
+    unsaved.stage(tmp_path, 0.5)
     unsaved.add(rows(2, 3))
+    assert unsaved.take(tmp_path) == (rows(1), 0.5)
     unsaved.saved = 2
-    assert unsaved.now() == rows(3)
+    assert carried(unsaved, tmp_path) == rows(3)
     unsaved.saved = 4
     unsaved.add(rows(4))
-    assert unsaved.now() == []
+    assert carried(unsaved, tmp_path) == [], "the report of a checkpoint may be published after its commit"
 
 
-def test_a_run_that_begins_again_is_another_one() -> None:
-    unsaved = Unsaved()
+def test_a_checkpoint_that_failed_is_forgotten(tmp_path: Path) -> None:
+    unsaved = UnsavedRows()
+    unsaved.stage(tmp_path / "removed when writing failed")
+    unsaved.stage(tmp_path)
+    with pytest.raises(KeyError):
+        unsaved.take(tmp_path / "removed when writing failed")
+
+
+def test_a_run_that_begins_again_is_another_one(tmp_path: Path) -> None:
+    unsaved = UnsavedRows()
     unsaved.saved = 10
     unsaved.add(rows(5))
     unsaved.add(rows(6))
-    assert unsaved.now() == rows(5, 6)
+    assert carried(unsaved, tmp_path) == rows(5, 6)

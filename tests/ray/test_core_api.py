@@ -167,7 +167,7 @@ def test_a_program_that_never_asks_is_ended_and_the_next_one_has_its_place(slots
     # Three validations after the one that it was told at.
     expected = {"COMPLETED": [40 + 15], "STOPPED": [10 + 15, 20 + 15]}
     assert all(rows["batches"][trial] in expected[rows["state"][trial]] for trial in rows.index)
-    assert "was told to stop, but reported 3 more validations" in "\n".join(printed(result.path, 0))
+    assert "was asked to stop, but reported 3 more validations" in "\n".join(printed(result.path, 0))
 
 
 # ---------------------------------------------------------------------------------------------------------- two ranks

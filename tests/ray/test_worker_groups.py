@@ -58,7 +58,7 @@ class World:
 
     def start(self, *, slots: int, cpus: float, start: int = 1) -> WorkerGroup:
         work = {
-            "experiment": SimpleNamespace(environment={}),
+            "settings": SimpleNamespace(environment={}),
             "load_trial": Held(self.directory),
             "run": "run",
             "needs": None,
@@ -117,7 +117,7 @@ def test_processes_have_trains_context_and_end_with_their_group(world: World) ->
     both = world.processes(2)
     assert [(each["size"], each["local"]) for each in both] == [(2, 0), (2, 1)]
     assert all(
-        "ray.train.report() and ray.train.collective are not for trials of dray" in each["report"] for each in both
+        "ray.train.report() and ray.train.collective don't work in trials of dray" in each["report"] for each in both
     )
     assert group.is_placed
     assert group.nodes == {ray.get_runtime_context().get_node_id()}

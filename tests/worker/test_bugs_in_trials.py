@@ -1,4 +1,4 @@
-"""What a worker tells of bugs in a trial's code; its desk, and Ray, are fakes here."""
+"""How a worker reports bugs in a trial's code; its desk, and Ray, are fakes here."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from dray.config.load import load_config
 from dray.storage import CheckpointStore
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.units import Batch
-from dray.worker import host as ray_worker
-from dray.worker import program_host as ray_program
-from dray.worker import serve as worker
-from dray.worker.host import Experiment, Lease
-from dray.worker.process_group import _kept
-from dray.worker.serve import _Left, _run_trial
+from dray.worker import desk_link
+from dray.worker import run_trial as run_trial_module
+from dray.worker.lease import SharedSettings, TrialLease
+from dray.worker.process_group import outliving_programs
+from dray.worker.run_trial import Left, run_trial
 from tests.bugs import CLASS, OF_A_CLASS, OF_A_PROGRAM, PROGRAM, check_error, model_dir
 from tests.ray.harness import recorded
 
@@ -31,12 +30,17 @@ ALONE |= {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1", "
 
 
 class Desk:
-    """Lets everything go on, or decides otherwise; keeps how trials were said to have ended."""
+    """Answers every decided report with this verdict; keeps final reports.
 
-    def __init__(self, verdict: str = "continue") -> None:
+    Args:
+        verdict: the answer.
+        stops: whether it wants the workers back.
+    """
+
+    def __init__(self, verdict: str = "continue", *, stops: bool = False) -> None:
         self.verdict = verdict
         self.final: list[dict[str, Any]] = []
-        answers = {"may_commit": True, "improves": True, "stop_wanted": False, "saved": None, "best": None}
+        answers = {"may_commit": True, "improves": True, "stop_wanted": stops, "saved": None, "best": None}
         for name, answer in answers.items():
             setattr(self, name, SimpleNamespace(remote=lambda *_, answer=answer: answer))
         self.report = SimpleNamespace(remote=self._report)
@@ -58,11 +62,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """As a worker has it, for all its trials."""
+    """The process group of a worker, which all its trials share."""
     dist.init_process_group(
         "gloo", init_method=f"file://{tmp_path_factory.mktemp('group')}/store", rank=0, world_size=1
     )
-    with _kept():
+    with outliving_programs():
         yield
     dist.destroy_process_group()
 
@@ -71,16 +75,18 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def no_ray(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(get=lambda answer: answer, wait=lambda answers, timeout: (answers, []))
     fake.util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
-    for module in (ray_worker, ray_program, worker):
+    for module in (desk_link, run_trial_module):
         monkeypatch.setattr(module, "ray", fake)
     for name, value in ALONE.items():
         monkeypatch.setenv(name, value)
 
 
-def left(entrypoint: str, bug: str, model: Path, directory: Path, verdict: str = "continue") -> tuple[_Left, Desk]:
-    """How a worker says that it has left a trial with this bug."""
+def left(
+    entrypoint: str, bug: str, model: Path, directory: Path, verdict: str = "continue", *, stops: bool = False
+) -> tuple[Left, Desk]:
+    """How a worker leaves a trial with this bug."""
     config = load_config(recorded(directory / "record", trials=1, batches=8, entrypoint=entrypoint))
-    experiment = Experiment(
+    settings = SharedSettings(
         experiment_id=1,
         config=config.to_dict(),
         metric="error",
@@ -93,35 +99,35 @@ def left(entrypoint: str, bug: str, model: Path, directory: Path, verdict: str =
     )
     hparams = {"global_batch_size": 8, "lr": 0.1, "record": str(directory / "record"), "pause_s": 0, "bug": bug}
     where: dict[str, Any] = {"trial_dir": directory, "store": CheckpointStore(directory)}
-    lease = Lease(number=1, trial_id=1, trial_seed=0, hparams=hparams, last_step=None, **where)
-    desk = Desk(verdict)
+    lease = TrialLease(number=1, trial_id=1, trial_seed=0, hparams=hparams, last_step=None, **where)
+    desk = Desk(verdict, stops=stops)
     program = load_entrypoint(entrypoint, model)
-    work = {"desk": desk, "experiment": experiment, "log_format": "%(message)s"}
-    return _run_trial(program, model, lease, work, DistributedContext()), desk
+    work = {"desk": desk, "settings": settings, "log_format": "%(message)s"}
+    return run_trial(program, model, lease, work, DistributedContext()), desk
 
 
 @pytest.mark.parametrize("bug", OF_A_CLASS)
-def test_bug_of_a_class_is_told_with_the_users_line(bug: str, model: Path, tmp_path: Path) -> None:
-    told, desk = left(CLASS, bug, model, tmp_path)
-    assert (told.outcome, told.fatal) == ("completed" if OF_A_CLASS[bug] is None else "errored", False)
-    check_error(bug, told.error, OF_A_CLASS[bug])
+def test_a_bug_of_a_class_is_reported_with_the_users_line(bug: str, model: Path, tmp_path: Path) -> None:
+    ending, desk = left(CLASS, bug, model, tmp_path)
+    assert (ending.outcome, ending.fatal) == ("completed" if OF_A_CLASS[bug] is None else "errored", False)
+    check_error(bug, ending.error, OF_A_CLASS[bug])
     assert len(desk.final) == (OF_A_CLASS[bug] is None)
 
 
 @pytest.mark.parametrize("bug", OF_A_PROGRAM)
-def test_bug_of_a_program_is_told_with_the_users_line(bug: str, model: Path, tmp_path: Path) -> None:
-    told, desk = left(PROGRAM, bug, model, tmp_path)
-    assert (told.outcome, told.fatal) == ("completed" if OF_A_PROGRAM[bug] is None else "errored", False)
-    check_error(bug, told.error, OF_A_PROGRAM[bug])
+def test_a_bug_of_a_program_is_reported_with_the_users_line(bug: str, model: Path, tmp_path: Path) -> None:
+    ending, desk = left(PROGRAM, bug, model, tmp_path)
+    assert (ending.outcome, ending.fatal) == ("completed" if OF_A_PROGRAM[bug] is None else "errored", False)
+    check_error(bug, ending.error, OF_A_PROGRAM[bug])
     assert len(desk.final) == (OF_A_PROGRAM[bug] is None)
 
 
 @pytest.mark.parametrize("bug", ["before: exit 0", "core: nothing"])
-def test_program_that_measures_nothing_ends_the_search(bug: str, model: Path, tmp_path: Path) -> None:
-    told, desk = left(PROGRAM, bug, model, tmp_path)
-    assert (told.outcome, told.fatal, desk.final) == ("errored", True, [])
-    assert told.error.startswith(f"entrypoint: {PROGRAM} ended without calling Trainer.fit()")
-    assert told.error.endswith("or report validation metrics with core.init()")
+def test_a_program_that_reports_nothing_ends_the_search(bug: str, model: Path, tmp_path: Path) -> None:
+    ending, desk = left(PROGRAM, bug, model, tmp_path)
+    assert (ending.outcome, ending.fatal, desk.final) == ("errored", True, [])
+    assert ending.error.startswith(f"entrypoint: {PROGRAM} ended without calling Trainer.fit()")
+    assert ending.error.endswith("or report validation metrics with core.init()")
 
 
 ASKED = """
@@ -139,16 +145,30 @@ with core.init() as context:
 @pytest.mark.parametrize(
     ("verdict", "outcome"), [("stop", "stopped"), ("pause", "paused"), ("interrupt", "interrupted")]
 )
-def test_program_that_knows_that_it_is_to_end_does_so_as_it_likes(
+def test_a_program_that_has_acknowledged_a_stop_may_end_with_an_error(
     verdict: str, outcome: str, end: str, tmp_path: Path
 ) -> None:
     (tmp_path / "asked.py").write_text(ASKED % ("context.preempt.should_preempt()", end))
-    told, desk = left("python3 asked.py", "none", tmp_path, tmp_path / "trial", verdict)
-    assert (told.outcome, told.error, desk.final) == (outcome, "", [])
-    assert end in (tmp_path / "trial" / "logs" / "rank_0.log").read_text(), "the log has how it did"
+    ending, desk = left("python3 asked.py", "none", tmp_path, tmp_path / "trial", verdict)
+    assert (ending.outcome, ending.error, desk.final) == (outcome, "", [])
+    assert end in (tmp_path / "trial" / "logs" / "rank_0.log").read_text(), "the log has the error"
 
 
-def test_program_that_has_not_asked_has_failed(tmp_path: Path) -> None:
+def test_a_program_that_has_not_acknowledged_a_stop_has_failed(tmp_path: Path) -> None:
     (tmp_path / "asked.py").write_text(ASKED % ("True", "raise Exception('mine')"))
-    told, _ = left("python3 asked.py", "none", tmp_path, tmp_path / "trial", "stop")
-    assert (told.outcome, told.error.splitlines()[-1]) == ("errored", "Exception: mine")
+    ending, _ = left("python3 asked.py", "none", tmp_path, tmp_path / "trial", "stop")
+    assert (ending.outcome, ending.error.splitlines()[-1]) == ("errored", "Exception: mine")
+
+
+BEFORE_A_REPORT = """
+from dray import core
+
+with core.init() as context:
+    assert context.preempt.should_preempt()
+"""
+
+
+def test_a_program_that_is_asked_to_stop_before_its_first_report_is_interrupted(tmp_path: Path) -> None:
+    (tmp_path / "early.py").write_text(BEFORE_A_REPORT)
+    ending, desk = left("python3 early.py", "none", tmp_path, tmp_path / "trial", stops=True)
+    assert (ending.outcome, ending.error, desk.final) == ("interrupted", "", [])

@@ -1,4 +1,4 @@
-"""Where the processes of a group enter: what they tell of their machine, and what they import."""
+"""The entry of a group's processes: what they see of their machine, and what they import."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dray.worker import entry
 
 
 class Desk:
-    """An actor that is told of a group."""
+    """Keeps why groups are broken."""
 
     def __init__(self) -> None:
         self.causes: list[Exception] = []
@@ -22,28 +22,28 @@ class Desk:
     def __getattr__(self, method: str) -> Any:
         class Method:
             @staticmethod
-            def remote(group: str, *told: Any) -> None:
+            def remote(group: str, *arguments: Any) -> None:
                 if method == "broken":
-                    self.causes.append(told[0])
+                    self.causes.append(arguments[0])
 
         return Method
 
 
 def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str | None], gpus: list[int]) -> list[str]:
-    """Enter a worker that can't import what it runs; returns what it tells of that."""
+    """Enter a worker that can't import what it runs; returns the errors that it reports."""
     monkeypatch.setattr("ray.get", lambda answer: answer)
     monkeypatch.setattr("ray.get_gpu_ids", lambda: gpus)
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node-7"))
     monkeypatch.setattr(entry, "name_of_this_node", lambda: "10.0.0.7 (gpu-1)")
     monkeypatch.setitem(sys.modules, "dray.worker.serve", None)  # as if it were not there
     desk = Desk()
-    experiment = SimpleNamespace(environment=environment)
-    entry.serve_leases({"desk": desk, "group": "group-0", "needs": None, "experiment": experiment})
+    settings = SimpleNamespace(environment=environment)
+    entry.serve_leases({"desk": desk, "group": "group-0", "needs": None, "settings": settings})
     return [str(cause) for cause in desk.causes]
 
 
-def test_a_worker_that_can_not_import_what_it_runs_tells_so_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its successors could not either, and Ray would start them for ever."""
+def test_a_worker_that_can_not_import_what_it_runs_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise Ray would start it again and again."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert enter(monkeypatch, {}, gpus=[0]) == [
         "node 10.0.0.7 (gpu-1) can't import what workers run: ModuleNotFoundError: import of dray.worker.serve "
@@ -59,7 +59,7 @@ def test_a_worker_that_can_not_import_what_it_runs_tells_so_itself(monkeypatch: 
         ([], {"CUDA_VISIBLE_DEVICES": "1"}, "1"),  # the config's environment_variables
     ],
 )
-def test_a_worker_without_a_gpu_of_its_own_sees_none(
+def test_a_cpu_worker_sees_no_gpu(
     gpus: list[int], environment: dict[str, str | None], visible: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")  # Ray Train's of GPUs that the node's workers share
@@ -72,13 +72,13 @@ def test_a_worker_without_a_gpu_of_its_own_sees_none(
     ("modules", "without"),
     [
         # Each worker before it comes to its own code.
-        ("dray.worker.entry, dray.worker.host", {"ray.tune", "rich", "searchers", "torch"}),
+        ("dray.worker.entry, dray.worker.lease", {"ray.tune", "rich", "searchers", "torch"}),
         ("dray.worker.serve", {"ray.tune", "rich", "searchers", "ray.train.v2._internal.execution.controller"}),
     ],
     ids=["before its code", "worker"],
 )
 def test_processes_of_a_group_import_little(modules: str, without: set[str]) -> None:
-    """It is all in the way of the first batch."""
+    """Every import delays the first batch."""
     program = f"import sys, {modules}; print({without} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=240)
     assert done.stdout == "set()\n"

@@ -1,4 +1,4 @@
-"""The ends of a program on two ranks, which are threads here; what passes between them is torch's own store."""
+"""The exits of a program on two ranks, which are threads here and share a store of torch."""
 
 from __future__ import annotations
 
@@ -11,68 +11,69 @@ import torch
 import torch.distributed as dist
 from torch.distributed import DistNetworkError, HashStore  # type: ignore[attr-defined]
 
-from dray.worker import exits as ends_module
-from dray.worker.exits import Ends, begun
+from dray.worker import exits
+from dray.worker.exits import ProgramExits, collectives_begun
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ends_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(exits, "CHECK_EVERY_S", 0.01)
 
 
 @pytest.mark.parametrize("waits", [0, 1])
-def test_a_rank_that_has_ended_hears_that_another_waits_for_it_and_where(waits: int) -> None:
+def test_a_rank_that_exited_learns_which_rank_it_blocks_and_where(waits: int) -> None:
     over = threading.Event()
 
     def train() -> None:
         begun[waits] += 1
-        assert over.wait(30)  # as in a collective operation, which it has begun
+        assert over.wait(30)  # blocked in a collective that it has begun
 
     begun = [3, 3]
     store = HashStore()
     program = ThreadPoolExecutor(1)
-    other = Ends(store, 1, waits, 2, lambda: begun[waits])
+    other = ProgramExits(store, 1, waits, 2, lambda: begun[waits])
 
     def run() -> None:
-        with other.of_others_seen(Path(__file__).parent):
+        with other.watch(Path(__file__).parent):
             train()
 
     running = program.submit(run)
-    told = Ends(store, 1, 1 - waits, 2, lambda: begun[1 - waits]).awaited()
+    error = ProgramExits(store, 1, 1 - waits, 2, lambda: begun[1 - waits]).wait()
     over.set()
     running.result(30)
     line = train.__code__.co_firstlineno + 2
-    what, where, source = told.splitlines()
-    assert what == f"rank {waits} waits in a collective operation for rank {1 - waits}, which has left the program"
+    what, where, source = error.splitlines()
+    assert what == f"rank {waits} is blocked in a collective; rank {1 - waits} already exited"
     assert where == f"  {Path(__file__).name}:{line}, in train"
-    assert source.strip() == "assert over.wait(30)  # as in a collective operation, which it has begun"
+    assert source.strip() == "assert over.wait(30)  # blocked in a collective that it has begun"
 
 
-def test_a_rank_may_go_on_alone_as_long_as_it_waits_for_nobody() -> None:
+def test_a_rank_may_train_on_alone_if_it_is_not_blocked() -> None:
     store, looks = HashStore(), []
 
     def begun() -> int:
         looks.append(3)
         return 3
 
-    chief, other = Ends(store, 1, 0, 2, begun), Ends(store, 1, 1, 2, lambda: 3)
+    chief, other = ProgramExits(store, 1, 0, 2, begun), ProgramExits(store, 1, 1, 2, lambda: 3)
     with ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(other.awaited)
-        with chief.of_others_seen(None):
+        ended = pool.submit(other.wait)
+        with chief.watch(None):
             while len(looks) < 5:
                 assert not ended.done()
-        assert chief.awaited() == ended.result(30) == ""
+        assert chief.wait() == ended.result(30) == ""
 
 
-def test_where_there_is_no_other_rank_there_is_nothing_to_wait_for() -> None:
-    ends = Ends(None, 1, 0, 1)
-    with ends.of_others_seen(None):
-        assert not [thread for thread in threading.enumerate() if thread.name == "dray-ends"]
-    assert ends.awaited() == ""
+def test_a_single_rank_waits_for_nobody() -> None:
+    alone = ProgramExits(None, 1, 0, 1)
+    with alone.watch(None):
+        assert not [thread for thread in threading.enumerate() if thread.name == "dray-exits"]
+    assert alone.wait() == ""
 
 
-def test_program_goes_on_where_another_rank_has_died_with_the_store(recwarn: pytest.WarningsRecorder) -> None:
-    """What it finds of that in its next collective operation is told better."""
+def test_the_death_of_the_stores_rank_is_left_to_the_programs_next_collective(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
     asked = threading.Event()
 
     class Gone:
@@ -80,21 +81,21 @@ def test_program_goes_on_where_another_rank_has_died_with_the_store(recwarn: pyt
             asked.set()
             raise DistNetworkError("Connection reset by peer")
 
-    with Ends(Gone(), 1, 1, 2, lambda: 3).of_others_seen(None):
+    with ProgramExits(Gone(), 1, 1, 2, lambda: 3).watch(None):
         assert asked.wait(30)
-    assert not recwarn.list, "nothing is left to a thread that nobody sees"
+    assert not recwarn.list, "the watching thread ends without an error"
 
 
-def test_only_what_all_ranks_do_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_collectives_of_all_ranks_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        before = begun()
+        before = collectives_begun()
         dist.all_reduce(torch.ones(1))
         dist.barrier()
         dist.all_reduce(torch.ones(1), group=dist.new_group([0]))
-        assert begun() == before + 2
-        # What two of three ranks send one another is in gloo's count of these two alone.
+        assert collectives_begun() == before + 2
+        # gloo counts what two of three ranks send each other on these two only.
         monkeypatch.setattr(dist, "get_world_size", lambda: 3)
-        assert begun() == 0
+        assert collectives_begun() == 0
     finally:
         dist.destroy_process_group()

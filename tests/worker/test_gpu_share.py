@@ -1,4 +1,4 @@
-"""Each of several trials on one GPU is limited to its share of the memory, the later ones in a process too."""
+"""Each of several trials on one GPU is limited to its share of the memory, also the later ones of a process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from dray.training.parallel.distributed import DistributedContext
 from dray.worker import gpu_share
 from dray.worker import serve as worker
 from dray.worker.gpu_share import CONTEXT_BYTES, limit_gpu_memory
+from dray.worker.run_trial import Left
 
 GB = 1 << 30
 
 
 class FakeGPU:
-    """Has torch.cuda's interface. Its fraction is that of the process."""
+    """Has torch.cuda's interface."""
 
     def __init__(self, total: int = 80 * GB) -> None:
         self.total, self.fraction = total, 1.0
@@ -49,17 +50,17 @@ def with_gpu(gpu: FakeGPU, patch: pytest.MonkeyPatch) -> FakeGPU:
 
 @pytest.mark.parametrize("trials", [2, 3, 4, 7, 50])
 @pytest.mark.parametrize("total", [8 * GB, 16 * GB, 80 * GB, 141 * GB])
-def test_all_trials_with_their_contexts_have_room(trials: int, total: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shares_and_contexts_of_all_trials_fit(trials: int, total: int, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = with_gpu(FakeGPU(total), monkeypatch)
     limit_gpu_memory(trials)
-    assert gpu.limit >= total // trials // 2, "a share that is small is not all left to CUDA"
+    assert gpu.limit >= total // trials // 2, "CUDA's context takes at most half of a share"
     if total // trials > 2 * CONTEXT_BYTES:
         assert trials * (gpu.limit + CONTEXT_BYTES) <= total
-        assert trials * (gpu.limit + CONTEXT_BYTES) > total - 2 * trials, "and no memory is left unused"
+        assert trials * (gpu.limit + CONTEXT_BYTES) > total - 2 * trials, "no memory is left unused"
 
 
 class Desk:
-    """Has two leases for one rank, then no more."""
+    """Grants two leases to one rank, then no more."""
 
     def __init__(self, directory: Path) -> None:
         lease = SimpleNamespace(store=None, trial_dir=directory)
@@ -70,28 +71,28 @@ class Desk:
 
 @pytest.fixture
 def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int, list[int]], list[int]]:
-    """Serve two leases to trials that share a GPU, or have it alone, or have none: the limits that they find."""
+    """Serve two leases; returns the memory limit that each trial sees."""
     gpu = with_gpu(FakeGPU(), monkeypatch)
     found: list[int] = []
 
-    def trial(*_: object) -> worker._Left:
+    def trial(*_: object) -> Left:
         found.append(gpu.limit)
         gpu.fraction = 1.0  # a trial can do that
-        return worker._Left(outcome="completed")
+        return Left(outcome="completed")
 
     def serve(shared_by: int, gpu_ids: list[int]) -> list[int]:
         ray = SimpleNamespace(get=lambda answer: answer, get_gpu_ids=lambda: gpu_ids)
         monkeypatch.setattr(worker, "ray", ray)
-        experiment = SimpleNamespace(config={"resources": {"reuse_workers": True}}, secrets=[])
-        work: Any = {"desk": Desk(tmp_path), "group": "g", "start": 1, "experiment": experiment, "shared_by": shared_by}
-        worker._serve(work, type("Trial", (), {}), None, DistributedContext())
+        settings = SimpleNamespace(config={"resources": {"reuse_workers": True}}, secrets=[])
+        work: Any = {"desk": Desk(tmp_path), "group": "g", "start": 1, "settings": settings, "shared_by": shared_by}
+        worker.serve_joined(work, type("Trial", (), {}), None, DistributedContext())
         return found
 
-    monkeypatch.setattr(worker, "_run_trial", trial)
+    monkeypatch.setattr(worker, "run_trial", trial)
     return serve
 
 
-def test_every_trial_of_a_process_begins_with_the_limit(limits: Callable[[int, list[int]], list[int]]) -> None:
+def test_every_trial_of_a_process_starts_with_the_limit(limits: Callable[[int, list[int]], list[int]]) -> None:
     assert limits(4, [0]) == [20 * GB - CONTEXT_BYTES] * 2
 
 

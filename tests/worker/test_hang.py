@@ -1,4 +1,4 @@
-"""A process whose trial makes no progress ends, and its log tells what it was doing."""
+"""A process whose trial makes no progress is ended, and its log has its stacks."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from dray.worker.hang import ended_if_it_hangs
+from dray.worker.hang import exit_if_hung
 
 pytestmark = pytest.mark.slow
 
 START = """
 import os, re, sys, time
-from dray.worker.hang import ended_if_it_hangs
+from dray.worker.hang import exit_if_hung
 
 trains = True  # each look then finds progress, however seldom this process gets to run
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
 
-def tell(told):
-    print(told, flush=True)
+def report(what):
+    print(what, flush=True)
 
 def sleeps():
     global trains
@@ -40,7 +40,7 @@ def waits():
         time.sleep(0.05)
     trains = True
 
-with ended_if_it_hangs({within}, pulse=lambda: trains and time.monotonic(), log=log, tell=tell, grace_s={grace}):
+with exit_if_hung({within}, pulse=lambda: trains and time.monotonic(), log=log, report=report, grace_s={grace}):
     time.sleep(0.6)
     ({hangs})()
 print("over")
@@ -55,7 +55,7 @@ def run(tmp_path: Path, hangs: str, within: float = 2.0, grace: float = 0.0) -> 
     return done.returncode, done.stdout, (tmp_path / "log").read_text()
 
 
-def test_process_that_waits_is_ended_after_it_has_told(tmp_path: Path) -> None:
+def test_process_that_sleeps_is_reported_and_ended(tmp_path: Path) -> None:
     code, output, log = run(tmp_path, "sleeps")
     assert code == 1
     assert output == "no batch trained or validated, and no checkpoint saved, for 2 s (hang_timeout_s)\n"
@@ -63,23 +63,23 @@ def test_process_that_waits_is_ended_after_it_has_told(tmp_path: Path) -> None:
     assert f'File "{tmp_path / "program.py"}", line 14 in sleeps' in log
 
 
-def test_process_in_its_grace_goes_on_and_its_stacks_are_written(tmp_path: Path) -> None:
+def test_process_that_recovers_in_its_grace_period_runs_on(tmp_path: Path) -> None:
     code, output, log = run(tmp_path, "waits", within=1.0, grace=600)
     assert (code, output) == (0, "over\n")
     assert log.count("hang_timeout_s") == 1
     assert " in waits" in log
 
 
-def test_process_that_keeps_pythons_lock_is_ended_too(tmp_path: Path) -> None:
+def test_process_that_holds_the_gil_is_ended_without_a_report(tmp_path: Path) -> None:
     code, output, log = run(tmp_path, "computes")
-    assert (code, output) == (1, ""), "nobody can be told"
+    assert (code, output) == (1, ""), "no Python thread can report it"
     assert f'File "{tmp_path / "program.py"}", line 19 in computes' in log
 
 
-def test_process_that_makes_progress_goes_on(tmp_path: Path) -> None:
+def test_process_that_makes_progress_runs_on(tmp_path: Path) -> None:
     assert run(tmp_path, "lambda: time.sleep(6)") == (0, "over\n", "")
 
 
-def test_without_a_time_nothing_is_watched() -> None:
-    with ended_if_it_hangs(None, pulse=lambda: 0, log=1, tell=pytest.fail):
+def test_without_a_timeout_nothing_is_watched() -> None:
+    with exit_if_hung(None, pulse=lambda: 0, log=1, report=pytest.fail):
         assert not [thread for thread in threading.enumerate() if thread.name == "dray-hang"]

@@ -1,4 +1,4 @@
-"""What a worker's host tells of its trial, as far as that needs no cluster."""
+"""A worker's host, without a cluster."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 from dray.storage import CheckpointStore, checkpoints
 from dray.training.host import Report
 from dray.training.units import Batch
-from dray.worker import host as ray_worker
-from dray.worker.host import Experiment, Lease, RayHost
+from dray.worker import desk_link
+from dray.worker.host import RayHost
+from dray.worker.lease import SharedSettings, TrialLease
 
-EXPERIMENT = Experiment(
+SETTINGS = SharedSettings(
     experiment_id=1,
     config={},
     metric="loss",
@@ -28,13 +29,13 @@ EXPERIMENT = Experiment(
 )
 
 
-def lease_in(directory: Path, **fields: Any) -> Lease:
+def lease_in(directory: Path, **fields: Any) -> TrialLease:
     where = {"trial_dir": directory, "store": CheckpointStore(directory)}
-    return Lease(number=1, trial_id=1, trial_seed=0, hparams={}, last_step=None, **where, **fields)
+    return TrialLease(number=1, trial_id=1, trial_seed=0, hparams={}, last_step=None, **where, **fields)
 
 
 class Desk:
-    """Keeps the batches of the rows of each report, and never answers."""
+    """Keeps the batches of each report's rows, and never answers."""
 
     def __init__(self) -> None:
         self.reports: list[list[int]] = []
@@ -45,16 +46,16 @@ class Desk:
         return object()
 
 
-@pytest.mark.parametrize(("together_s", "expected"), [(0.0, [[1], [2], [3]]), (1000.0, [[1], [2, 3]])])
-def test_metrics_travel_with_what_is_reported_within_the_time_that_its_lease_says(
-    together_s: float, expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("send_every_s", "expected"), [(0.0, [[1], [2], [3]]), (1000.0, [[1], [2, 3]])])
+def test_metrics_within_an_interval_are_sent_together(
+    send_every_s: float, expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_worker, "ray", SimpleNamespace(wait=lambda refs, timeout: ([], refs)))
+    monkeypatch.setattr(desk_link, "ray", SimpleNamespace(wait=lambda refs, timeout: ([], refs)))
     desk = Desk()
-    host = RayHost(desk=desk, lease=lease_in(tmp_path, together_s=together_s), experiment=EXPERIMENT, code_dir=None)
+    host = RayHost(desk=desk, lease=lease_in(tmp_path, send_every_s=send_every_s), settings=SETTINGS, code_dir=None)
     for batches in (1, 2, 3):
         assert not host.publish(Report(batches=batches, training={"loss": 0.5}))
-    host.flush()
+    host.close()
     assert desk.reports == expected
 
 
@@ -77,22 +78,20 @@ class Judge:
         return refs, []
 
 
-def test_a_validation_that_was_saved_without_asking_is_one_to_be_better_than(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_validation_that_was_saved_anyway_is_the_one_to_beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Judge()
-    monkeypatch.setattr(ray_worker, "ray", desk)
-    host = RayHost(desk=desk, lease=lease_in(tmp_path), experiment=EXPERIMENT, code_dir=None)
+    monkeypatch.setattr(desk_link, "ray", desk)
+    host = RayHost(desk=desk, lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
     host.publish(Report(batches=1, training=None, validation={"loss": 0.5}, decides=True))
     assert not host.worth_saving({"loss": 0.6})
     assert host.worth_saving({"loss": 0.4})
     assert not host.worth_saving({"loss": float("nan")})
 
 
-def test_its_pulse_changes_with_every_batch_and_while_it_waits_for_its_store(tmp_path: Path) -> None:
+def test_pulse_changes_with_every_batch_and_while_waiting_for_the_store(tmp_path: Path) -> None:
     lease = lease_in(tmp_path)
     store = lease.store
-    host = RayHost(desk=None, lease=lease, experiment=EXPERIMENT, code_dir=None)
+    host = RayHost(desk=None, lease=lease, settings=SETTINGS, code_dir=None)
     progress = (0, 0)
     host.watch(lambda: progress)
     first = host.pulse()
@@ -105,30 +104,30 @@ def test_its_pulse_changes_with_every_batch_and_while_it_waits_for_its_store(tmp
     assert host.pulse() == host.pulse()
 
 
-def test_what_a_trial_changes_in_its_config_the_next_one_does_not_get() -> None:
+def test_a_trial_can_not_change_the_next_ones_config() -> None:
     config = {"hyperparameters": {"lr": 0.1}, "searcher": {"metric": "loss"}}
-    experiment = replace(EXPERIMENT, config=config, data={"path": {"train": "/data"}})
-    given = experiment.for_code()
+    settings = replace(SETTINGS, config=config, data={"path": {"train": "/data"}})
+    given = settings.config_for_code()
     given["hyperparameters"].pop("lr")
     given["data"]["path"]["train"] = "/elsewhere"
-    assert experiment.for_code() == {**config, "data": {"path": {"train": "/data"}}}
+    assert settings.config_for_code() == {**config, "data": {"path": {"train": "/data"}}}
     assert config["hyperparameters"] == {"lr": 0.1}
 
 
-def test_the_checkpoint_that_a_trial_goes_on_from_is_verified_once(
+def test_the_checkpoint_that_a_trial_resumes_from_is_verified_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = lease_in(tmp_path)
-    host = RayHost(desk=None, lease=lease, experiment=EXPERIMENT, code_dir=None)
+    host = RayHost(desk=None, lease=lease, settings=SETTINGS, code_dir=None)
     staging = lease.store.stage(3)
     (staging / "state").write_text("x")
     checkpoint = lease.store.commit(staging, 3)
     verified: list[Path] = []
     monkeypatch.setattr(checkpoints, "verify", lambda path, **_: verified.append(path) or path)
-    assert host.go_on() is None
+    assert host.resume() is None
     assert host.latest_checkpoint == checkpoint
     assert host.open_checkpoint(checkpoint) == Path(checkpoint)
     assert len(verified) == 1
-    # Whatever opens it later may find another of its name, or a damaged one.
+    # Later there may be another of this name, or a damaged one.
     assert host.open_checkpoint(checkpoint) == Path(checkpoint)
     assert len(verified) == 2

@@ -1,4 +1,4 @@
-"""Programs that make, and end, the process group that a worker has already."""
+"""Programs that initialise and destroy the process group that a worker has already."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from dray.worker.process_group import _kept
+from dray.worker.process_group import outliving_programs
 
 
 @pytest.fixture
@@ -19,9 +19,9 @@ def group(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.api("3.5")
-def test_group_outlives_a_program_that_makes_and_destroys_one(group: None) -> None:
+def test_the_group_outlives_a_program_that_initialises_and_destroys_it(group: None) -> None:
     before = dist.group.WORLD
-    with _kept():
+    with outliving_programs():
         for _ in range(2):
             dist.init_process_group(backend="nccl")
             dist.destroy_process_group()
@@ -29,17 +29,17 @@ def test_group_outlives_a_program_that_makes_and_destroys_one(group: None) -> No
     assert dist.group.WORLD is before
 
 
-def test_other_groups_are_a_programs_own(group: None) -> None:
-    with _kept():
+def test_a_program_can_destroy_groups_that_it_made(group: None) -> None:
+    with outliving_programs():
         mine = dist.new_group([0])
         dist.destroy_process_group(mine)
         with pytest.raises(ValueError):
             dist.get_rank(mine)
 
 
-def test_both_functions_are_torchs_own_again_afterwards(group: None) -> None:
+def test_both_functions_are_restored_afterwards(group: None) -> None:
     before = dist.init_process_group, dist.destroy_process_group
-    with _kept():
+    with outliving_programs():
         assert before[0] is not dist.init_process_group
         assert dist.destroy_process_group.__name__ == "destroy_process_group"
     assert before == (dist.init_process_group, dist.destroy_process_group)

@@ -1,4 +1,4 @@
-"""What a worker's host makes of the reports of a program with a loop of its own; the desk is a list here."""
+"""How a worker's host treats the reports of a program with its own training loop; the desk is a fake here."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from dray.storage import CheckpointStore
 from dray.training.errors import SearcherMetricError, TrialEnded
 from dray.training.host import ProgramHost, Report
 from dray.training.units import Batch, Epoch, Records, TrainUnit
-from dray.worker import host as ray_worker
-from dray.worker import program_host as ray_program
-from dray.worker.host import Experiment, Lease, RayHost
-from dray.worker.program_host import RayProgramHost
+from dray.worker import desk_link
+from dray.worker.host import RayHost, RayProgramHost
+from dray.worker.lease import SharedSettings, TrialLease
 
-BY_BATCHES = Experiment(
+BY_BATCHES = SharedSettings(
     experiment_id=1,
     config={},
     metric="loss",
@@ -37,7 +36,7 @@ BY_TIME = replace(BY_BATCHES, max_length=None, rungs=(), time_metric="seconds", 
 
 
 class Desk:
-    """Answers reports that are decided on with what is asked of it, at once; keeps what it is told."""
+    """Answers a decided report at once, by its step; keeps all messages."""
 
     def __init__(self, **answers: str) -> None:
         self.answers = answers
@@ -78,18 +77,22 @@ class Desk:
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = SimpleNamespace(get=lambda answer: answer, wait=lambda answers, timeout: (answers, []))
-    monkeypatch.setattr(ray_worker, "ray", ray)
-    monkeypatch.setattr(ray_program, "ray", ray)
+    monkeypatch.setattr(desk_link, "ray", ray)
 
 
 def host_of(
-    desk: Desk, directory: Path, experiment: Experiment = BY_BATCHES, *, last_step: float | None = None, **hparams: Any
+    desk: Desk,
+    directory: Path,
+    settings: SharedSettings = BY_BATCHES,
+    *,
+    last_step: float | None = None,
+    **hparams: Any,
 ) -> RayProgramHost:
     store = CheckpointStore(directory)
-    lease = Lease(
+    lease = TrialLease(
         number=1, trial_id=1, trial_seed=0, hparams=hparams, trial_dir=directory, store=store, last_step=last_step
     )
-    return RayProgramHost(desk=desk, lease=lease, experiment=experiment, code_dir=None)
+    return RayProgramHost(desk=desk, lease=lease, settings=settings, code_dir=None)
 
 
 def validation(batches: int, /, loss: float = 0.5, **more: float) -> Report:
@@ -100,24 +103,24 @@ def commit(host: RayProgramHost, batches: int) -> str:
     return host.commit(host.new_checkpoint(batches), Report(batches=batches), {})
 
 
-def test_it_is_what_the_core_api_asks_for(tmp_path: Path) -> None:
+def test_it_is_a_program_host(tmp_path: Path) -> None:
     assert isinstance(host_of(Desk(), tmp_path), ProgramHost)
 
 
-def test_a_search_decides_where_a_report_comes_to_one_of_its_lengths_and_only_there(tmp_path: Path) -> None:
+def test_a_search_decides_only_where_a_report_reaches_one_of_its_lengths(tmp_path: Path) -> None:
     desk = Desk()
     host = host_of(desk, tmp_path)
-    told = [host.report(validation(batches)) for batches in (1, 3, 5, 6, 7, 9, 15)]
+    stops = [host.report(validation(batches)) for batches in (1, 3, 5, 6, 7, 9, 15)]
     assert desk.decided == [(5, 0.5), (9, 0.5)]
-    assert told == [False] * 7
-    assert host.report(validation(16)), "it has come to the end of the last length"
+    assert stops == [False] * 7
+    assert host.report(validation(16)), "it has reached the last length"
     assert host.end() == "completed"
     assert desk.reports[-1]["final"]
     assert (desk.reports[-1]["step"], desk.reports[-1]["rows"]) == (16, [])
 
 
 @pytest.mark.parametrize(
-    ("experiment", "reports", "steps"),
+    ("settings", "reports", "steps"),
     [
         (BY_EPOCHS, [validation(10, epochs=0.5), validation(20, epochs=1), validation(40, epochs=2.0)], [1, 2]),
         (BY_TIME, [validation(1, seconds=9.5), validation(2, seconds=11), validation(3, seconds=25)], [11, 25]),
@@ -128,25 +131,25 @@ def test_a_search_decides_where_a_report_comes_to_one_of_its_lengths_and_only_th
          [17]),
     ],
 )  # fmt: skip
-def test_a_length_is_counted_in_the_unit_of_the_search(
-    experiment: Experiment, reports: list[Report], steps: list[float], tmp_path: Path
+def test_length_is_measured_in_the_unit_of_the_search(
+    settings: SharedSettings, reports: list[Report], steps: list[float], tmp_path: Path
 ) -> None:
     desk = Desk()
-    host = host_of(desk, tmp_path, experiment, global_batch_size=4)
+    host = host_of(desk, tmp_path, settings, global_batch_size=4)
     for report in reports:
         host.report(report)
     assert [step for step, _ in desk.decided] == steps
 
 
-def test_a_report_without_epochs_tells_what_to_do_where_the_search_counts_them(tmp_path: Path) -> None:
+def test_a_report_without_epochs_is_an_error_with_a_cure_if_the_search_counts_them(tmp_path: Path) -> None:
     host = host_of(Desk(), tmp_path, BY_EPOCHS)
     host.report(validation(0))
-    told = r"searcher.max_length: .*reported no 'epochs' with steps_completed=7, only \['loss'\]; add.*{batches: N}$"
-    with pytest.raises(SearcherMetricError, match=told):
+    error = r"searcher.max_length: .*reported no 'epochs' with steps_completed=7, only \['loss'\]; add.*{batches: N}$"
+    with pytest.raises(SearcherMetricError, match=error):
         host.report(validation(7))
 
 
-def test_a_report_without_epochs_names_time_metric_where_that_counts_them(tmp_path: Path) -> None:
+def test_a_report_without_epochs_names_time_metric_if_that_is_epochs(tmp_path: Path) -> None:
     config = {"searcher": {"max_time": 4, "time_metric": "epochs"}}
     host = host_of(Desk(), tmp_path, replace(BY_EPOCHS, config=config))
     with pytest.raises(SearcherMetricError, match=r"^searcher.time_metric: .*set searcher.time_metric: batches$"):
@@ -154,14 +157,14 @@ def test_a_report_without_epochs_names_time_metric_where_that_counts_them(tmp_pa
 
 
 @pytest.mark.parametrize("batches", [math.nan, -1.0])
-def test_a_metric_called_batches_has_to_be_a_length(batches: float, tmp_path: Path) -> None:
+def test_a_metric_called_batches_must_be_a_length(batches: float, tmp_path: Path) -> None:
     host = host_of(Desk(), tmp_path)
     with pytest.raises(SearcherMetricError, match=r"'batches' must be a finite number >= 0, got (nan|-1.0)"):
         host.report(validation(7, batches=batches))
 
 
 @pytest.mark.parametrize("epochs", [math.nan, math.inf, -1.0])
-def test_epochs_have_to_be_a_length(epochs: float, tmp_path: Path) -> None:
+def test_epochs_must_be_a_length(epochs: float, tmp_path: Path) -> None:
     desk = Desk()
     host = host_of(desk, tmp_path, BY_EPOCHS)
     with pytest.raises(
@@ -172,7 +175,7 @@ def test_epochs_have_to_be_a_length(epochs: float, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", ["0.5", [0.5, 0.25], {"train": 0.5}])
-def test_what_a_search_compares_has_to_be_a_number(loss: object, tmp_path: Path) -> None:
+def test_the_compared_metric_must_be_a_number(loss: object, tmp_path: Path) -> None:
     host = host_of(Desk(), tmp_path)
     with pytest.raises(SearcherMetricError, match=r"searcher.metric: 'loss' must be a number, but .* reported .*0.5"):
         host.report(Report(batches=7, validation={"loss": loss}))
@@ -181,7 +184,7 @@ def test_what_a_search_compares_has_to_be_a_number(loss: object, tmp_path: Path)
 
 
 @pytest.mark.parametrize("unit", [None, Batch(1), Epoch(1)])
-def test_a_search_without_rungs_leaves_the_length_to_the_program(unit: TrainUnit | None, tmp_path: Path) -> None:
+def test_without_rungs_the_program_decides_its_length(unit: TrainUnit | None, tmp_path: Path) -> None:
     desk = Desk()
     host = host_of(desk, tmp_path, replace(BY_BATCHES, max_length=unit, rungs=() if unit is None else (unit,)))
     assert not any(host.report(validation(batches, loss=1 / batches)) for batches in (10, 20, 30))
@@ -190,11 +193,11 @@ def test_a_search_without_rungs_leaves_the_length_to_the_program(unit: TrainUnit
 
 
 @pytest.mark.parametrize(("verdict", "outcome"), [("stop", "stopped"), ("pause", "paused")])
-def test_a_decision_is_told_and_what_comes_after_it_is_kept(verdict: str, outcome: str, tmp_path: Path) -> None:
+def test_a_decision_is_returned_and_what_follows_is_still_recorded(verdict: str, outcome: str, tmp_path: Path) -> None:
     desk = Desk(at_4=verdict)
     host = host_of(desk, tmp_path)
     assert host.report(validation(4))
-    assert host.report(Report(batches=4, training={"loss": 0.1})), "it still is told so"
+    assert host.report(Report(batches=4, training={"loss": 0.1})), "it is still asked to stop"
     checkpoint = commit(host, 4)
     assert desk.saves[-1] == (4, 0.5)
     assert Path(checkpoint, "manifest.json").exists()
@@ -203,19 +206,19 @@ def test_a_decision_is_told_and_what_comes_after_it_is_kept(verdict: str, outcom
     assert not any(report["final"] for report in desk.reports)
 
 
-def test_a_program_that_does_not_listen_is_ended_as_the_search_has_decided(tmp_path: Path) -> None:
+def test_a_program_that_ignores_a_decision_is_ended_with_its_outcome(tmp_path: Path) -> None:
     host = host_of(Desk(at_4="stop"), tmp_path)
     host.report(validation(4))
     host.report(validation(5))
     for batches in range(5, 50):
         host.report(Report(batches=batches, training={"loss": 0.1}))
     host.report(validation(6))
-    with pytest.raises(TrialEnded, match="trial 1 was told to stop, but reported 3 more validations"):
+    with pytest.raises(TrialEnded, match="trial 1 was asked to stop, but reported 3 more validations"):
         host.report(validation(7))
     assert host.end() == "stopped"
 
 
-def test_one_that_goes_on_past_the_last_length_is_ended_too_and_has_completed(tmp_path: Path) -> None:
+def test_a_program_that_trains_past_the_last_length_is_ended_and_has_completed(tmp_path: Path) -> None:
     desk = Desk()
     host = host_of(desk, tmp_path)
     for batches in (16, 17, 18):
@@ -225,7 +228,7 @@ def test_one_that_goes_on_past_the_last_length_is_ended_too_and_has_completed(tm
     assert host.end() == "completed"
 
 
-def test_operations_are_decided_on_and_what_is_reported_between_them_is_not(tmp_path: Path) -> None:
+def test_operations_are_decided_on_and_reports_between_them_are_not(tmp_path: Path) -> None:
     desk = Desk(at_2="stop")
     host = host_of(desk, tmp_path, BY_EPOCHS)
     assert host.lengths == [1, 2, 4]
@@ -236,17 +239,17 @@ def test_operations_are_decided_on_and_what_is_reported_between_them_is_not(tmp_
     assert desk.decided == [(1, 0.7), (2, 0.6)]
 
 
-def test_lengths_that_the_search_has_had_a_report_of_are_not_told_again(tmp_path: Path) -> None:
+def test_lengths_that_the_search_has_a_report_of_are_not_decided_again(tmp_path: Path) -> None:
     host = host_of(Desk(), tmp_path, BY_TIME, last_step=20)
     assert host.lengths == [40]
     desk = Desk()
     host = host_of(desk, tmp_path, BY_TIME, last_step=20)
     for seconds in (12, 20, 30):
         host.report(validation(seconds, seconds=seconds))
-    assert desk.decided == [], "it trains again what it had no checkpoint of"
+    assert desk.decided == [], "it repeats what no checkpoint has"
 
 
-def test_a_first_validation_without_the_metric_is_an_error_at_once(tmp_path: Path) -> None:
+def test_a_first_validation_without_the_metric_is_an_error(tmp_path: Path) -> None:
     host = host_of(Desk(), tmp_path)
     host.report(Report(batches=1, training={"loss": 1.0}))
     with pytest.raises(SearcherMetricError, match=r"compares 'loss', but the program reported \['accuracy'\]"):
@@ -256,7 +259,7 @@ def test_a_first_validation_without_the_metric_is_an_error_at_once(tmp_path: Pat
 
 
 @pytest.mark.parametrize("known", ["reported", "before a restart"])
-def test_once_the_search_has_had_the_metric_other_validations_need_not_have_it(known: str, tmp_path: Path) -> None:
+def test_later_validations_may_lack_the_metric(known: str, tmp_path: Path) -> None:
     desk = Desk()
     host = host_of(desk, tmp_path, last_step=None if known == "reported" else 1)
     if known == "reported":
@@ -265,7 +268,7 @@ def test_once_the_search_has_had_the_metric_other_validations_need_not_have_it(k
     assert [row["name"] for row in desk.reports[-1]["rows"]] == ["accuracy"]
 
 
-def test_what_the_search_never_heard_of_is_an_error_at_the_end(tmp_path: Path) -> None:
+def test_a_metric_that_was_never_reported_is_an_error_at_the_end(tmp_path: Path) -> None:
     host = host_of(Desk(), tmp_path)
     host.report(Report(batches=1, training={"loss": 1.0}))
     with pytest.raises(SearcherMetricError, match=r"compares 'loss', but the program reported no validation metrics"):
@@ -273,25 +276,23 @@ def test_what_the_search_never_heard_of_is_an_error_at_the_end(tmp_path: Path) -
     stopped = host_of(Desk(), tmp_path)
     stopped.report(Report(batches=1, training={"loss": 1.0}))
     stopped.interrupted()
-    assert stopped.end() == "interrupted", "it is gone on with, and may report it yet"
+    assert stopped.end() == "interrupted", "it will be resumed, and may report it then"
 
 
 @pytest.mark.parametrize("reported", [None, Report(batches=1, groups={"inference": {"bleu": 31}})])
-def test_where_nothing_is_compared_a_program_need_not_report_the_metric(
-    reported: Report | None, tmp_path: Path
-) -> None:
+def test_if_nothing_is_compared_a_program_need_not_report_the_metric(reported: Report | None, tmp_path: Path) -> None:
     desk = Desk()
     host = host_of(desk, tmp_path, replace(BY_BATCHES, rungs=(), config={"searcher": {"name": "single"}}))
-    assert not host.trained, "it may have been started by mistake"
+    assert not host.has_trained, "its entrypoint may be wrong"
     host.opened()
     if reported is not None:
         host.report(reported)
-    assert host.trained
+    assert host.has_trained
     assert host.end() == "completed"
     assert (desk.reports[-1]["final"], desk.reports[-1]["step"]) == (True, None)
 
 
-def test_where_nothing_is_compared_a_validation_without_the_metric_is_one_warning(
+def test_if_nothing_is_compared_a_validation_without_the_metric_is_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk = Desk()
@@ -302,14 +303,14 @@ def test_where_nothing_is_compared_a_validation_without_the_metric_is_one_warnin
     assert host.end() == "completed"
     [warning] = [report["warning"] for report in desk.reports if "warning" in report]
     assert "searcher.metric is 'loss', but the validation metrics are ['accuracy']" in warning
-    assert caplog.messages == [warning], "in the trial's log, too"
+    assert caplog.messages == [warning], "in the trial's log too"
 
 
 def test_a_trial_that_is_a_class_is_warned_in_the_same_way(tmp_path: Path) -> None:
     desk = Desk()
-    store, experiment = CheckpointStore(tmp_path), replace(BY_BATCHES, config={"searcher": {"name": "single"}})
-    lease = Lease(number=1, trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None)
-    host = RayHost(desk=desk, lease=lease, experiment=experiment, code_dir=None)
+    store, settings = CheckpointStore(tmp_path), replace(BY_BATCHES, config={"searcher": {"name": "single"}})
+    lease = TrialLease(number=1, trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None)
+    host = RayHost(desk=desk, lease=lease, settings=settings, code_dir=None)
     assert host.metric is None, "so that the executor does not look for it"
     host.publish(Report(batches=1, validation={"accuracy": 0.5}, checkpoint="checkpoint_1"))
     host.publish(Report(batches=2, validation={"accuracy": 0.5}, final=True))
@@ -328,19 +329,20 @@ STOPPING = replace(BY_BATCHES, config={"stop_on_nan": True})
     ],
 )
 @pytest.mark.parametrize("stops", [True, False])
-def test_a_loss_that_is_nan_ends_the_trial_if_the_config_says_so(
+def test_a_nan_loss_ends_the_trial_with_stop_on_nan(
     losses: dict[str, Any], why: str, stops: bool, tmp_path: Path
 ) -> None:
     desk = Desk()
     host = host_of(desk, tmp_path, STOPPING if stops else BY_BATCHES)
     assert not host.report(validation(1))
     assert host.report(Report(batches=2, **losses)) is (stops and why != "")
-    assert host.why == (why if stops else "")
-    assert host.end() == ("diverged" if host.why else "completed")
-    assert any(report["final"] for report in desk.reports) is not bool(host.why), "the desk tells of its end"
+    diverges = stops and why != ""
+    assert host.reports.why_diverged == (why if diverges else "")
+    assert host.end() == ("diverged" if diverges else "completed")
+    assert any(report["final"] for report in desk.reports) is not diverges, "leave() reports a trial that has diverged"
 
 
-def test_a_trial_that_the_search_ends_has_not_diverged(tmp_path: Path) -> None:
+def test_a_trial_that_the_search_stops_has_not_diverged(tmp_path: Path) -> None:
     stopped = host_of(Desk(at_4="stop"), tmp_path, STOPPING)
     assert stopped.report(validation(4, loss=math.nan))
     assert stopped.end() == "stopped"
@@ -349,7 +351,7 @@ def test_a_trial_that_the_search_ends_has_not_diverged(tmp_path: Path) -> None:
     assert at_its_end.end() == "completed"
 
 
-def test_a_program_that_goes_on_after_it_diverged_is_ended(tmp_path: Path) -> None:
+def test_a_program_that_trains_on_after_it_diverged_is_ended(tmp_path: Path) -> None:
     host = host_of(Desk(), tmp_path, STOPPING)
     host.report(validation(1, loss=math.nan))
     for batches in (2, 3):
@@ -361,8 +363,8 @@ def test_a_program_that_goes_on_after_it_diverged_is_ended(tmp_path: Path) -> No
 
 def test_a_trial_that_is_a_class_diverges_in_the_same_way(tmp_path: Path) -> None:
     desk, store = Desk(), CheckpointStore(tmp_path)
-    lease = Lease(number=1, trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None)
-    host = RayHost(desk=desk, lease=lease, experiment=STOPPING, code_dir=None)
+    lease = TrialLease(number=1, trial_id=1, trial_seed=0, hparams={}, trial_dir=tmp_path, store=store, last_step=None)
+    host = RayHost(desk=desk, lease=lease, settings=STOPPING, code_dir=None)
     assert not host.publish(Report(batches=1, training={"loss": 0.5}))
     assert host.publish(Report(batches=2, training={"loss": math.nan}))
     # What the loop saves at its end.
@@ -371,7 +373,7 @@ def test_a_trial_that_is_a_class_diverges_in_the_same_way(tmp_path: Path) -> Non
     assert not any(report["final"] for report in desk.reports)
 
 
-def test_a_checkpoint_has_the_metric_whichever_comes_first(tmp_path: Path) -> None:
+def test_a_checkpoint_has_the_metric_whether_saved_before_or_after_the_report(tmp_path: Path) -> None:
     desk = Desk()
     host = host_of(desk, tmp_path)
     commit(host, 2)
@@ -382,16 +384,14 @@ def test_a_checkpoint_has_the_metric_whichever_comes_first(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("reports", [True, False])
-def test_whoever_goes_on_from_the_last_checkpoint_and_has_nothing_left_to_do_completes_with_its_value(
-    reports: bool, tmp_path: Path
-) -> None:
-    experiment = replace(BY_BATCHES, max_length=None, rungs=())
-    host = host_of(Desk(), tmp_path, experiment)
+def test_a_program_resumed_at_its_end_completes_with_the_value_in_its_checkpoint(reports: bool, tmp_path: Path) -> None:
+    settings = replace(BY_BATCHES, max_length=None, rungs=())
+    host = host_of(Desk(), tmp_path, settings)
     host.report(validation(30, loss=0.5))
-    commit(host, 30)  # and here it is killed
+    commit(host, 30)  # then it is killed
     desk = Desk()
-    again = host_of(desk, tmp_path, experiment)
-    assert again.go_on() is None
+    again = host_of(desk, tmp_path, settings)
+    assert again.resume() is None
     assert again.latest_checkpoint == again.checkpoint_id(30)
     if reports:
         again.report(Report(batches=30, training={"loss": 0.1}))
@@ -399,7 +399,7 @@ def test_whoever_goes_on_from_the_last_checkpoint_and_has_nothing_left_to_do_com
     assert desk.decided == [(30, 0.5)]
 
 
-def test_the_best_is_that_of_all_trials_as_it_was_measured(tmp_path: Path) -> None:
+def test_the_best_validation_is_in_the_metrics_own_sign(tmp_path: Path) -> None:
     desk = Desk()
     host = host_of(desk, tmp_path, replace(BY_BATCHES, smaller_is_better=False))
     assert host.best_validation() is None
@@ -408,18 +408,18 @@ def test_the_best_is_that_of_all_trials_as_it_was_measured(tmp_path: Path) -> No
     assert host.best_validation() == 0.75
 
 
-def test_groups_are_rows_of_their_own_kind(tmp_path: Path) -> None:
+def test_groups_become_rows_of_that_kind(tmp_path: Path) -> None:
     desk = Desk()
     host = host_of(desk, tmp_path)
     host.report(Report(batches=3, groups={"inference": {"bleu": 31.5, "text": "no number"}}))
-    host.flush()
+    host.close()
     rows: list[Mapping[str, Any]] = [row for report in desk.reports for row in report["rows"]]
     assert [(row["kind"], row["name"], row["value"], row["batches"]) for row in rows] == [
         ("inference", "bleu", 31.5, 3)
     ]
 
 
-def test_a_program_deletes_its_own_checkpoints_only(tmp_path: Path) -> None:
+def test_a_program_can_delete_only_its_own_checkpoints(tmp_path: Path) -> None:
     desk = Desk()
     host = host_of(desk, tmp_path / "trial_1")
     checkpoint = commit(host, 2)

@@ -17,7 +17,7 @@ from tests.core.test_distributed import HANGS_S, nodes
 
 @dataclass(frozen=True)
 class Placed:
-    """What Ray Train's context says of a rank."""
+    """Ray Train's context of a rank."""
 
     place: dict[str, int]
 
@@ -38,7 +38,7 @@ class Placed:
 
 
 @pytest.mark.parametrize("local_sizes", [(3, 1), (1, 3), (2, 2, 1), (4,)])
-def test_all_ranks_count_the_same_nodes(local_sizes: tuple[int, ...]) -> None:
+def test_all_ranks_get_the_variables_that_torchrun_sets(local_sizes: tuple[int, ...]) -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     places = nodes(*local_sizes)
 

@@ -1,0 +1,131 @@
+"""The messages of one lease to the desk, and the desk's answers. All use of Ray by a trial's host is here."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import ray
+
+from dray.desk.messages import Reply
+from dray.worker.lease import LeaseLost, TrialLease
+
+Row = dict[str, Any]
+"""A metric: batches, epochs, kind, name, value, time."""
+DeskReport = dict[str, Any]
+"""A report as the desk takes it: `rows`; `step` and `value`, the length and the metric that the search compares (None:
+nothing to compare); `final`: the trial has completed."""
+
+NOTHING: Mapping[str, Any] = {"rows": [], "step": None, "value": None, "final": False}
+
+MAX_IN_FLIGHT = 16
+"""Unanswered reports after which the trial waits for the oldest answer."""
+
+
+class DeskLink:
+    """Sends reports, in order, and collects the answers.
+
+    `confirm_commit`, `saved` and `damaged` may be called in another thread.
+
+    Args:
+        desk: the desk's actor handle.
+        lease: the lease that all messages belong to.
+    """
+
+    def __init__(self, desk: Any, lease: TrialLease) -> None:
+        self._desk, self._lease = desk, lease
+        self._kept: list[Row] = []
+        self._in_flight: deque[Any] = deque()
+        self._sent_at = -math.inf
+        self._stop: Any = None
+
+    # ------------------------------------------------------------------ reports
+    def send(self, message: DeskReport, *, wait: bool) -> Reply:
+        """Send a report. With `wait` the answer is the search's decision on it, otherwise that on earlier ones."""
+        message = {**message, "rows": [*self._kept, *message["rows"]]}
+        self._kept, self._sent_at = [], time.monotonic()
+        answer = self._desk.report.remote(self._lease.number, message, wait)
+        if wait:
+            return cast(Reply, ray.get(answer))
+        self._in_flight.append(answer)
+        return self._answered()
+
+    def send_soon(self, rows: Sequence[Row]) -> Reply:
+        """Send rows that nobody waits for, together with later ones; returns the answer to earlier reports."""
+        self._kept += rows
+        if time.monotonic() < self._sent_at + self._lease.send_every_s:
+            return self._answered()
+        return self.send(dict(NOTHING), wait=False)
+
+    def _answered(self) -> Reply:
+        """The first answer other than "continue" among those that have come; otherwise "continue"."""
+        verdict: Reply = "continue"
+        while self._in_flight and verdict == "continue":
+            # Only the oldest is checked: reports arrive in order.
+            timeout = 0 if len(self._in_flight) <= MAX_IN_FLIGHT else None
+            ready, _ = ray.wait([self._in_flight[0]], timeout=timeout)
+            if not ready:
+                break
+            verdict = ray.get(self._in_flight.popleft())
+        return verdict
+
+    def flush(self) -> None:
+        """Send the rows that are left."""
+        if self._kept:
+            self.send(dict(NOTHING), wait=False)
+
+    def wait_for_answers(self) -> None:
+        """Wait until the desk has every report."""
+        while self._in_flight:
+            ray.get(self._in_flight.popleft())
+
+    def stop_requested(self) -> bool:
+        """Whether the desk wants the workers back."""
+        # Asked for the first time once a trial has run for a moment: short ones never send the message.
+        if self._stop is None:
+            self._stop = self._desk.stop_wanted.remote(self._lease.number)
+        try:
+            ready, _ = ray.wait([self._stop], timeout=0)
+            return bool(ready) and bool(ray.get(self._stop))
+        except ray.exceptions.RayError:  # the next report raises the error
+            return False
+
+    # ------------------------------------------------------------------ the best of the experiment
+    def offer_best(self, score: float) -> None:
+        """Record a score as the best, if it is; does not wait."""
+        self._desk.improves.remote(self._lease.number, score)
+
+    def is_best(self, score: float) -> bool:
+        """Record a score as the best, if it is; returns whether."""
+        return bool(ray.get(self._desk.improves.remote(self._lease.number, score)))
+
+    def best(self) -> float | None:
+        """The best score of any trial; None if there is none."""
+        return cast("float | None", ray.get(self._desk.best.remote()))
+
+    # ------------------------------------------------------------------ checkpoints
+    def confirm_commit(self) -> None:
+        """Wait until the driver has recorded all earlier reports.
+
+        Also the fence: a process that lost the lease must not write beside the one that has it.
+
+        Raises:
+            LeaseLost: the trial runs on other workers.
+        """
+        if not ray.get(self._desk.may_commit.remote(self._lease.number)):
+            raise self.lost()
+
+    def saved(self, checkpoint: str, batches: int, value: float | None) -> None:
+        """A checkpoint is committed; `value`: the search's metric at its batch, if known."""
+        self._desk.saved.remote(self._lease.trial_id, checkpoint, batches, value)
+
+    def damaged(self, checkpoint: str, why: str) -> None:
+        """A checkpoint can't be used any more."""
+        self._desk.damaged.remote(self._lease.trial_id, checkpoint, why)
+
+    def lost(self) -> LeaseLost:
+        """The error to raise when the desk has fenced off this lease."""
+        return LeaseLost(f"trial {self._lease.trial_id} now runs on other workers")

@@ -1,0 +1,111 @@
+"""A trial as a worker group gets it: what all trials of the experiment share, and the lease of this one."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dray.storage import CheckpointStore
+from dray.training.units import TrainUnit
+
+SEND_EVERY_S = 0.25
+"""Training metrics, which nobody waits for, are batched into one message per this interval: a message costs over a
+millisecond of CPU time."""
+
+
+class LeaseLost(RuntimeError):
+    """The trial now runs on other workers: nothing that this process still does for it counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSettings:
+    """The settings that all trials of an experiment share.
+
+    Args:
+        experiment_id: a number.
+        config: the experiment's config as plain data, without its secrets.
+        secrets: texts to hide in logs and errors; see `dray.masking`.
+        data: the config's `data` section, with secrets. Left out of the repr, which Ray's dashboard shows.
+        metric: the validation metric that the search compares.
+        smaller_is_better: whether smaller values of that metric rank first.
+        max_length: the search's length; its unit is the search's unit (batches if None).
+        rungs: absolute lengths at which the search decides, in the search's unit.
+        source_checkpoint: the checkpoint that every trial starts from, or None.
+        time_metric: the validation metric by which the search measures length instead of batches; or None.
+        time_rungs: with `time_metric`, the lengths at which the search decides, ascending; a trial ends at the last.
+        validation_period, checkpoint_period: the longest allowed interval, or None.
+        checkpoint_policy: best, all or none.
+        environment: environment variables of trials; None for those to unset.
+    """
+
+    experiment_id: int
+    config: Mapping[str, Any]
+    metric: str
+    smaller_is_better: bool
+    max_length: TrainUnit | None
+    rungs: Sequence[TrainUnit]
+    validation_period: TrainUnit | None
+    checkpoint_period: TrainUnit | None
+    checkpoint_policy: str
+    source_checkpoint: str | None = None
+    time_metric: str | None = None
+    time_rungs: Sequence[float] = ()
+    data: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    environment: Mapping[str, str | None] = field(default_factory=dict, repr=False)
+    secrets: Sequence[str] = field(default=(), repr=False)
+
+    def config_for_code(self) -> dict[str, Any]:
+        """The config for a trial's code: a copy, because the next trial in this process gets it too."""
+        return {**copy.deepcopy(dict(self.config)), "data": copy.deepcopy(dict(self.data))}
+
+    @property
+    def lengths(self) -> list[float]:
+        """The lengths at which the search decides, in its unit, ascending."""
+        lengths = self.time_rungs if self.time_metric is not None else [rung.value for rung in self.rungs]
+        return sorted({length for length in lengths if isinstance(length, (int, float))})
+
+    def metric_of(self, validation: Mapping[str, object]) -> float | None:
+        """The search's metric in a validation; None if missing, as it may be with `single` or in a program."""
+        value = validation.get(self.metric)
+        return float(value) if isinstance(value, (int, float)) else None
+
+    def score(self, value: float | None) -> float:
+        """A metric as the search ranks it: smaller is better, and missing or not finite is the worst."""
+        if value is None or not math.isfinite(value):
+            return math.inf
+        return value if self.smaller_is_better else -value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialLease:
+    """A trial as it is leased to a worker group.
+
+    Args:
+        number: of the lease; a later lease of the same trial ends it.
+        trial_id, trial_seed, hparams: which trial.
+        trial_dir: the trial's directory, for everything but checkpoints.
+        store: its checkpoints; the trial resumes from the latest valid one.
+        last_step: the greatest length that the search has a report of, in its unit; None if it has none.
+        revived: the trial had completed and continues because the search was extended: a final report in its checkpoint
+            may no longer be final.
+        send_every_s: as `SEND_EVERY_S`; longer if many trials report to one desk.
+    """
+
+    number: int
+    trial_id: int
+    trial_seed: int
+    hparams: Mapping[str, Any]
+    trial_dir: Path
+    store: CheckpointStore
+    last_step: float | None
+    revived: bool = False
+    send_every_s: float = SEND_EVERY_S
+
+    @property
+    def batch_size(self) -> int:
+        """Records per batch, over all slots."""
+        return int(self.hparams.get("global_batch_size", 1))

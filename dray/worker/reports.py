@@ -1,0 +1,284 @@
+"""The reports of one trial to its search: what they say, when the trial waits for a decision, and how it ends."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from dray.desk.messages import LeaseOutcome, Reply
+from dray.hosts.unsaved import UnsavedRows
+from dray.training.errors import TrialEnded
+from dray.training.host import Reached, Report
+from dray.training.metrics.accumulator import as_number
+from dray.training.metrics.checks import MetricChecks
+from dray.training.metrics.time_metric import time_of
+from dray.worker.desk_link import NOTHING, DeskLink, DeskReport
+from dray.worker.lease import SharedSettings, TrialLease
+from dray.worker.length import Rungs, length_in_fit, length_in_program
+from dray.worker.lifecycle import Lifecycle
+
+MAX_LATE_REPORTS = 2
+"""Validations that a program may report after it was asked to stop, such as one before it saves. After that it is
+ended: a program that ignores the request must not hold up the search."""
+
+
+class LastValidation(NamedTuple):
+    """The latest validation.
+
+    Attributes:
+        batches: trained until then, per slot.
+        value: the search's metric.
+        message: the report; None if it came from `fit()`, which passes a report with each checkpoint.
+    """
+
+    batches: int = -1
+    value: float | None = None
+    message: DeskReport | None = None
+
+
+class Reports:
+    """The reports of one lease, on its chief.
+
+    Args:
+        link: to the desk.
+        lease, settings: the trial.
+        is_program: the trial is a program: it ends when the program does, not with a `fit()` in it.
+
+    Attributes:
+        life: the lease's state.
+        unsaved: rows that no checkpoint has yet.
+        checks: of the metrics.
+        rungs: of the search.
+        last_validation: the latest one.
+        why_diverged: which loss is NaN, if the trial has diverged.
+    """
+
+    def __init__(self, link: DeskLink, lease: TrialLease, settings: SharedSettings, *, is_program: bool) -> None:
+        self._link, self._lease, self._settings, self._is_program = link, lease, settings, is_program
+        self.life = Lifecycle()
+        self.unsaved = UnsavedRows()
+        self.checks = MetricChecks(
+            settings.metric,
+            is_alone=settings.config.get("searcher", {}).get("name") == "single",
+            stops_on_nan=bool(settings.config.get("stop_on_nan")),
+        )
+        self.rungs = Rungs(settings.lengths, lease.last_step)
+        self.last_validation = LastValidation()
+        self.why_diverged = ""
+        self._final: DeskReport | None = None  # completes the trial once its program has returned
+        self._late = 0
+        self._started_at: float | None = time.monotonic()  # None once a report has said how long the start took
+
+    # ------------------------------------------------------------------ begin and end
+    def resume(self, carried: DeskReport, decides: bool) -> LeaseOutcome | None:
+        """Send the report that the trial's checkpoint carries: it may never have reached the driver.
+
+        Returns:
+            How the trial ended, if that was its last report or the search now stops it; otherwise None.
+        """
+        step, known = carried["step"], self._lease.last_step
+        is_new = step is not None and (known is None or step > known)
+        if self._lease.revived and not is_new:
+            carried = {**carried, "final": False}
+        if is_new and self._settings.time_metric is not None:
+            self.rungs.at = step
+        if step is not None:
+            self._final = {**carried, "rows": []}
+        stop = self._send(carried, wait=(decides and is_new) or carried["final"])
+        return self.life.outcome if stop or carried["final"] else None
+
+    def complete(self) -> LeaseOutcome:
+        """The trial's code has returned: send its final report, unless it has been sent; returns how the trial ended.
+
+        Raises:
+            SearcherMetricError: the search compares a metric that the program never reported.
+        """
+        if self.life.state == "reporting":
+            self.checks.of_program(None, known=self._is_known)
+        if self.life.outcome == "completed" and self.life.state != "completed":
+            self._link.send({**(self._final or NOTHING), "final": True}, wait=True)
+            self.life.on("complete")
+        self._link.wait_for_answers()
+        return self.life.outcome
+
+    # ------------------------------------------------------------------ reports of fit()
+    def fit(self, report: Report) -> bool:
+        """Send a report of `fit()`; returns whether training should stop here.
+
+        Raises:
+            RuntimeError: the trial's `fit()` has ended before.
+            LeaseLost: the trial runs on other workers.
+        """
+        if self.life.state in ("fitted", "completed"):
+            raise RuntimeError(
+                "a trial of an experiment can call fit() only once: the search already has this trial's final report, "
+                "and ignores any later one; train further models in experiments of their own"
+            )
+        self.life.on("fit")
+        if report.interrupted:
+            self.life.on("interrupt")
+        message = self._new_message(report, length_in_fit(report, self._settings, self._lease.batch_size))
+        if report.validation is not None:
+            self.last_validation = LastValidation(report.batches, message["value"])
+            if report.decides:  # saved without asking, and the one to beat for later validations
+                self._offer_best(message["value"])
+        if self.life.outcome != "completed":  # the last checkpoint of a trial that was asked to stop
+            return self._send(message, wait=False)
+        if self._is_program and report.final:
+            self._final = message
+            self.life.on("end_fit")
+            return False
+        waits = report.decides or report.final
+        if report.validation is None and report.checkpoint is None and not waits:
+            self._obey(self._link.send_soon(message["rows"]))
+        else:
+            self._send(message, wait=waits)
+        return self._stops_after(report)
+
+    def reached(self, validation: Mapping[str, object]) -> Reached:
+        """What a validation of `fit()` has reached, if the search measures length by a metric."""
+        if self._settings.time_metric is None:
+            return "nothing"  # rungs in batches and epochs are in the plan
+        return self.rungs.reach(time_of(self._settings.time_metric, validation))
+
+    # ------------------------------------------------------------------ reports of a program
+    def program(self, report: Report) -> bool:
+        """Send a report that a program makes by itself; returns whether it should save what it needs, and return.
+
+        Raises:
+            SearcherMetricError: the report lacks the search's metric, or the trial's length in the search's unit.
+            TrialEnded: the program was asked to stop, and keeps reporting.
+            LeaseLost: the trial runs on other workers.
+        """
+        self.life.on("report")
+        self._started_at = None  # the time before a program's first report is not all start-up
+        self.checks.of_program(report, known=self._is_known)
+        epochs = as_number((report.validation or report.training or {}).get("epochs"))
+        report = report if epochs is None else replace(report, epochs=epochs)
+        length = length_in_program(report, self._settings, self._lease.batch_size)
+        message = self._new_message(report, length)
+        if report.validation is not None:
+            self.last_validation = LastValidation(report.batches, message["value"], message)
+            if length is not None and self.life.state != "fitted":
+                self._final = {**message, "rows": []}
+            self._offer_best(message["value"])
+            if message["value"] is not None and report.batches == self.unsaved.saved:
+                # The checkpoint was saved before its metric was known.
+                self._link.saved(self._lease.store.id_of(report.batches), report.batches, message["value"])
+        if self.life.should_return:
+            return self._late_report(report, message)
+        if report.validation is None:
+            self._obey(self._link.send_soon(message["rows"]))
+            return self._stops_after(report)
+        reached = "nothing" if length is None else self.rungs.reach(length)
+        stop = self._send(message, wait=reached != "nothing")
+        # A search that compares at one length only lets the program decide how long it trains.
+        if reached == "end" and len(self.rungs.lengths) > 1 and not stop:
+            self.life.on("reach_end")
+        return self._stops_after(report)
+
+    def _late_report(self, report: Report, message: DeskReport) -> bool:
+        self._late += report.validation is not None
+        self._send(message, wait=False)
+        if self._late > MAX_LATE_REPORTS:
+            raise TrialEnded(
+                f"trial {self._lease.trial_id} was asked to stop, but reported {self._late} more validations, so it is "
+                "ended here; call core_context.preempt.should_preempt() after each validation, and return if it is true"
+            )
+        return True
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether the search has a value to compare, or will get one."""
+        return self._final is not None or self._lease.last_step is not None
+
+    # ------------------------------------------------------------------ messages
+    def message(self, report: Report, length: float | None) -> DeskReport:
+        """A report as the desk takes it.
+
+        Args:
+            report: the report.
+            length: at its validation, in the search's unit.
+        """
+        now = time.time()
+        groups = {
+            "training": report.training,
+            "validation": report.validation,
+            "system": self._system(report),
+            **(report.groups or {}),
+        }
+        rows = [
+            {
+                "batches": report.batches,
+                "epochs": report.epochs,
+                "kind": kind,
+                "name": name,
+                "value": value,
+                "time": now,
+            }
+            for kind, metrics in groups.items()
+            for name, value in (metrics or {}).items()
+            if isinstance(value, (int, float)) and name not in ("batches", "epochs")
+        ]
+        # A program that fails after fit() has not completed its trial, which is run again. Nor has a trial that was
+        # stopped, or leaves its workers.
+        completes = not self._is_program and not report.interrupted and self.life.outcome == "completed"
+        value = None if report.validation is None else self._settings.metric_of(report.validation)
+        return {"rows": rows, "step": length, "value": value, "final": report.final and completes}
+
+    def carried(self, report: Report) -> DeskReport:
+        """The report that a checkpoint carries. May be called in another thread.
+
+        Args:
+            report: made with the checkpoint. A program's has no metrics: in its place the checkpoint carries the
+                validation at the same batch, since a run that resumes there may have nothing left to report.
+        """
+        last = self.last_validation
+        if last.message is not None and last.batches == report.batches:
+            return {name: last.message[name] for name in NOTHING}  # its warning has been shown
+        return self.message(report, length_in_fit(report, self._settings, self._lease.batch_size))
+
+    def _new_message(self, report: Report, length: float | None) -> DeskReport:
+        message = self.message(report, length)
+        self.unsaved.add(message["rows"])
+        if warning := self.checks.warning(report):
+            return {**message, "warning": warning}  # the driver shows it
+        return message
+
+    def _system(self, report: Report) -> Mapping[str, float] | None:
+        """The system metrics; the first ones also with the time before the training that they cover."""
+        if report.system is None or self._started_at is None:
+            return report.system
+        trained_s = sum(value for name, value in report.system.items() if name.endswith("_s"))
+        starting_s, self._started_at = time.monotonic() - self._started_at - trained_s, None
+        return {"starting_s": max(starting_s, 0.0), **report.system}
+
+    def _offer_best(self, value: float | None) -> None:
+        if math.isfinite(score := self._settings.score(value)):
+            self._link.offer_best(score)
+
+    # ------------------------------------------------------------------ decisions
+    def _send(self, message: DeskReport, *, wait: bool) -> bool:
+        verdict = self._link.send(message, wait=wait)
+        if message["final"]:
+            self.life.on("complete")
+        return self._obey(verdict)
+
+    def _obey(self, verdict: Reply) -> bool:
+        """Returns whether the trial should stop."""
+        if verdict == "fenced":
+            self.life.on("lose")
+            raise self._link.lost()
+        if verdict != "continue":
+            self.life.on(verdict)
+        return self.life.should_return
+
+    def _stops_after(self, report: Report) -> bool:
+        """Whether the trial should stop, by a decision or because a loss in this report is NaN."""
+        if not self.life.should_return and (why := self.checks.diverged(report)):
+            self.life.on("diverge")
+            self.why_diverged = why
+        return self.life.should_return

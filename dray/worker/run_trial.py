@@ -1,0 +1,233 @@
+"""Runs one leased trial on one rank, in the same loop as on a laptop (``dray.pytorch.Trainer``)."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import ray
+
+from dray import core, pytorch
+from dray.desk.failure import PRINTED, Failure, failure_of, told_first, users_line
+from dray.desk.messages import LeaseOutcome
+from dray.hosts import use_host
+from dray.masking import hidden_text
+from dray.pytorch.class_entrypoint import train
+from dray.script import Script, ScriptFailed, users_traceback
+from dray.storage.remote import PATIENCE_S
+from dray.training import rng
+from dray.training.errors import SearcherMetricError, TrialEnded
+from dray.training.units import ENDLESS
+from dray.worker.exits import ProgramExits
+from dray.worker.hang import exit_if_hung
+from dray.worker.host import RayHost, RayProgramHost
+from dray.worker.isolation.handlers import handlers_of_a_trial
+from dray.worker.lease import LeaseLost, TrialLease
+from dray.worker.log.trial_log import TrialLog, log_as_python_starts, log_as_the_command_line, printed_to
+
+Program: TypeAlias = type[pytorch.PyTorchTrial] | Script
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """How a trial ended on this rank.
+
+    Attributes:
+        error: a traceback, or a message for the user; if diverged, which loss is NaN.
+        fatal: every trial of the experiment would have the error.
+        failure: the error's kind and place, if the trial may be restarted after it.
+        alone: only this rank was made to leave; the others train on.
+    """
+
+    outcome: LeaseOutcome
+    error: str = ""
+    fatal: bool = False
+    failure: Failure | None = None
+    alone: bool = False
+
+    def masked(self, secrets: Sequence[str]) -> Left:
+        """The same with the secrets masked."""
+        failure = self.failure and replace(self.failure, where=hidden_text(self.failure.where, secrets))
+        return replace(self, error=hidden_text(self.error, secrets), failure=failure)
+
+
+def log_path(lease: TrialLease, rank: int) -> Path:
+    """The file of what a rank prints."""
+    return lease.trial_dir / "logs" / f"rank_{rank}.log"
+
+
+def run_trial(
+    program: Program,
+    code: Path | None,
+    lease: TrialLease,
+    work: Mapping[str, Any],
+    distributed: core.DistributedContext,
+) -> Left:
+    """Run one lease; whatever the trial raises is part of the answer.
+
+    Args:
+        program: the trial's class, or the program to run.
+        code: the directory of the user's code, if there is one.
+        lease: the trial.
+        work: as in `dray.worker.entry.serve_leases`.
+        distributed: the group's ranks.
+    """
+    kind = RayProgramHost if isinstance(program, Script) else RayHost
+    host = kind(desk=work["desk"], lease=lease, settings=work["settings"], code_dir=code)
+    with printed_to(log_path(lease, distributed.rank), work["settings"].secrets) as log:
+        try:
+            watched = _exit_if_hung(host, work["desk"], distributed.rank, log)
+            with watched, use_host(host, distributed), handlers_of_a_trial():
+                return _run(program, code, host, work["log_format"], distributed)
+        except BaseException as error:  # also SystemExit: a class may call sys.exit(), which would end the process
+            return _left_by(error, host, code, log)
+        finally:
+            host.close()
+
+
+def _run(
+    program: Program, code: Path | None, host: RayHost, log_format: str, distributed: core.DistributedContext
+) -> Left:
+    """Resume the trial, run its code, and agree with the other ranks on its end."""
+    is_chief = distributed.rank == 0
+    ended = host.resume() if is_chief else None
+    host.latest_checkpoint, ended = distributed.broadcast((host.latest_checkpoint, ended))
+    if ended is not None:
+        return Left(outcome=ended)
+    with _cluster_info(host, distributed):
+        if isinstance(host, RayProgramHost):
+            assert isinstance(program, Script)
+            if left := _run_program(program, code, host, distributed):
+                return left
+        else:
+            assert not isinstance(program, Script)
+            log_as_the_command_line(log_format)
+            _run_class(program, code, host)
+    # Only the chief's host knows of reports.
+    has_trained = is_chief and (host.has_trained or not isinstance(program, Script))
+    outcome: LeaseOutcome | None = distributed.broadcast(host.end() if has_trained else None)
+    if outcome is None:
+        assert isinstance(program, Script), "a trial that is a class is one fit()"
+        return Left(outcome="errored", error=program.never_trained(distributed.rank), fatal=True)
+    return Left(outcome=outcome, error=host.reports.why_diverged)
+
+
+def _run_class(trial_class: type[pytorch.PyTorchTrial], code: Path | None, host: RayHost) -> None:
+    """Run a trial that is a class: one ``fit()``, as the experiment's config says."""
+    if code is not None:
+        os.chdir(code)
+    train(
+        trial_class,
+        host.settings.config,
+        # If the search measures length by a metric, it alone decides when the trial ends.
+        max_length=ENDLESS if host.max_length is None else None,
+        latest_checkpoint=host.latest_checkpoint,
+    )
+
+
+def _run_program(
+    program: Script, code: Path | None, host: RayProgramHost, distributed: core.DistributedContext
+) -> Left | None:
+    """Run a trial that is a program. Returns how it failed, if it ended without an exception but badly."""
+    assert code is not None, "a program lies in a directory"
+    log_as_python_starts()
+    # pytorch.init() does it again; code before that call should be reproducible too.
+    rng.seed_all(host.trial_seed)
+    exits = ProgramExits(distributed.side_store(), host.lease.number, distributed.rank, distributed.size)
+    with exits.watch(code), _errors_allowed_once_asked_to_stop(host):
+        program.run(code)
+    if not (host.is_watched or host.has_trained):  # the others may train, and wait for this rank
+        return Left(outcome="errored", error=program.never_trained(distributed.rank), fatal=True)
+    if error := exits.wait():
+        failure = Failure(kind="error", where=" ".join(error.split()), batches=host.batches)
+        return Left(outcome="errored", error=error, failure=failure)
+    return None
+
+
+@contextlib.contextmanager
+def _errors_allowed_once_asked_to_stop(host: RayProgramHost) -> Iterator[None]:
+    """A program that has acknowledged a request to stop may end as it likes: some raise an exception once they have
+    saved, which is no failure in Determined either. Nor is it one if a program that is restarted after its last
+    operation asks for another by `next()`: Determined would not have restarted it."""
+    try:
+        yield
+    except (TrialEnded, LeaseLost, pytorch.InvalidHP, SearcherMetricError):
+        raise
+    except Exception as error:
+        if not (host.acknowledged or (host.was_complete and isinstance(error, StopIteration))):
+            raise
+        what = "the program was asked to stop, and ended with this error:"
+        print(what, traceback.format_exc(), sep="\n", file=sys.stderr)
+
+
+def _left_by(error: BaseException, host: RayHost, code: Path | None, log: TrialLog) -> Left:
+    """How a trial ended that raised this error, which is being handled."""
+    match error:
+        case TrialEnded():
+            print(error, file=sys.stderr)
+            return Left(outcome=host.end(), error=host.reports.why_diverged, alone=True)
+        case LeaseLost():
+            return Left(outcome="interrupted")
+        case pytorch.InvalidHP():
+            return Left(outcome="invalid_hp", error=str(error))
+        case SearcherMetricError():
+            return Left(outcome="errored", error=str(error), fatal=True)
+        case ScriptFailed():
+            text = "\n".join([str(error), *users_line(error, code), "", f"{PRINTED} ({log.path}):", log.end()])
+        case _:
+            is_program = isinstance(host, RayProgramHost)
+            trace = users_traceback(error, code) if is_program and code is not None else traceback.format_exc()
+            text = told_first(error, trace, code)
+            print(text, end="", file=sys.stderr)
+    return Left(outcome="errored", error=text, failure=failure_of(error, host.batches))
+
+
+def _exit_if_hung(host: RayHost, desk: Any, rank: int, log: TrialLog) -> contextlib.AbstractContextManager[None]:
+    """End the process if the trial hangs."""
+
+    def report(what: str) -> None:
+        failure = Failure(kind="hung", batches=host.batches)
+        error = f"{what}; the stacks of all threads are in {log.path}"
+        ray.get(desk.leave.remote(host.lease.number, rank, "errored", error, failure=failure))
+
+    timeout_s = host.settings.config.get("hang_timeout_s")
+    # The chief may wait for an object store, and the others for the chief, without knowing why.
+    grace_s = PATIENCE_S if rank > 0 and host.is_remote else 0.0
+    return exit_if_hung(timeout_s, pulse=host.pulse, log=log.descriptor, report=report, grace_s=grace_s)
+
+
+@contextlib.contextmanager
+def _cluster_info(host: RayHost, distributed: core.DistributedContext) -> Iterator[None]:
+    """Set what `dray.get_cluster_info()` returns to the trial's code."""
+    lease, latest = host.lease, host.latest_checkpoint
+    slots = Counter(distributed.allgather(ray.util.get_node_ip_address()))
+    config = host.settings.config_for_code()
+    info = core.ClusterInfo(
+        trial=core.TrialInfo(
+            trial_id=lease.trial_id,
+            experiment_id=host.experiment_id,
+            trial_seed=lease.trial_seed,
+            hparams=copy.deepcopy(dict(lease.hparams)),  # a copy for the trial: programs pop what they have read
+            config=config,
+            steps_completed=0 if latest is None else lease.store.batches_of(latest),
+        ),
+        latest_checkpoint=latest,
+        slot_ids=list(range(distributed.local_size)),
+        container_addrs=list(slots),
+        container_slot_counts=list(slots.values()),
+        container_rank=distributed.cross_rank,
+        user_data=config["data"],
+    )
+    before = core.set_cluster_info(info)
+    try:
+        yield
+    finally:
+        core.set_cluster_info(before)
