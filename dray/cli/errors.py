@@ -127,11 +127,15 @@ def _named(number: signal.Signals) -> str:
 
 
 def _of_determined(arguments: Sequence[str]) -> str:
-    """What to use instead of a command that Determined has and dray has not; "" if that is not known."""
-    from dray.migrate.shell import counterpart
+    """What to use instead of a command that only Determined has; "" if that is not known."""
+    from dray.compat.names import COMMANDS
 
-    name, instead = counterpart(["det", *arguments]) or ("", "")
-    return f"instead of {name}, use {instead}" if instead else ""
+    group, action, *_ = [*(word for word in arguments if not word.startswith("-")), "", ""]
+    group = {"e": "experiment", "t": "trial", "c": "checkpoint"}.get(group, group)
+    for command in (f"{group} {action}", group):
+        if command in COMMANDS:
+            return f"instead of det {command}, use {COMMANDS[command]}"
+    return ""
 
 
 def _of_command(trace: TracebackType | None) -> TracebackType | None:
