@@ -130,8 +130,8 @@ def _of_determined(arguments: Sequence[str]) -> str:
     """What to use instead of a command that only Determined has; "" if that is not known."""
     from dray.compat.names import COMMANDS
 
-    group, action, *_ = [*(word for word in arguments if not word.startswith("-")), "", ""]
-    group = {"e": "experiment", "t": "trial", "c": "checkpoint"}.get(group, group)
+    short = {"e": "experiment", "t": "trial", "c": "checkpoint", "lt": "list-trials", "lc": "list-checkpoints"}
+    group, action, *_ = [*(short.get(word, word) for word in arguments if not word.startswith("-")), "", ""]
     for command in (f"{group} {action}", group):
         if command in COMMANDS:
             return f"instead of det {command}, use {COMMANDS[command]}"
