@@ -417,8 +417,11 @@ def test_the_command_says_that_nothing_is_wrong(tmp_path: Path, dray: Callable[.
     ],
 )
 def test_files_that_are_no_cluster_file_are_errors(
-    text: str, told: str, tmp_path: Path, dray: Callable[..., Said]
-) -> None:  # noqa: F811
+    text: str,
+    told: str,
+    tmp_path: Path,
+    dray: Callable[..., Said],  # noqa: F811
+) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(text)
     said = dray("cluster", "validate", file)
