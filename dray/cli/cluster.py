@@ -10,7 +10,7 @@ import typer
 
 from dray.cli import show
 from dray.cli.arguments import Json
-from dray.cli.errors import BAD_INPUT, FAILED, BadUse, told
+from dray.cli.errors import BAD_INPUT, FAILED, BadUse, handle_errors
 
 if TYPE_CHECKING:
     from dray.cluster.checks.findings import Checked
@@ -37,7 +37,7 @@ def status(
     \b
     RAY_ADDRESS=head:6379 dray cluster status
     """
-    with told():
+    with handle_errors():
         from dray.cluster.status import status
 
         found = status(address)
@@ -91,14 +91,14 @@ def check(
     RAY_ADDRESS=auto dray cluster check --storage s3://bucket/results
     RAY_ADDRESS=auto dray cluster check --storage asha.yaml --json
     """
-    with told():
+    with handle_errors():
         place = _place(storage)
         # Imported after the config's own errors were reported.
         from dray.cluster.checks.cluster import check as checked_cluster
-        from dray.records.directory import results
+        from dray.records.directory import results_root
         from dray.storage import Location
 
-        checked = checked_cluster(address, place, Location.of(results()))
+        checked = checked_cluster(address, place, Location.of(results_root()))
         if json:
             show.as_json(checked.to_dict())
         else:
@@ -164,7 +164,7 @@ def validate(
     \b
     dray cluster validate cluster.yaml
     """
-    with told():
+    with handle_errors():
         from dray.config.yaml_file import read_mapping
         from dray.errors import ConfigError
 

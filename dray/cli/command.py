@@ -11,7 +11,7 @@ import typer
 import typer.main
 
 import dray
-from dray.cli import checkpoint, cluster, config, experiment, look, migrate, search, trial
+from dray.cli import checkpoint, cluster, config, experiment, migrate, report, search, trial
 from dray.cli.errors import run
 
 EXAMPLES = """Train PyTorch models and search their hyperparameters on Ray.
@@ -47,8 +47,8 @@ app.command(name="ls", hidden=True)(experiment.list_)
 app.add_typer(config.app, name="config")
 app.add_typer(cluster.app, name="cluster")
 app.command()(search.preview)
-app.command()(look.report)
-app.command()(look.ui)
+app.command()(report.report)
+app.command()(report.ui)
 app.command()(migrate.migrate)
 
 

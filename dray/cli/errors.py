@@ -45,13 +45,13 @@ def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
         if message:  # it is empty if no command was given; then the help was printed
             known = _of_determined(sys.argv[1:] if arguments is None else arguments) if _UNKNOWN in message else ""
             see = f"; see {error.ctx.command_path} --help" if error.ctx else ""
-            code = _tell(f"{_UNKNOWN}; {known}" if known else message + see, BAD_INPUT)
+            code = _print_error(f"{_UNKNOWN}; {known}" if known else message + see, BAD_INPUT)
     except _ClickException as error:
-        code = _tell(_one_line(error.format_message()), BAD_INPUT)
+        code = _print_error(_one_line(error.format_message()), BAD_INPUT)
     except typer.Abort:
-        code = _tell_of_signal(KeyboardInterrupt())
+        code = _report_signal(KeyboardInterrupt())
     except KeyboardInterrupt as stopped:
-        code = _tell_of_signal(stopped)
+        code = _report_signal(stopped)
     except Exception as error:  # a bug of ours, or with --local an error of the trial
         raise error.with_traceback(_of_command(error.__traceback__))  # noqa: B904
     _flush()
@@ -59,7 +59,7 @@ def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def handle_errors() -> Iterator[None]:
     """Around a command: turn expected errors into one message and an exit code.
 
     Raises:
@@ -68,28 +68,28 @@ def told() -> Iterator[None]:
     try:
         yield
     except FoundInTraining as error:
-        raise typer.Exit(_tell(str(error), FAILED)) from None
+        raise typer.Exit(_print_error(str(error), FAILED)) from None
     except (ConfigError, NoExperiment, BadUse, JournalError) as error:  # JournalError: damaged, or in use
-        raise typer.Exit(_tell(str(error), BAD_INPUT)) from None
+        raise typer.Exit(_print_error(str(error), BAD_INPUT)) from None
     except StartupHookFailed as error:
-        raise typer.Exit(_tell(f"{HOOK} {error}", BAD_INPUT)) from None
+        raise typer.Exit(_print_error(f"{HOOK} {error}", BAD_INPUT)) from None
     except ScriptFailed as error:
-        raise typer.Exit(_tell("\n".join([str(error), *users_line(error, None)]), FAILED)) from None
+        raise typer.Exit(_print_error("\n".join([str(error), *users_line(error, None)]), FAILED)) from None
     except (ExperimentError, StorageError, StorageFull) as error:
-        raise typer.Exit(_tell(str(error), FAILED)) from None
+        raise typer.Exit(_print_error(str(error), FAILED)) from None
     except (PermissionError, ConnectionError) as error:  # ConnectionError also: no such Ray cluster
         if users_line(error, None):  # it is the trial's, with --local
             raise
         if isinstance(error, BrokenPipeError):  # as of `dray ... | head`, which has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit from None
-        raise typer.Exit(_tell(str(error), FAILED)) from None
+        raise typer.Exit(_print_error(str(error), FAILED)) from None
     except KeyboardInterrupt as stopped:
-        raise typer.Exit(_tell_of_signal(stopped)) from None
+        raise typer.Exit(_report_signal(stopped)) from None
 
 
 @contextmanager
-def ended_by_signals() -> Iterator[None]:
+def exit_on_signals() -> Iterator[None]:
     """In the block a signal that asks for the end ends the process at once, with one line.
 
     `Experiment.run` has its own handlers, which come here for the second signal.
@@ -117,9 +117,9 @@ def _flush() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _tell_of_signal(stopped: KeyboardInterrupt) -> int:
+def _report_signal(stopped: KeyboardInterrupt) -> int:
     number = signal_of(stopped)
-    return _tell(f"stopped by {_named(number)}", SIGNALLED + number)
+    return _print_error(f"stopped by {_named(number)}", SIGNALLED + number)
 
 
 def _named(number: signal.Signals) -> str:
@@ -149,7 +149,7 @@ def _of_command(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _tell(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     with suppress(OSError):  # the terminal may be closed
         typer.echo(f"dray: {message}", err=True)
     return code

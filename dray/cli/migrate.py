@@ -10,7 +10,7 @@ import typer
 
 from dray.cli import show
 from dray.cli.arguments import Json
-from dray.cli.errors import FAILED, BadUse, told
+from dray.cli.errors import FAILED, BadUse, handle_errors
 
 
 def migrate(
@@ -28,7 +28,7 @@ def migrate(
     dray migrate .
     dray migrate vision/resnet --json
     """
-    with told():
+    with handle_errors():
         from dray.migrate import check
 
         if not model_dir.is_dir():

@@ -103,13 +103,6 @@ def iso(seconds: float | None) -> str | None:
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat(timespec="seconds")
 
 
-def duration(seconds: float) -> str:
-    """A length of time, as 1:02:03 or 0:31."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 def size(count: int) -> str:
     """Bytes, for a person."""
     amount = float(count)

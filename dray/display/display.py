@@ -15,12 +15,13 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from dray.display.board import Board, duration
+from dray.display.board import Board
 from dray.display.forecast import Forecast
 from dray.display.terminal import stderr
-from dray.records.directory import results
+from dray.display.text import duration
+from dray.records.directory import results_root
 from dray.records.logs import in_short
-from dray.records.outcomes import FAILED, diverged_told, failures_told, no_best_told, ranked
+from dray.records.outcomes import FAILED, divergence_summary, failure_summary, no_best_reason, ranked
 from searchers.preview import is_simulated, preview
 from searchers.search import Search
 
@@ -262,7 +263,7 @@ class Display:
         states = ", ".join(f"{count} {str(state).lower()}" for state, count in counts.items())
         took = duration(time.monotonic() - self._began)
         named = self._named()
-        failed = failures_told(trials["state"])
+        failed = failure_summary(trials["state"])
         looks = [f"inspect failures with: dray experiment describe {named}"] if failed else []
         if best:
             looks += [f"inspect with: dray report {named}", f"              dray trial list {named} --best"]
@@ -271,8 +272,8 @@ class Display:
         shown = Text()
         for told, style in (
             (failed, "bold red"),
-            (diverged_told(trials), "bold red"),
-            (no_best_told(ranked(trials, self._sign), self._metric), ""),
+            (divergence_summary(trials), "bold red"),
+            (no_best_reason(ranked(trials, self._sign), self._metric), ""),
         ):
             shown.append(f"{told}\n" if told else "", style)
         told = f"{len(trials)} trial{'s' * (len(trials) != 1)} ({states}) in {took}. Results: {self._path}"
@@ -285,7 +286,7 @@ class Display:
 
     def _named(self) -> str:
         """The experiment's name in commands on this machine."""
-        is_found = (results() / self._path.name).resolve() == self._path
+        is_found = (results_root() / self._path.name).resolve() == self._path
         return shlex.quote(self._path.name if is_found else str(self._path))
 
 

@@ -24,10 +24,10 @@ from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.interrupts import Interrupts
 from dray.observers import loggers
 from dray.observers.observer import Make, Observer, Observers
-from dray.records.directory import ExperimentDirectory, check_storage, make_findable, new_path
-from dray.records.lookup import Name, whereabouts
+from dray.records.directory import ExperimentDirectory, check_storage, link_into_results, new_path
+from dray.records.lookup import Name, locate
 from dray.records.metrics import MetricsLog
-from dray.records.mirror import Mirror, brought
+from dray.records.mirror import Mirror, fetch_experiment
 from dray.records.numbering import take_number
 from dray.records.result import Result
 from dray.records.secrets import check_secrets, with_secrets
@@ -156,7 +156,7 @@ class Experiment:
             ConfigError: its class must be given.
         """
         self = cls.__new__(cls)
-        directory = ExperimentDirectory.open(brought(whereabouts(path)))
+        directory = ExperimentDirectory.open(fetch_experiment(locate(path)))
         self._config = with_secrets(directory.config(), directory.secrets_file)
         loggers.check_loggers(self._config)
         self._trial, self._code, self._address, self._resumes = trial, None, address, True
@@ -206,7 +206,7 @@ class Experiment:
             check_storage(self._config.checkpoint_storage.location)
             directory = ExperimentDirectory.create(self.path, self._config, self._code)
             if self._is_placed:
-                make_findable(self.path)
+                link_into_results(self.path)
         self._resumes = True
         return directory
 

@@ -27,7 +27,8 @@ from dray.errors import ExperimentError
 from dray.observers.loggers import identity
 from dray.observers.observer import News
 from dray.records.directory import ExperimentDirectory
-from dray.records.result import Result, flat
+from dray.records.hparams import flatten
+from dray.records.result import Result
 
 T = TypeVar("T")
 
@@ -99,7 +100,9 @@ class MLflowRuns:
         if trial not in self._runs:
             self._runs[trial] = self._create(one)
         if self._states.get(trial) is None:  # new, or a killed driver created it and had not described it yet
-            params = [Param(_key(name), str(value)[:LONGEST_PARAM]) for name, value in flat(one.view.hparams or {})]
+            params = [
+                Param(_key(name), str(value)[:LONGEST_PARAM]) for name, value in flatten(one.view.hparams or {}).items()
+            ]
         run = self._runs[trial]
         metrics = [_metric(row) for row in one.rows]
         self._note_best(trial, one.rows)
@@ -159,7 +162,9 @@ class MLflowRuns:
 
     def _describe_parent(self) -> None:
         searcher = self._config.to_dict()["searcher"]
-        params = [Param(_key(f"searcher.{name}"), str(value)[:LONGEST_PARAM]) for name, value in flat(searcher)]
+        params = [
+            Param(_key(f"searcher.{name}"), str(value)[:LONGEST_PARAM]) for name, value in flatten(searcher).items()
+        ]
         self._client.log_batch(self._parent, params=params)
 
     def _create(self, one: News) -> str:

@@ -16,7 +16,7 @@ import yaml
 from dray.code.ignore import Code, code_of
 from dray.config.load import ExperimentConfig, load_config
 from dray.errors import ConfigError, NoExperiment
-from dray.records.local_runs import refuse
+from dray.records.local_runs import reject_local_run
 from dray.records.secrets import hide_in, write_secrets
 from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, store_at
 from dray.storage.disk import force_to_disk
@@ -142,7 +142,7 @@ class ExperimentDirectory:
         """
         directory = cls(path)
         if not directory.config_file.exists():
-            refuse(path)
+            reject_local_run(path)
             raise NoExperiment(f"no experiment in {path}: it has no {directory.config_file.name}")
         return directory
 
@@ -155,27 +155,27 @@ def new_path(config: ExperimentConfig) -> Path:
     """A directory for a new experiment: in the config's storage if that is a directory, else in ``DRAY_HOME``, else in
     ``~/dray_results``."""
     where = config.checkpoint_storage.location
-    root = where.path if where is not None and where.is_local else results()
+    root = where.path if where is not None and where.is_local else results_root()
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in config.name)
     name = name.encode()[:_LONGEST_NAME].decode(errors="ignore")
     return (root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}").resolve()
 
 
-def results() -> Path:
+def results_root() -> Path:
     """The default storage: ``DRAY_HOME``, else ``~/dray_results``."""
     return Path(os.environ.get("DRAY_HOME", "~/dray_results")).expanduser()
 
 
-def make_findable(path: Path) -> None:
+def link_into_results(path: Path) -> None:
     """Link a new experiment that is elsewhere into the default storage, so that its name and ``latest`` find it."""
     with suppress(OSError):  # it is there; or the default storage can't be written, which is no reason not to run
-        results().mkdir(parents=True, exist_ok=True)
-        (results() / path.name).symlink_to(path)
+        results_root().mkdir(parents=True, exist_ok=True)
+        (results_root() / path.name).symlink_to(path)
 
 
-def forget(path: Path) -> None:
+def unlink_from_results(path: Path) -> None:
     """Remove the link to an experiment that is deleted."""
-    link = results() / path.name
+    link = results_root() / path.name
     if link.is_symlink() and link.readlink() == path:
         link.unlink()
 

@@ -36,7 +36,7 @@ def local_runs(root: Path) -> list[Path]:
     return [path for path in below if not path.name.startswith(".") and is_local_run(path)]
 
 
-def refuse(path: Path) -> None:
+def reject_local_run(path: Path) -> None:
     """Raises `NoExperiment` if it is a local run, for what only experiments can do."""
     if is_local_run(path):
         raise NoExperiment(

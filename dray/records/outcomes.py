@@ -29,14 +29,14 @@ def ranked(trials: pd.DataFrame, sign: int) -> pd.DataFrame:
     return there.iloc[order]
 
 
-def failures_told(states: Iterable[object]) -> str:
+def failure_summary(states: Iterable[object]) -> str:
     """ "2 of 3 trials failed"; "" if none did."""
     every = list(states)
     failed = sum(state == FAILED for state in every)
     return f"{failed} of {len(every)} trial{'s' * (len(every) != 1)} failed" if failed else ""
 
 
-def no_best_told(there: pd.DataFrame, metric: str) -> str:
+def no_best_reason(there: pd.DataFrame, metric: str) -> str:
     """Why there is no best trial although some have validated; "" if there is one, or none has validated.
 
     Args:
@@ -70,7 +70,7 @@ def nan_since(metrics: pd.DataFrame, metric: str) -> pd.Series[int]:
     return since
 
 
-def diverged(trials: pd.DataFrame) -> dict[int, int]:
+def nan_since_by_trial(trials: pd.DataFrame) -> dict[int, int]:
     """``nan_since`` of the trials that have diverged.
 
     Args:
@@ -80,14 +80,14 @@ def diverged(trials: pd.DataFrame) -> dict[int, int]:
     return dict(zip(those["trial_id"].tolist(), those["nan_since"].tolist(), strict=True))
 
 
-def diverged_told(trials: pd.DataFrame) -> str:
+def divergence_summary(trials: pd.DataFrame) -> str:
     """ "2 trials diverged: NaN since batch 40 (trial 3), 100 (trial 7)"; "" if none did."""
-    since = diverged(trials)
+    since = nan_since_by_trial(trials)
     told = ", ".join(f"{batches} (trial {trial})" for trial, batches in list(since.items())[:_SHOWN])
     more = f" and {len(since) - _SHOWN} more" if len(since) > _SHOWN else ""
     return f"{len(since)} trial{'s' * (len(since) != 1)} diverged: NaN since batch {told}{more}" if since else ""
 
 
-def since_told(since: Any) -> str:
+def nan_since_text(since: Any) -> str:
     """ "NaN since batch 40" for a trial's ``nan_since``; "" if it has not diverged."""
     return "" if pd.isna(since) else f"NaN since batch {since}"
