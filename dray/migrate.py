@@ -32,7 +32,7 @@ _EXCEPTIONS = ("Error", "Exception")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Finding:
+class Note:
     """A line that must be changed, or a field that is ignored.
 
     Attributes:
@@ -63,7 +63,7 @@ class Migration:
 
     python: list[str]
     experiments: list[str]
-    findings: list[Finding]
+    findings: list[Note]
 
 
 def check(directory: Path) -> Migration:
@@ -85,16 +85,16 @@ def check(directory: Path) -> Migration:
 
 
 # -------------------------------------------------------------------------------------------------------------- Python
-def _check_python(file: str, source: bytes) -> Iterator[Finding]:
+def _check_python(file: str, source: bytes) -> Iterator[Note]:
     """Each unsupported name at its first use."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError) as error:
-        yield Finding(file, getattr(error, "lineno", 0) or 0, "change", f"Python can't parse it: {error}")
+        yield Note(file, getattr(error, "lineno", 0) or 0, "change", f"Python can't parse it: {error}")
         return
     for name, line in _uses(tree).items():
         if (instead := instead_of(name)) is not None:
-            yield Finding(file, line, "change", f"{name}: {instead}")
+            yield Note(file, line, "change", f"{name}: {instead}")
 
 
 def _uses(tree: ast.Module) -> dict[str, int]:
@@ -166,7 +166,7 @@ def _known(name: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- experiment files
-def _check_experiment(file: str, path: Path) -> list[Finding] | None:
+def _check_experiment(file: str, path: Path) -> list[Note] | None:
     """The faults and ignored fields of an experiment file; None for any other YAML file, which has no searcher."""
     text = path.read_text(encoding="utf-8", errors="replace")
     if _SEARCHER.search(text) is None:
@@ -176,7 +176,7 @@ def _check_experiment(file: str, path: Path) -> list[Finding] | None:
     except ConfigError as error:
         [(where, what)] = error.faults
         line = _LINE.match(where)
-        return [Finding(file, int(line[1]) if line else 0, "change", what)]
+        return [Note(file, int(line[1]) if line else 0, "change", what)]
     if not isinstance(raw["searcher"], dict):
         return None
     faults: list[tuple[str, str]] = list(misspelt(raw))
@@ -187,10 +187,10 @@ def _check_experiment(file: str, path: Path) -> list[Finding] | None:
     root = yaml.compose(text, yaml.SafeLoader)
     paths = [path for path, _ in faults]
     found = [
-        Finding(file, _line(root, paths[number]) if number < len(paths) else 0, "change", what)
+        Note(file, _line(root, paths[number]) if number < len(paths) else 0, "change", what)
         for number, what in enumerate(shown(faults))
     ]
-    return found + [Finding(file, _line(root, path), "ignored", f"{path}: {what}") for path, what in not_used(raw)]
+    return found + [Note(file, _line(root, path), "ignored", f"{path}: {what}") for path, what in not_used(raw)]
 
 
 def _line(root: Any, path: str) -> int:

@@ -13,7 +13,7 @@ from dray.cli.arguments import Json
 from dray.cli.errors import BAD_INPUT, FAILED, BadUse, handle_errors
 
 if TYPE_CHECKING:
-    from dray.cluster.checks.findings import Checked
+    from dray.cluster.checks.findings import ClusterCheck
     from dray.storage import Location
 
 app = typer.Typer(help="Inspect and check the Ray cluster that experiments run on.", no_args_is_help=True)
@@ -123,7 +123,7 @@ def _place(storage: str | None) -> Location | None:
         raise BadUse(f"--storage: {error}") from None
 
 
-def _tell(checked: Checked) -> None:
+def _tell(checked: ClusterCheck) -> None:
     rows = [
         (
             node.name,

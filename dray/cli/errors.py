@@ -1,5 +1,5 @@
-"""How the command ends: with an exit code, and with one message for an error that the user can mend. A bug of dray's
-ends in a traceback."""
+"""Exit codes and error messages of the command. An error that the user can fix is one message; a bug in dray is a
+traceback."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UsageError, _ClickException = typer.BadParameter.__mro__[1:3]
 
 
 class BadUse(ValueError):
-    """A command can't be carried out as it was given; the message is one line."""
+    """Invalid usage of a command; the message is one line."""
 
 
 def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
@@ -60,7 +60,7 @@ def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
 
 @contextmanager
 def handle_errors() -> Iterator[None]:
-    """Around a command: turn expected errors into one message and an exit code.
+    """Turn a command's expected errors into one message and an exit code.
 
     Raises:
         typer.Exit: instead of the error that was reported.
@@ -90,15 +90,15 @@ def handle_errors() -> Iterator[None]:
 
 @contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """In the block a signal that asks for the end ends the process at once, with one line.
+    """Within the block SIGINT, SIGTERM and SIGHUP end the process at once, with one line.
 
-    `Experiment.run` has its own handlers, which come here for the second signal.
+    `Experiment.run` installs its own handlers, which call these at the second signal.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
-        told = _named(signal.Signals(number)) + ("" if Interrupts.begun else "; nothing was started")
+        cause = _named(signal.Signals(number)) + ("" if Interrupts.begun else "; nothing was started")
         with suppress(OSError):  # the terminal may be closed
-            os.write(STDERR, f"dray: stopped by {told}\n".encode())
+            os.write(STDERR, f"dray: stopped by {cause}\n".encode())
         os._exit(SIGNALLED + number)
 
     before = set_handlers(end)

@@ -1,4 +1,4 @@
-"""Reads an experiment for several commands."""
+"""Reads an experiment, for the commands that describe it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExperimentReader:
-    """An experiment that is read.
+    """An experiment, its journal and its results.
 
     Attributes:
         stored: the experiment, or a temporary copy of a remote one.
@@ -115,8 +115,8 @@ class ExperimentReader:
             return f"no trial of {self.stored.name} has validated yet, so there is no best trial"
         from dray.records.outcomes import no_best_reason, ranked
 
-        told = no_best_reason(ranked(self.result.trials, self.sign), self.config.searcher.metric)
-        return f"{self.stored.name} has {told}; give its number to take it nevertheless"
+        why = no_best_reason(ranked(self.result.trials, self.sign), self.config.searcher.metric)
+        return f"{self.stored.name} has {why}; give its number to use it anyway"
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def read_experiment(experiment: str) -> Iterator[ExperimentReader]:
 
     Raises:
         NoExperiment, StorageError: see ``found``.
-        BadUse: it has not begun, or its metrics are damaged.
+        BadUse: it has not started, or its metrics are damaged.
         JournalError: its journal is damaged.
     """
     from dray.records.listing import open_experiment
@@ -135,10 +135,10 @@ def read_experiment(experiment: str) -> Iterator[ExperimentReader]:
         records = journal(stored)
         result = Result(stored.directory.path)
         try:
-            result.metrics  # noqa: B018 - read here, so that what is wrong with them is told so
+            result.metrics  # noqa: B018 - read here, so that damage is reported as such
         except (ValueError, OSError) as error:
-            told = " ".join(str(error).split())
-            raise BadUse(f"the metrics in {stored.directory.metrics} can't be read: {told}") from None
+            why = " ".join(str(error).split())
+            raise BadUse(f"the metrics in {stored.directory.metrics} can't be read: {why}") from None
         yield ExperimentReader(stored=stored, records=records, result=result)
 
 

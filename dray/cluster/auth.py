@@ -1,6 +1,6 @@
-"""Whether a cluster accepts this process's token: found out in milliseconds, and told in one line.
+"""Checks in milliseconds whether a cluster accepts this process's token.
 
-Ray itself tries for twenty seconds, prints a warning every second, and then says that it can't connect.
+Ray itself retries for twenty seconds, prints a warning every second, and then reports that it can't connect.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ HOW = "export RAY_AUTH_MODE=token, and write the cluster's token to ~/.ray/auth_
 NONE = f"it requires a token, and this process has none; {HOW}"
 
 
-def refusal(address: str) -> str:
-    """Why the cluster whose head is at ``host:port`` refuses this process, or "".
+def auth_error(address: str) -> str:
+    """Why the cluster whose head is at ``host:port`` rejects this process; "" if it does not.
 
-    A cluster that does not answer does not refuse.
+    A cluster that does not answer has no auth error.
     """
     enabled = is_token_auth_enabled()
     try:
@@ -35,7 +35,7 @@ def refusal(address: str) -> str:
     return ""
 
 
-def refusal_here() -> str:
+def auth_error_here() -> str:
     """The same for the cluster on this machine that ``auto`` means."""
     address = read_ray_address()
-    return refusal(address) if address else ""
+    return auth_error(address) if address else ""

@@ -97,7 +97,7 @@ def join(address: str) -> None:
         ConnectionError: there is none, or it does not accept this process's token.
     """
     # Imported here: a cluster that dray starts does not need it.
-    from dray.cluster.auth import refusal, refusal_here
+    from dray.cluster.auth import auth_error, auth_error_here
 
     refused = ""
     try:
@@ -105,12 +105,12 @@ def join(address: str) -> None:
         host, colon, port = address.rpartition(":")
         if colon and port.isdigit() and "://" not in address:
             socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
-            refused = refusal(address)
+            refused = auth_error(address)
         if not refused:
             with _signals_left_alone():
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
-        refused = refusal_here() if address == "auto" else ""
+        refused = auth_error_here() if address == "auto" else ""
         if not refused:
             told = " ".join(str(error).split())
             raise ConnectionError(

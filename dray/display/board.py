@@ -44,11 +44,13 @@ class _Trained:
 
 
 class Board:
-    """Args:
-    name: name of the experiment.
-    metric: the searcher's metric.
-    smaller_is_better: whether the metric is minimised.
-    unit: the search's unit of length: "epochs", "batches", "records", or a metric's name.
+    """The status of a search, updated from reports and drawn as a picture or a line.
+
+    Args:
+        name: name of the experiment.
+        metric: the searcher's metric.
+        smaller_is_better: whether the metric is minimised.
+        unit: the search's unit of length: "epochs", "batches", "records", or a metric's name.
     """
 
     def __init__(self, *, name: str, metric: str, smaller_is_better: bool, unit: str = "batches") -> None:
@@ -133,10 +135,10 @@ class Board:
         if best is not None:
             view, value, step = best
             at = "" if step is None else f" at {number(step)} {self._unit}"
-            told = Text.assemble(f"best {self._metric} ", (number(value), "bold green"), f", trial {view.id}{at}")
-            lines.append(self._cut(told.append(f": {self._drawn(search, view)}", "dim")))
+            line = Text.assemble(f"best {self._metric} ", (number(value), "bold green"), f", trial {view.id}{at}")
+            lines.append(self._cut(line.append(f": {self._drawn(search, view)}", "dim")))
         running = [view for view in views if view.state == "RUNNING"]
-        if running and groups:  # without groups, these are trials that have yet to go on
+        if running and groups:  # without groups, these are trials that have yet to resume
             lines.append(self._table(search, running, counts, width, room=max(height - _HEAD, 1)))
         return Group(*lines)
 

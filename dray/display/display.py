@@ -130,7 +130,7 @@ class Display:
         self._began = time.monotonic()
         self._due = 0.0
         self._failures = self._retired = 0
-        self._told: dict[int, list[str]] = {}
+        self._shown_errors: dict[int, list[str]] = {}
         self._search: Search | None = None
         self._looked: tuple[Search, Counts, int, int] | None = None
 
@@ -213,9 +213,9 @@ class Display:
         """
         self._failures += 1
         if self._failures <= SHOWN_TRIALS:
-            told = in_short(error)
-            what, *where = ["the same error again"] if self._told.get(trial) == told else told
-            self._told[trial] = told
+            short = in_short(error)
+            what, *where = ["the same error again"] if self._shown_errors.get(trial) == short else short
+            self._shown_errors[trial] = short
             who = f"the extension of trial {trial}" if kept else f"trial {trial}"
             self.say("\n".join([f"{who} failed{f' for good ({ended})' if ended else ''}: {what}", *where]))
             if kept:
@@ -264,20 +264,20 @@ class Display:
         took = duration(time.monotonic() - self._began)
         named = self._named()
         failed = failure_summary(trials["state"])
-        looks = [f"inspect failures with: dray experiment describe {named}"] if failed else []
+        hints = [f"inspect failures with: dray experiment describe {named}"] if failed else []
         if best:
-            looks += [f"inspect with: dray report {named}", f"              dray trial list {named} --best"]
+            hints += [f"inspect with: dray report {named}", f"              dray trial list {named} --best"]
         elif not failed:
-            looks.append(f"inspect with: dray experiment describe {named}")
+            hints.append(f"inspect with: dray experiment describe {named}")
         shown = Text()
-        for told, style in (
+        for line, style in (
             (failed, "bold red"),
             (divergence_summary(trials), "bold red"),
             (no_best_reason(ranked(trials, self._sign), self._metric), ""),
         ):
-            shown.append(f"{told}\n" if told else "", style)
-        told = f"{len(trials)} trial{'s' * (len(trials) != 1)} ({states}) in {took}. Results: {self._path}"
-        shown.append("\n".join([*best, told, *looks]))
+            shown.append(f"{line}\n" if line else "", style)
+        summary = f"{len(trials)} trial{'s' * (len(trials) != 1)} ({states}) in {took}. Results: {self._path}"
+        shown.append("\n".join([*best, summary, *hints]))
         self._console.print(shown, soft_wrap=True)
 
     @property

@@ -136,7 +136,7 @@ class Groups:
     # ------------------------------------------------------------------ what is heard of them
     def hear(self, message: Message) -> None:
         """Take note of a message from the desk."""
-        self._timeline.hear(message)
+        self._timeline.record(message)
         group = message.group
         self._came_up = self._came_up or message.kind in ("arrived", "joined")
         match message.kind:

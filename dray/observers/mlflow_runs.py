@@ -179,20 +179,20 @@ class MLflowRuns:
             best = Result(self._directory.path).best_trial
         except ExperimentError:  # no trial has validated, or none has a checkpoint
             return
-        told = {
+        summary = {
             "trial_id": best.trial_id,
             "hparams": dict(best.hparams),
             "metric": best.metric,
             "batches": best.batches,
             "checkpoint": str(best.checkpoint.path),
         }
-        self._client.log_dict(self._parent, told, "best_trial.json")
+        self._client.log_dict(self._parent, summary, "best_trial.json")
         self._client.set_tag(self._parent, "dray.best_trial", str(best.trial_id))
         self._client.log_batch(self._parent, metrics=[self._best[best.trial_id][1]])
 
 
 def _is_not_of_mlflow(record: logging.LogRecord) -> bool:
-    """A request that is repeated is no news: a server that was idle closes connections. What fails for good is told."""
+    """Retried requests are not logged: a server that was idle closes connections. The last failure is."""
     return "/mlflow" not in record.getMessage()
 
 

@@ -34,13 +34,13 @@ def download(found: StoredExperiment, target: Path) -> list[str]:
     with new_directory(target) as partial:
         _copy(directory.path, partial)
         if not directory.storage.is_local:
-            _bring(RemoteDirectory(directory.storage), partial)
+            _fetch(RemoteDirectory(directory.storage), partial)
         there = {(each.trial, each.batches) for each in list_checkpoints(directory)}
         for each in list_checkpoints(ExperimentDirectory(partial)):
             if (each.trial, each.batches) not in there:  # deleted meanwhile, perhaps half copied
                 shutil.rmtree(each.location.path)
-            elif (told := damage(each.location)) is not None:
-                damages.append(told.replace(str(partial), str(target)))
+            elif (why := damage(each.location)) is not None:
+                damages.append(why.replace(str(partial), str(target)))
     return damages
 
 
@@ -54,7 +54,7 @@ def _copy(source: Path, target: Path) -> None:
             raise OSError(f"can't copy {source}: {left[0]}") from None
 
 
-def _bring(remote: RemoteDirectory, target: Path) -> None:
+def _fetch(remote: RemoteDirectory, target: Path) -> None:
     for _ in range(TRIES):
         with suppress(FileNotFoundError):  # deleted since it was listed
             remote.download(target, [name for name in remote.sizes() if not (target / name).exists()])

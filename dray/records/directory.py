@@ -1,4 +1,4 @@
-"""The directory of an experiment: all that it keeps, to be resumed and read from."""
+"""The directory of an experiment: everything needed to resume it and to read its results."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class ExperimentDirectory:
 
         <path>/experiment.yaml         the config, every default filled in
                code/                   the model's code, see `.ignore`, as it was when the experiment was created
-               journal.jsonl           all that happened: the only truth
+               journal.jsonl           every event of the search; the source of truth
                metrics/                see `dray.records.metrics`
                optuna.db               see `dray.observers.optuna_study`; derived from the two above
                trial_7/checkpoint_352/ see `dray.training.checkpoint.files`; or in an object store, below a like path
                storage.json            where that is, and the config's credentials for it; readable by the owner alone
                secrets.yaml            the config's secrets, as storage.json for its owner alone
-               ray.log                 what Ray said in the driver's process, see `dray.cluster.ray_output`
-               ray/                    Ray's own books of this experiment; never read back
-               .seen-by-all            by which the nodes of a cluster know that they see this very directory
+               ray.log                 Ray's output in the driver's process, see `dray.cluster.ray_output`
+               ray/                    Ray's own state of this experiment; never read back
+               .seen-by-all            lets the nodes of a cluster check that they see this very directory
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +60,7 @@ class ExperimentDirectory:
         self.secrets_file = path / "secrets.yaml"
 
     def is_gone(self) -> bool:
-        """Whether it was deleted. What still runs may have made some of its parts anew, but not the config."""
+        """Whether it was deleted. Processes that still run may have written other files again, but never the config."""
         try:
             self.config_file.stat()
         except FileNotFoundError:
@@ -117,8 +117,8 @@ class ExperimentDirectory:
             found = None if code is None else code_of(code, leave_out=path)
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            told = f"can't make the experiment's directory: {error}; choose another place"
-            raise ConfigError([("checkpoint_storage", told)]) from None
+            what = f"can't make the experiment's directory: {error}; choose another place"
+            raise ConfigError([("checkpoint_storage", what)]) from None
         if found is not None:
             directory.copy_code(found, config)
         write_secrets(directory.secrets_file, config)
@@ -191,8 +191,8 @@ def check_storage(where: Location | None) -> None:
     try:
         RemoteDirectory(where, patience_s=PROBE_S).probe()
     except StorageError as error:
-        told = (
+        what = (
             f"{error}; check its name, and the credentials in the config or the environment (for S3, AWS_ACCESS_KEY_ID "
             "and AWS_SECRET_ACCESS_KEY)"
         )
-        raise ConfigError([("checkpoint_storage", told)]) from None
+        raise ConfigError([("checkpoint_storage", what)]) from None

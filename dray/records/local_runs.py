@@ -63,7 +63,7 @@ class LocalRun:
 
     @property
     def state(self) -> Literal["RUNNING", "COMPLETED", "STOPPED", "UNKNOWN"]:
-        """UNKNOWN: it was killed or has failed, or has a loop of its own, of which only the program knows."""
+        """UNKNOWN: it was killed or has failed; or it is a program with the core API, whose end is not recorded."""
         with (self.path / METRICS).open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

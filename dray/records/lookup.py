@@ -135,8 +135,8 @@ def _unknown(experiment: str, names: Sequence[str], root: Path, path: Path) -> s
     if not names:
         return f"no experiment {experiment!r}: there are none in {root}; give a path, or s3://..., or set DRAY_HOME"
     near = difflib.get_close_matches(experiment, names, n=1, cutoff=0.5)
-    told = f"did you mean {near[0]}?" if near else f"its experiments are {_some(names)}"
-    return f"no experiment {experiment!r} in {root}; {told}"
+    hint = f"did you mean {near[0]}?" if near else f"its experiments are {_some(names)}"
+    return f"no experiment {experiment!r} in {root}; {hint}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -76,7 +76,7 @@ class Mirror:
                     wait_s = max(EVERY_S, self._copy() / BYTES_PER_S)
                 except OSError as error:  # StorageError, or a file here that can't be read
                     self._outage.began(error)
-        if not self._directory.journal.exists():  # it has not begun, or was deleted meanwhile
+        if not self._directory.journal.exists():  # it has not started, or was deleted
             return
         self._remote = RemoteDirectory(self._directory.storage, patience_s=LAST_PATIENCE_S)
         try:

@@ -171,8 +171,8 @@ class Result:
         there = ranked(self.trials, self._sign)
         if there.empty:
             raise ExperimentError(f"no trial of {self.path} has validated yet, so there is no best trial")
-        if told := no_best_reason(there, self.config.searcher.metric):
-            raise ExperimentError(f"{self.path}: {told}")
+        if why := no_best_reason(there, self.config.searcher.metric):
+            raise ExperimentError(f"{self.path}: {why}")
         row = there.iloc[0]
         trial_id = int(row["trial_id"])
         batches = int(self.best_batches()[trial_id])

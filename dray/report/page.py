@@ -115,16 +115,16 @@ class _Page:
             ("slot time", html.duration(slot_s)) if slot_s else ("batches", f"{int(report.trials['batches'].sum()):,}"),
         ]
         began = report.overview.began
-        told = f"Created {html.clock(began)}. " if began else ""
+        created = f"Created {html.clock(began)}. " if began else ""
         state = report.overview.state.lower()
         failed, diverged = failure_summary(report.trials["state"]), divergence_summary(report.trials)
         # A search is no success as a whole if trials of it failed.
         colour = "error" if failed and state == "completed" else state
-        troubles = "".join(f'<p class="trouble">{escape(told)}.</p>' for told in (failed, diverged) if told)
+        troubles = "".join(f'<p class="trouble">{escape(each)}.</p>' for each in (failed, diverged) if each)
         return f"""<header>
 <p class="state {colour}">{state}</p>
 <h1>{escape(report.config.name)}</h1>
-<p class="quiet">{told}As of {html.clock(now)}: {counted}. <span class="path">{escape(str(report.path))}</span></p>
+<p class="quiet">{created}As of {html.clock(now)}: {counted}. <span class="path">{escape(str(report.path))}</span></p>
 {troubles}
 <div class="tiles">{"".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in tiles)}
 </div></header>"""
@@ -141,7 +141,7 @@ class _Page:
             ("trials", f"{searcher.max_trials:,} at most" if searcher.max_trials else "set by the method"),
             ("slots per trial", resources.share or str(resources.slots_per_trial)),
         ]
-        rows = [(name, *html.domain_told(report.domains[name])) for name in report.domains]
+        rows = [(name, *html.describe_domain(report.domains[name])) for name in report.domains]
         same = [column for column in report.trials.columns if column.startswith("hparams.")]
         constants = [
             (name, "constant", html.shown(_first(report.trials[column])))
@@ -291,11 +291,11 @@ reached: how much worse a random forest predicts a trial's rank when one hyperpa
         report = self.report
         failed = [record for record in report.records if record.get("event") in ("restarted", "gave_up")]
         invalid = int((report.trials["state"] == "INVALID_HP").sum())
-        told = f"<p>{invalid:,} trial{'s' * (invalid != 1)} had invalid hyperparameters.</p>" if invalid else ""
+        note = f"<p>{invalid:,} trial{'s' * (invalid != 1)} had invalid hyperparameters.</p>" if invalid else ""
         if not failed:
-            return f"<section><h2>Failures</h2>{told or '<p>None.</p>'}</section>"
+            return f"<section><h2>Failures</h2>{note or '<p>None.</p>'}</section>"
         kinds = alike(failed)
-        parts = [f"<section><h2>Failures</h2>{told}"]
+        parts = [f"<section><h2>Failures</h2>{note}"]
         ended = sum(record["event"] == "gave_up" for record in failed)
         parts.append(
             f"<p>{len(failed):,} failure{'s' * (len(failed) != 1)}; "
@@ -343,11 +343,11 @@ def _system(report: ReportData) -> str:
         "gpu_memory_gb": "GPU memory per rank, GB",
     }
     table = []
-    for name, told in names.items():
+    for name, label in names.items():
         values = rows.loc[rows["name"] == name, "value"]
         if len(values):
             low, middle, high = values.quantile(np.array([0.05, 0.5, 0.95]))
-            table.append((told, html.rough(middle), f"{html.rough(low)} to {html.rough(high)}"))
+            table.append((label, html.rough(middle), f"{html.rough(low)} to {html.rough(high)}"))
     if not table:
         return ""
     return "<h3>Resource usage of trials</h3>" + html.table(["", "median", "5th to 95th percentile"], table)

@@ -402,7 +402,7 @@ def test_a_module_of_the_users_of_this_name_goes_first(
     use_model_dir(model_dir)
     assert importlib.import_module("determined").mine
     assert not caplog.messages
-    assert not compat.told_of_real()
+    assert not compat.real_package_hint()
 
 
 def test_the_next_model_directory_has_the_same_alias(untouched: None, model_dir: Path, tmp_path: Path) -> None:

@@ -148,8 +148,8 @@ def test_what_the_driver_notes_is_read_also_while_it_writes(tmp_path: Path, monk
     notes: Any = Timeline(tmp_path)  # at 10
     notes.starts("g", 2)  # at 11
     for message in (Message("joined", "g", time=20), Message("granted", "g", 4, 21), Message("rows", "g", 4, 22)):
-        notes.hear(message)
-    notes.hear(Message("left", "g", 4, 30))
+        notes.record(message)
+    notes.record(Message("left", "g", 4, 30))
     with (tmp_path / FILE).open("ab") as file:
         file.write(b'{"event": "gran')
     table = read_timeline(tmp_path, system())

@@ -396,7 +396,7 @@ def test_choices_with_hyperparameters_of_their_own_are_told_as_a_person_writes_t
     sgd = {"name": "sgd", "momentum": {"type": "double", "minval": 0, "maxval": 0.9}}
     space = parse_space({"opt": {"type": "categorical", "vals": [sgd, {"name": "adam"}, None]}})
     [(_, domain)] = space.root.domains
-    assert html.domain_told(domain) == ("one of", "{momentum: 0 to 0.9, name: sgd}, {name: adam}, –")
+    assert html.describe_domain(domain) == ("one of", "{momentum: 0 to 0.9, name: sgd}, {name: adam}, –")
 
 
 @pytest.mark.parametrize("name", ["custom", "my_module:MyMethod"])
