@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from dray.compat import path_for_children, told_of_real
+from dray.compat import path_for_children, real_package_hint
 from dray.imports import forget_askers
 
 _PACKAGE = f"{Path(__file__).parent}{os.sep}"
@@ -75,7 +75,7 @@ class Script:
 
     def never_trained(self, rank: int = 0) -> str:
         """The message for a program that ended well, but gave the search nothing to compare."""
-        if real := told_of_real():
+        if real := real_package_hint():
             return f"entrypoint: {self.command} trained without dray: {real}"
         where = f" on rank {rank}" if rank else ""
         return (

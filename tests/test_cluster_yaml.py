@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dray.cluster.checks import cloud_nodes
-from dray.cluster.checks import launcher_file as launcher
-from dray.cluster.checks.launcher_file import faults
+from dray.cluster.checks import ec2_model
+from dray.cluster.checks.launcher_file import faults, spot_field
 from tests.cli.conftest import dray  # noqa: F401 - a fixture
 from tests.cli.said import Said
 
@@ -83,13 +82,13 @@ def ray_takes(config: dict[str, Any]) -> bool:
 
 # --------------------------------------------------------------------------------------------------------- as shipped
 @pytest.mark.parametrize("name", FILES)
-def test_a_shipped_file_that_is_filled_in_has_no_fault(name: str) -> None:
+def test_a_filled_in_shipped_file_has_no_fault(name: str) -> None:
     assert faults(filled(name)) == []
     assert ray_takes(filled(name))
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_to_be_filled_in_is_all_that_is_wrong_and_has_a_comment(name: str) -> None:
+def test_placeholders_are_the_only_faults_and_have_a_comment(name: str) -> None:
     text = (ROOT / name).read_text()
     found = faults(yaml.safe_load(text))
     assert found
@@ -101,15 +100,15 @@ def test_what_is_to_be_filled_in_is_all_that_is_wrong_and_has_a_comment(name: st
 
 
 @pytest.mark.parametrize("name", FILES[:2])
-def test_workers_come_from_nothing_within_bounds_spot_first_and_the_head_trains_nothing(name: str) -> None:
+def test_workers_scale_from_zero_spot_first_and_the_head_trains_nothing(name: str) -> None:
     config = filled(name)
     types = config["available_node_types"]
     head = types.pop(config["head_node_type"])
     assert (head["resources"]["GPU"], head["max_workers"]) == (0, 0)
     assert all(w["min_workers"] == 0 < w["max_workers"] <= config["max_workers"] for w in types.values())
     spot, on_demand = types.values()
-    assert cloud_nodes.spot(spot["node_config"]) is not None
-    assert cloud_nodes.spot(on_demand["node_config"]) is None
+    assert spot_field(spot["node_config"]) is not None
+    assert spot_field(on_demand["node_config"]) is None
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -201,47 +200,6 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
         {f"{SPOT}.node_config.InstanceType": "g5.2xlrage"},
         {f"{SPOT}.node_config.InstanceType": "AWS has no InstanceType 'g5.2xlrage'; did you mean g5.2xlarge?"},
     ),
-    "GPUs of a machine without": (
-        "cluster.yaml",
-        {f"{SPOT}.node_config.InstanceType": "m6i.2xlarge", f"{SPOT}.resources": {"GPU": 1}},
-        {f"{SPOT}.resources.GPU": "got 1, but m6i.2xlarge has none"},
-    ),
-    "GPUs that nothing could use": (
-        "cluster.yaml",
-        {f"{HEAD}.node_config.InstanceType": "g5.xlarge"},
-        {f"{HEAD}.resources.GPU": "got 0, but g5.xlarge has GPUs, which nothing could use"},
-    ),
-    "an accelerator that Ray does not know": (
-        "cluster.yaml",
-        {f"{SPOT}.resources": {"accelerator_type:A10GG": 1}},
-        {f"{SPOT}.resources.accelerator_type:A10GG": "Ray does not know the accelerator A10GG; did you mean A10G?"},
-    ),
-    "no image": ("cluster.yaml", {f"{HEAD}.node_config.ImageId": GONE}, {f"{HEAD}.node_config.ImageId": "18.04"}),
-    "no machine": (
-        "cluster.yaml",
-        {f"{MORE}.node_config.InstanceType": GONE},
-        {f"{MORE}.node_config.InstanceType": "req"},
-    ),
-    "an image's name": (
-        "cluster.yaml",
-        {f"{SPOT}.node_config.ImageId": "ubuntu-24.04"},
-        {f"{SPOT}.node_config.ImageId": "must be ami-..., or resolve:ssm:"},
-    ),
-    "how many machines, in Ray's place": (
-        "cluster.yaml",
-        {f"{SPOT}.node_config.MaxCount": 8},
-        {f"{SPOT}.node_config.MaxCount": "Ray sets it, from max_workers of the node type"},
-    ),
-    "a region that there is not": (
-        "cluster.yaml",
-        {"provider.region": "us-wets-2"},
-        {"provider.region": "did you mean us-west-2?"},
-    ),
-    "a zone of another region": (
-        "cluster.yaml",
-        {"provider.availability_zone": "us-west-2a,us-east-1a"},
-        {"provider.availability_zone": "us-east-1a is not a zone of us-west-2"},
-    ),
     "a mount that is not there": (
         "cluster.yaml",
         {"file_mounts.[/data]": "~/nothing/there"},
@@ -262,16 +220,6 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
         "cluster.yaml",
         {START: lambda command: command.replace("ray start", "RAY_AUTH_MODE=disabled ray start")},
         {"setup_commands": "no command sets RAY_AUTH_MODE=token"},
-    ),
-    "a key that is not there": (
-        "clusters/local.yaml",
-        {"auth.ssh_private_key": "~/.ssh/nothing"},
-        {"auth.ssh_private_key": "no such file: ~/.ssh/nothing"},
-    ),
-    "a key that AWS is not told of": (
-        "cluster.yaml",
-        {"auth.ssh_private_key": "~/.ssh/key", f"{SPOT}.node_config.KeyName": "k", f"{MORE}.node_config.KeyName": "k"},
-        {f"{HEAD}.node_config.KeyName": "required with auth.ssh_private_key"},
     ),
     "the dashboard for all": (
         "clusters/gcp.yaml",
@@ -303,47 +251,6 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
         {"provider.security_group": {"IpPermissions": [{"FormPort": 22}]}},
         {"provider.security_group.IpPermissions.0.FormPort": "did you mean FromPort?"},
     ),
-    "a package without a version": (
-        "cluster.yaml",
-        {"head_setup_commands.0": "~/dray-venv/bin/pip install -q boto3 'numpy==2.4.6'"},
-        {"head_setup_commands.0": "boto3 has no version"},
-    ),
-    "all of Ray without a version": (
-        "clusters/gcp.yaml",
-        {"setup_commands.3": "pip install -U 'ray[default]>=2.60' && pip install -r more.txt"},
-        {"setup_commands.3": "ray[default]>=2.60 has no version"},
-    ),
-    "a development version": (
-        "cluster.yaml",
-        {"setup_commands.3": "pip install 'ray @ https://example.org/latest/ray-3.0.0.dev0-cp310-linux.whl'"},
-        {"setup_commands.3": "ray has no version"},
-    ),
-    "a development version, by Ray's default": (
-        "cluster.yaml",
-        {"setup_commands": GONE, "initialization_commands": ["export RAY_AUTH_MODE=token DRAY_STORAGE=s3://b/results"]},
-        {"setup_commands": "by default Ray installs a development version"},
-    ),
-    "an image of a container that changes": (
-        "cluster.yaml",
-        {"docker": {"image": "rayproject/ray:latest-gpu", "container_name": "dray"}},
-        {"docker.image": "rayproject/ray:latest-gpu can change at any time"},
-    ),
-    "no bound": ("cluster.yaml", {"max_workers": GONE}, {"max_workers": "without it Ray starts at most 2 workers"}),
-    "no end of idle machines": (
-        "clusters/gcp.yaml",
-        {"idle_timeout_minutes": GONE},
-        {"idle_timeout_minutes": "required"},
-    ),
-    "a head that starts nothing": (
-        "cluster.yaml",
-        {START: without("--autoscaling-config=~/ray_bootstrap_config.yaml")},
-        {"head_start_ray_commands": "the head would neither start nor stop workers"},
-    ),
-    "stopped machines that are kept": (
-        "cluster.yaml",
-        {"provider.cache_stopped_nodes": GONE},
-        {"provider.cache_stopped_nodes": "must be false (the default is true)"},
-    ),
     "a head that may be taken away": (
         "cluster.yaml",
         {f"{HEAD}.node_config.InstanceMarketOptions": {"MarketType": "spot"}},
@@ -353,12 +260,6 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
         "clusters/gcp.yaml",
         {f"{HEAD}.node_config.scheduling": [{"preemptible": True}]},
         {f"{HEAD}.node_config.scheduling": "the cloud can reclaim a spot machine at any time"},
-    ),
-    "workers like the head": ("cluster.yaml", {f"{HEAD}.max_workers": 2}, {f"{HEAD}.max_workers": "must be 0, got 2"}),
-    "workers like the head, by default": (
-        "cluster.yaml",
-        {f"{HEAD}.max_workers": GONE},
-        {f"{HEAD}.max_workers": "must be 0, got nothing"},
     ),
     "results nowhere": (
         "cluster.yaml",
@@ -380,81 +281,10 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
         {f"{MORE}.node_config.IamInstanceProfile": GONE},
         {f"{MORE}.node_config.IamInstanceProfile": "may not write to s3://filled-in/dray"},
     ),
-    "a head that may start no such workers": (
-        "cluster.yaml",
-        {f"{HEAD}.node_config.IamInstanceProfile": GONE},
-        {f"{HEAD}.node_config.IamInstanceProfile": "iam:PassRole"},
-    ),
     "workers that may not write, on Google Cloud": (
         "clusters/gcp.yaml",
         {f"{SPOT}.node_config.serviceAccounts": GONE},
         {f"{SPOT}.node_config.serviceAccounts": "may not write to gs://filled-in/dray"},
-    ),
-    "a field of a machine of Google's, misspelt": (
-        "clusters/gcp.yaml",
-        {f"{SPOT}.node_config.guestAccelerator": []},
-        {f"{SPOT}.node_config.guestAccelerator": "unknown field; did you mean guestAccelerators?"},
-    ),
-    "when a machine of Google's ends, misspelt": (
-        "clusters/gcp.yaml",
-        {f"{SPOT}.node_config.scheduling": {"provisioningModle": "SPOT", "onHostMaintenance": "TERMINATE"}},
-        {f"{SPOT}.node_config.scheduling.provisioningModle": "did you mean provisioningModel?"},
-    ),
-    "a GPU that Google does not have": (
-        "clusters/gcp.yaml",
-        {
-            f"{MORE}.node_config.machineType": "n1-standard-8",
-            f"{MORE}.node_config.guestAccelerators": [{"acceleratorType": "nvidia-tesla-t5", "acceleratorCount": 1}],
-        },
-        {f"{MORE}.node_config.guestAccelerators.0.acceleratorType": "did you mean nvidia-tesla-t4?"},
-    ),
-    "GPUs without a number": (
-        "clusters/gcp.yaml",
-        {f"{MORE}.node_config.guestAccelerators": [{"acceleratorType": "nvidia-l4"}]},
-        {f"{MORE}.node_config.guestAccelerators.0.acceleratorCount": "must be an integer, got None"},
-    ),
-    "GPUs that are no list": (
-        "clusters/gcp.yaml",
-        {f"{MORE}.node_config.guestAccelerators": {"nvidia-l4": 1}},
-        {f"{MORE}.node_config.guestAccelerators": "must be a list of mappings"},
-    ),
-    "when a machine of Google's ends, in a word": (
-        "clusters/gcp.yaml",
-        {f"{MORE}.node_config.scheduling": "SPOT"},
-        {
-            f"{MORE}.node_config.scheduling": "must be a mapping, got 'SPOT'",
-            f"{MORE}.node_config.scheduling.onHostMaintenance": "must be TERMINATE",
-        },
-    ),
-    "more GPUs than Google's machine has": (
-        "clusters/gcp.yaml",
-        {f"{SPOT}.resources.GPU": 2},
-        {f"{SPOT}.resources.GPU": "got 2, but g2-standard-8 has 1 GPUs here"},
-    ),
-    "fewer GPUs than Google's machine has": (
-        "clusters/gcp.yaml",
-        {f"{SPOT}.node_config.machineType": "a2-highgpu-4g"},
-        {f"{SPOT}.resources.GPU": "got 1, but a2-highgpu-4g has 4 GPUs here"},
-    ),
-    "a machine with a GPU that Google would move": (
-        "clusters/gcp.yaml",
-        {f"{MORE}.node_config.scheduling": GONE},
-        {f"{MORE}.node_config.scheduling.onHostMaintenance": "must be TERMINATE"},
-    ),
-    "no machine on Google Cloud": (
-        "clusters/gcp.yaml",
-        {f"{HEAD}.node_config.machineType": GONE},
-        {f"{HEAD}.node_config.machineType": "required"},
-    ),
-    "no project": (
-        "clusters/gcp.yaml",
-        {"provider.project_id": None},
-        {"provider.project_id": "the id of your project"},
-    ),
-    "a zone of another region of Google's": (
-        "clusters/gcp.yaml",
-        {"provider.availability_zone": "us-west1-a"},
-        {"provider.availability_zone": "us-west1-a is not a zone of us-central1"},
     ),
 }
 
@@ -464,8 +294,7 @@ FAULTS: dict[str, tuple[str, Changed, dict[str, str]]] = {
 def test_a_fault_is_found_that_ray_lets_through(what: str) -> None:
     name, changes, expected = FAULTS[what]
     config = changed(filled(name), changes)
-    assert list(launcher._schema(config)) == [], "Ray finds it by itself"
-    found = faults(config)  # "Ray refuses it" would be among them
+    found = faults(config)
     assert [path for path, _ in found] == list(expected), found
     for path, told in found:
         assert expected[path] in told
@@ -476,14 +305,14 @@ def test_a_fault_is_found_that_ray_lets_through(what: str) -> None:
     [
         ({"idle_timeout_minute": 10}, "idle_timeout_minute", "unknown field; did you mean idle_timeout_minutes?"),
         ({f"{SPOT}.max_worker": 2}, f"{SPOT}.max_worker", "unknown field; did you mean max_workers?"),
-        ({f"{SPOT}.node_config": GONE}, f"{SPOT}.node_config", "required, got nothing"),
+        ({f"{SPOT}.node_config": GONE}, f"{SPOT}.node_config", "missing required field"),
         ({"max_workers": "8"}, "max_workers", "'8' is not of type 'integer'"),
-        ({"provider": GONE}, "provider", "required, got nothing"),
+        ({"provider": GONE}, "provider", "missing required field"),
         ({"head_node_type": "haed"}, "file", "Ray refuses it: `head_node_type` must be one of `available_node_types`"),
         ({f"{SPOT}.min_workers": 9}, "file", "Ray refuses it: "),
     ],
 )
-def test_what_ray_finds_is_told_too(changes: Changed, path: str, told: str) -> None:
+def test_what_ray_finds_is_reported_too(changes: Changed, path: str, told: str) -> None:
     [found] = faults(changed(filled("cluster.yaml"), changes))
     assert found[0] == path
     assert told in found[1]
@@ -509,7 +338,7 @@ def test_what_ray_finds_is_told_too(changes: Changed, path: str, told: str) -> N
     ],
     ids=lambda changes: str(next(iter(changes))),
 )
-def test_what_is_right_is_no_fault(changes: Changed) -> None:
+def test_valid_files_have_no_fault(changes: Changed) -> None:
     found = faults(changed(filled("cluster.yaml"), changes))
     assert [
         fault for fault in found if fault[0] != "setup_commands"
@@ -524,7 +353,7 @@ def test_a_token_that_others_may_read_is_a_fault(this_machine: Path) -> None:
 
 
 def test_without_boto3_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    cloud_nodes._ec2.cache_clear()
+    ec2_model.shapes.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "botocore.session", None)
     assert faults(filled("cluster.yaml")) == [
         ("provider.type", "aws needs boto3 on this machine, for `ray up` too: pip install boto3")
@@ -532,28 +361,8 @@ def test_without_boto3_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_which_machines_of_aws_have_gpus() -> None:
-    # moto has what AWS itself says of each.
-    from moto.ec2.models.instance_types import INSTANCE_TYPES
-
-    assert len(INSTANCE_TYPES) > 1000
-    config = filled("cluster.yaml")
-    nodes = {
-        name: {"node_config": {"InstanceType": name, "ImageId": "ami-01234567"}, "resources": {"GPU": 1}}
-        for name in INSTANCE_TYPES
-    }
-    without_gpus = {
-        path
-        for path, told in cloud_nodes.aws(config, nodes)
-        if told.endswith("has none; remove it, and Ray fills it in")
-    }
-    expected = {name for name, known in INSTANCE_TYPES.items() if "GpuInfo" not in known}
-    assert without_gpus == {f"available_node_types.{name}.resources.GPU" for name in expected}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_is_written_is_told_of_and_never_raises(seed: int) -> None:
+def test_random_values_are_reported_and_never_raise(seed: int) -> None:
     def paths(value: Any, *path: Any) -> list[tuple[Any, ...]]:
         inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         return [path, *(each for name, item in inner for each in paths(item, *path, name))]
@@ -571,8 +380,8 @@ def test_whatever_is_written_is_told_of_and_never_raises(seed: int) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- the command
-def test_the_command_tells_all_faults_at_once(tmp_path: Path, dray: Callable[..., Said]) -> None:  # noqa: F811
-    names = ["a field of a machine, misspelt", "a mount that is not there", "no end of idle machines", "no bound"]
+def test_the_command_reports_all_faults_at_once(tmp_path: Path, dray: Callable[..., Said]) -> None:  # noqa: F811
+    names = ["a field of a machine, misspelt", "a mount that is not there", "the dashboard for all", "no token"]
     every = {path: value for name in names for path, value in FAULTS[name][1].items()}
     file = tmp_path / "broken.yaml"
     file.write_text(yaml.safe_dump(changed(filled("cluster.yaml"), every)))
@@ -603,11 +412,16 @@ def test_the_command_says_that_nothing_is_wrong(tmp_path: Path, dray: Callable[.
         ("a: 1\na: 2\n", "the field 'a' is given twice"),
         ("- a\n", "must be a mapping"),
         ("", "must be a mapping of fields to values, got an empty file"),
-        ("cluster_name: 5\n", "provider: required, got nothing"),
+        ("cluster_name: 5\n", "provider: missing required field"),
         ("cluster_name: a\nprovider: aws\n", "provider: 'aws' is not of type 'object'"),
     ],
 )
-def test_what_is_no_cluster_file_is_told(text: str, told: str, tmp_path: Path, dray: Callable[..., Said]) -> None:  # noqa: F811
+def test_files_that_are_no_cluster_file_are_errors(
+    text: str,
+    told: str,
+    tmp_path: Path,
+    dray: Callable[..., Said],  # noqa: F811
+) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(text)
     said = dray("cluster", "validate", file)
@@ -616,7 +430,7 @@ def test_what_is_no_cluster_file_is_told(text: str, told: str, tmp_path: Path, d
     assert "Traceback" not in said.err
 
 
-def test_a_file_that_is_not_there_is_told(dray: Callable[..., Said]) -> None:  # noqa: F811
+def test_a_missing_file_is_an_error(dray: Callable[..., Said]) -> None:  # noqa: F811
     said = dray("cluster", "validate", "nowhere.yaml")
     assert said.code == 2
     assert "no such file: nowhere.yaml" in said.err

@@ -9,11 +9,11 @@ import typer
 
 
 def _experiments(incomplete: str) -> list[str]:
-    from dray.records.directory import results
-    from dray.records.lookup import LATEST, experiments_below, newest_first
-    from dray.records.numbering import numbers
+    from dray.records.directory import results_root
+    from dray.records.lookup import LATEST, experiment_directories, newest_first
+    from dray.records.numbering import numbers_by_path
 
-    paths, known = newest_first(experiments_below(results())), numbers()
+    paths, known = newest_first(experiment_directories(results_root())), numbers_by_path()
     # Numbers only once a digit is typed: else they would be in the way of the names.
     short = [str(known[path.resolve()]) for path in paths if path.resolve() in known] if incomplete else []
     names = [LATEST, *short, *(path.name for path in paths)]
@@ -22,17 +22,17 @@ def _experiments(incomplete: str) -> list[str]:
 
 def _trials(ctx: typer.Context, incomplete: str) -> list[str]:
     from dray.errors import NoExperiment
-    from dray.records.lookup import whereabouts
+    from dray.records.lookup import locate
 
     try:
-        path = Path(whereabouts(str(ctx.params.get("experiment"))))
+        path = Path(locate(str(ctx.params.get("experiment"))))
     except NoExperiment:
         return []
     numbers = sorted(int(number) for each in path.glob("trial_*") if (number := each.name[len("trial_") :]).isdigit())
     return [name for name in ("best", *map(str, numbers)) if name.startswith(incomplete)]
 
 
-Experiment: TypeAlias = Annotated[
+ExperimentArg: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="EXPERIMENT",
@@ -41,7 +41,7 @@ Experiment: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
-Trial: TypeAlias = Annotated[
+TrialArg: TypeAlias = Annotated[
     str | None,
     typer.Argument(
         metavar="TRIAL",
@@ -50,13 +50,13 @@ Trial: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
-TrialOrBest: TypeAlias = Annotated[
+TrialOrBestArg: TypeAlias = Annotated[
     str, typer.Argument(metavar="TRIAL", help="Trial number, or 'best'.", autocompletion=_trials)
 ]
-TrialOrAll: TypeAlias = Annotated[
+TrialOrAllArg: TypeAlias = Annotated[
     str | None, typer.Argument(metavar="TRIAL", help="Trial number, or 'best'; all trials by default.")
 ]
-Checkpoint: TypeAlias = Annotated[
+CheckpointArg: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="EXPERIMENT|CHECKPOINT",
@@ -78,7 +78,7 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON va
 Follow: TypeAlias = Annotated[
     bool, typer.Option("--follow", "-f", help="Keep printing new lines until the experiment or trial ends.")
 ]
-Tail: TypeAlias = Annotated[
+TailArg: TypeAlias = Annotated[
     int | None, typer.Option("--tail", "-n", help="Print only this many lines, the last ones.", min=0)
 ]
 Config: TypeAlias = Annotated[

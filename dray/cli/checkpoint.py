@@ -10,9 +10,18 @@ from typing import Annotated
 import typer
 
 from dray.cli import show
-from dray.cli.arguments import Batches, Checkpoint, Experiment, Json, Output, TrialOrAll, TrialOrBest, target
-from dray.cli.errors import FAILED, BadUse, told
-from dray.cli.reading import Reading, reading
+from dray.cli.arguments import (
+    Batches,
+    CheckpointArg,
+    ExperimentArg,
+    Json,
+    Output,
+    TrialOrAllArg,
+    TrialOrBestArg,
+    target,
+)
+from dray.cli.errors import FAILED, BadUse, handle_errors
+from dray.cli.reader import ExperimentReader, read_experiment
 from dray.errors import NoExperiment
 from dray.storage import CheckpointError, Location, holds_a_trial
 
@@ -21,8 +30,8 @@ app = typer.Typer(help="List, verify, download and export checkpoints.", no_args
 
 @app.command(name="list")
 def list_(
-    experiment: Experiment,
-    trial: TrialOrAll = None,
+    experiment: ExperimentArg,
+    trial: TrialOrAllArg = None,
     json: Json = False,
 ) -> None:
     """List the checkpoints of an experiment, without verifying them (see dray checkpoint verify).
@@ -30,12 +39,16 @@ def list_(
     \b
     dray checkpoint list latest best
     """
-    with told(), reading(experiment) as read:
-        from dray.records.checkpoints import checkpoints
+    with handle_errors(), read_experiment(experiment) as read:
+        from dray.records.checkpoints import list_checkpoints
 
         number = None if trial is None else read.trial(trial)
         values = _validations(read)
-        there = [each for each in checkpoints(read.it.directory) if each.is_complete and number in (None, each.trial)]
+        there = [
+            each
+            for each in list_checkpoints(read.stored.directory)
+            if each.is_complete and number in (None, each.trial)
+        ]
         if json:
             show.as_json(
                 [
@@ -67,13 +80,13 @@ def list_(
             return
         headings = ["trial", "batches", read.config.searcher.metric, "", "size", "name"]
         show.table(headings, rows, left=["", "name"])
-        typer.echo(f"in {read.it.directory.storage}")
+        typer.echo(f"in {read.stored.directory.storage}")
 
 
 @app.command()
 def verify(
-    experiment: Checkpoint,
-    trial: TrialOrAll = None,
+    experiment: CheckpointArg,
+    trial: TrialOrAllArg = None,
     json: Json = False,
 ) -> None:
     """Read checkpoints in full and compare them with their checksums. Exit code 1 if any is damaged.
@@ -81,21 +94,21 @@ def verify(
     \b
     dray checkpoint verify latest
     """
-    with told():
-        from dray.records.checkpoints import checkpoints, damage
-        from dray.records.listing import found
+    with handle_errors():
+        from dray.records.checkpoints import damage, list_checkpoints
+        from dray.records.listing import open_experiment
 
         one = _one(experiment)
         if one is not None:
             places = [one]
         else:
-            with found(experiment) as it:
+            with open_experiment(experiment) as stored:
                 number = None if trial is None else _number(experiment, trial)
                 # While a driver runs, a checkpoint without a manifest is being written or deleted.
-                runs = it.overview().state in ("RUNNING", "UNKNOWN")
+                runs = stored.overview().state in ("RUNNING", "UNKNOWN")
                 places = [
                     each.location
-                    for each in checkpoints(it.directory)
+                    for each in list_checkpoints(stored.directory)
                     if number in (None, each.trial) and (each.is_complete or not runs)
                 ]
         found_bad: list[tuple[Location, str | None]] = []
@@ -119,7 +132,7 @@ def verify(
 
 @app.command()
 def download(
-    experiment: Checkpoint, trial: TrialOrBest = "best", batches: Batches = None, output: Output = None
+    experiment: CheckpointArg, trial: TrialOrBestArg = "best", batches: Batches = None, output: Output = None
 ) -> None:
     """Download a checkpoint to a directory and verify it. The default is the experiment's best checkpoint.
 
@@ -129,7 +142,7 @@ def download(
     dray checkpoint download latest
     dray c download s3://bucket/results/digits-1 7 -o trial-7
     """
-    with told():
+    with handle_errors():
         from dray.records.checkpoints import download
 
         with _chosen(experiment, trial, batches) as (place, name):
@@ -147,8 +160,8 @@ class Format(str, Enum):
 
 @app.command()
 def export(
-    experiment: Checkpoint,
-    trial: TrialOrBest = "best",
+    experiment: CheckpointArg,
+    trial: TrialOrBestArg = "best",
     batches: Batches = None,
     output: Output = None,
     format: Annotated[
@@ -167,7 +180,7 @@ def export(
     dray checkpoint export latest -o model
     dray checkpoint export latest --format determined -o checkpoint
     """
-    with told():
+    with handle_errors():
         from dray.records.checkpoints import export, export_determined
 
         notes: list[str] = []
@@ -198,9 +211,9 @@ def _chosen(experiment: str, trial: str, batches: int | None) -> Iterator[tuple[
         if (one := _one(experiment)) is not None:
             yield one, one.name
             return
-        with reading(experiment) as read:
+        with read_experiment(experiment) as read:
             number = read.trial(trial)
-            store = read.it.directory.store(number)
+            store = read.stored.directory.store(number)
             if batches is None:
                 path = read.checkpoint(number)
             else:
@@ -209,9 +222,9 @@ def _chosen(experiment: str, trial: str, batches: int | None) -> Iterator[tuple[
                 there = ", ".join(str(each) for each, _ in store.listed())
                 wanted = "no checkpoint" if batches is None else f"no checkpoint after {batches} batches"
                 more = f"; there are checkpoints after {there} batches" if there else ""
-                raise NoExperiment(f"trial {number} of {read.it.name} has {wanted}{more}")
-            place = Location.of(path).like(read.it.directory.storage)
-            yield place, f"{read.it.name}-trial_{number}-{place.name}"
+                raise NoExperiment(f"trial {number} of {read.stored.name} has {wanted}{more}")
+            place = Location.of(path).like(read.stored.directory.storage)
+            yield place, f"{read.stored.name}-trial_{number}-{place.name}"
     except FileNotFoundError as error:
         raise NoExperiment(str(error)) from None
     except CheckpointError as error:
@@ -233,11 +246,11 @@ def _one(where: str) -> Location | None:
 
 
 def _number(experiment: str, trial: str) -> int:
-    with reading(experiment) as read:
+    with read_experiment(experiment) as read:
         return read.trial(trial)
 
 
-def _validations(read: Reading) -> dict[tuple[int, int], float]:
+def _validations(read: ExperimentReader) -> dict[tuple[int, int], float]:
     """The searcher's metric, by trial and batches."""
     rows = read.result.metrics
     rows = rows[(rows["kind"] == "validation") & (rows["name"] == read.config.searcher.metric)]

@@ -10,10 +10,10 @@ import typer
 
 from dray.cli import show
 from dray.cli.arguments import Json
-from dray.cli.errors import BAD_INPUT, FAILED, BadUse, told
+from dray.cli.errors import BAD_INPUT, FAILED, BadUse, handle_errors
 
 if TYPE_CHECKING:
-    from dray.cluster.checks.findings import Checked
+    from dray.cluster.checks.findings import ClusterCheck
     from dray.storage import Location
 
 app = typer.Typer(help="Inspect and check the Ray cluster that experiments run on.", no_args_is_help=True)
@@ -37,7 +37,7 @@ def status(
     \b
     RAY_ADDRESS=head:6379 dray cluster status
     """
-    with told():
+    with handle_errors():
         from dray.cluster.status import status
 
         found = status(address)
@@ -91,14 +91,14 @@ def check(
     RAY_ADDRESS=auto dray cluster check --storage s3://bucket/results
     RAY_ADDRESS=auto dray cluster check --storage asha.yaml --json
     """
-    with told():
+    with handle_errors():
         place = _place(storage)
         # Imported after the config's own errors were reported.
         from dray.cluster.checks.cluster import check as checked_cluster
-        from dray.records.directory import results
+        from dray.records.directory import results_root
         from dray.storage import Location
 
-        checked = checked_cluster(address, place, Location.of(results()))
+        checked = checked_cluster(address, place, Location.of(results_root()))
         if json:
             show.as_json(checked.to_dict())
         else:
@@ -123,7 +123,7 @@ def _place(storage: str | None) -> Location | None:
         raise BadUse(f"--storage: {error}") from None
 
 
-def _tell(checked: Checked) -> None:
+def _tell(checked: ClusterCheck) -> None:
     rows = [
         (
             node.name,
@@ -158,13 +158,13 @@ def validate(
     """Check a config file for Ray's cluster launcher before it costs money, and report all errors at once.
 
     Finds what Ray's own check misses and what would show only once machines run, or never: misspelt fields of a node
-    type, missing mounts, unpinned versions, open ports, no token, a head node on a spot machine, results on a single
-    node's disk. Needs no credentials and starts nothing. Run it where you would run `ray up`.
+    type, missing mounts, open ports, no token, a head node on a spot machine, results on a single node's disk. Needs no
+    credentials and starts nothing. Run it where you would run `ray up`.
 
     \b
     dray cluster validate cluster.yaml
     """
-    with told():
+    with handle_errors():
         from dray.config.yaml_file import read_mapping
         from dray.errors import ConfigError
 

@@ -11,7 +11,7 @@ import typer
 import typer.main
 
 import dray
-from dray.cli import checkpoint, cluster, config, experiment, look, migrate, search, trial
+from dray.cli import checkpoint, cluster, config, experiment, migrate, report, search, trial
 from dray.cli.errors import run
 
 EXAMPLES = """Train PyTorch models and search their hyperparameters on Ray.
@@ -46,10 +46,10 @@ for short, group in (("e", experiment), ("t", trial), ("c", checkpoint)):
 app.command(name="ls", hidden=True)(experiment.list_)
 app.add_typer(config.app, name="config")
 app.add_typer(cluster.app, name="cluster")
-app.add_typer(migrate.app, name="migrate")
 app.command()(search.preview)
-app.command()(look.report)
-app.command()(look.ui)
+app.command()(report.report)
+app.command()(report.ui)
+app.command()(migrate.migrate)
 
 
 def _print_version(wanted: bool) -> None:

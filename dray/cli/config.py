@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from dray.cli import show
-from dray.cli.errors import told
+from dray.cli.errors import handle_errors
 
 app = typer.Typer(help="Print the schema of experiment configs.", no_args_is_help=True)
 
@@ -24,7 +24,7 @@ def schema() -> None:
 
     Then put this in the config file's first line: # yaml-language-server: $schema=dray.schema.json
     """
-    with told():
+    with handle_errors():
         from dray.config.json_schema import json_schema
 
         show.as_json(json_schema())

@@ -1,5 +1,5 @@
-"""How the command ends: with an exit code, and with one message for an error that the user can mend. A bug of dray's
-ends in a traceback."""
+"""Exit codes and error messages of the command. An error that the user can fix is one message; a bug in dray is a
+traceback."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UsageError, _ClickException = typer.BadParameter.__mro__[1:3]
 
 
 class BadUse(ValueError):
-    """A command can't be carried out as it was given; the message is one line."""
+    """Invalid usage of a command; the message is one line."""
 
 
 def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
@@ -45,13 +45,13 @@ def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
         if message:  # it is empty if no command was given; then the help was printed
             known = _of_determined(sys.argv[1:] if arguments is None else arguments) if _UNKNOWN in message else ""
             see = f"; see {error.ctx.command_path} --help" if error.ctx else ""
-            code = _tell(f"{_UNKNOWN}; {known}" if known else message + see, BAD_INPUT)
+            code = _print_error(f"{_UNKNOWN}; {known}" if known else message + see, BAD_INPUT)
     except _ClickException as error:
-        code = _tell(_one_line(error.format_message()), BAD_INPUT)
+        code = _print_error(_one_line(error.format_message()), BAD_INPUT)
     except typer.Abort:
-        code = _tell_of_signal(KeyboardInterrupt())
+        code = _report_signal(KeyboardInterrupt())
     except KeyboardInterrupt as stopped:
-        code = _tell_of_signal(stopped)
+        code = _report_signal(stopped)
     except Exception as error:  # a bug of ours, or with --local an error of the trial
         raise error.with_traceback(_of_command(error.__traceback__))  # noqa: B904
     _flush()
@@ -59,8 +59,8 @@ def run(command: Any, arguments: Sequence[str] | None) -> NoReturn:
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Around a command: turn expected errors into one message and an exit code.
+def handle_errors() -> Iterator[None]:
+    """Turn a command's expected errors into one message and an exit code.
 
     Raises:
         typer.Exit: instead of the error that was reported.
@@ -68,37 +68,37 @@ def told() -> Iterator[None]:
     try:
         yield
     except FoundInTraining as error:
-        raise typer.Exit(_tell(str(error), FAILED)) from None
+        raise typer.Exit(_print_error(str(error), FAILED)) from None
     except (ConfigError, NoExperiment, BadUse, JournalError) as error:  # JournalError: damaged, or in use
-        raise typer.Exit(_tell(str(error), BAD_INPUT)) from None
+        raise typer.Exit(_print_error(str(error), BAD_INPUT)) from None
     except StartupHookFailed as error:
-        raise typer.Exit(_tell(f"{HOOK} {error}", BAD_INPUT)) from None
+        raise typer.Exit(_print_error(f"{HOOK} {error}", BAD_INPUT)) from None
     except ScriptFailed as error:
-        raise typer.Exit(_tell("\n".join([str(error), *users_line(error, None)]), FAILED)) from None
+        raise typer.Exit(_print_error("\n".join([str(error), *users_line(error, None)]), FAILED)) from None
     except (ExperimentError, StorageError, StorageFull) as error:
-        raise typer.Exit(_tell(str(error), FAILED)) from None
+        raise typer.Exit(_print_error(str(error), FAILED)) from None
     except (PermissionError, ConnectionError) as error:  # ConnectionError also: no such Ray cluster
         if users_line(error, None):  # it is the trial's, with --local
             raise
         if isinstance(error, BrokenPipeError):  # as of `dray ... | head`, which has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit from None
-        raise typer.Exit(_tell(str(error), FAILED)) from None
+        raise typer.Exit(_print_error(str(error), FAILED)) from None
     except KeyboardInterrupt as stopped:
-        raise typer.Exit(_tell_of_signal(stopped)) from None
+        raise typer.Exit(_report_signal(stopped)) from None
 
 
 @contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """In the block a signal that asks for the end ends the process at once, with one line.
+def exit_on_signals() -> Iterator[None]:
+    """Within the block SIGINT, SIGTERM and SIGHUP end the process at once, with one line.
 
-    `Experiment.run` has its own handlers, which come here for the second signal.
+    `Experiment.run` installs its own handlers, which call these at the second signal.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
-        told = _named(signal.Signals(number)) + ("" if Interrupts.begun else "; nothing was started")
+        cause = _named(signal.Signals(number)) + ("" if Interrupts.begun else "; nothing was started")
         with suppress(OSError):  # the terminal may be closed
-            os.write(STDERR, f"dray: stopped by {told}\n".encode())
+            os.write(STDERR, f"dray: stopped by {cause}\n".encode())
         os._exit(SIGNALLED + number)
 
     before = set_handlers(end)
@@ -117,9 +117,9 @@ def _flush() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _tell_of_signal(stopped: KeyboardInterrupt) -> int:
+def _report_signal(stopped: KeyboardInterrupt) -> int:
     number = signal_of(stopped)
-    return _tell(f"stopped by {_named(number)}", SIGNALLED + number)
+    return _print_error(f"stopped by {_named(number)}", SIGNALLED + number)
 
 
 def _named(number: signal.Signals) -> str:
@@ -127,11 +127,15 @@ def _named(number: signal.Signals) -> str:
 
 
 def _of_determined(arguments: Sequence[str]) -> str:
-    """What to use instead of a command that Determined has and dray has not; "" if that is not known."""
-    from dray.migrate.shell import counterpart
+    """What to use instead of a command that only Determined has; "" if that is not known."""
+    from dray.compat.names import COMMANDS
 
-    name, instead = counterpart(["det", *arguments]) or ("", "")
-    return f"instead of {name}, use {instead}" if instead else ""
+    short = {"e": "experiment", "t": "trial", "c": "checkpoint", "lt": "list-trials", "lc": "list-checkpoints"}
+    group, action, *_ = [*(short.get(word, word) for word in arguments if not word.startswith("-")), "", ""]
+    for command in (f"{group} {action}", group):
+        if command in COMMANDS:
+            return f"instead of det {command}, use {COMMANDS[command]}"
+    return ""
 
 
 def _of_command(trace: TracebackType | None) -> TracebackType | None:
@@ -145,7 +149,7 @@ def _of_command(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _tell(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     with suppress(OSError):  # the terminal may be closed
         typer.echo(f"dray: {message}", err=True)
     return code

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import dray
-from dray.cli import described, local_runs, show
-from dray.cli.arguments import Changes, Config, Experiment, Follow, Json, ModelDir, Output, Tail, target
-from dray.cli.errors import FAILED, SOME_FAILED, BadUse, ended_by_signals, told
-from dray.cli.reading import journal, reading
+from dray.cli import description, local_runs, show
+from dray.cli.arguments import Changes, Config, ExperimentArg, Follow, Json, ModelDir, Output, TailArg, target
+from dray.cli.errors import FAILED, SOME_FAILED, BadUse, exit_on_signals, handle_errors
+from dray.cli.reader import journal, read_experiment
 
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
@@ -47,7 +47,7 @@ def create(
     dray experiment create asha.yaml . --local   one trial, for a debugger
     dray experiment create asha.yaml . --config searcher.max_trials=8
     """
-    with told(), nullcontext() if local else ended_by_signals():
+    with handle_errors(), nullcontext() if local else exit_on_signals():
         from dray.config.load import load_config
 
         _tell_all()
@@ -88,12 +88,12 @@ def list_(
     dray experiment list
     dray e list s3://bucket/results --json | jq -r '.[].name'
     """
-    with told():
-        from dray.records.listing import listed
+    with handle_errors():
+        from dray.records.listing import list_experiments
 
-        there = listed(where)
+        there = list_experiments(where)
         if json:
-            show.as_json([described.overview(each) for each in there])
+            show.as_json([description.overview(each) for each in there])
             return
         rows = [
             (
@@ -114,62 +114,62 @@ def list_(
             if each.why:
                 typer.echo(f"{each.name} can't be read: {each.why}", err=True)
         if not there:
-            from dray.records.directory import results
+            from dray.records.directory import results_root
 
-            typer.echo(f"no experiments in {where or results()} yet", err=True)
+            typer.echo(f"no experiments in {where or results_root()} yet", err=True)
 
 
 @app.command()
-def describe(experiment: Experiment, json: Json = False) -> None:
+def describe(experiment: ExperimentArg, json: Json = False) -> None:
     """Describe an experiment: its state, its trials by state, the best trials, and failures.
 
     \b
     dray experiment describe latest
     dray e describe digits --json | jq .best.hparams
     """
-    with told():
+    with handle_errors():
         from dray.records.listing import local_overview
         from dray.records.lookup import local_run
 
         if (run := local_run(experiment)) is not None:
             if json:
-                show.as_json({**described.overview(local_overview(run)), **local_runs.details(run)})
+                show.as_json({**description.overview(local_overview(run)), **local_runs.details(run)})
             else:
                 local_runs.describe(run, local_overview(run))
             return
-    with told(), reading(experiment) as read:
+    with handle_errors(), read_experiment(experiment) as read:
         if json:
-            show.as_json(described.as_json(read))
+            show.as_json(description.as_json(read))
         else:
-            described.describe(read)
+            description.describe(read)
 
 
 @app.command()
-def logs(experiment: Experiment, follow: Follow = False, tail: Tail = None, json: Json = False) -> None:
+def logs(experiment: ExperimentArg, follow: Follow = False, tail: TailArg = None, json: Json = False) -> None:
     """Print the log of an experiment: the events in its journal. For a trial's output, see dray trial logs.
 
     \b
     dray experiment logs latest -f
     """
-    with told():
-        from dray.records.listing import found
+    with handle_errors():
+        from dray.records.listing import open_experiment
         from dray.records.logs import event_lines
 
         if json and follow:
             raise BadUse("--json prints one complete value, so it can't be used with --follow; give only one of them")
-        with found(experiment) as it:
-            records = journal(it)
+        with open_experiment(experiment) as stored:
+            records = journal(stored)
             if json:
                 show.as_json(records[-tail:] if tail else records if tail is None else [])
                 return
-            config = it.directory.config()
+            config = stored.directory.config()
             show.lines(list(event_lines(config, records)), tail)
-            if follow and not it.is_copy:
-                _follow(it.directory.journal, len(records), config)
+            if follow and not stored.is_copy:
+                _follow(stored.directory.journal, len(records), config)
 
 
 @app.command()
-def stop(experiment: Experiment) -> None:
+def stop(experiment: ExperimentArg) -> None:
     """Stop a running experiment, as Ctrl-C in its own terminal does: its running trials save a checkpoint first.
 
     Waits until it has ended. Given again meanwhile, it ends the experiment at once.
@@ -177,33 +177,33 @@ def stop(experiment: Experiment) -> None:
     \b
     dray experiment stop latest
     """
-    with told():
+    with handle_errors():
         from dray.experiment.stop import stop as stop_driver
-        from dray.records.listing import found
+        from dray.records.listing import open_experiment
 
-        with found(experiment) as it:
-            stop_driver(it, lambda line: typer.echo(line, err=True))
-            if it.overview().state == "STOPPED":
+        with open_experiment(experiment) as stored:
+            stop_driver(stored, lambda line: typer.echo(line, err=True))
+            if stored.overview().state == "STOPPED":
                 typer.echo(f"stopped; resume with: dray experiment resume {shlex.quote(experiment)}", err=True)
             else:
                 typer.echo("it ended by itself meanwhile", err=True)
 
 
 @app.command()
-def resume(experiment: Experiment) -> None:
+def resume(experiment: ExperimentArg) -> None:
     """Resume an experiment that was stopped, or whose driver died.
 
     \b
     dray experiment resume latest
     """
-    with told(), ended_by_signals():
+    with handle_errors(), exit_on_signals():
         _tell_all()
         _run(dray.Experiment.resume(experiment))
 
 
 @app.command()
 def extend(
-    experiment: Experiment,
+    experiment: ExperimentArg,
     max_trials: Annotated[
         int | None, typer.Option(help="New total number of trials.", min=1, show_default=False)
     ] = None,
@@ -217,7 +217,7 @@ def extend(
     \b
     dray experiment extend latest --max-trials 128
     """
-    with told(), ended_by_signals():
+    with handle_errors(), exit_on_signals():
         if max_trials is None and max_length is None:
             raise BadUse("nothing to extend; give --max-trials N, --max-length N, or both")
         _tell_all()
@@ -225,7 +225,7 @@ def extend(
 
 
 @app.command()
-def download(experiment: Experiment, output: Output = None) -> None:
+def download(experiment: ExperimentArg, output: Output = None) -> None:
     """Download an experiment from an object store to a directory, and verify its checkpoints.
 
     The copy is complete: dray.Result and all commands, including resume, accept its path.
@@ -233,13 +233,13 @@ def download(experiment: Experiment, output: Output = None) -> None:
     \b
     dray experiment download s3://bucket/results/digits-1 -o digits-1
     """
-    with told():
+    with handle_errors():
         from dray.records import copies
-        from dray.records.listing import found
+        from dray.records.listing import open_experiment
 
-        with found(experiment) as it:
-            path = target(output, it.name)
-            damages = copies.download(it, path)
+        with open_experiment(experiment) as stored:
+            path = target(output, stored.name)
+            damages = copies.download(stored, path)
         typer.echo(path)
         for damage in damages:
             typer.echo(f"dray: {damage}", err=True)
@@ -249,7 +249,7 @@ def download(experiment: Experiment, output: Output = None) -> None:
 
 @app.command()
 def delete(
-    experiment: Experiment,
+    experiment: ExperimentArg,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking for confirmation.")] = False,
 ) -> None:
     """Delete an experiment and its checkpoints, here and in its object store, after confirmation.
@@ -259,25 +259,29 @@ def delete(
     \b
     dray experiment delete digits-asha-20261121-175912-ab9a
     """
-    with told():
+    with handle_errors():
         from dray.records import copies
-        from dray.records.checkpoints import checkpoints
-        from dray.records.listing import found
+        from dray.records.checkpoints import list_checkpoints
+        from dray.records.listing import open_experiment
         from searchers.journal import Journal
 
-        with found(experiment) as it:
-            if not it.is_copy and (driver := Journal.writer(it.directory.journal)) is not None:
+        with open_experiment(experiment) as stored:
+            if not stored.is_copy and (driver := Journal.writer(stored.directory.journal)) is not None:
                 raise BadUse(
-                    f"{it.where} is running, in process {driver}; stop it first: dray experiment stop {it.name}"
+                    f"{stored.where} is running, in process {driver}; stop it first: dray experiment stop {stored.name}"
                 )
             if not yes:
-                there = checkpoints(it.directory)
+                there = list_checkpoints(stored.directory)
                 what = f"{len(there)} checkpoints, {show.size(sum(each.size for each in there))}"
-                places = [it.where] if it.is_copy or it.directory.storage.is_local else [it.where, it.directory.storage]
-                afar = "; it may be running on another machine" if not it.directory.storage.is_local else ""
+                places = (
+                    [stored.where]
+                    if stored.is_copy or stored.directory.storage.is_local
+                    else [stored.where, stored.directory.storage]
+                )
+                afar = "; it may be running on another machine" if not stored.directory.storage.is_local else ""
                 _ask(f"Delete {' and '.join(map(str, places))} ({what}{afar})?")
-            copies.delete(it)
-            typer.echo(f"deleted {it.where}", err=True)
+            copies.delete(stored)
+            typer.echo(f"deleted {stored.where}", err=True)
 
 
 def _run(experiment: dray.Experiment) -> None:
@@ -304,11 +308,10 @@ def _ask(question: str) -> None:
 
 def _follow(path: Path, known: int, config: ExperimentConfig) -> None:
     """Print a journal's new records, after the first ``known``."""
-    from dray.records.logs import Tail as Lines
-    from dray.records.logs import event_lines, followed
+    from dray.records.logs import Tail, event_lines, followed
     from searchers.journal import Journal
 
-    lines, seen = Lines(path), 0
+    lines, seen = Tail(path), 0
 
     def new(_: bool) -> list[str]:
         nonlocal seen

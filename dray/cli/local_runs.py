@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dray.cli import show
+from dray.display.text import duration
 
 if TYPE_CHECKING:
     from dray.records.listing import Overview
@@ -33,7 +34,7 @@ def describe(run: LocalRun, overview: Overview) -> None:
         [
             ("local run", f"{overview.name}  {overview.state}"),
             ("stored in", overview.path),
-            ("started", f"{show.clock(overview.began, exact=True)}, ran for {show.duration(overview.ran_s)}"),
+            ("started", f"{show.clock(overview.began, exact=True)}, ran for {duration(overview.ran_s)}"),
             ("trained for", f"{found['batches']} batches"),
             ("best", best),
             ("last metrics", "\n".join(f"{name} = {show.shown(value)}" for name, value in found["metrics"].items())),

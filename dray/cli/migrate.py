@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -9,47 +10,46 @@ import typer
 
 from dray.cli import show
 from dray.cli.arguments import Json
-from dray.cli.errors import FAILED, BadUse, told
-
-app = typer.Typer(help="Migrate from Determined.", no_args_is_help=True)
+from dray.cli.errors import FAILED, BadUse, handle_errors
 
 
-@app.callback()
-def _group() -> None:
-    """Keeps this a group although it has only one command."""
-
-
-@app.command()
-def check(
+def migrate(
     model_dir: Annotated[
         Path, typer.Argument(metavar="DIR", help="Model directory written for Determined.", show_default=False)
     ],
     json: Json = False,
 ) -> None:
-    """Report, line by line, what in a model directory runs unchanged. Exit code 1 if anything must be changed.
+    """Report what must change in a model directory written for Determined. Exit code 1 if anything must.
 
-    Reads Python files, notebooks, experiment configs and shell scripts, without importing or running them. Each line
-    says change, look (may need a change: check it yourself), ignored (has no effect here), blocked (runs once the code
-    that it starts is changed) or runs.
+    Reads Python files and experiment configs, without importing or running them. Each line says change (not supported,
+    and what to use instead) or ignored (has no effect here).
 
     \b
-    dray migrate check .
-    dray migrate check vision/resnet --json
+    dray migrate .
+    dray migrate vision/resnet --json
     """
-    with told():
-        from dray.migrate import check as checked_directory
+    with handle_errors():
+        from dray.migrate import check
 
         if not model_dir.is_dir():
             raise BadUse(f"DIR must be a directory with a model's code, got {model_dir}, which is not a directory")
-        checked = checked_directory(model_dir)
+        checked = check(model_dir)
+        to_change = sum(finding.verdict == "change" for finding in checked.findings)
         if json:
-            show.as_json(checked.to_dict())
-        elif not checked.findings:
-            raise BadUse(
-                f"nothing in {model_dir} uses Determined: no Python file imports it, no YAML file is an experiment "
-                "config; give a model directory written for Determined"
+            show.as_json(
+                {
+                    "directory": str(model_dir),
+                    "runs": not to_change,
+                    "experiments": checked.experiments,
+                    "findings": [asdict(finding) for finding in checked.findings],
+                }
             )
         else:
-            typer.echo("\n".join(checked.lines()))
-            typer.echo(checked.summary)
-        raise typer.Exit(0 if checked.runs else FAILED)
+            for finding in checked.findings:
+                typer.echo(finding)
+            python, experiments = len(checked.python), len(checked.experiments)
+            typer.echo(
+                f"checked {python} Python file{'s' * (python != 1)} and {experiments} experiment "
+                f"config{'s' * (experiments != 1)}: {to_change} to change, {len(checked.findings) - to_change} ignored"
+            )
+        raise typer.Exit(FAILED if to_change else 0)

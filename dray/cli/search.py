@@ -9,7 +9,7 @@ import typer
 
 from dray.cli import show
 from dray.cli.arguments import Changes, Config, Json, ModelDir
-from dray.cli.errors import BadUse, told
+from dray.cli.errors import BadUse, handle_errors
 
 
 def preview(
@@ -27,7 +27,7 @@ def preview(
     \b
     dray preview asha.yaml --trials-per-hour 12
     """
-    with told():
+    with handle_errors():
         from dray.config.load import load_config
         from dray.experiment.preview import preview_as_dict, show_preview
 

@@ -36,7 +36,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Se
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
     before = sum(widths[:-1]) + 2 * (len(widths) - 1)
     widths[-1] = min(widths[-1], max(20, room - before))
-    told = []
+    printed = []
     for row in cells:
         texts = [
             text.ljust(width) if heading in left else text.rjust(width)
@@ -45,9 +45,9 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Se
         is_left = headings[-1] in left
         folded = textwrap.wrap(row[-1], widths[-1], break_on_hyphens=False) if is_left else [row[-1].rjust(widths[-1])]
         first, *others = folded or [""]
-        told.append("  ".join([*texts, first]).rstrip())
-        told += [" " * before + text for text in others]
-    typer.echo("\n".join(told))
+        printed.append("  ".join([*texts, first]).rstrip())
+        printed += [" " * before + text for text in others]
+    typer.echo("\n".join(printed))
 
 
 def console() -> Console:
@@ -101,13 +101,6 @@ def iso(seconds: float | None) -> str | None:
     if seconds is None or math.isnan(seconds):
         return None
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def duration(seconds: float) -> str:
-    """A length of time, as 1:02:03 or 0:31."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def size(count: int) -> str:

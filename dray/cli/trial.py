@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dray.cli import show
-from dray.cli.arguments import Experiment, Follow, Json, Tail, Trial
-from dray.cli.errors import BadUse, told
-from dray.cli.reading import Reading, flat, reading
+from dray.cli.arguments import ExperimentArg, Follow, Json, TailArg, TrialArg
+from dray.cli.errors import BadUse, handle_errors
+from dray.cli.reader import ExperimentReader, read_experiment
+from dray.records.hparams import flatten
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +26,7 @@ app = typer.Typer(help="Inspect trials: their hyperparameters, metrics and logs.
 
 @app.command(name="list")
 def list_(
-    experiment: Experiment,
+    experiment: ExperimentArg,
     best: Annotated[
         bool,
         typer.Option("--best", help="List the best first, failed trials last, and only those that have validated."),
@@ -42,13 +43,13 @@ def list_(
     dray trial list latest --best
     dray t list digits --state ERRORED --json | jq '.[].trial'
     """
-    with told(), reading(experiment) as read:
+    with handle_errors(), read_experiment(experiment) as read:
         numbers = read.ranked if best else list(read.trials)
         if state is not None:
             states = {row["state"] for row in read.trials.values()}
             if state.upper() not in states:
                 there = ", ".join(sorted(states)) or "none"
-                raise BadUse(f"no trial of {read.it.name} is in state {state!r}; the trials' states are: {there}")
+                raise BadUse(f"no trial of {read.stored.name} is in state {state!r}; the trials' states are: {there}")
             numbers = [each for each in numbers if read.trials[each]["state"] == state.upper()]
         if json:
             show.as_json([_trial(read, each) for each in numbers])
@@ -59,7 +60,7 @@ def list_(
         not_numbers = {number for number in numbers if math.isnan(read.trials[number]["metric"])} & read.validated
         for number in numbers:
             row = read.trials[number]
-            drawn = {name: value for name, value in flat(read.hparams.get(number, {})).items() if name in names}
+            drawn = {name: value for name, value in flatten(read.hparams.get(number, {})).items() if name in names}
             rows.append(
                 (
                     number,
@@ -78,20 +79,20 @@ def list_(
 
 
 @app.command()
-def describe(experiment: Experiment, trial: Trial = None, json: Json = False) -> None:
+def describe(experiment: ExperimentArg, trial: TrialArg = None, json: Json = False) -> None:
     """Describe a trial: its hyperparameters, metrics, checkpoints, and failures.
 
     \b
     dray trial describe latest best
     """
-    with told(), reading(experiment) as read:
-        from dray.records.checkpoints import checkpoints
-        from dray.records.outcomes import since_told
+    with handle_errors(), read_experiment(experiment) as read:
+        from dray.records.checkpoints import list_checkpoints
+        from dray.records.outcomes import nan_since_text
 
         number = read.trial(trial)
         about = _trial(read, number)
-        directory = read.it.directory
-        there = [each for each in checkpoints(directory) if each.trial == number and each.is_complete]
+        directory = read.stored.directory
+        there = [each for each in list_checkpoints(directory) if each.trial == number and each.is_complete]
         failures = [
             record
             for record in read.records
@@ -106,7 +107,7 @@ def describe(experiment: Experiment, trial: Trial = None, json: Json = False) ->
                     "metrics": metrics,
                     "checkpoints": [{"batches": each.batches, "path": each.location.uri} for each in there],
                     "errors": [record.get("error") for record in failures],
-                    "logs": None if read.it.is_copy else str(logs),
+                    "logs": None if read.stored.is_copy else str(logs),
                 }
             )
             return
@@ -114,16 +115,19 @@ def describe(experiment: Experiment, trial: Trial = None, json: Json = False) ->
         at = "" if about["best_batches"] is None else f" after {about['best_batches']} batches"
         show.fields(
             [
-                ("trial", f"{number} of {read.it.name}  {about['state']}"),
-                ("hyperparameters", "\n".join(f"{key} = {show.shown(v)}" for key, v in flat(about["hparams"]).items())),
+                ("trial", f"{number} of {read.stored.name}  {about['state']}"),
+                (
+                    "hyperparameters",
+                    "\n".join(f"{key} = {show.shown(v)}" for key, v in flatten(about["hparams"]).items()),
+                ),
                 ("trained for", f"{about['batches']} batches"),
-                ("diverged", show.red(since_told(about["nan_since"]))),
+                ("diverged", show.red(nan_since_text(about["nan_since"]))),
                 (f"best {name}", "" if about["best_metric"] is None else f"{show.shown(about['best_metric'])}{at}"),
                 ("last metrics", "\n".join(f"{key} = {_reported(value)}" for key, value in metrics.items())),
                 ("started", about["started"] and show.clock(_seconds(read, number, "started"), exact=True)),
                 ("ended", about["ended"] and show.clock(_seconds(read, number, "ended"), exact=True)),
                 ("checkpoints", "\n".join(each.location.uri for each in there)),
-                ("logs", "" if read.it.is_copy else str(logs)),
+                ("logs", "" if read.stored.is_copy else str(logs)),
             ]
         )
         last = None
@@ -138,10 +142,10 @@ def describe(experiment: Experiment, trial: Trial = None, json: Json = False) ->
 
 @app.command()
 def logs(
-    experiment: Experiment,
-    trial: Trial = None,
+    experiment: ExperimentArg,
+    trial: TrialArg = None,
     follow: Follow = False,
-    tail: Tail = None,
+    tail: TailArg = None,
     rank: Annotated[
         int | None,
         typer.Option(help="Print only the output of this worker; by default, of all.", show_default=False, min=0),
@@ -154,16 +158,15 @@ def logs(
     dray trial logs latest 7 -f
     dray t logs digits best -n 20
     """
-    with told(), reading(experiment) as read, contextlib.ExitStack() as stack:
-        from dray.records.logs import Tail as Lines
-        from dray.records.logs import followed, trial_lines
+    with handle_errors(), read_experiment(experiment) as read, contextlib.ExitStack() as stack:
+        from dray.records.logs import Tail, followed, trial_lines
         from dray.storage.logs import bring_logs
         from searchers.journal import Journal
 
         if json and follow:
             raise BadUse("--json prints one complete value, so it can't be used with --follow; give only one of them")
         number = read.trial(trial)
-        directory = read.it.directory
+        directory = read.stored.directory
         here, afar = directory.trial(number) / "logs", Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if not directory.storage.is_local:
             bring_logs(directory.storage.child(f"trial_{number}"), here, afar)
@@ -174,7 +177,7 @@ def logs(
             return
         show.lines(lines, tail)
         if follow:
-            journal, ended = Lines(directory.journal), False
+            journal, ended = Tail(directory.journal), False
 
             def goes_on() -> bool:
                 nonlocal ended
@@ -190,8 +193,8 @@ def logs(
 
 @app.command()
 def metrics(
-    experiment: Experiment,
-    trial: Trial = None,
+    experiment: ExperimentArg,
+    trial: TrialArg = None,
     kind: Annotated[
         str | None, typer.Option(help="Print only training or validation metrics.", show_default=False)
     ] = None,
@@ -206,7 +209,7 @@ def metrics(
     dray trial metrics latest best --kind validation
     dray t metrics digits 7 --json | jq -c '.[] | [.batches, .name, .value]'
     """
-    with told():
+    with handle_errors():
         number, rows = _metrics(experiment, trial)
         for column, wanted in (("kind", [kind] if kind else []), ("name", name or [])):
             there = sorted(set(rows[column]))
@@ -242,13 +245,13 @@ def _metrics(experiment: str, trial: str | None) -> tuple[int, pd.DataFrame]:
     run = local_run(experiment)
     if run is not None and trial in (None, "0", "best"):
         return 0, run.metrics()
-    with reading(experiment) as read:
+    with read_experiment(experiment) as read:
         number = read.trial(trial)
         rows = read.result.metrics
         return number, rows[rows["trial_id"] == number]
 
 
-def _trial(read: Reading, number: int) -> dict[str, Any]:
+def _trial(read: ExperimentReader, number: int) -> dict[str, Any]:
     row = read.trials[number]
     return {
         "trial": number,
@@ -273,13 +276,13 @@ def _number(value: Any) -> float | None:
     return None if value != value else float(value)
 
 
-def _seconds(read: Reading, number: int, column: str) -> float | None:
+def _seconds(read: ExperimentReader, number: int, column: str) -> float | None:
     """A time of the table as Unix time; the table's are in UTC, and NaT is none."""
     value = read.trials[number][column]
     return float(value.tz_localize("UTC").timestamp()) if value == value else None
 
 
-def _last_metrics(read: Reading, number: int) -> dict[str, float]:
+def _last_metrics(read: ExperimentReader, number: int) -> dict[str, float]:
     rows = read.result.metrics
     rows = rows[(rows["trial_id"] == number) & (rows["kind"].isin(["training", "validation"]))]
     last = rows.drop_duplicates(["kind", "name"], keep="last")
@@ -293,7 +296,7 @@ def _differing(hparams: Collection[Mapping[str, Any]], space: Mapping[str, Any])
     """The names of hyperparameters that differ between trials; with only one trial, those that were drawn."""
     seen: dict[str, set[str]] = {}
     for values in hparams:
-        for name, value in flat(values).items():
+        for name, value in flatten(values).items():
             if isinstance(space.get(name.partition(".")[0]), Mapping):
                 seen.setdefault(name, set()).add(str(value))
     return {name for name, values in seen.items() if len(values) > 1 or len(hparams) == 1}

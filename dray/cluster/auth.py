@@ -1,6 +1,6 @@
 """Checks in milliseconds whether a cluster accepts this process's token.
 
-Ray itself tries for twenty seconds, prints a warning every second, and then says that it can't connect.
+Ray itself retries for twenty seconds, prints a warning every second, and then reports that it can't connect.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from dray.code.startup_hook import HOOK
-from dray.compat import told_of_real
+from dray.compat import real_package_hint
 from dray.config.entrypoint import EXAMPLES, parse_entrypoint
 from dray.errors import EntrypointError, ImportRaisedError
 from dray.imports import import_model, module_file, no_module, raised, use_model_dir
@@ -158,7 +158,7 @@ def _find(module: ModuleType, name: str) -> type[PyTorchTrial]:
         if isinstance(value, type) and issubclass(value, PyTorchTrial) and value is not PyTorchTrial
     ]
     near = difflib.get_close_matches(name, trials, n=1)
-    if isinstance(found, type) and (real := told_of_real()):
+    if isinstance(found, type) and (real := real_package_hint()):
         hint = real
     elif near:
         hint = f"did you mean {module.__name__}:{near[0]}?"

@@ -15,6 +15,6 @@ Its modules and objects are dray's own: ``determined.pytorch is dray.pytorch``. 
 DeepSpeed, the REST client) can be imported, and raises `NotSupported` when it is first used.
 """
 
-from dray.compat.alias import NotSupported, install, install_if_absent, lacks, path_for_children, told_of_real
+from dray.compat.alias import NotSupported, install, install_if_absent, lacks, path_for_children, real_package_hint
 
-__all__ = ["NotSupported", "install", "install_if_absent", "lacks", "path_for_children", "told_of_real"]
+__all__ = ["NotSupported", "install", "install_if_absent", "lacks", "path_for_children", "real_package_hint"]

@@ -100,7 +100,7 @@ def real() -> str | None:
     return getattr(module, "__file__", None) or "an unknown place"
 
 
-def told_of_real() -> str:
+def real_package_hint() -> str:
     """Text for an error message if Determined's own package was imported: that, and what to do; else ""."""
     place = real()
     if place is None or not hasattr(sys.modules["determined"], "__path__"):

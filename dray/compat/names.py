@@ -1,6 +1,6 @@
 """Determined's names, with dray's name of each, or what to do instead. Only data.
 
-`dray.compat` makes ``import determined`` from them, and ``dray migrate check`` reads them.
+`dray.compat` makes ``import determined`` from them; ``dray migrate`` and the command's error messages use them too.
 """
 
 from __future__ import annotations
@@ -142,13 +142,35 @@ MEMBERS: dict[str, str] = {
 """What to do instead of attributes that a class has in Determined, but its counterpart lacks."""
 
 
-_HOOKS = """
-on_checkpoint_end on_checkpoint_load_start on_checkpoint_save_start on_checkpoint_upload_end on_checkpoint_write_end
-on_training_epoch_end on_training_epoch_start on_training_start on_training_workload_end on_trial_shutdown
-on_trial_startup on_validation_end on_validation_epoch_end on_validation_epoch_start on_validation_start
-"""
-HOOKS = frozenset(_HOOKS.split())
-"""The hooks of PyTorchCallback, in Determined 0.38.1 and here. Older versions had others."""
+COMMANDS: dict[str, str] = {
+    "experiment create": "dray experiment create",
+    "experiment list": "dray experiment list",
+    "experiment describe": "dray experiment describe",
+    "experiment logs": "dray trial logs",
+    "experiment list-trials": "dray trial list",
+    "experiment list-checkpoints": "dray checkpoint list",
+    "experiment pause": "dray experiment stop",
+    "experiment activate": "dray experiment resume",
+    "experiment continue": "dray experiment extend",
+    "experiment cancel": "dray experiment stop",
+    "experiment kill": "dray experiment stop, twice",
+    "experiment delete": "dray experiment delete",
+    "experiment download": "dray experiment download",
+    "experiment download-model-def": "code/ in the experiment's directory",
+    "experiment config": "experiment.yaml in the experiment's directory",
+    "experiment wait": "dray experiment create, which ends with the experiment",
+    "trial describe": "dray trial describe",
+    "trial logs": "dray trial logs",
+    "trial download": "dray checkpoint download",
+    "checkpoint download": "dray checkpoint download",
+    "checkpoint describe": "dray checkpoint list",
+    "preview-search": "dray preview",
+    "tensorboard": "dray ui",
+    "agent list": "dray cluster status",
+    "slot list": "dray cluster status",
+    "deploy": "dray cluster validate, and ray up",
+}
+"""Commands of Determined's ``det``, with what to use instead."""
 
 
 def missing(name: str) -> str | None:

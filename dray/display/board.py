@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dray.display.forecast import Forecast
+from dray.display.text import duration, number, rough_time, sparkline, speed
 from dray.records.outcomes import NEVER_BEST
 from dray.training.metrics.divergence import is_loss
 from searchers.domains import searched
@@ -28,7 +29,6 @@ CURVE_WIDTHS = (10, 24)
 WIDE = 120
 NARROW = 12
 """The longest heading on a terminal that is not wide."""
-_BARS = "▁▂▃▄▅▆▇█"
 _HEAD = 7
 """Lines of the picture without a trial: four above the table, its heading, one for omitted trials, the last."""
 
@@ -44,11 +44,13 @@ class _Trained:
 
 
 class Board:
-    """Args:
-    name: name of the experiment.
-    metric: the searcher's metric.
-    smaller_is_better: whether the metric is minimised.
-    unit: the search's unit of length: "epochs", "batches", "records", or a metric's name.
+    """The status of a search, updated from reports and drawn as a picture or a line.
+
+    Args:
+        name: name of the experiment.
+        metric: the searcher's metric.
+        smaller_is_better: whether the metric is minimised.
+        unit: the search's unit of length: "epochs", "batches", "records", or a metric's name.
     """
 
     def __init__(self, *, name: str, metric: str, smaller_is_better: bool, unit: str = "batches") -> None:
@@ -132,11 +134,11 @@ class Board:
         best = self._best(views)
         if best is not None:
             view, value, step = best
-            at = "" if step is None else f" at {_shown(step)} {self._unit}"
-            told = Text.assemble(f"best {self._metric} ", (_shown(value), "bold green"), f", trial {view.id}{at}")
-            lines.append(self._cut(told.append(f": {self._drawn(search, view)}", "dim")))
+            at = "" if step is None else f" at {number(step)} {self._unit}"
+            line = Text.assemble(f"best {self._metric} ", (number(value), "bold green"), f", trial {view.id}{at}")
+            lines.append(self._cut(line.append(f": {self._drawn(search, view)}", "dim")))
         running = [view for view in views if view.state == "RUNNING"]
-        if running and groups:  # without groups, these are trials that have yet to go on
+        if running and groups:  # without groups, these are trials that have yet to resume
             lines.append(self._table(search, running, counts, width, room=max(height - _HEAD, 1)))
         return Group(*lines)
 
@@ -168,11 +170,11 @@ class Board:
             cells = {
                 "trial": str(view.id),
                 "rung": "" if rungs is None else f"{place}/{rungs.rungs}",
-                "step": _shown(round(step, 1)) + ("" if rungs is None else f" of {_shown(end)}"),
-                "last": _shown(trained.curve[-1] if trained.curve else view.last),
-                "best": "" if best is None else _shown(best[0]),
+                "step": number(round(step, 1)) + ("" if rungs is None else f" of {number(end)}"),
+                "last": number(trained.curve[-1] if trained.curve else view.last),
+                "best": "" if best is None else number(best[0]),
                 "curve": sparkline(list(trained.curve)[-curve:]),
-                "speed": _speed(trained.speed),
+                "speed": speed(trained.speed),
                 "again": str(counts.restarts[view.id] or ""),
             }
             rows.append([cells[name] for name in heading])
@@ -214,7 +216,7 @@ class Board:
     def _times(self) -> list[str]:
         now = duration(time.monotonic() - self._began)
         left = None if self._forecast is None else self._forecast.left_s
-        return [now] if left is None else [now, f"about {_roughly(left)} left"]
+        return [now] if left is None else [now, f"about {rough_time(left)} left"]
 
     def _step(self, view: TrialView) -> float:
         """How far a trial is, in the search's unit."""
@@ -259,7 +261,7 @@ class Board:
 
     def _drawn(self, search: Search, view: TrialView) -> str:
         """The hyperparameters that are searched over."""
-        return "  ".join(f"{name}={_shown(value)}" for name, value in searched(search.space.root, view.hparams or {}))
+        return "  ".join(f"{name}={number(value)}" for name, value in searched(search.space.root, view.hparams or {}))
 
     def _cut(self, text: str | Text) -> Text:
         """One line, cut at the terminal's width."""
@@ -268,50 +270,7 @@ class Board:
         return line
 
 
-def sparkline(values: Sequence[float]) -> str:
-    """A curve in one line: a character for each value, from the least (▁) to the greatest (█); a space for NaN."""
-    known = [value for value in values if math.isfinite(value)]
-    if not known:
-        return " " * len(values)
-    low, high = min(known), max(known)
-    steps = len(_BARS) - 1
-    return "".join(
-        " " if not math.isfinite(value)
-        else _BARS[steps // 2] if high == low
-        else _BARS[round((value - low) / (high - low) * steps)]
-        for value in values
-    )  # fmt: skip
-
-
 def _starting(groups: int, wanted: int) -> str:
     if not groups:
         return "starting the first worker group"
     return f"starting {wanted - groups} of {wanted} worker groups" if groups < wanted else ""
-
-
-def _shown(value: object) -> str:
-    """A number with four digits; "" for None."""
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _speed(batches: float | None) -> str:
-    return "" if batches is None else f"{batches:,.0f}" if batches >= 100 else f"{batches:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """Hours, minutes and seconds: 1:02:03, or 2:03."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def _roughly(seconds: float) -> str:
-    """A rough time: 40 s, 12 min, 3 h 20 min, 2 days 4 h."""
-    if seconds < 60:
-        return f"{max(5, 5 * round(seconds / 5))} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60 // 10 * 10} min"
-    return f"{minutes // 1440} days {minutes % 1440 // 60} h"

@@ -15,12 +15,13 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from dray.display.board import Board, duration
+from dray.display.board import Board
 from dray.display.forecast import Forecast
 from dray.display.terminal import stderr
-from dray.records.directory import results
+from dray.display.text import duration
+from dray.records.directory import results_root
 from dray.records.logs import in_short
-from dray.records.outcomes import FAILED, diverged_told, failures_told, no_best_told, ranked
+from dray.records.outcomes import FAILED, divergence_summary, failure_summary, no_best_reason, ranked
 from searchers.preview import is_simulated, preview
 from searchers.search import Search
 
@@ -129,7 +130,7 @@ class Display:
         self._began = time.monotonic()
         self._due = 0.0
         self._failures = self._retired = 0
-        self._told: dict[int, list[str]] = {}
+        self._shown_errors: dict[int, list[str]] = {}
         self._search: Search | None = None
         self._looked: tuple[Search, Counts, int, int] | None = None
 
@@ -212,9 +213,9 @@ class Display:
         """
         self._failures += 1
         if self._failures <= SHOWN_TRIALS:
-            told = in_short(error)
-            what, *where = ["the same error again"] if self._told.get(trial) == told else told
-            self._told[trial] = told
+            short = in_short(error)
+            what, *where = ["the same error again"] if self._shown_errors.get(trial) == short else short
+            self._shown_errors[trial] = short
             who = f"the extension of trial {trial}" if kept else f"trial {trial}"
             self.say("\n".join([f"{who} failed{f' for good ({ended})' if ended else ''}: {what}", *where]))
             if kept:
@@ -262,21 +263,21 @@ class Display:
         states = ", ".join(f"{count} {str(state).lower()}" for state, count in counts.items())
         took = duration(time.monotonic() - self._began)
         named = self._named()
-        failed = failures_told(trials["state"])
-        looks = [f"inspect failures with: dray experiment describe {named}"] if failed else []
+        failed = failure_summary(trials["state"])
+        hints = [f"inspect failures with: dray experiment describe {named}"] if failed else []
         if best:
-            looks += [f"inspect with: dray report {named}", f"              dray trial list {named} --best"]
+            hints += [f"inspect with: dray report {named}", f"              dray trial list {named} --best"]
         elif not failed:
-            looks.append(f"inspect with: dray experiment describe {named}")
+            hints.append(f"inspect with: dray experiment describe {named}")
         shown = Text()
-        for told, style in (
+        for line, style in (
             (failed, "bold red"),
-            (diverged_told(trials), "bold red"),
-            (no_best_told(ranked(trials, self._sign), self._metric), ""),
+            (divergence_summary(trials), "bold red"),
+            (no_best_reason(ranked(trials, self._sign), self._metric), ""),
         ):
-            shown.append(f"{told}\n" if told else "", style)
-        told = f"{len(trials)} trial{'s' * (len(trials) != 1)} ({states}) in {took}. Results: {self._path}"
-        shown.append("\n".join([*best, told, *looks]))
+            shown.append(f"{line}\n" if line else "", style)
+        summary = f"{len(trials)} trial{'s' * (len(trials) != 1)} ({states}) in {took}. Results: {self._path}"
+        shown.append("\n".join([*best, summary, *hints]))
         self._console.print(shown, soft_wrap=True)
 
     @property
@@ -285,7 +286,7 @@ class Display:
 
     def _named(self) -> str:
         """The experiment's name in commands on this machine."""
-        is_found = (results() / self._path.name).resolve() == self._path
+        is_found = (results_root() / self._path.name).resolve() == self._path
         return shlex.quote(self._path.name if is_found else str(self._path))
 
 

@@ -29,7 +29,7 @@ class Forecast:
     """A search's progress, in its own unit of length; in trials if it sets no lengths.
 
     What is left to the next rung of each trial is known, and how many trials are to be created. The share of trials
-    that go on at a rung is taken from `searchers.preview`.
+    that continue after a rung is taken from `searchers.preview`.
 
     Args:
         expected: what the whole search will do, from `searchers.preview.preview`.

@@ -24,10 +24,10 @@ from dray.experiment.checkpoint_source import with_source, with_storage
 from dray.experiment.interrupts import Interrupts
 from dray.observers import loggers
 from dray.observers.observer import Make, Observer, Observers
-from dray.records.directory import ExperimentDirectory, check_storage, make_findable, new_path
-from dray.records.lookup import Name, whereabouts
+from dray.records.directory import ExperimentDirectory, check_storage, link_into_results, new_path
+from dray.records.lookup import Name, locate
 from dray.records.metrics import MetricsLog
-from dray.records.mirror import Mirror, brought
+from dray.records.mirror import Mirror, fetch_experiment
 from dray.records.numbering import take_number
 from dray.records.result import Result
 from dray.records.secrets import check_secrets, with_secrets
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from dray.pytorch import PyTorchTrial
 
 
-DESK_LOSSES_IN_VAIN = 3
-"""An experiment ends when it has lost its desk so often in a row without a trial's report in between."""
+MAX_DESK_LOSSES = 3
+"""An experiment fails when it loses its desk this often in a row without a trial's report in between."""
 
 
 class Experiment:
@@ -58,14 +58,14 @@ class Experiment:
         config: a YAML file's path, or a mapping of the same shape, whose ``hyperparameters`` may also be Optuna's
             distributions or domains of ``ray.tune``.
         model_dir: the directory that the config's ``entrypoint`` is imported from, or run in; by default the config
-            file's own. Its code is copied into the experiment (see ``.drayignore``) and brought to the workers; a
+            file's own. Its code is copied into the experiment (see ``.drayignore``) and sent to the workers; a
             ``startup-hook.sh`` in it runs on each machine before its first worker imports from it.
-        trial: the class itself, instead of an entrypoint. The class of a script or a notebook is brought to the workers
+        trial: the class itself, instead of an entrypoint. The class of a script or a notebook is sent to the workers
             of a cluster with the directory that it is in.
         path: the experiment's directory; by default a new one in the config's storage.
         storage_path: instead of the config's ``checkpoint_storage``: a directory, or ``s3://bucket/prefix``. If neither
             is given, the environment's ``DRAY_STORAGE``.
-        constraint: says of a dict of hyperparameters whether they may be tried; if not, others are drawn.
+        constraint: returns whether a dict of hyperparameters may be tried; if not, others are drawn.
         method: a new search method of your own; the config then has ``searcher: {name: custom, ...}``. Or the config
             names its class, to be imported from ``model_dir``: ``name: my_module:MyMethod``.
         sampler: a new sampler of your own. Or the config names its class: ``sampler: my_module:MySampler``.
@@ -139,7 +139,7 @@ class Experiment:
         """An experiment that was stopped, or finished, ready to continue exactly where its journal ends.
 
         A finished one has nothing left to do, unless it is extended: by more trials, or to a greater length, to which
-        the best trials that were paused or completed go on from their checkpoints.
+        the best trials that were paused or completed continue from their checkpoints.
 
         Args:
             path: as the command takes it: its number, a unique part of its name, ``"latest"``, its directory, or its
@@ -156,7 +156,7 @@ class Experiment:
             ConfigError: its class must be given.
         """
         self = cls.__new__(cls)
-        directory = ExperimentDirectory.open(brought(whereabouts(path)))
+        directory = ExperimentDirectory.open(fetch_experiment(locate(path)))
         self._config = with_secrets(directory.config(), directory.secrets_file)
         loggers.check_loggers(self._config)
         self._trial, self._code, self._address, self._resumes = trial, None, address, True
@@ -168,24 +168,24 @@ class Experiment:
         if self._config.entrypoint is not None:
             check_entrypoint(self._config.entrypoint, directory.code)
         elif trial is None:
-            told = "the experiment's class is from a script or a notebook; pass it again: resume(path, trial=MyTrial)"
-            raise EntrypointError([("trial", told)])
+            what = "the experiment's class is from a script or a notebook; pass it again: resume(path, trial=MyTrial)"
+            raise EntrypointError([("trial", what)])
         return self
 
     def run(self, *, on_message: Callable[[Message], None] | None = None) -> Result:
         """Run the search to its end, from where it is; blocks, and shows progress.
 
-        Ctrl-C lets running trials save, and stops; so do SIGTERM and SIGHUP, if this is the main thread. A second one
-        acts as it would outside of this call. ``resume(path).run()`` continues.
+        Ctrl-C lets running trials save a checkpoint, and stops; so do SIGTERM and SIGHUP, in the main thread. A second
+        one acts as it would outside of this call. ``resume(path).run()`` resumes.
 
         Args:
-            on_message: called with what the driver is told of worker groups and leases; for benchmarks.
+            on_message: called with each message of the worker groups to the driver; for benchmarks.
 
         Raises:
             ConfigError: a fault of the config that only a trial or the cluster could show; or the search can't be
                 extended like that.
-            ExperimentError: the search failed: every trial did, or it could not go on. Or it has completed, but could
-                not be copied to its object store; then its ``Result`` is in its directory here.
+            ExperimentError: the search failed: every trial did, or it could not continue. Or it has completed, but
+                could not be copied to its object store; then its ``Result`` is in its directory here.
             ConnectionError: there is no Ray cluster at the address, ``RAY_ADDRESS`` by default.
             KeyboardInterrupt: it was stopped; the argument is the name of the signal, such as "SIGTERM".
         """
@@ -206,7 +206,7 @@ class Experiment:
             check_storage(self._config.checkpoint_storage.location)
             directory = ExperimentDirectory.create(self.path, self._config, self._code)
             if self._is_placed:
-                make_findable(self.path)
+                link_into_results(self.path)
         self._resumes = True
         return directory
 
@@ -240,7 +240,7 @@ class Experiment:
                     known, records = len(records), Journal.read(directory.journal)
                     reported = any(record["event"] == "reported" for record in records[known:])
                     losses = 1 if reported else losses + 1
-                    if losses == DESK_LOSSES_IN_VAIN:
+                    if losses == MAX_DESK_LOSSES:
                         raise
                     display.say(f"{str(lost).partition(';')[0]}; restarting from the journal")
                     search, config = self._opened(journal, observers, records)
@@ -263,7 +263,7 @@ class Experiment:
     def _opened(
         self, journal: Journal, observers: Observers, records: list[dict[str, object]]
     ) -> tuple[Search, ExperimentConfig]:
-        """The search of the journal's records, ready to go on, and the config as extended."""
+        """The search as replayed from the journal, and the config as extended."""
         self._check_given(records)
 
         def log(record: Record) -> None:
@@ -280,20 +280,20 @@ class Experiment:
         return search, self._extended(search, as_extended(self._config, records))
 
     def _check_given(self, records: list[dict[str, object]]) -> None:
-        """What was given from Python when the experiment was created must be given again."""
+        """Check that what was passed from Python when the experiment was created is passed again."""
         faults = []
         for argument, value in self._own.names().items():
             opened = (record for record in records if record.get("event") == "opened")
             had = next((record[argument] for record in opened if record.get(argument)), None)
             if had is not None and value is None:
-                told = f"the experiment was created with {had}, which can't be stored in its directory; pass it again, "
-                faults.append((argument, f"{told}from Python: dray.Experiment.resume(path, {argument}=...)"))
+                what = f"the experiment was created with {had}, which can't be stored in its directory; pass it again, "
+                faults.append((argument, f"{what}from Python: dray.Experiment.resume(path, {argument}=...)"))
         if faults:
             raise ConfigError(faults)
         self._own.check(self._config)
 
     def _extended(self, search: Search, config: ExperimentConfig) -> ExperimentConfig:
-        """Extend the search, if that was asked for and is not done yet; returns the config as extended."""
+        """Extend the search, if requested and not done yet; returns the config as extended."""
         now = {"max_trials": config.searcher.max_trials, "max_length": config.searcher.length}
         wanted = {field: value for field, value in self._extension.items() if value != now[field]}
         if not wanted:
@@ -325,7 +325,7 @@ class Experiment:
         try:
             quiet.enter_context(display)
             display.starting("waiting for Ray")
-            # Here, not above: bad input is told before Ray is even imported.
+            # Here, not above: bad input is reported before Ray is even imported.
             from dray.cluster import ray_output
             from dray.cluster.connection import connect
 
@@ -378,7 +378,7 @@ def _observers(directory: ExperimentDirectory, config: ExperimentConfig) -> dict
 
 
 def _end_stopped(search: Search) -> None:
-    """Tell the search that trials that were told to stop have ended, where the driver died before it noted that."""
+    """End the trials that the search had stopped, where the driver died before it recorded their end."""
     while stopped := [view.id for view in search.trials.values() if view.stop_requested and not view.ended]:
         for trial in stopped:
             search.on(Exited(trial=trial, reason="stopped"))

@@ -105,9 +105,9 @@ class OneTrialHost(LocalHost):
         self._checks.warning(report)
         if report.decides:
             self.worth_saving(report.validation or {})
-        told = super().publish(report)
+        stops = super().publish(report)
         self._has_diverged = self._has_diverged or bool(self._checks.diverged(report))
-        return told or self._has_diverged
+        return stops or self._has_diverged
 
     def how_to_resume(self, checkpoint: str, *, completed: bool) -> str:
         return "" if completed else f"resume with: {self._command} --path {shlex.quote(str(self.directory))}"
@@ -116,7 +116,7 @@ class OneTrialHost(LocalHost):
         """The program has ended.
 
         Raises:
-            SearcherMetricError: it had a loop of its own, and never reported the metric that the search compares.
+            SearcherMetricError: it never reported the searcher's metric.
         """
         if self._own_loop and not (self._has_diverged or self.asked_to_stop()):
             self._checks.of_program(None, known=self._is_known)
@@ -231,11 +231,11 @@ def _train(trial: type[pytorch.PyTorchTrial], config: ExperimentConfig, latest_c
     try:
         train(trial, config.to_dict(), max_length=max_length, latest_checkpoint=latest_checkpoint)
     except SystemExit as end:  # would end the whole process without a message
-        told = (
+        what = (
             f"{trial.__name__} called sys.exit({end.code!r}) during training; to end training early, call "
             "context.set_stop_requested(True)"
         )
-        raise ScriptFailed(told).with_traceback(end.__traceback__) from None
+        raise ScriptFailed(what).with_traceback(end.__traceback__) from None
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dray.cluster.checks.node import REMEDIES, Needs, Trouble, UnfitNode, nodes_without, put_up_sign, versions
+from dray.cluster.checks.node import REMEDIES, Needs, Trouble, UnfitNode, nodes_without, versions, write_sign
 from dray.code.startup_hook import HOOK, StartupHookFailed
 from dray.errors import ConfigError, ExperimentError
 from dray.records.directory import ExperimentDirectory
@@ -25,14 +25,14 @@ def check_nodes(directory: ExperimentDirectory, run: str, *, gpu: bool) -> Needs
     path = str(directory.path)
     sign = run if directory.storage.is_local else None
     if sign is not None:
-        put_up_sign(directory.path, sign)
+        write_sign(directory.path, sign)
         found = nodes_without(path, sign, "GPU" if gpu else "CPU")
         # The same trouble of several nodes is reported once; nodes are sorted, whichever answered first.
         having: dict[Trouble, list[str]] = {}
         for name in sorted(found):
             having.setdefault(found[name], []).append(name)
         faults = [
-            ("checkpoint_storage", f"node {names[0]} {trouble.told}{_also(names[1:])}; {REMEDIES[trouble.kind]}")
+            ("checkpoint_storage", f"node {names[0]} {trouble.what}{_also(names[1:])}; {REMEDIES[trouble.kind]}")
             for trouble, names in having.items()
         ]
         if faults:

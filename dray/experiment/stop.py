@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dray.errors import NoExperiment
-from dray.records.listing import Found
+from dray.records.listing import StoredExperiment
 from searchers.journal import Journal
 
 LOOK_S = 0.2
@@ -19,7 +19,7 @@ class NotRunning(NoExperiment):
     """No process that can be stopped from here runs the experiment; the message is one line."""
 
 
-def stop(it: Found, say: Callable[[str], None]) -> None:
+def stop(it: StoredExperiment, say: Callable[[str], None]) -> None:
     """Interrupt the experiment's driver, and wait until it has ended.
 
     Args:

@@ -27,7 +27,8 @@ from dray.errors import ExperimentError
 from dray.observers.loggers import identity
 from dray.observers.observer import News
 from dray.records.directory import ExperimentDirectory
-from dray.records.result import Result, flat
+from dray.records.hparams import flatten
+from dray.records.result import Result
 
 T = TypeVar("T")
 
@@ -99,7 +100,9 @@ class MLflowRuns:
         if trial not in self._runs:
             self._runs[trial] = self._create(one)
         if self._states.get(trial) is None:  # new, or a killed driver created it and had not described it yet
-            params = [Param(_key(name), str(value)[:LONGEST_PARAM]) for name, value in flat(one.view.hparams or {})]
+            params = [
+                Param(_key(name), str(value)[:LONGEST_PARAM]) for name, value in flatten(one.view.hparams or {}).items()
+            ]
         run = self._runs[trial]
         metrics = [_metric(row) for row in one.rows]
         self._note_best(trial, one.rows)
@@ -159,7 +162,9 @@ class MLflowRuns:
 
     def _describe_parent(self) -> None:
         searcher = self._config.to_dict()["searcher"]
-        params = [Param(_key(f"searcher.{name}"), str(value)[:LONGEST_PARAM]) for name, value in flat(searcher)]
+        params = [
+            Param(_key(f"searcher.{name}"), str(value)[:LONGEST_PARAM]) for name, value in flatten(searcher).items()
+        ]
         self._client.log_batch(self._parent, params=params)
 
     def _create(self, one: News) -> str:
@@ -174,20 +179,20 @@ class MLflowRuns:
             best = Result(self._directory.path).best_trial
         except ExperimentError:  # no trial has validated, or none has a checkpoint
             return
-        told = {
+        summary = {
             "trial_id": best.trial_id,
             "hparams": dict(best.hparams),
             "metric": best.metric,
             "batches": best.batches,
             "checkpoint": str(best.checkpoint.path),
         }
-        self._client.log_dict(self._parent, told, "best_trial.json")
+        self._client.log_dict(self._parent, summary, "best_trial.json")
         self._client.set_tag(self._parent, "dray.best_trial", str(best.trial_id))
         self._client.log_batch(self._parent, metrics=[self._best[best.trial_id][1]])
 
 
 def _is_not_of_mlflow(record: logging.LogRecord) -> bool:
-    """A request that is repeated is no news: a server that was idle closes connections. What fails for good is told."""
+    """Retried requests are not logged: a server that was idle closes connections. The last failure is."""
     return "/mlflow" not in record.getMessage()
 
 

@@ -1,9 +1,9 @@
 """Observers follow a run without affecting it: the study for Optuna's tools, MLflow, Weights & Biases.
 
-The driver notes each event (`happened`) and each report (`rows`), in microseconds; once a second a thread hands what is
-new to an observer. If an observer fails, the user is told once, and the run goes on without it. It gets another chance
-every few minutes, at the run's end, and when the experiment is resumed: it is made anew, and told everything from the
-experiment's directory.
+The driver records each event (`happened`) and each report (`rows`), in microseconds; once a second a thread passes the
+new ones to an observer. If an observer fails, the user gets one message and the run continues without it. Every few
+minutes, at the run's end, and when the experiment is resumed it is created again and receives the whole history from
+the experiment's directory.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from searchers.journal import Journal
 from searchers.search import TrialView
 
 EVERY_S = 1.0
-"""How often observers are told what is new."""
+"""How often observers are updated."""
 AGAIN_S = 300.0
-"""How long after a failure an observer is made anew."""
+"""How long after a failure an observer is created again."""
 TOGETHER = 500
-"""How many trials an observer is told of at a time when it is told everything."""
+"""How many trials an update has at most when an observer receives the whole history."""
 CLOSE_S = 60.0
 """How long the end of a run waits for observers to finish writing."""
 
@@ -50,13 +50,13 @@ class News:
 
 
 class Observer(Protocol):
-    """Writes down what happens. It is made, called and closed in a thread of its own, and may take its time."""
+    """Records a run elsewhere. It is created, called and closed in its own thread, and may block."""
 
     def update(self, news: Sequence[News]) -> None:
-        """Write down what is new, with at most one `News` per trial.
+        """Record what is new, with at most one `News` per trial.
 
-        The first calls tell everything since the experiment began; an observer of an earlier run may have written all
-        or part of it. A trial that has ended may come again: with late rows, or because it goes on.
+        The first calls have everything since the experiment began; an observer of an earlier run may have written all
+        or part of it. A trial that has ended may come again: with late rows, or because it was extended.
         """
 
     def close(self, done: bool) -> None:
@@ -196,11 +196,11 @@ class Observers:
             except Exception as error:
                 if self._directory.is_gone():  # the run says so
                     return
-                told = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+                why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
                 if is_last:
-                    self._say(f"{name}: lacks the end of the search, resume the experiment to write it: {told}")
+                    self._say(f"{name}: lacks the end of the search, resume the experiment to write it: {why}")
                 elif not failed:
-                    self._say(f"{name}: can't write for now, the search continues: {told}")
+                    self._say(f"{name}: can't write for now, the search continues: {why}")
                 failed = True
             if is_last:
                 return
@@ -212,7 +212,7 @@ class Observers:
             metrics = read_metrics(self._directory.metrics)
 
     def _made(self, make: Make, metrics: pd.DataFrame) -> Observer:
-        """A new observer that has been told everything so far."""
+        """A new observer that has received the whole history."""
         observer = make()
         with self._lock:
             known = self._known.copy()
@@ -226,8 +226,8 @@ class Observers:
             return [self._known.news(trial, rows) for trial, rows in new.items()]
 
 
-def tell_all(directory: ExperimentDirectory, make: Make) -> None:
-    """Have an observer write down an experiment that is not running."""
+def replay_to(directory: ExperimentDirectory, make: Make) -> None:
+    """Record an experiment that is not running with an observer."""
     records, known = Journal.read(directory.journal), _Known()
     for record in records:
         known.happened(record)

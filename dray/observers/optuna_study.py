@@ -210,14 +210,14 @@ def _create(path: Path, config: ExperimentConfig) -> None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Silence Optuna's message that it has created a study."""
-    told = optuna.logging.get_verbosity()
+    verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             yield
     finally:
-        optuna.logging.set_verbosity(told)
+        optuna.logging.set_verbosity(verbosity)
 
 
 def _id(news: News) -> int:

@@ -48,7 +48,7 @@ class WandBRuns:
         self._mode = self._fields.mode or os.environ.get("WANDB_MODE", "online")
         if self._mode == "online" and not wandb.login(prompt=False):
             raise RuntimeError("no API key: set WANDB_API_KEY, or loggers: {wandb: {mode: offline}}")
-        # wandb has log files of its own, but also hands its messages on to the program's log.
+        # wandb has its own log files, but also passes its messages to the program's log.
         logging.getLogger("wandb").propagate = False
         self._id = hashlib.sha256(identity(directory, config).encode()).hexdigest()[:8]
         kept = directory.path / "wandb"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dray.compat import told_of_real
+from dray.compat import real_package_hint
 from dray.core import DistributedContext
 from dray.hosts import LocalHost
 from dray.imports import import_from_path
@@ -122,6 +122,6 @@ def _import_class(code: Path, spec: str | None) -> type[PyTorchTrial]:
             f"can't import the trial's class {spec!r} from {code}: {error}; pass trial_class=..."
         ) from error
     if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):
-        hint = told_of_real() or "pass trial_class=..."
+        hint = real_package_hint() or "pass trial_class=..."
         raise ValueError(f"{spec!r} from {code} must be a subclass of PyTorchTrial, got {found!r}; {hint}")
     return found

@@ -20,7 +20,7 @@ _MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class StoredCheckpoint:
     """A checkpoint of an experiment.
 
     Attributes:
@@ -37,7 +37,7 @@ class Listed:
     is_complete: bool
 
 
-def checkpoints(directory: ExperimentDirectory) -> list[Listed]:
+def list_checkpoints(directory: ExperimentDirectory) -> list[StoredCheckpoint]:
     """All checkpoints of an experiment, sorted by trial and batches, not verified.
 
     Raises:
@@ -53,7 +53,7 @@ def checkpoints(directory: ExperimentDirectory) -> list[Listed]:
             if match.group(3) == _MANIFEST:
                 whole.add(key)
     return [
-        Listed(
+        StoredCheckpoint(
             trial=trial,
             batches=batches,
             location=storage.child(f"trial_{trial}", f"checkpoint_{batches}"),
@@ -84,7 +84,7 @@ def download(checkpoint: Location, target: Path) -> None:
     Raises:
         FileNotFoundError, CheckpointError, StorageError: see ``dray.storage.opened``.
     """
-    with opened(checkpoint) as found, made(target) as partial:
+    with opened(checkpoint) as found, new_directory(target) as partial:
         shutil.copytree(found, partial, dirs_exist_ok=True)
 
 
@@ -103,7 +103,7 @@ def export(checkpoint: Location, target: Path) -> list[Path]:
 
     from dray.training.checkpoint import files as contents
 
-    with opened(checkpoint, without_manifest=True) as found, made(target) as partial:
+    with opened(checkpoint, without_manifest=True) as found, new_directory(target) as partial:
         models = contents.read_state(found, [])["models_state_dict"]
         about = contents.describe(found)
         names = ["model.pt"] if len(models) == 1 else [f"model_{number}.pt" for number in range(len(models))]
@@ -135,7 +135,7 @@ def export_determined(checkpoint: Location, target: Path) -> tuple[list[Path], l
     from dray.training.checkpoint.plain_state import read_json
 
     notes = []
-    with opened(checkpoint, without_manifest=True) as found, made(target) as partial:
+    with opened(checkpoint, without_manifest=True) as found, new_directory(target) as partial:
         if determined.is_legacy(found):
             raise ValueError(f"{checkpoint} already is a Determined checkpoint; copy it with dray checkpoint download")
         state = contents.read_state(found, [])
@@ -178,7 +178,7 @@ def _imports_dray(path: Path) -> bool:
 
 
 @contextmanager
-def made(target: Path) -> Iterator[Path]:
+def new_directory(target: Path) -> Iterator[Path]:
     """A new directory to fill; it becomes ``target`` at the end of the block, or is removed if the block raises."""
     target = target.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)

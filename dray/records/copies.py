@@ -6,9 +6,9 @@ import shutil
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from dray.records.checkpoints import checkpoints, damage, made
-from dray.records.directory import ExperimentDirectory, forget
-from dray.records.listing import Found
+from dray.records.checkpoints import damage, list_checkpoints, new_directory
+from dray.records.directory import ExperimentDirectory, unlink_from_results
+from dray.records.listing import StoredExperiment
 from dray.storage import RemoteDirectory, StorageError
 from searchers.journal import Journal
 
@@ -16,7 +16,7 @@ TRIES = 5
 NOT_COPIED = ("journal.jsonl.lock", "storage.json", "secrets.yaml")
 
 
-def download(found: Found, target: Path) -> list[str]:
+def download(found: StoredExperiment, target: Path) -> list[str]:
     """Copy a complete experiment, from here and from its object store, into a new directory.
 
     Args:
@@ -31,16 +31,16 @@ def download(found: Found, target: Path) -> list[str]:
     """
     directory = found.directory
     damages = []
-    with made(target) as partial:
+    with new_directory(target) as partial:
         _copy(directory.path, partial)
         if not directory.storage.is_local:
-            _bring(RemoteDirectory(directory.storage), partial)
-        there = {(each.trial, each.batches) for each in checkpoints(directory)}
-        for each in checkpoints(ExperimentDirectory(partial)):
+            _fetch(RemoteDirectory(directory.storage), partial)
+        there = {(each.trial, each.batches) for each in list_checkpoints(directory)}
+        for each in list_checkpoints(ExperimentDirectory(partial)):
             if (each.trial, each.batches) not in there:  # deleted meanwhile, perhaps half copied
                 shutil.rmtree(each.location.path)
-            elif (told := damage(each.location)) is not None:
-                damages.append(told.replace(str(partial), str(target)))
+            elif (why := damage(each.location)) is not None:
+                damages.append(why.replace(str(partial), str(target)))
     return damages
 
 
@@ -54,7 +54,7 @@ def _copy(source: Path, target: Path) -> None:
             raise OSError(f"can't copy {source}: {left[0]}") from None
 
 
-def _bring(remote: RemoteDirectory, target: Path) -> None:
+def _fetch(remote: RemoteDirectory, target: Path) -> None:
     for _ in range(TRIES):
         with suppress(FileNotFoundError):  # deleted since it was listed
             remote.download(target, [name for name in remote.sizes() if not (target / name).exists()])
@@ -62,7 +62,7 @@ def _bring(remote: RemoteDirectory, target: Path) -> None:
     raise StorageError(f"{remote.location} changes faster than it can be copied; try again when it has ended")
 
 
-def delete(found: Found) -> None:
+def delete(found: StoredExperiment) -> None:
     """Remove a complete experiment, here and in its object store. A half-deleted one no longer counts as one.
 
     Raises:
@@ -77,4 +77,4 @@ def delete(found: Found) -> None:
         if not found.is_copy:
             directory.config_file.unlink(missing_ok=True)
             shutil.rmtree(directory.path)
-            forget(directory.path)
+            unlink_from_results(directory.path)

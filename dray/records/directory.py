@@ -1,4 +1,4 @@
-"""The directory of an experiment: all that it keeps, to be resumed and read from."""
+"""The directory of an experiment: everything needed to resume it and to read its results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import yaml
 from dray.code.ignore import Code, code_of
 from dray.config.load import ExperimentConfig, load_config
 from dray.errors import ConfigError, NoExperiment
-from dray.records.local_runs import refuse
+from dray.records.local_runs import reject_local_run
 from dray.records.secrets import hide_in, write_secrets
 from dray.storage import CheckpointStore, Location, RemoteDirectory, StorageError, store_at
 from dray.storage.disk import force_to_disk
@@ -37,15 +37,15 @@ class ExperimentDirectory:
 
         <path>/experiment.yaml         the config, every default filled in
                code/                   the model's code, see `.ignore`, as it was when the experiment was created
-               journal.jsonl           all that happened: the only truth
+               journal.jsonl           every event of the search; the source of truth
                metrics/                see `dray.records.metrics`
                optuna.db               see `dray.observers.optuna_study`; derived from the two above
                trial_7/checkpoint_352/ see `dray.training.checkpoint.files`; or in an object store, below a like path
                storage.json            where that is, and the config's credentials for it; readable by the owner alone
                secrets.yaml            the config's secrets, as storage.json for its owner alone
-               ray.log                 what Ray said in the driver's process, see `dray.cluster.ray_output`
-               ray/                    Ray's own books of this experiment; never read back
-               .seen-by-all            by which the nodes of a cluster know that they see this very directory
+               ray.log                 Ray's output in the driver's process, see `dray.cluster.ray_output`
+               ray/                    Ray's own state of this experiment; never read back
+               .seen-by-all            lets the nodes of a cluster check that they see this very directory
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +60,7 @@ class ExperimentDirectory:
         self.secrets_file = path / "secrets.yaml"
 
     def is_gone(self) -> bool:
-        """Whether it was deleted. What still runs may have made some of its parts anew, but not the config."""
+        """Whether it was deleted. Processes that still run may have written other files again, but never the config."""
         try:
             self.config_file.stat()
         except FileNotFoundError:
@@ -117,8 +117,8 @@ class ExperimentDirectory:
             found = None if code is None else code_of(code, leave_out=path)
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            told = f"can't make the experiment's directory: {error}; choose another place"
-            raise ConfigError([("checkpoint_storage", told)]) from None
+            what = f"can't make the experiment's directory: {error}; choose another place"
+            raise ConfigError([("checkpoint_storage", what)]) from None
         if found is not None:
             directory.copy_code(found, config)
         write_secrets(directory.secrets_file, config)
@@ -142,7 +142,7 @@ class ExperimentDirectory:
         """
         directory = cls(path)
         if not directory.config_file.exists():
-            refuse(path)
+            reject_local_run(path)
             raise NoExperiment(f"no experiment in {path}: it has no {directory.config_file.name}")
         return directory
 
@@ -155,27 +155,27 @@ def new_path(config: ExperimentConfig) -> Path:
     """A directory for a new experiment: in the config's storage if that is a directory, else in ``DRAY_HOME``, else in
     ``~/dray_results``."""
     where = config.checkpoint_storage.location
-    root = where.path if where is not None and where.is_local else results()
+    root = where.path if where is not None and where.is_local else results_root()
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in config.name)
     name = name.encode()[:_LONGEST_NAME].decode(errors="ignore")
     return (root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}").resolve()
 
 
-def results() -> Path:
+def results_root() -> Path:
     """The default storage: ``DRAY_HOME``, else ``~/dray_results``."""
     return Path(os.environ.get("DRAY_HOME", "~/dray_results")).expanduser()
 
 
-def make_findable(path: Path) -> None:
+def link_into_results(path: Path) -> None:
     """Link a new experiment that is elsewhere into the default storage, so that its name and ``latest`` find it."""
     with suppress(OSError):  # it is there; or the default storage can't be written, which is no reason not to run
-        results().mkdir(parents=True, exist_ok=True)
-        (results() / path.name).symlink_to(path)
+        results_root().mkdir(parents=True, exist_ok=True)
+        (results_root() / path.name).symlink_to(path)
 
 
-def forget(path: Path) -> None:
+def unlink_from_results(path: Path) -> None:
     """Remove the link to an experiment that is deleted."""
-    link = results() / path.name
+    link = results_root() / path.name
     if link.is_symlink() and link.readlink() == path:
         link.unlink()
 
@@ -191,8 +191,8 @@ def check_storage(where: Location | None) -> None:
     try:
         RemoteDirectory(where, patience_s=PROBE_S).probe()
     except StorageError as error:
-        told = (
+        what = (
             f"{error}; check its name, and the credentials in the config or the environment (for S3, AWS_ACCESS_KEY_ID "
             "and AWS_SECRET_ACCESS_KEY)"
         )
-        raise ConfigError([("checkpoint_storage", told)]) from None
+        raise ConfigError([("checkpoint_storage", what)]) from None

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from dray.errors import NoExperiment
-from dray.records.directory import ExperimentDirectory, results
+from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.local_runs import LocalRun, is_local_run
-from dray.records.lookup import Name, experiments_below, location_of, whereabouts
-from dray.records.numbering import number_of, numbers
+from dray.records.lookup import Name, experiment_directories, locate, parse_location
+from dray.records.numbering import number_of, numbers_by_path
 from dray.storage import Location, RemoteDirectory
 from searchers.journal import Journal
 
@@ -78,7 +78,7 @@ class Overview:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class StoredExperiment:
     """An experiment that was found.
 
     Attributes:
@@ -113,18 +113,18 @@ class Found:
 
 
 @contextmanager
-def found(experiment: Name) -> Iterator[Found]:
-    """The experiment, see `whereabouts`; a copy of a remote one exists only within the block.
+def open_experiment(experiment: Name) -> Iterator[StoredExperiment]:
+    """The experiment, see `locate`; a copy of a remote one exists only within the block.
 
     Raises:
-        NoExperiment: see `whereabouts`.
+        NoExperiment: see `locate`.
         StorageError: the object store can't be used.
     """
-    where = whereabouts(experiment)
+    where = locate(experiment)
     location = Location.of(where)
     if location.is_local:
         directory, number = ExperimentDirectory.open(location.path), number_of(location.path)
-        yield Found(directory=directory, where=where, is_copy=False, number=number)
+        yield StoredExperiment(directory=directory, where=where, is_copy=False, number=number)
         return
     with tempfile.TemporaryDirectory(prefix="dray-look-") as scratch:
         directory = ExperimentDirectory(Path(scratch) / location.name)
@@ -134,30 +134,30 @@ def found(experiment: Name) -> Iterator[Found]:
             raise NoExperiment(f"no experiment in {location}: it has no {directory.config_file.name}")
         remote.download(directory.path, names)
         directory.write_storage(location)
-        yield Found(directory=directory, where=location.uri, is_copy=True)
+        yield StoredExperiment(directory=directory, where=location.uri, is_copy=True)
 
 
-def listed(root: str | None = None) -> list[Overview]:
+def list_experiments(root: str | None = None) -> list[Overview]:
     """All experiments below a directory or a place in an object store, the newest last. None: the default storage.
 
     Raises:
         NoExperiment: there is no such directory.
         StorageError: the object store can't be used.
     """
-    location = Location.of(results()) if root is None else location_of(root)
+    location = Location.of(results_root()) if root is None else parse_location(root)
     if not location.is_local:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             there = [each for each in pool.map(_glance_afar, _children(location)) if each is not None]
     else:
         if root is not None and not location.path.is_dir():
             raise NoExperiment(f"no such directory: {location}")
-        known = numbers()
-        there = [_glance(path, known.get(path.resolve())) for path in experiments_below(location.path)]
+        known = numbers_by_path()
+        there = [_glance(path, known.get(path.resolve())) for path in experiment_directories(location.path)]
     return sorted(there, key=lambda each: (each.began or 0, each.name))
 
 
 def _glance(path: Path, number: int | None) -> Overview:
-    where = Found(directory=ExperimentDirectory(path), where=str(path), is_copy=False, number=number)
+    where = StoredExperiment(directory=ExperimentDirectory(path), where=str(path), is_copy=False, number=number)
     try:
         return local_overview(LocalRun(path)) if is_local_run(path) else where.overview()
     except (OSError, ValueError) as error:

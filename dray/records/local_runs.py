@@ -36,7 +36,7 @@ def local_runs(root: Path) -> list[Path]:
     return [path for path in below if not path.name.startswith(".") and is_local_run(path)]
 
 
-def refuse(path: Path) -> None:
+def reject_local_run(path: Path) -> None:
     """Raises `NoExperiment` if it is a local run, for what only experiments can do."""
     if is_local_run(path):
         raise NoExperiment(
@@ -63,7 +63,7 @@ class LocalRun:
 
     @property
     def state(self) -> Literal["RUNNING", "COMPLETED", "STOPPED", "UNKNOWN"]:
-        """UNKNOWN: it was killed or has failed, or has a loop of its own, of which only the program knows."""
+        """UNKNOWN: it was killed or has failed; or it is a program with the core API, whose end is not recorded."""
         with (self.path / METRICS).open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

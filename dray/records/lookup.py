@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import TypeAlias
 
 from dray.errors import NoExperiment
-from dray.records.directory import ExperimentDirectory, results
+from dray.records.directory import ExperimentDirectory, results_root
 from dray.records.local_runs import METRICS, LocalRun, is_local_run, local_runs
-from dray.records.numbering import numbered, numbers
+from dray.records.numbering import numbers_by_path, paths_by_number
 from dray.storage import Location
 
 Name: TypeAlias = str | os.PathLike[str] | int
-"""Which experiment: see `whereabouts`."""
+"""Which experiment: see `locate`."""
 LATEST = "latest"
 _SHOWN = 5
 _PART_DIGITS = 4
 """Digits alone are part of a name from this many on: ``delete 7`` must not take any name with a 7 in it."""
 
 
-def whereabouts(experiment: Name) -> str:
+def locate(experiment: Name) -> str:
     """Where an experiment or a local run is: the path of its directory, or a URI as it was given.
 
     Args:
@@ -37,23 +37,23 @@ def whereabouts(experiment: Name) -> str:
         NoExperiment: there is none, or several match.
     """
     experiment = str(experiment) if isinstance(experiment, int) else os.fspath(experiment)
-    location = location_of(experiment)
+    location = parse_location(experiment)
     if not location.is_local:
-        own = results() / location.name  # the copy that resuming uses, see `mirror.brought`
+        own = results_root() / location.name  # the copy that resuming uses, see `mirror.fetch_experiment`
         has = ExperimentDirectory(own) if ExperimentDirectory(own).config_file.exists() else None
         return str(own) if has is not None and _same(has.storage, location) else experiment
-    path, root = location.path, results()
+    path, root = location.path, results_root()
     if ExperimentDirectory(path).config_file.exists() or is_local_run(path):
         return str(path.resolve())
     if os.sep in experiment or experiment.startswith((".", "~")):
         raise NoExperiment(_no_experiment(path))
-    known = numbered()
+    known = paths_by_number()
     if experiment.isdecimal() and int(experiment) in known:
         place = known[int(experiment)]
         if not ExperimentDirectory(place).config_file.exists():
             raise NoExperiment(f"experiment {experiment}, {place.name}, is no longer in {root}")
         return str(place.resolve())
-    there = {each.name: each for each in newest_first(experiments_below(root))}
+    there = {each.name: each for each in newest_first(experiment_directories(root))}
     matches = list(there)[:1] if experiment == LATEST else _matches(experiment, list(there))
     if len(matches) > 1:
         raise NoExperiment(
@@ -76,7 +76,7 @@ def _matches(experiment: str, names: Sequence[str]) -> list[str]:
 
 
 def _candidates(paths: Sequence[Path]) -> str:
-    known = numbers()
+    known = numbers_by_path()
     lines = [f"\n{known.get(path.resolve(), ''):>6}  {path.name}" for path in paths[:_SHOWN]]
     return "".join(lines) + (f"\n        and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
 
@@ -85,13 +85,13 @@ def local_run(experiment: Name) -> LocalRun | None:
     """The local run of this name; None if an experiment is meant.
 
     Raises:
-        NoExperiment: see `whereabouts`.
+        NoExperiment: see `locate`.
     """
-    where = Location.of(whereabouts(experiment))
+    where = Location.of(locate(experiment))
     return LocalRun(where.path) if where.is_local and is_local_run(where.path) else None
 
 
-def experiments_below(root: Path) -> list[Path]:
+def experiment_directories(root: Path) -> list[Path]:
     """The directories of the experiments and local runs in a directory, sorted; links are resolved."""
     if not root.is_dir():
         return []
@@ -109,7 +109,7 @@ def newest_first(experiments: Sequence[Path]) -> list[Path]:
     return sorted(experiments, key=made, reverse=True)
 
 
-def location_of(where: str) -> Location:
+def parse_location(where: str) -> Location:
     try:
         return Location.of(where)
     except ValueError as error:
@@ -135,8 +135,8 @@ def _unknown(experiment: str, names: Sequence[str], root: Path, path: Path) -> s
     if not names:
         return f"no experiment {experiment!r}: there are none in {root}; give a path, or s3://..., or set DRAY_HOME"
     near = difflib.get_close_matches(experiment, names, n=1, cutoff=0.5)
-    told = f"did you mean {near[0]}?" if near else f"its experiments are {_some(names)}"
-    return f"no experiment {experiment!r} in {root}; {told}"
+    hint = f"did you mean {near[0]}?" if near else f"its experiments are {_some(names)}"
+    return f"no experiment {experiment!r} in {root}; {hint}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dray.errors import NoExperiment
-from dray.records.directory import ExperimentDirectory, results
+from dray.records.directory import ExperimentDirectory, results_root
 from dray.storage import Location, RemoteDirectory
 from dray.storage.logs import BYTES_PER_S, NAME, stored_as
 from dray.storage.outage import Outage
@@ -76,7 +76,7 @@ class Mirror:
                     wait_s = max(EVERY_S, self._copy() / BYTES_PER_S)
                 except OSError as error:  # StorageError, or a file here that can't be read
                     self._outage.began(error)
-        if not self._directory.journal.exists():  # it has not begun, or was deleted meanwhile
+        if not self._directory.journal.exists():  # it has not started, or was deleted
             return
         self._remote = RemoteDirectory(self._directory.storage, patience_s=LAST_PATIENCE_S)
         try:
@@ -134,7 +134,7 @@ class Mirror:
         return [*code, *logs, *metrics, directory.journal, directory.config_file]
 
 
-def brought(where: str | os.PathLike[str]) -> Path:
+def fetch_experiment(where: str | os.PathLike[str]) -> Path:
     """The directory of an experiment on this machine. For one in an object store: its directory here, if there is one,
     else a new copy.
 
@@ -152,7 +152,7 @@ def brought(where: str | os.PathLike[str]) -> Path:
     if location.is_local:
         return location.path.resolve()
     remote = RemoteDirectory(location, patience_s=PATIENCE_S)
-    path = results() / location.name
+    path = results_root() / location.name
     if ExperimentDirectory(path).config_file.exists():
         return path
     sizes = remote.sizes()

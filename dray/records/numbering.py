@@ -12,25 +12,25 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from dray.records.directory import results
+from dray.records.directory import results_root
 
 LINKS = ".numbers"
 
 
-def numbered() -> dict[int, Path]:
+def paths_by_number() -> dict[int, Path]:
     """The place of each number in the results directory, oldest first; the experiment may have been deleted."""
     found = {}
     with suppress(OSError):
-        for link in (results() / LINKS).iterdir():
+        for link in (results_root() / LINKS).iterdir():
             if link.name.isdecimal() and link.is_symlink():
-                found[int(link.name)] = results().joinpath(*link.readlink().parts[1:])
+                found[int(link.name)] = results_root().joinpath(*link.readlink().parts[1:])
     return dict(sorted(found.items()))
 
 
 def number_of(path: Path) -> int | None:
     """The number of an experiment; None if it has none."""
     place = _place(path)
-    return next((number for number, each in numbered().items() if each == place), None)
+    return next((number for number, each in paths_by_number().items() if each == place), None)
 
 
 def take_number(path: Path) -> int | None:
@@ -42,24 +42,24 @@ def take_number(path: Path) -> int | None:
     place, mine = _place(path), number_of(path)
     if place is None or mine is not None:
         return mine
-    links, target = results() / LINKS, ".." / place.relative_to(results())
+    links, target = results_root() / LINKS, ".." / place.relative_to(results_root())
     with suppress(OSError):
         links.mkdir(exist_ok=True)
-        for number in count(max(numbered(), default=0) + 1):
+        for number in count(max(paths_by_number(), default=0) + 1):
             with suppress(FileExistsError):  # another driver has just taken it
                 (links / str(number)).symlink_to(target)
                 return number
     return None
 
 
-def numbers() -> dict[Path, int]:
+def numbers_by_path() -> dict[Path, int]:
     """The number of each experiment, by its resolved path."""
-    return {path.resolve(): number for number, path in reversed(numbered().items())}
+    return {path.resolve(): number for number, path in reversed(paths_by_number().items())}
 
 
 def _place(path: Path) -> Path | None:
     """Where the results directory has an experiment: itself, or a link to it."""
-    root, path = results(), path.resolve()
+    root, path = results_root(), path.resolve()
     if path.is_relative_to(root.resolve()):
         return root / path.relative_to(root.resolve())
     link = root / path.name

@@ -1,4 +1,4 @@
-"""What became of an experiment's trials: which may be its best, how many failed, and which diverged."""
+"""Outcomes of an experiment's trials: their ranking, and how many failed or diverged, as text."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ def ranked(trials: pd.DataFrame, sign: int) -> pd.DataFrame:
         trials: ``Result.trials``.
         sign: 1 if smaller is better, else -1.
     """
-    there = trials[(trials["state"] != "INVALID_HP") & trials["best_metric"].notna()]
-    order = np.lexsort((sign * there["best_metric"], there["state"] == FAILED))  # the last key counts most
-    return there.iloc[order]
+    validated = trials[(trials["state"] != "INVALID_HP") & trials["best_metric"].notna()]
+    order = np.lexsort((sign * validated["best_metric"], validated["state"] == FAILED))  # the last key counts most
+    return validated.iloc[order]
 
 
-def failures_told(states: Iterable[object]) -> str:
+def failure_summary(states: Iterable[object]) -> str:
     """ "2 of 3 trials failed"; "" if none did."""
     every = list(states)
     failed = sum(state == FAILED for state in every)
     return f"{failed} of {len(every)} trial{'s' * (len(every) != 1)} failed" if failed else ""
 
 
-def no_best_told(there: pd.DataFrame, metric: str) -> str:
+def no_best_reason(ranked: pd.DataFrame, metric: str) -> str:
     """Why there is no best trial although some have validated; "" if there is one, or none has validated.
 
     Args:
-        there: the ``ranked`` trials.
+        ranked: the trials, as from `ranked`.
         metric: the searcher's.
     """
-    if there.empty or there.iloc[0]["state"] != FAILED:
+    if ranked.empty or ranked.iloc[0]["state"] != FAILED:
         return ""
-    first = there.iloc[0]
+    first = ranked.iloc[0]
     return (
         "no best trial, because every trial that validated failed; the best of these is trial "
         f"{first['trial_id']} ({metric} {first['best_metric']:.4g})"
@@ -70,7 +70,7 @@ def nan_since(metrics: pd.DataFrame, metric: str) -> pd.Series[int]:
     return since
 
 
-def diverged(trials: pd.DataFrame) -> dict[int, int]:
+def nan_since_by_trial(trials: pd.DataFrame) -> dict[int, int]:
     """``nan_since`` of the trials that have diverged.
 
     Args:
@@ -80,14 +80,14 @@ def diverged(trials: pd.DataFrame) -> dict[int, int]:
     return dict(zip(those["trial_id"].tolist(), those["nan_since"].tolist(), strict=True))
 
 
-def diverged_told(trials: pd.DataFrame) -> str:
+def divergence_summary(trials: pd.DataFrame) -> str:
     """ "2 trials diverged: NaN since batch 40 (trial 3), 100 (trial 7)"; "" if none did."""
-    since = diverged(trials)
-    told = ", ".join(f"{batches} (trial {trial})" for trial, batches in list(since.items())[:_SHOWN])
+    since = nan_since_by_trial(trials)
+    some = ", ".join(f"{batches} (trial {trial})" for trial, batches in list(since.items())[:_SHOWN])
     more = f" and {len(since) - _SHOWN} more" if len(since) > _SHOWN else ""
-    return f"{len(since)} trial{'s' * (len(since) != 1)} diverged: NaN since batch {told}{more}" if since else ""
+    return f"{len(since)} trial{'s' * (len(since) != 1)} diverged: NaN since batch {some}{more}" if since else ""
 
 
-def since_told(since: Any) -> str:
+def nan_since_text(since: Any) -> str:
     """ "NaN since batch 40" for a trial's ``nan_since``; "" if it has not diverged."""
     return "" if pd.isna(since) else f"NaN since batch {since}"

@@ -17,10 +17,11 @@ from dray.code.factory import FromDirectory
 from dray.config.load import ExperimentConfig
 from dray.config.search import recorded_search
 from dray.errors import ExperimentError
-from dray.records.listing import Overview, found
+from dray.records.hparams import flatten
+from dray.records.listing import Overview, open_experiment
 from dray.records.lookup import Name
 from dray.records.metrics import read_metrics, read_system
-from dray.records.outcomes import nan_since, no_best_told, ranked
+from dray.records.outcomes import nan_since, no_best_reason, ranked
 from dray.records.timeline import read_timeline
 from dray.script import Script
 from dray.storage import CheckpointStore
@@ -71,19 +72,19 @@ class Result:
 
     def __init__(self, path: Name, *, trial: type[PyTorchTrial] | None = None) -> None:
         copies = ExitStack()
-        self._found = copies.enter_context(found(path))
+        self._found = copies.enter_context(open_experiment(path))
         weakref.finalize(self, copies.close)
         self._directory = self._found.directory
         self.path = self._directory.path
         self._trial = trial
 
     def __repr__(self) -> str:
-        from dray.records.glance import as_text
+        from dray.records.result_repr import as_text
 
         return as_text(self)
 
     def _repr_html_(self) -> str:
-        from dray.records.glance import as_html
+        from dray.records.result_repr import as_html
 
         return as_html(self)
 
@@ -129,7 +130,7 @@ class Result:
         """
         started, ended, restarts = self._times("started"), self._times("exited"), Counter(self._trials_of("restarted"))
         views = self.search.trials.values()
-        hparams = [dict(flat(view.hparams or {})) for view in views]
+        hparams = [flatten(view.hparams or {}) for view in views]
         table = pd.DataFrame({"trial_id": [view.id for view in views], "state": [view.state for view in views]})
         for name in dict.fromkeys(name for drawn in hparams for name in drawn):
             table[f"hparams.{name}"] = pd.Series([drawn.get(name) for drawn in hparams])
@@ -170,8 +171,8 @@ class Result:
         there = ranked(self.trials, self._sign)
         if there.empty:
             raise ExperimentError(f"no trial of {self.path} has validated yet, so there is no best trial")
-        if told := no_best_told(there, self.config.searcher.metric):
-            raise ExperimentError(f"{self.path}: {told}")
+        if why := no_best_reason(there, self.config.searcher.metric):
+            raise ExperimentError(f"{self.path}: {why}")
         row = there.iloc[0]
         trial_id = int(row["trial_id"])
         batches = int(self.best_batches()[trial_id])
@@ -187,7 +188,7 @@ class Result:
             hparams=dict(self.search.trials[trial_id].hparams or {}),
             metric=float(row["best_metric"]),
             batches=batches,
-            checkpoint=_handed_out(store, checkpoint),
+            checkpoint=_as_ray_checkpoint(store, checkpoint),
         )
 
     def load_best_trial(self, trial_kwargs: Mapping[str, Any] | None = None) -> PyTorchTrial:
@@ -243,17 +244,9 @@ class Result:
         return ranked.sort_values(["score", "batches"], kind="stable").drop_duplicates("trial_id")
 
 
-def _handed_out(store: CheckpointStore, checkpoint: str) -> Checkpoint:
+def _as_ray_checkpoint(store: CheckpointStore, checkpoint: str) -> Checkpoint:
     """A checkpoint of dray's as one of Ray's."""
     from ray.train import Checkpoint
 
     filesystem, path = store.filesystem_of(checkpoint)
     return Checkpoint(path, filesystem)
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested hyperparameters by dotted names."""
-    found: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        found += flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
-    return found

@@ -25,8 +25,8 @@ def check_secrets(config: ExperimentConfig) -> None:
     Raises:
         ConfigError: one is masked: the config was copied from another experiment or a checkpoint.
     """
-    told = "is masked, as in an experiment's own copy of its config; write the real value"
-    if faults := [(path, told) for path in _masked_in(config)]:
+    what = "is masked, as in an experiment's own copy of its config; write the real value"
+    if faults := [(path, what) for path in _masked_in(config)]:
         raise ConfigError(faults)
 
 
@@ -52,8 +52,8 @@ def with_secrets(config: ExperimentConfig, path: Path) -> ExperimentConfig:
     try:
         found = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        told = f"is missing: secrets stay on the machine that they were given on; write all of them to {path}"
-        raise ConfigError([(name, told) for name in masked]) from None
+        what = f"is missing: secrets stay on the machine that they were given on; write all of them to {path}"
+        raise ConfigError([(name, what) for name in masked]) from None
     if not found.keys() & _secrets(config).keys():  # written by an older version
         found = {_DATA: found}
     data, environment = dict(config.data), config.environment

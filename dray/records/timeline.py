@@ -1,7 +1,7 @@
-"""A record of what each worker group did when: written by the driver while it runs, read as one table.
+"""What each worker group did when: written by the driver while it runs, read as one table.
 
-The driver notes when a group starts, is up, is lent to a trial, and is free again. Workers report how many seconds
-their trial spent on what (`dray.training.usage`). Both together give a sequence of phases for each group.
+The driver records when a group starts, is up, is leased to a trial, and is free again. Workers report how many seconds
+their trial spent in each phase (`dray.training.usage`). Together they give a sequence of phases for each group.
 """
 
 from __future__ import annotations
@@ -76,8 +76,10 @@ def read_timeline(directory: Path, system: pd.DataFrame) -> pd.DataFrame:
     """
     path = directory / FILE
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    told, times = _Told.by_trial(system), sorted(system["time"].unique())
-    rows = [row for stretch in _stretches([json.loads(line) for line in lines], times) for row in told.split(stretch)]
+    reports, times = _Reports.by_trial(system), sorted(system["time"].unique())
+    rows = [
+        row for stretch in _stretches([json.loads(line) for line in lines], times) for row in reports.split(stretch)
+    ]
     slots = "float64" if any(isinstance(row[1], float) for row in rows) else "int64"
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"slots": slots, "trial_id": "int64"})
 
@@ -85,8 +87,12 @@ def read_timeline(directory: Path, system: pd.DataFrame) -> pd.DataFrame:
 _Row = tuple[str, float, int, str, float, float]
 
 
-def _stretches(events: list[dict[str, Any]], told: list[float]) -> Iterator[_Row]:
-    """The states of each group: booting, idle, or lent to a trial (phase ""). `told`: the times of trials' reports."""
+def _stretches(events: list[dict[str, Any]], report_times: list[float]) -> Iterator[_Row]:
+    """The states of each group: booting, idle, or leased to a trial (phase "").
+
+    Args:
+        report_times: when trials reported, sorted.
+    """
     groups: dict[str, tuple[float, int, str, float]] = {}  # slots, trial, phase, since
     now = 0.0
 
@@ -98,7 +104,7 @@ def _stretches(events: list[dict[str, Any]], told: list[float]) -> Iterator[_Row
     for event in events:
         if event["event"] == "opened":
             # The previous run has ended, or was killed; then its last known time may be that of a trial's report.
-            now = max([now, *told[: bisect(told, event["time"])][-1:]])
+            now = max([now, *report_times[: bisect(report_times, event["time"])][-1:]])
             for one in list(groups):
                 yield from end(one)
             continue
@@ -121,19 +127,19 @@ def _stretches(events: list[dict[str, Any]], told: list[float]) -> Iterator[_Row
                 groups[group] = (slots, -1, "idle", now)
             case "granted":
                 groups[group] = (slots, event["trial"], "", now)
-    now = max([now, *told[-1:]])
+    now = max([now, *report_times[-1:]])
     for one in list(groups):
         yield from end(one)
 
 
-class _Told:
-    """The trials' reports of their time, in order: when, and the seconds of each phase until then."""
+class _Reports:
+    """The trials' reports of their time, sorted: when, and the seconds of each phase since the report before."""
 
     def __init__(self, by_trial: dict[int, list[tuple[float, dict[str, float]]]]) -> None:
         self._by_trial = by_trial
 
     @classmethod
-    def by_trial(cls, system: pd.DataFrame) -> _Told:
+    def by_trial(cls, system: pd.DataFrame) -> _Reports:
         found: dict[int, dict[float, dict[str, float]]] = {}
         rows = system[system["name"].isin([f"{phase}_s" for phase in PHASES])]
         for trial, at, name, value in zip(rows["trial_id"], rows["time"], rows["name"], rows["value"], strict=True):
@@ -149,14 +155,14 @@ class _Told:
         samples = [sample for sample in self._by_trial.get(trial, []) if since < sample[0] <= end]
         cursor, first = since, True
         for at, seconds in samples:
-            told = sum(seconds.values())
-            begin = max(cursor, at - told)
+            reported_s = sum(seconds.values())
+            begin = max(cursor, at - reported_s)
             if begin > cursor:
                 yield group, slots, trial, "starting" if first else "waiting", cursor, begin
             cursor, first = begin, False
             for phase in PHASES:
                 if share := seconds.get(phase, 0.0):
-                    until = min(at, cursor + share * (at - begin) / told)
+                    until = min(at, cursor + share * (at - begin) / reported_s)
                     yield group, slots, trial, phase, cursor, until
                     cursor = until
         if end > cursor:

@@ -11,8 +11,8 @@ import pandas as pd
 
 from dray.records.outcomes import FAILED
 from dray.records.timeline import PHASES
+from dray.report.data import MAX_POINTS, Metric, ReportData
 from dray.report.scale import logarithms, scaled, ticks_of
-from dray.report.seen import MOST_POINTS, Metric, Seen
 
 Figure = dict[str, Any]
 """With "data" and "layout"; with "scales" and "scale" if it has a metric's axis, see `scale.scaled`."""
@@ -35,36 +35,45 @@ PHASE_COLOURS = {
 PHASE_NAMES = {"data": "waiting for data", "waiting": "waiting for the search", "booting": "processes starting"}
 LEAST_EXPLAINED = 0.1
 """The R² below which a forest's importances mean nothing."""
-MOST_STRETCHES = 4_000
+MAX_STRETCHES = 4_000
 BINS = 240
 _BELOW_MODEBAR = {"l": 62, "r": 12, "t": 34, "b": 48}
 """The margins of a figure without a legend, where plotly's buttons would cover the bars."""
 
 
-def curves(seen: Seen, metric: Metric | None = None) -> Figure:
+def curves(report: ReportData, metric: Metric | None = None) -> Figure:
     """A metric, by default the searcher's, over each trial's training: a trace per rung, gaps between trials; the best
     trial on top."""
-    x = seen.along
-    rows = (seen.validations if metric is None else seen.rows_of(metric)).sort_values(["trial_id", "batches"])
+    x = report.along
+    rows = (report.validations if metric is None else report.rows_of(metric)).sort_values(["trial_id", "batches"])
     rows = rows[rows[x].notna()]
-    by_trial = dict(iter(rows[rows["trial_id"].isin(seen.drawn.index)].groupby("trial_id")))
-    best = seen.best
+    by_trial = dict(iter(rows[rows["trial_id"].isin(report.drawn.index)].groupby("trial_id")))
+    best = report.best
     data = []
-    for rung in sorted(seen.drawn["rung"].unique()):
-        trials = seen.drawn.index[seen.drawn["rung"] == rung]
+    for rung in sorted(report.drawn["rung"].unique()):
+        trials = report.drawn.index[report.drawn["rung"] == rung]
         parts = [_thin(by_trial[trial]) for trial in trials if trial in by_trial and trial != best]
         data.append(
-            _lines(seen, parts, x, seen.rung_name(int(rung)), rung_colour(seen, int(rung)), opacity=0.75, width=1.3)
+            _lines(
+                report, parts, x, report.rung_name(int(rung)), rung_colour(report, int(rung)), opacity=0.75, width=1.3
+            )
         )
     if best is not None and best in by_trial:
-        data.append(_lines(seen, [_thin(by_trial[best])], x, f"trial {best}, the best", BEST_COLOUR, width=2.8))
+        data.append(_lines(report, [_thin(by_trial[best])], x, f"trial {best}, the best", BEST_COLOUR, width=2.8))
     figure = {"data": data, "layout": {"xaxis": {"title": {"text": x}, "rangemode": "tozero"}, "hovermode": "closest"}}
-    title, sign = (seen.metric, seen.sign) if metric is None else (metric.label, None)
+    title, sign = (report.metric, report.sign) if metric is None else (metric.label, None)
     return scaled(figure, title, rows["value"], sign)
 
 
 def _lines(
-    seen: Seen, parts: Sequence[pd.DataFrame], x: str, name: str, colour: str, *, width: float, opacity: float = 1.0
+    report: ReportData,
+    parts: Sequence[pd.DataFrame],
+    x: str,
+    name: str,
+    colour: str,
+    *,
+    width: float,
+    opacity: float = 1.0,
 ) -> dict[str, Any]:
     xs: list[Any] = []
     ys: list[Any] = []
@@ -89,21 +98,21 @@ def _lines(
 
 
 def _thin(rows: pd.DataFrame) -> pd.DataFrame:
-    if len(rows) <= MOST_POINTS:
+    if len(rows) <= MAX_POINTS:
         return rows
-    return rows.iloc[np.linspace(0, len(rows) - 1, MOST_POINTS).astype(int)]
+    return rows.iloc[np.linspace(0, len(rows) - 1, MAX_POINTS).astype(int)]
 
 
-def history(seen: Seen) -> Figure:
+def history(report: ReportData) -> Figure:
     """Each trial's best value, at the time of its last validation; and the best value so far."""
-    began = seen.overview.began or 0.0
-    rows = seen.validations
+    began = report.overview.began or 0.0
+    rows = report.validations
     finite = rows[rows["value"].abs() < math.inf].sort_values("time", kind="stable")
-    sound = finite[finite["trial_id"].isin(seen.ranked.index[seen.ranked["state"] != FAILED])]
-    so_far = (seen.sign * sound["value"]).cummin()
+    sound = finite[finite["trial_id"].isin(report.ranked.index[report.ranked["state"] != FAILED])]
+    so_far = (report.sign * sound["value"]).cummin()
     steps = sound[so_far.diff().fillna(-1) < 0]
     last = finite.groupby("trial_id")["time"].max()
-    shown = seen.shown[seen.shown.index.isin(last.index)]
+    shown = report.shown[report.shown.index.isin(last.index)]
     unit_s, unit = _time_unit(float(finite["time"].max() - began) if len(finite) else 0.0)
     end = [] if sound.empty else [(float(finite["time"].iloc[-1]) - began) / unit_s]
     figure = {
@@ -130,16 +139,16 @@ def history(seen: Seen) -> Figure:
         ],
         "layout": {"xaxis": {"title": {"text": f"{unit} since creation"}, "rangemode": "tozero"}},
     }
-    return scaled(figure, seen.metric, seen.ranked["best_metric"], seen.sign)
+    return scaled(figure, report.metric, report.ranked["best_metric"], report.sign)
 
 
-def parallel(seen: Seen) -> Figure:
+def parallel(report: ReportData) -> Figure:
     """Parallel coordinates: an axis for each hyperparameter that varies, then one for the metric; coloured by rank."""
-    shown = seen.shown.iloc[::-1]  # the best are drawn last, on top
-    dimensions = [_dimension(seen, name, shown[f"hparams.{name}"]) for name in seen.varying]
+    shown = report.shown.iloc[::-1]  # the best are drawn last, on top
+    dimensions = [_dimension(report, name, shown[f"hparams.{name}"]) for name in report.varying]
     values = shown["best_metric"]
-    log = scaled({"layout": {}}, seen.metric, values, seen.sign)["layout"]["yaxis"].get("type") == "log"
-    dimensions.append(_numbers(seen.metric, values, log=log))
+    log = scaled({"layout": {}}, report.metric, values, report.sign)["layout"]["yaxis"].get("type") == "log"
+    dimensions.append(_numbers(report.metric, values, log=log))
     return {
         "data": [
             {
@@ -157,9 +166,9 @@ def parallel(seen: Seen) -> Figure:
     }
 
 
-def _dimension(seen: Seen, name: str, values: pd.Series[Any]) -> dict[str, Any]:
-    if seen.is_number(name):
-        return _numbers(name, values, log=seen.is_log(name))
+def _dimension(report: ReportData, name: str, values: pd.Series[Any]) -> dict[str, Any]:
+    if report.is_number(name):
+        return _numbers(name, values, log=report.is_log(name))
     names = sorted({str(value) for value in values})
     codes = {choice: code for code, choice in enumerate(names)}
     return {
@@ -185,29 +194,29 @@ def _numbers(label: str, values: pd.Series[Any], *, log: bool) -> dict[str, Any]
     }
 
 
-def slices(seen: Seen) -> dict[str, Figure]:
+def slices(report: ReportData) -> dict[str, Figure]:
     """For each hyperparameter, the trials' best values over it, coloured by rung."""
     figures = {}
-    for name in seen.varying:
+    for name in report.varying:
         data = []
-        for rung in sorted(seen.shown["rung"].unique()):
-            trials = seen.shown[seen.shown["rung"] == rung]
+        for rung in sorted(report.shown["rung"].unique()):
+            trials = report.shown[report.shown["rung"] == rung]
             values = trials[f"hparams.{name}"]
             data.append(
                 {
                     "type": "scatter",
                     "mode": "markers",
-                    "name": seen.rung_name(int(rung)),
-                    "x": values.tolist() if seen.is_number(name) else [_short(str(value)) for value in values],
+                    "name": report.rung_name(int(rung)),
+                    "x": values.tolist() if report.is_number(name) else [_short(str(value)) for value in values],
                     "y": trials["best_metric"].tolist(),
                     "customdata": trials.index.tolist(),
                     "hovertemplate": f"trial %{{customdata}}<br>{name} %{{x}}: %{{y:.5g}}<extra></extra>",
-                    "marker": {"size": 6, "color": rung_colour(seen, int(rung)), "opacity": 0.75},
+                    "marker": {"size": 6, "color": rung_colour(report, int(rung)), "opacity": 0.75},
                 }
             )
-        x: dict[str, Any] = {"type": "linear" if seen.is_number(name) else "category"}
-        if seen.is_log(name):
-            exponents = np.log10(seen.shown[f"hparams.{name}"].astype(float))
+        x: dict[str, Any] = {"type": "linear" if report.is_number(name) else "category"}
+        if report.is_log(name):
+            exponents = np.log10(report.shown[f"hparams.{name}"].astype(float))
             x = {"type": "log", **ticks_of(float(exponents.min()), float(exponents.max()))}
         figure = {
             "data": data,
@@ -217,13 +226,13 @@ def slices(seen: Seen) -> dict[str, Figure]:
                 "margin": {"l": 55, "r": 10, "t": 10, "b": 45},
             },
         }
-        figures[name] = scaled(figure, seen.metric, seen.ranked["best_metric"], seen.sign)
+        figures[name] = scaled(figure, report.metric, report.ranked["best_metric"], report.sign)
     return figures
 
 
-def importances(seen: Seen) -> Figure | None:
+def importances(report: ReportData) -> Figure | None:
     """A bar for each hyperparameter; None if the importances mean nothing."""
-    found = seen.importance
+    found = report.importance
     if found is None or found.explained < LEAST_EXPLAINED:
         return None
     names = list(found.shares)[::-1]
@@ -249,10 +258,10 @@ def importances(seen: Seen) -> Figure | None:
     }
 
 
-def stretches(seen: Seen) -> Figure | None:
+def stretches(report: ReportData) -> Figure | None:
     """When each worker group was in which phase, a bar each; None if there are too many to show."""
-    table, unit_s, unit, began = _timed(seen)
-    if table.empty or len(table) > MOST_STRETCHES:
+    table, unit_s, unit, began = _timed(report)
+    if table.empty or len(table) > MAX_STRETCHES:
         return None
     data = []
     for phase in PHASES:
@@ -287,9 +296,9 @@ def stretches(seen: Seen) -> Figure | None:
     }
 
 
-def shares(seen: Seen) -> Figure | None:
+def shares(report: ReportData) -> Figure | None:
     """How many slots were in each phase, over time."""
-    table, unit_s, unit, began = _timed(seen)
+    table, unit_s, unit, began = _timed(report)
     if table.empty:
         return None
     low, high = float(table["start"].min()), float(table["end"].max())
@@ -327,9 +336,9 @@ def shares(seen: Seen) -> Figure | None:
     }
 
 
-def _timed(seen: Seen) -> tuple[pd.DataFrame, float, str, float]:
-    table = seen.timeline
-    began = seen.overview.began or 0.0
+def _timed(report: ReportData) -> tuple[pd.DataFrame, float, str, float]:
+    table = report.timeline
+    began = report.overview.began or 0.0
     unit_s, unit = _time_unit(float(table["end"].max() - began) if len(table) else 0.0)
     return table, unit_s, unit, began
 
@@ -338,12 +347,12 @@ def _time_unit(seconds: float) -> tuple[float, str]:
     return (1.0, "seconds") if seconds < 300 else (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
 
 
-def rung_colour(seen: Seen, rung: int) -> str:
+def rung_colour(report: ReportData, rung: int) -> str:
     """The colour of trials that reached this many rungs."""
-    if len(seen.rungs) <= 1:
+    if len(report.rungs) <= 1:
         return RUNG_COLOURS[1]
-    place = rung / len(seen.rungs) * (len(RUNG_COLOURS) - 1)
-    return RUNG_COLOURS[round(place)] if len(seen.rungs) > len(RUNG_COLOURS) - 1 else RUNG_COLOURS[rung]
+    place = rung / len(report.rungs) * (len(RUNG_COLOURS) - 1)
+    return RUNG_COLOURS[round(place)] if len(report.rungs) > len(RUNG_COLOURS) - 1 else RUNG_COLOURS[rung]
 
 
 def _short(name: str) -> str:

@@ -25,12 +25,12 @@ def controls(names: str, figure: Mapping[str, Any], metrics: Sequence[str] = ())
     choices = [("metric", metrics)] if len(metrics) > 1 else []
     labels = ""
     for what, options in [*choices, ("scale", sorted(figure["scales"], key=lambda each: each != figure["scale"]))]:
-        told = "".join(f"<option>{escape(option)}</option>" for option in options)
-        labels += f'<label>{what} <select data-{what}="{names}">{told}</select></label>'
+        items = "".join(f"<option>{escape(option)}</option>" for option in options)
+        labels += f'<label>{what} <select data-{what}="{names}">{items}</select></label>'
     return f'<p class="controls">{labels}</p>'
 
 
-def domain_told(domain: Domain) -> tuple[str, str]:
+def describe_domain(domain: Domain) -> tuple[str, str]:
     """A hyperparameter's kind and its values."""
     match domain:
         case Log():
@@ -52,7 +52,7 @@ def _choice(value: Any) -> str:
         case Const():
             return shown(value.val)
         case Log() | Int() | Double() | Categorical():
-            return domain_told(value)[1]
+            return describe_domain(value)[1]
         case _:
             return shown(value)
 

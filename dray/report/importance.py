@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 LEAST_TRIALS = 10
-MOST_TRIALS = 2_000
+MAX_TRIALS = 2_000
 TREES, REPEATS = 100, 5
 
 
@@ -45,7 +45,7 @@ def importance(hparams: pd.DataFrame, scores: pd.Series[float]) -> Importance | 
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.inspection import permutation_importance
 
-    chosen = np.linspace(0, len(scores) - 1, min(len(scores), MOST_TRIALS)).astype(int)
+    chosen = np.linspace(0, len(scores) - 1, min(len(scores), MAX_TRIALS)).astype(int)
     table = np.column_stack([_as_numbers(hparams[name].iloc[chosen]) for name in hparams.columns])
     ranks = scores.iloc[chosen].replace([np.inf, -np.inf], np.nan).rank(pct=True, na_option="bottom").to_numpy()
     forest = RandomForestRegressor(TREES, oob_score=True, random_state=0).fit(table, ranks)

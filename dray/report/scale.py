@@ -12,7 +12,7 @@ SPREAD = 20
 """From this ratio of the largest to the smallest value on, a loss has a logarithmic axis."""
 FAR = 5
 """Values may be off a linear scale if they are so many times as far from the median as the best, on the other side."""
-MOST_HIDDEN = 0.15
+MAX_HIDDEN = 0.15
 """This share of the values may be off the scale then: first epochs, say, and a bad trial."""
 DIVERGED = 0.02
 """This share of them may be off a logarithmic scale, which has room for all but those of trials that diverged."""
@@ -52,7 +52,7 @@ def _linear(found: np.ndarray[Any, Any], sign: int | None) -> dict[str, dict[str
         return {"linear": {}}
     scores = sign * found
     best, middle = np.quantile(scores, [0.0, 0.5])
-    limit = max(middle + FAR * (middle - best), np.quantile(scores, 1 - MOST_HIDDEN, method="higher"))
+    limit = max(middle + FAR * (middle - best), np.quantile(scores, 1 - MAX_HIDDEN, method="higher"))
     shown = scores[scores <= limit]
     far, hidden = shown.max(), len(scores) - len(shown)
     if not hidden or far <= best:

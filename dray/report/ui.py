@@ -99,10 +99,10 @@ def _dashboard(directory: ExperimentDirectory, port: int, say: Callable[[str], N
 
 def _write(directory: ExperimentDirectory, study: Path) -> None:
     """Write the study if the last run did not, because it was killed, say."""
-    from dray.observers.observer import tell_all
+    from dray.observers.observer import replay_to
     from dray.observers.optuna_study import OptunaStudy
 
-    tell_all(directory, lambda: OptunaStudy(study, directory.config()))
+    replay_to(directory, lambda: OptunaStudy(study, directory.config()))
 
 
 def has_study(study: Path) -> bool:

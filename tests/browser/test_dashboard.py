@@ -9,7 +9,7 @@ import pytest
 from selenium.webdriver.support.wait import WebDriverWait
 
 import dray
-from dray.observers.observer import tell_all
+from dray.observers.observer import replay_to
 from dray.observers.optuna_study import OptunaStudy
 from dray.records.directory import ExperimentDirectory
 from dray.report.ui import free_port, serve_study
@@ -29,7 +29,7 @@ return plot === null || plot.data === undefined ? null : plot.data.map(trace => 
 def page(browser: Any, result: dray.Result) -> Any:
     directory = ExperimentDirectory(result.path)
     if not directory.study.exists():  # no run has made it, as it was simulated
-        tell_all(directory, lambda: OptunaStudy(directory.study, directory.config()))
+        replay_to(directory, lambda: OptunaStudy(directory.study, directory.config()))
     port = free_port(19006)
     serve_study(directory.study, port)
     browser.set_window_size(1200, 2400)

@@ -54,7 +54,7 @@ DOING = {
 }
 #: What needs none; tested below, in test_migrate.py, tests/test_cli.py, tests/test_cluster_yaml.py and
 #: tests/cluster/test_check.py.
-OTHERS = {"experiment create", "experiment list", "preview", "config schema", "migrate check"}
+OTHERS = {"experiment create", "experiment list", "preview", "config schema", "migrate"}
 OTHERS |= {f"cluster {name}" for name in ("status", "check", "validate")}
 
 ON_ONE = {**{name: arguments for name, (arguments, _) in READING.items()}, **DOING}

@@ -10,7 +10,7 @@ import pytest
 
 from dray.errors import ExperimentError
 from dray.records.result import Result
-from dray.report.seen import Seen
+from dray.report.data import ReportData
 from searchers.events import Exited, Started
 from tests.cli.conftest import checkpoint
 from tests.cli.said import Said
@@ -44,7 +44,7 @@ def test_a_failed_trial_is_the_best_nowhere(story: Story, dray: Dray) -> None:
     assert dray("t", "describe", "bad-luck", "best", "--json").value["trial"] == 1
     assert dray("c", "export", "bad-luck", "-o", "best").code == 0
     assert "trial_1/" in Path("best/checkpoint.json").read_text()
-    seen = Seen(story.directory.path)
+    seen = ReportData(story.directory.path)
     assert (seen.best, seen.ranked["trial_id"].tolist()) == (1, [1, 0, 2])
     ranked = dray("t", "list", "bad-luck", "--best", "--json").value
     assert [each["trial"] for each in ranked] == [1, 0, 2], "those that failed are listed last"

@@ -11,7 +11,7 @@ import pytest
 
 from dray.experiment.stop import NotRunning, stop
 from dray.records.directory import ExperimentDirectory
-from dray.records.listing import Found
+from dray.records.listing import StoredExperiment
 from searchers.journal import Journal
 from tests.cli.said import Said
 
@@ -69,6 +69,6 @@ def test_a_driver_on_another_machine_is_not_taken_for_a_process_of_this_one(
 
 
 def test_one_in_an_object_store_says_where_to_stop_it(digits: ExperimentDirectory) -> None:
-    it = replace(Found(directory=digits, where="s3://bucket/digits", is_copy=False), is_copy=True)
+    it = replace(StoredExperiment(directory=digits, where="s3://bucket/digits", is_copy=False), is_copy=True)
     with pytest.raises(NotRunning, match="s3://bucket/digits is in an object store; if it is running, stop it on"):
         stop(it, print)

@@ -18,7 +18,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from dray.cluster.checks.cluster import reduced
-from dray.cluster.checks.findings import Checked
+from dray.cluster.checks.findings import ClusterCheck
 from tests.cluster.bad_nodes import node, with_version
 from tests.storage.s3 import LocalS3
 
@@ -46,7 +46,7 @@ def well(directory: Path, address: str) -> dict[str, Any]:
             "left": storage.exists(),
         }
         ids = [each["NodeID"] for each in ray.nodes() if each["Alive"] and each["Resources"].get("CPU")]
-        checked = Checked(address=address, storage="", nodes=[])
+        checked = ClusterCheck(address=address, storage="", nodes=[])
         said["reduced"] = reduced(checked, ids, "gloo")
         said["findings"] = [finding.what for finding in checked.findings]
     return said

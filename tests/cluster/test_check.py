@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from dray.cluster.checks.cluster import ahead_s
-from dray.cluster.checks.findings import Checked, Node
+from dray.cluster.checks.findings import ClusterCheck, Node
 from dray.cluster.checks.inspector import Disk, Inspector
-from dray.cluster.checks.node import put_up_sign, versions
+from dray.cluster.checks.node import versions, write_sign
 from dray.storage import Location
 from tests.cli.conftest import _made, dray, home  # noqa: F401 - fixtures
 from tests.cli.said import Said
@@ -74,7 +74,7 @@ def disk(path: str, free: int, size: int) -> dict[str, Any]:
 )
 def test_findings_on_a_node(others: dict[str, Any], is_wrong: bool | None, told: str) -> None:
     node = Node(address="10.0.0.7", gpus_of_ray=1)
-    found = Checked(address="10.0.0.1:6379", storage="s3://bucket", nodes=[node])
+    found = ClusterCheck(address="10.0.0.1:6379", storage="s3://bucket", nodes=[node])
     drivers = {name: facts()[name] for name in ("python", "ray", "dray")} | {"torch": "2.9.1+cpu"}
     found.take_facts(node, facts(**others), drivers)
     assert [finding.is_wrong for finding in found.findings] == ([] if is_wrong is None else [is_wrong])
@@ -111,7 +111,7 @@ def test_clocks_are_compared_by_the_quickest_answer() -> None:
 )
 def test_a_clock_that_goes_wrong(ahead: float, told: str | None) -> None:
     node = Node(address="10.0.0.7")
-    found = Checked(address=None, storage="", nodes=[node])
+    found = ClusterCheck(address=None, storage="", nodes=[node])
     found.take_clock(node, ahead)
     assert [finding.what[: len(told or "")] for finding in found.findings] == ([] if told is None else [told])
 
@@ -131,7 +131,7 @@ def test_what_is_sent_arrives_and_who_listens_to_nobody_is_told_of(monkeypatch: 
 
 
 def test_a_node_leaves_what_the_driver_then_sees(tmp_path: Path) -> None:
-    put_up_sign(tmp_path, "sign")
+    write_sign(tmp_path, "sign")
     inspector = Inspector()
     assert inspector.storage(Location.of(tmp_path), "sign", "node-1") is None
     assert (tmp_path / "node-1").read_text() == "node-1"

@@ -27,8 +27,8 @@ from dray.cluster.checks.node import (
     directory_trouble,
     full_disk,
     other_versions,
-    put_up_sign,
     versions,
+    write_sign,
 )
 from dray.errors import ConfigError, ExperimentError
 from dray.experiment.preflight import error_of_unfit_worker
@@ -52,7 +52,7 @@ HERE = {"python": "3.11.7", "ray": "2.60.0", "torch": "2.9.1+cpu", "dray": "0.1.
 )
 def test_versions_that_count_are_the_drivers(differs: dict[str, str], told: str | None) -> None:
     found = other_versions(HERE, HERE | differs)
-    assert (found.told if found else None) == told
+    assert (found.what if found else None) == told
 
 
 def test_torchs_version_is_known_without_torch() -> None:
@@ -75,15 +75,15 @@ def test_torchs_version_is_that_of_the_one_that_would_be_imported(
 
 def test_a_directory_is_the_drivers_if_its_sign_is_there(tmp_path: Path) -> None:
     mine, other = tmp_path / "mine", tmp_path / "other"
-    put_up_sign(mine, "run-1")
-    put_up_sign(other, "run-0")
+    write_sign(mine, "run-1")
+    write_sign(other, "run-0")
     assert directory_trouble(str(mine), "run-1") is None
     assert [path.name for path in mine.iterdir()] == [".seen-by-all"], "what it wrote is gone again"
     assert trouble(other, "run-1") == ("unseen", f"has a different directory {other} than the driver")
     assert trouble(tmp_path / "nowhere", "run-1")[0] == "unseen"
     (mine / ".seen-by-all").unlink()
     assert trouble(mine, "run-1")[0] == "unseen"
-    put_up_sign(mine, "run-2")
+    write_sign(mine, "run-2")
     assert directory_trouble(str(mine), "run-2") is None
 
 
@@ -109,7 +109,7 @@ def trouble(directory: Path, sign: str | None) -> Trouble:
 def test_what_can_not_be_written_is_told_by_its_cause(
     number: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_up_sign(tmp_path, "run")
+    write_sign(tmp_path, "run")
 
     def write(path: Path, content: bytes) -> int:
         path.touch()
@@ -117,7 +117,7 @@ def test_what_can_not_be_written_is_told_by_its_cause(
 
     monkeypatch.setattr(Path, "write_bytes", write)
     assert trouble(tmp_path, "run").kind == kind
-    assert os.strerror(number) in trouble(tmp_path, "run").told
+    assert os.strerror(number) in trouble(tmp_path, "run").what
     assert [path.name for path in tmp_path.iterdir()] == [".seen-by-all"]
 
 
@@ -130,7 +130,7 @@ def test_a_disk_without_room_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_node_without_dray_looks_too(tmp_path: Path) -> None:
-    put_up_sign(tmp_path, "run")
+    write_sign(tmp_path, "run")
     with node_checks.pickled_by_value():
         sent = cloudpickle.dumps(node_checks._look)
     program = (

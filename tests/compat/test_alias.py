@@ -21,7 +21,7 @@ import dray.core
 import dray.pytorch
 from dray import compat
 from dray.code.load import load_trial_class
-from dray.compat.names import COUNTERPARTS, MISSING, MODULES, missing
+from dray.compat.names import COUNTERPARTS, MEMBERS, MISSING, MODULES, missing
 from dray.errors import EntrypointError
 from dray.imports import import_from_path, use_model_dir
 from dray.script import Script
@@ -402,7 +402,7 @@ def test_a_module_of_the_users_of_this_name_goes_first(
     use_model_dir(model_dir)
     assert importlib.import_module("determined").mine
     assert not caplog.messages
-    assert not compat.told_of_real()
+    assert not compat.real_package_hint()
 
 
 def test_the_next_model_directory_has_the_same_alias(untouched: None, model_dir: Path, tmp_path: Path) -> None:
@@ -576,3 +576,12 @@ def test_install_after_the_real_package_is_an_error(real: Path) -> None:
         RuntimeError, match=r"already imported, from .*determined/__init__\.py; call .* before the first"
     ):
         compat.install()
+
+
+@pytest.mark.parametrize("path", MEMBERS)
+def test_a_member_listed_as_missing_is_missing(path: str) -> None:
+    of, _, name = path.rpartition(".")
+    module, _, ours = COUNTERPARTS[of].rpartition(".")
+    counterpart = getattr(importlib.import_module(module), ours)
+    assert not hasattr(counterpart, name)
+    assert name not in getattr(counterpart, "__dataclass_fields__", {})

@@ -244,7 +244,7 @@ def test_a_directory_that_can_not_be_made_is_one_error(tmp_path: Path) -> None:
             ExperimentDirectory.create(place, config_, None)
 
 
-# ------------------------------------------------------------------------------------------------ dray migrate check
+# ------------------------------------------------------------------------------------------------ dray migrate
 
 
 @pytest.mark.parametrize("name", ["billion laughs", "anchor in itself", "deep lists", "unknown keys inside"])

@@ -13,9 +13,10 @@ import pytest
 from rich.console import Console
 
 from dray.display import display as display_module
-from dray.display.board import Board, sparkline
+from dray.display.board import Board
 from dray.display.display import Display
 from dray.display.forecast import Forecast
+from dray.display.text import sparkline
 from searchers.asha import ASHA
 from searchers.events import Event, Exited, Reported, Started
 from searchers.method import Method

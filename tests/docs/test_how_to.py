@@ -25,7 +25,7 @@ import dray
 from dray import imports
 from dray.config.load import load_config
 from dray.experiment.local import run_local
-from dray.observers.observer import tell_all
+from dray.observers.observer import replay_to
 from tests.docs.pages import DOCS, PAGES, blocks, files
 from tests.loggers import WandB
 from tests.report.simulated import simulated
@@ -183,7 +183,7 @@ def test_the_runs_in_mlflow_are_the_searchs_trials(
     uri = f"sqlite:///{tmp_path}/runs.db"
     loggers = {"loggers": {"mlflow": {"tracking_uri": uri, "experiment_name": "digits"}}}
     config = load_config({**directory.config().to_dict(), **loggers})
-    tell_all(directory, lambda: MLflowRuns(directory, config))
+    replay_to(directory, lambda: MLflowRuns(directory, config))
     [code] = [block.text for block in blocks("python", page="tracking.md") if "search_runs" in block.text]
     names: dict[str, Any] = {"tracking_uri": uri}
     exec(code, names)

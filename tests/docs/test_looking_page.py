@@ -10,7 +10,7 @@ import optuna
 import pytest
 from plotly.graph_objects import Figure
 
-from dray.observers.observer import tell_all
+from dray.observers.observer import replay_to
 from dray.observers.optuna_study import OptunaStudy
 from tests.report.simulated import simulated
 
@@ -25,7 +25,7 @@ def blocks(language: str) -> list[str]:
 @pytest.mark.filterwarnings("ignore")
 def test_the_code_for_optuna_shows_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = simulated(tmp_path / "experiment", 30)
-    tell_all(directory, lambda: OptunaStudy(directory.study, directory.config()))
+    replay_to(directory, lambda: OptunaStudy(directory.study, directory.config()))
     shown: list[Figure] = []
     monkeypatch.setattr(Figure, "show", lambda figure: shown.append(figure))
     [code] = blocks("python")

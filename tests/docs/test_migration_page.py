@@ -1,4 +1,4 @@
-"""docs/migration.md: the check says what the page says it does, its code runs, its tables are those of the code."""
+"""docs/migration.md: `dray migrate` prints what the page shows, its code runs, its tables are those of the code."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dray.compat.names import missing
-from dray.migrate.shell import COMMANDS
+from dray.compat.names import COMMANDS, missing
 from tests.cli.conftest import _made, dray, home  # noqa: F401 - fixtures
 from tests.cli.said import Said
 from tests.docs.pages import PAGES, blocks, files
@@ -19,7 +18,7 @@ from tests.docs.pages import PAGES, blocks, files
 PAGE = PAGES["migration.md"]
 
 
-def test_the_check_says_what_the_page_says(
+def test_migrate_prints_what_the_page_shows(
     tmp_path: Path,
     home: Path,  # noqa: F811
     dray: Callable[..., Said],  # noqa: F811
@@ -28,7 +27,7 @@ def test_the_check_says_what_the_page_says(
     model.mkdir()
     for name in ("model_def.py", "const.yaml"):
         (model / name).write_text(files("migration.md")[name])
-    said = dray("migrate", "check", model)
+    said = dray("migrate", model)
     [shown] = blocks("text", page="migration.md")
     assert said.out == shown.text
     assert said.code == 1
@@ -41,7 +40,7 @@ def test_the_program_of_ones_own_runs(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", assured], cwd=tmp_path, check=True, timeout=250)
 
 
-def test_commands_are_those_that_the_check_knows() -> None:
+def test_commands_are_those_of_the_code() -> None:
     table = PAGE.split("The commands:\n\n")[1].split("\n\n")[0]
     told = dict(re.findall(r"^\| `det ([^`]+)` \| (.*) \|$", table, flags=re.MULTILINE))
     assert {command: instead.replace("`", "") for command, instead in told.items()} == COMMANDS

@@ -12,7 +12,8 @@ import pytest
 import dray
 from dray.records import metrics as metrics_log
 from dray.records.timeline import PHASES
-from dray.report import figures, seen
+from dray.report import data as report_data
+from dray.report import figures
 from dray.training import usage
 from tests.report.simulated import simulated
 
@@ -42,7 +43,7 @@ def test_figures_of_the_machine_and_phases() -> None:
 
 def test_numbers() -> None:
     report = " ".join(section("The report").split())
-    for number in (seen.MOST_CURVES, seen.MOST_TRIALS, seen.MOST_POINTS, figures.MOST_STRETCHES):
+    for number in (report_data.MAX_CURVES, report_data.MAX_TRIALS, report_data.MAX_POINTS, figures.MAX_STRETCHES):
         assert f"{number:,}" in report
     assert usage.EVERY_S == metrics_log.PACK_EVERY_S == 5
 

@@ -9,7 +9,7 @@ import pytest
 
 import dray
 from dray.errors import DeskLost
-from dray.experiment.experiment import DESK_LOSSES_IN_VAIN
+from dray.experiment.experiment import MAX_DESK_LOSSES
 from searchers.events import Exited, Reported, Started
 from searchers.journal import Journal
 from searchers.search import Search
@@ -60,4 +60,4 @@ def test_desk_that_dies_again_and_again_without_a_report_ends_the_run_with_the_c
     lost = experiment(tmp_path / "experiment", per_run=0)
     with pytest.raises(dray.ExperimentError, match=f"dray experiment resume {tmp_path / 'experiment'}"):
         lost.run()
-    assert lost.runs == DESK_LOSSES_IN_VAIN
+    assert lost.runs == MAX_DESK_LOSSES

@@ -94,8 +94,8 @@ def test_a_hangup_that_is_ignored_stays_ignored() -> None:
 
 BEFORE_A_RUN = """
 import os, signal
-from dray.cli.errors import ended_by_signals
-with ended_by_signals():
+from dray.cli.errors import exit_on_signals
+with exit_on_signals():
     os.kill(os.getpid(), signal.SIGTERM)
 """
 

@@ -81,7 +81,7 @@ def validations(directory: Path) -> dict[int, float]:
     return {row["batches"]: row["validation"]["error"] for row in rows if "validation" in row}
 
 
-def checkpoints(directory: Path) -> set[int]:
+def list_checkpoints(directory: Path) -> set[int]:
     return {int(path.name.partition("_")[2]) for path in directory.glob("checkpoint_*")}
 
 
@@ -181,7 +181,7 @@ def test_length_may_be_counted_by_a_validation_metric(
     config = {**CONFIG, "searcher": {**BY_TIME, **searcher}, "min_validation_period": {"batches": 1}}
     run = run_local(load_config({**config, "checkpoint_policy": "none"}), model_dir, path=model_dir / "run")
     assert list(validations(run)) == validated
-    assert checkpoints(run) == saved
+    assert list_checkpoints(run) == saved
 
 
 @pytest.mark.parametrize(
@@ -206,11 +206,11 @@ def test_validation_without_the_time_is_one_clear_error(model_dir: Path, code: s
 @pytest.mark.api("8.16")
 def test_policy_best_keeps_a_checkpoint_of_each_better_validation(model_dir: Path) -> None:
     config = load_config({**CONFIG, "min_validation_period": {"batches": 1}})
-    assert checkpoints(run_local(config, model_dir, path=model_dir / "better")) == set(range(1, 9))
+    assert list_checkpoints(run_local(config, model_dir, path=model_dir / "better")) == set(range(1, 9))
     # The error falls; where a larger one is better, the first stays the best. Rungs and the end are always saved.
     searcher = {**CONFIG["searcher"], "smaller_is_better": False}
     config = load_config({**CONFIG, "searcher": searcher, "min_validation_period": {"batches": 1}})
-    assert checkpoints(run_local(config, model_dir, path=model_dir / "worse")) == {1, 2, 4, 8}
+    assert list_checkpoints(run_local(config, model_dir, path=model_dir / "worse")) == {1, 2, 4, 8}
 
 
 @pytest.mark.parametrize("period", [{"batches": 3}, {"records": 6}, {"records": 5}])
@@ -221,7 +221,7 @@ def test_period_of_validations_may_be_in_any_unit(model_dir: Path, period: dict[
 
 def test_period_of_checkpoints_is_kept_beside_the_rungs(model_dir: Path) -> None:
     config = load_config({**CONFIG, "checkpoint_policy": "none", "min_checkpoint_period": {"batches": 3}})
-    assert checkpoints(run_local(config, model_dir, path=model_dir / "run")) == {2, 4, 8} | {3, 6}
+    assert list_checkpoints(run_local(config, model_dir, path=model_dir / "run")) == {2, 4, 8} | {3, 6}
 
 
 @pytest.mark.api("2.20")
@@ -275,7 +275,7 @@ def program(model_dir: Path) -> dict[str, Any]:
 def test_program_finds_its_trial_and_trains_as_long_as_its_fit_says(program: dict[str, Any], model_dir: Path) -> None:
     directory = run_local(load_config(program), model_dir, path=model_dir / "run")
     assert list(validations(directory)) == [3, 5]
-    assert checkpoints(directory) == {5}
+    assert list_checkpoints(directory) == {5}
 
 
 @pytest.mark.api("8.3b")
@@ -357,7 +357,7 @@ def test_class_without_the_metric_ends_as_a_program_does(
     named = {"name": searcher, "metric": "accuracy", "max_length": {"batches": 4}, **more}
     config = load_config({**CONFIG, "searcher": named, "min_validation_period": {"batches": 1}})
     if searcher == "single":
-        assert checkpoints(run_local(config, model_dir, path=model_dir / "run")) == {4}
+        assert list_checkpoints(run_local(config, model_dir, path=model_dir / "run")) == {4}
         [warning] = [text for text in caplog.messages if text.startswith("searcher.metric")]
         assert "'accuracy', but the validation metrics are ['error']. The trial trains on" in warning
         return

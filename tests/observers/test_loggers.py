@@ -13,7 +13,7 @@ import dray
 from dray.config.load import ExperimentConfig, load_config
 from dray.errors import ConfigError
 from dray.observers import loggers
-from dray.observers.observer import tell_all
+from dray.observers.observer import replay_to
 from dray.records.result import Result
 from searchers.events import Exited
 from tests.loggers import MLflow, WandB, mlflow_server
@@ -29,7 +29,7 @@ def write(story: Story) -> None:
     made = loggers.makes(story.directory, story.directory.config())
     assert made
     for make in made.values():
-        tell_all(story.directory, make)
+        replay_to(story.directory, make)
 
 
 # ------------------------------------------------------------------ the config

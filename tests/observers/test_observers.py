@@ -161,10 +161,9 @@ def test_one_that_can_not_be_made_ends_nothing(tmp_path: Path) -> None:
     story = Followed(tmp_path / "experiment", {"bad": make})
     tell(story)
     story.close()
-    assert story.said == [
-        "bad: can't write for now, the search continues: ConnectionError: no such host",
-        "bad: lacks the end of the search, resume the experiment to write it: ConnectionError: no such host",
-    ]
+    *before, last = story.said
+    assert last == "bad: lacks the end of the search, resume the experiment to write it: ConnectionError: no such host"
+    assert before in ([], ["bad: can't write for now, the search continues: ConnectionError: no such host"])
 
 
 def test_one_that_waits_holds_up_no_other(tmp_path: Path) -> None:

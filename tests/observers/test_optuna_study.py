@@ -15,7 +15,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import FrozenTrial, TrialState
 
 from dray.config.load import load_config
-from dray.observers.observer import tell_all
+from dray.observers.observer import replay_to
 from dray.observers.optuna_study import OptunaStudy
 from dray.records.directory import ExperimentDirectory
 from searchers.events import Exited, Reported, Started
@@ -25,7 +25,7 @@ from tests.records.test_result import Story, config, told
 def written(directory: ExperimentDirectory) -> optuna.Study:
     """The study of an experiment, written from what its directory has."""
     path = directory.study
-    tell_all(directory, lambda: OptunaStudy(path, directory.config()))
+    replay_to(directory, lambda: OptunaStudy(path, directory.config()))
     return optuna.load_study(study_name=None, storage=f"sqlite:///{path}")
 
 

@@ -12,9 +12,9 @@ from dray.config.search import recorded_search
 from dray.errors import NoExperiment
 from dray.experiment.experiment import Experiment
 from dray.records.copies import delete
-from dray.records.directory import ExperimentDirectory, make_findable
-from dray.records.listing import Found, listed
-from dray.records.lookup import whereabouts
+from dray.records.directory import ExperimentDirectory, link_into_results
+from dray.records.listing import StoredExperiment, list_experiments
+from dray.records.lookup import locate
 from searchers.journal import Journal
 from tests.report.simulated import simulated
 
@@ -27,8 +27,8 @@ class Trial(pytorch.PyTorchTrial):
 """
 
 
-def found(directory: ExperimentDirectory) -> Found:
-    return Found(directory=directory, where=str(directory.path), is_copy=False)
+def open_experiment(directory: ExperimentDirectory) -> StoredExperiment:
+    return StoredExperiment(directory=directory, where=str(directory.path), is_copy=False)
 
 
 def ends(directory: ExperimentDirectory) -> Iterator[int]:
@@ -44,7 +44,7 @@ def test_at_any_time_it_is_what_a_replay_of_the_journal_tells(tmp_path: Path) ->
     config = load_config(directory.config_file)
     states = set()
     for _ in ends(directory):
-        overview = found(directory).overview()
+        overview = open_experiment(directory).overview()
         search = recorded_search(config, Journal.read(directory.journal))
         views = search.trials.values()
         assert (overview.trials, overview.ended) == (len(views), sum(view.ended for view in views))
@@ -62,7 +62,7 @@ def test_time_without_a_driver_does_not_count(tmp_path: Path) -> None:
     with Journal(directory.journal) as journal:
         for event, time in (("opened", 100), ("saved", 130), ("opened", 1000), ("opened", 2000), ("saved", 2007)):
             journal.append({"event": event, "time": time})
-    overview = found(directory).overview()
+    overview = open_experiment(directory).overview()
     assert (overview.began, overview.last, overview.ran_s) == (100, 2007, 37)
 
 
@@ -83,11 +83,11 @@ def test_an_extended_search_goes_on_and_invalid_trials_are_not_the_best(tmp_path
     with Journal(directory.journal) as journal:
         for record in records:
             journal.append(record)
-    overview = found(directory).overview()
+    overview = open_experiment(directory).overview()
     assert (overview.state, overview.ended, overview.best, overview.best_trial) == ("COMPLETED", 2, 0.25, 0)
     with Journal(directory.journal) as journal:
         journal.append(more)
-    overview = found(directory).overview()
+    overview = open_experiment(directory).overview()
     assert (overview.state, overview.ended, overview.max_trials) == ("STOPPED", 1, 9)
 
 
@@ -95,7 +95,7 @@ def test_a_search_in_which_every_trial_failed_is_an_error(tmp_path: Path) -> Non
     directory = simulated(tmp_path / "one", 4)
     with Journal(directory.journal) as journal:
         journal.append({"event": "exited", "trial": 0, "actions": [{"action": "done", "reason": "errored"}]})
-    assert found(directory).overview().state == "ERROR"
+    assert open_experiment(directory).overview().state == "ERROR"
 
 
 def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,15 +104,15 @@ def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (tmp_path / root / "one" / "experiment.yaml").touch()
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
     monkeypatch.chdir(tmp_path / "here")
-    assert whereabouts("one") == str(tmp_path / "here" / "one")
+    assert locate("one") == str(tmp_path / "here" / "one")
     monkeypatch.chdir(tmp_path)
-    assert whereabouts("one") == str(tmp_path / "results" / "one")
+    assert locate("one") == str(tmp_path / "results" / "one")
     (tmp_path / "results" / ".one-partial").mkdir()  # a copy that is not complete
     (tmp_path / "results" / ".one-partial" / "experiment.yaml").touch()
-    assert [each.name for each in listed()] == ["one"]
+    assert [each.name for each in list_experiments()] == ["one"]
     with pytest.raises(NoExperiment, match="there are none in"):
         monkeypatch.setenv("DRAY_HOME", str(tmp_path / "empty"))
-        whereabouts("one")
+        locate("one")
 
 
 def test_an_experiment_in_a_storage_of_its_own_is_found_by_its_name_too(
@@ -136,9 +136,11 @@ def test_an_experiment_in_a_storage_of_its_own_is_found_by_its_name_too(
     with pytest.raises(KeyboardInterrupt):
         experiment.run()
     assert experiment.path.parent == tmp_path / "shared"
-    assert whereabouts("latest") == whereabouts("one") == whereabouts(experiment.path.name) == str(experiment.path)
-    assert [(each.name, each.path) for each in listed()] == [(experiment.path.name, str(experiment.path))]
-    delete(Found(directory=ExperimentDirectory.open(experiment.path), where=str(experiment.path), is_copy=False))
+    assert locate("latest") == locate("one") == locate(experiment.path.name) == str(experiment.path)
+    assert [(each.name, each.path) for each in list_experiments()] == [(experiment.path.name, str(experiment.path))]
+    delete(
+        StoredExperiment(directory=ExperimentDirectory.open(experiment.path), where=str(experiment.path), is_copy=False)
+    )
     assert list((tmp_path / "results").iterdir()) == []
 
 
@@ -146,14 +148,14 @@ def test_a_link_to_an_experiment_that_is_not_there_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
-    make_findable(tmp_path / "not-mounted" / "one")
-    assert listed() == []
+    link_into_results(tmp_path / "not-mounted" / "one")
+    assert list_experiments() == []
     with pytest.raises(NoExperiment, match="there are none in"):
-        whereabouts("one")
+        locate("one")
 
 
 def test_where_no_link_can_be_made_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "file" / "results"))
-    make_findable(tmp_path / "shared" / "one")
-    assert listed() == []
+    link_into_results(tmp_path / "shared" / "one")
+    assert list_experiments() == []

@@ -17,7 +17,7 @@ from dray.errors import ExperimentError, NoExperiment
 from dray.experiment.experiment import Experiment
 from dray.records import mirror
 from dray.records.directory import ExperimentDirectory
-from dray.records.mirror import Mirror, brought
+from dray.records.mirror import Mirror, fetch_experiment
 from dray.storage import RemoteDirectory, StorageError
 from searchers.events import Exited, Reported, Started
 from searchers.journal import Journal
@@ -62,7 +62,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_is_brought_as_it_was(experiment: ExperimentDirectory, elsewhere: Path) -> None:
-    path = brought(copied(experiment).storage.uri)
+    path = fetch_experiment(copied(experiment).storage.uri)
     assert path == elsewhere / "digits-1"
     here = ExperimentDirectory.open(path)
     for name in ("experiment.yaml", "journal.jsonl", "metrics/_tail.jsonl", "code/lib/m.py"):
@@ -73,9 +73,9 @@ def test_it_is_brought_as_it_was(experiment: ExperimentDirectory, elsewhere: Pat
 
 
 def test_what_this_machine_has_is_not_brought_again(experiment: ExperimentDirectory, elsewhere: Path) -> None:
-    path = brought(copied(experiment).storage.uri)
+    path = fetch_experiment(copied(experiment).storage.uri)
     (path / "journal.jsonl").write_text("newer\n")
-    assert brought(experiment.storage.uri) == path
+    assert fetch_experiment(experiment.storage.uri) == path
     assert (path / "journal.jsonl").read_text() == "newer\n"
 
 
@@ -83,7 +83,7 @@ def test_trials_that_the_copy_does_not_know_begin_again(experiment: ExperimentDi
     """They may get other hyperparameters than those that their checkpoints are of."""
     copied(experiment)
     save(experiment, 1)
-    here = ExperimentDirectory.open(brought(experiment.storage.uri))
+    here = ExperimentDirectory.open(fetch_experiment(experiment.storage.uri))
     assert here.store(1).latest() is None
     assert here.store(0).latest() is not None
 
@@ -272,7 +272,7 @@ def test_a_search_that_is_done_but_not_copied_says_so_and_is_copied_by_resuming_
 def test_a_local_experiment_has_none(tmp_path: Path) -> None:
     directory = ExperimentDirectory.create(tmp_path / "e", load_config(RAW), None)
     Mirror(directory).close()
-    assert brought(tmp_path / "e") == brought(str(tmp_path / "e")) == directory.path
+    assert fetch_experiment(tmp_path / "e") == fetch_experiment(str(tmp_path / "e")) == directory.path
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_a_local_experiment_has_none(tmp_path: Path) -> None:
 )
 def test_what_is_no_experiment_is_told(elsewhere: Path, where: str, says: str) -> None:
     with pytest.raises(NoExperiment, match=says):
-        brought(where)
+        fetch_experiment(where)
     assert list(elsewhere.iterdir()) == []
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from dray.errors import NoExperiment
 from dray.records import numbering
-from dray.records.directory import make_findable
-from dray.records.listing import listed
-from dray.records.lookup import whereabouts
+from dray.records.directory import link_into_results
+from dray.records.listing import list_experiments
+from dray.records.lookup import locate
 from dray.records.numbering import number_of, take_number
 
 
@@ -35,8 +35,8 @@ def test_they_count_up_and_find_the_experiment(home: Path) -> None:
     assert number_of(two) is None
     assert [take_number(two), take_number(one), take_number(two)] == [1, 2, 1]
     assert (number_of(one), number_of(two)) == (2, 1)
-    assert (whereabouts("1"), whereabouts(2)) == (str(two), str(one))
-    assert {each.name: each.number for each in listed()} == {"one": 2, "two": 1}
+    assert (locate("1"), locate(2)) == (str(two), str(one))
+    assert {each.name: each.number for each in list_experiments()} == {"one": 2, "two": 1}
 
 
 def test_the_number_of_a_deleted_experiment_is_never_used_again(home: Path) -> None:
@@ -45,11 +45,11 @@ def test_the_number_of_a_deleted_experiment_is_never_used_again(home: Path) -> N
     shutil.rmtree(home / "three")
     assert take_number(experiment(home / "four")) == 4
     with pytest.raises(NoExperiment, match=rf"experiment 3, three, is no longer in {home}"):
-        whereabouts("3")
-    assert whereabouts("2") == str(home / "two-1")
+        locate("3")
+    assert locate("2") == str(home / "two-1")
     shutil.rmtree(home / "one")
     with pytest.raises(NoExperiment, match="experiment 1, one, is no longer"):
-        whereabouts("1")  # and not two-1
+        locate("1")  # and not two-1
 
 
 def test_drivers_that_start_at_once_get_different_ones(home: Path) -> None:
@@ -63,50 +63,50 @@ def test_drivers_that_start_at_once_get_different_ones(home: Path) -> None:
 def test_one_that_another_driver_has_just_taken_is_passed_over(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert take_number(experiment(home / "one")) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(numbering, "numbered", dict)  # as it was before
+        patch.setattr(numbering, "paths_by_number", dict)  # as it was before
         assert take_number(experiment(home / "two")) == 2
 
 
 def test_an_experiment_elsewhere_has_one_by_its_link(home: Path, tmp_path: Path) -> None:
     shared = experiment(tmp_path / "shared" / "one")
     assert take_number(shared) is None
-    make_findable(shared)
+    link_into_results(shared)
     assert take_number(shared) == number_of(shared) == 1
-    assert whereabouts("1") == str(shared)
-    assert [each.number for each in listed(str(tmp_path / "shared"))] == [1]
+    assert locate("1") == str(shared)
+    assert [each.number for each in list_experiments(str(tmp_path / "shared"))] == [1]
 
 
 def test_it_moves_with_the_results_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     take_number(experiment(home / "one"))
     moved = home.rename(home.with_name("moved"))
     monkeypatch.setenv("DRAY_HOME", str(moved))
-    assert whereabouts("1") == str(moved / "one")
+    assert locate("1") == str(moved / "one")
 
 
 def test_where_no_link_can_be_made_there_is_none(home: Path) -> None:
     one = experiment(home / "one")
     (home / numbering.LINKS).touch()
     assert take_number(one) is None
-    assert whereabouts("one") == str(one)
+    assert locate("one") == str(one)
 
 
 def test_digits_are_a_number_first_and_a_part_of_a_name_from_four_on(home: Path) -> None:
     one, two = experiment(home / "digits-20261121-ab37"), experiment(home / "digits-20261121-3710")
-    assert whereabouts("3710") == str(two)
+    assert locate("3710") == str(two)
     with pytest.raises(NoExperiment, match="no experiment '37' in"):
-        whereabouts("37")  # a typo of a number must not find ab37
+        locate("37")  # a typo of a number must not find ab37
     (home / numbering.LINKS).mkdir()
     (home / numbering.LINKS / "3709").symlink_to("../gone")
     assert take_number(one) == 3710
-    assert whereabouts("3710") == str(one)
+    assert locate("3710") == str(one)
 
 
 def test_a_name_is_found_by_its_beginning_or_any_part_and_the_whole_comes_first(home: Path) -> None:
     one, ten, other = (experiment(home / name) for name in ("digits-1", "digits-10", "my-digits"))
-    assert whereabouts("digits-1") == str(one)
-    assert whereabouts("its-10") == str(ten)
-    assert whereabouts("my") == str(other)
-    assert whereabouts(Path("my-digits")) == str(other)
+    assert locate("digits-1") == str(one)
+    assert locate("its-10") == str(ten)
+    assert locate("my") == str(other)
+    assert locate(Path("my-digits")) == str(other)
 
 
 def test_an_ambiguous_name_lists_the_newest_first_with_their_numbers(home: Path) -> None:
@@ -114,7 +114,7 @@ def test_an_ambiguous_name_lists_the_newest_first_with_their_numbers(home: Path)
         take_number(experiment(home / name))
         os.utime(home / name / "experiment.yaml", (100 - age, 100 - age))
     with pytest.raises(NoExperiment) as raised:
-        whereabouts("asha")
+        locate("asha")
     assert str(raised.value).splitlines() == [
         f"'asha' matches 3 experiments in {home}; give a number, or more of the name:",
         "     1  b-asha",

@@ -14,7 +14,7 @@ from dray.experiment.experiment import Experiment
 from dray.masking import MASK
 from dray.records.copies import download
 from dray.records.directory import ExperimentDirectory
-from dray.records.listing import found
+from dray.records.listing import open_experiment
 from dray.records.secrets import LARGEST, hide_in, with_secrets
 from dray.storage import Location
 from tests.report.simulated import simulated
@@ -135,7 +135,7 @@ def test_a_copy_of_an_experiment_has_none(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     directory = simulated(tmp_path / "experiment", 4)
     directory.secrets_file.write_text(f"token: {TOKEN}\n")
-    with found(str(directory.path)) as it:
+    with open_experiment(str(directory.path)) as it:
         assert download(it, tmp_path / "copy") == []
     assert holding(tmp_path / "copy") == set()
 

@@ -17,10 +17,11 @@ import pytest
 from dray.config.load import load_config
 from dray.errors import ExperimentError, NoExperiment
 from dray.records.directory import ExperimentDirectory
-from dray.report import figures, html, seen, write_report
+from dray.report import data as report_data
+from dray.report import figures, html, write_report
+from dray.report.data import ReportData
 from dray.report.importance import importance
 from dray.report.scale import LOG, scaled
-from dray.report.seen import Seen
 from searchers import parse_space
 from searchers.events import Exited, Started
 from searchers.journal import Journal
@@ -37,8 +38,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def looked(path: Path) -> Seen:
-    return Seen(path)
+def looked(path: Path) -> ReportData:
+    return ReportData(path)
 
 
 def curves_of(figure: figures.Figure) -> dict[int, list[tuple[float, float]]]:
@@ -54,7 +55,7 @@ def curves_of(figure: figures.Figure) -> dict[int, list[tuple[float, float]]]:
     return curves
 
 
-def validations(looked: Seen) -> dict[int, list[tuple[float, float]]]:
+def validations(looked: ReportData) -> dict[int, list[tuple[float, float]]]:
     rows = looked.result.metrics.query("kind == 'validation' and name == 'validation_loss'")
     return {trial: list(zip(mine["epochs"], mine["value"], strict=True)) for trial, mine in rows.groupby("trial_id")}
 
@@ -62,11 +63,11 @@ def validations(looked: Seen) -> dict[int, list[tuple[float, float]]]:
 # ------------------------------------------------------------------ figures
 
 
-def test_curves_are_the_validations_of_all_trials(looked: Seen) -> None:
+def test_curves_are_the_validations_of_all_trials(looked: ReportData) -> None:
     assert curves_of(figures.curves(looked)) == validations(looked)
 
 
-def test_curves_have_a_trace_for_each_rung_and_one_for_the_best(looked: Seen) -> None:
+def test_curves_have_a_trace_for_each_rung_and_one_for_the_best(looked: ReportData) -> None:
     data = figures.curves(looked)["data"]
     lengths = {trial: curve[-1][0] for trial, curve in validations(looked).items()}
     best = looked.result.trials["best_metric"].idxmin()
@@ -78,8 +79,10 @@ def test_curves_have_a_trace_for_each_rung_and_one_for_the_best(looked: Seen) ->
     assert data[3]["name"] == f"trial {best}, the best"
 
 
-def test_of_many_trials_the_best_are_shown_and_the_others_evenly(looked: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seen, "MOST_CURVES", 12)
+def test_of_many_trials_the_best_are_shown_and_the_others_evenly(
+    looked: ReportData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_data, "MAX_CURVES", 12)
     shown = list(curves_of(figures.curves(looked)))
     ranked = looked.result.trials.sort_values("best_metric", kind="stable")["trial_id"].tolist()
     assert len(shown) == 12
@@ -93,11 +96,11 @@ def test_of_many_trials_the_best_are_shown_and_the_others_evenly(looked: Seen, m
 def test_a_long_curve_keeps_its_first_and_last_point() -> None:
     rows = pd.DataFrame({"value": np.arange(10_000.0)})
     thin = figures._thin(rows)
-    assert len(thin) == seen.MOST_POINTS
+    assert len(thin) == report_data.MAX_POINTS
     assert thin["value"].iloc[[0, -1]].tolist() == [0, 9_999]
 
 
-def test_slices_have_a_point_for_each_trial(looked: Seen) -> None:
+def test_slices_have_a_point_for_each_trial(looked: ReportData) -> None:
     found = figures.slices(looked)
     assert list(found) == ["hidden", "lr", "optimizer"]
     trials = looked.result.trials.set_index("trial_id")
@@ -111,7 +114,7 @@ def test_slices_have_a_point_for_each_trial(looked: Seen) -> None:
     assert [figure["layout"]["xaxis"]["type"] for figure in found.values()] == ["linear", "log", "category"]
 
 
-def test_parallel_coordinates_have_all_trials_the_best_on_top(looked: Seen) -> None:
+def test_parallel_coordinates_have_all_trials_the_best_on_top(looked: ReportData) -> None:
     [trace] = figures.parallel(looked)["data"]
     ranked = looked.result.trials.sort_values("best_metric", ascending=False)
     by_label = {dimension["label"]: dimension for dimension in trace["dimensions"]}
@@ -122,7 +125,7 @@ def test_parallel_coordinates_have_all_trials_the_best_on_top(looked: Seen) -> N
     assert 10.0 ** np.array(by_label["lr"]["tickvals"]) == pytest.approx([float(t) for t in by_label["lr"]["ticktext"]])
 
 
-def test_best_so_far_never_gets_worse_and_ends_with_the_best(looked: Seen) -> None:
+def test_best_so_far_never_gets_worse_and_ends_with_the_best(looked: ReportData) -> None:
     points, line = figures.history(looked)["data"]
     assert sorted(points["customdata"]) == list(range(TRIALS))
     assert line["y"] == sorted(line["y"], reverse=True)
@@ -130,7 +133,7 @@ def test_best_so_far_never_gets_worse_and_ends_with_the_best(looked: Seen) -> No
     assert line["x"] == sorted(line["x"])
 
 
-def test_time_of_slots_is_the_same_in_all_figures(looked: Seen) -> None:
+def test_time_of_slots_is_the_same_in_all_figures(looked: ReportData) -> None:
     epochs = looked.result.metrics.query("name == 'loss'").groupby("trial_id").size()
     expected = {
         "starting": START_S * TRIALS,
@@ -150,8 +153,8 @@ def test_time_of_slots_is_the_same_in_all_figures(looked: Seen) -> None:
     assert np.sum([trace["y"] for trace in shares["data"]], axis=0) == pytest.approx(WORKERS)
 
 
-def test_too_many_stretches_are_not_shown_one_by_one(looked: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "MOST_STRETCHES", 20)
+def test_too_many_stretches_are_not_shown_one_by_one(looked: ReportData, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "MAX_STRETCHES", 20)
     assert figures.stretches(looked) is None
     assert figures.shares(looked) is not None
 
@@ -219,7 +222,7 @@ def test_a_logarithmic_scale_shows_all_but_what_diverged() -> None:
     assert losses[-1] < high([*losses, 1e9]) < 100
 
 
-def test_every_metric_has_its_curves(looked: Seen) -> None:
+def test_every_metric_has_its_curves(looked: ReportData) -> None:
     labels = [metric.label for metric in looked.other_metrics]
     assert labels == ["validation accuracy", "training accuracy", "training loss"]
     rows = looked.result.metrics
@@ -232,13 +235,13 @@ def test_every_metric_has_its_curves(looked: Seen) -> None:
         assert figure["layout"]["yaxis"]["title"]["text"] == metric.label
 
 
-def test_there_is_room_for_so_many_curves_of_other_metrics(looked: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_room_for_so_many_curves_of_other_metrics(looked: ReportData, monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(looked.validations)
-    monkeypatch.setattr(seen, "MOST_OTHER_POINTS", 2 * size)
+    monkeypatch.setattr(report_data, "MAX_OTHER_POINTS", 2 * size)
     assert [metric.label for metric in looked.other_metrics] == ["validation accuracy", "training accuracy"]
 
 
-def test_trials_are_compared_where_most_have_been(looked: Seen) -> None:
+def test_trials_are_compared_where_most_have_been(looked: ReportData) -> None:
     assert looked.compared_at == 1
     assert looked.length(1, "epochs") == "1 epoch"
     assert looked.length(4) == "4 epochs"
@@ -248,7 +251,7 @@ def test_trials_are_compared_where_most_have_been(looked: Seen) -> None:
 
 
 @pytest.mark.slow
-def test_what_matters_is_found(looked: Seen) -> None:
+def test_what_matters_is_found(looked: ReportData) -> None:
     found = looked.importance
     assert found is not None
     assert list(found.shares) == ["lr", "optimizer", "hidden"], "as the simulated trials learn"
@@ -304,7 +307,7 @@ def test_report_is_one_file_with_everything_in_it(path: Path, tmp_path: Path) ->
     for name in figures_of(html):
         assert f'id="{name}"' in html
     text = text_of(html)
-    result = Seen(path).result
+    result = ReportData(path).result
     best = result.trials.loc[result.trials["best_metric"].idxmin()]
     assert f"Trial {best['trial_id']} (completed) had validation_loss {best['best_metric']:.5g}" in text
     assert f"dray checkpoint export {path} -o model" in text
@@ -354,8 +357,8 @@ def test_report_counts_failures_and_nan_first_and_failed_trials_are_never_the_be
     assert "<b>0.25</b><span>best error</span>" in head
     text = text_of(html)
     assert "Trial 0 (completed) had error 0.25 after 10 batches" in text
-    assert Seen(story.directory.path).ranked["trial_id"].tolist() == [0, 3, 1]
-    assert figures.history(Seen(story.directory.path))["data"][1]["y"][-1] == 0.25
+    assert ReportData(story.directory.path).ranked["trial_id"].tolist() == [0, 3, 1]
+    assert figures.history(ReportData(story.directory.path))["data"][1]["y"][-1] == 0.25
 
 
 @pytest.mark.slow
@@ -393,7 +396,7 @@ def test_choices_with_hyperparameters_of_their_own_are_told_as_a_person_writes_t
     sgd = {"name": "sgd", "momentum": {"type": "double", "minval": 0, "maxval": 0.9}}
     space = parse_space({"opt": {"type": "categorical", "vals": [sgd, {"name": "adam"}, None]}})
     [(_, domain)] = space.root.domains
-    assert html.domain_told(domain) == ("one of", "{momentum: 0 to 0.9, name: sgd}, {name: adam}, –")
+    assert html.describe_domain(domain) == ("one of", "{momentum: 0 to 0.9, name: sgd}, {name: adam}, –")
 
 
 @pytest.mark.parametrize("name", ["custom", "my_module:MyMethod"])
@@ -402,7 +405,7 @@ def test_method_of_ones_own_has_no_rungs_that_a_report_could_ask_for(tmp_path: P
     own = load_config({"entrypoint": "m:T", "hyperparameters": {"lr": 0.1}, "searcher": searcher})
     directory = ExperimentDirectory.create(tmp_path / "experiment", own, None)
     Journal(directory.journal).close()
-    looked = Seen(directory.path)
+    looked = ReportData(directory.path)
     assert looked.rungs == ()
     assert looked.rung_name(0) == "all trials"
 
@@ -440,6 +443,6 @@ def test_what_is_missing_is_told(path: Path, tmp_path: Path, monkeypatch: pytest
 
 
 def test_experiment_of_another_process_is_not_locked_by_a_look(path: Path) -> None:
-    Seen(path)
+    ReportData(path)
     with Journal(path / "journal.jsonl"):
-        assert Seen(path).overview.state == "RUNNING"
+        assert ReportData(path).overview.state == "RUNNING"

@@ -1,7 +1,7 @@
-"""``dray cluster check``: finds what would go wrong on a cluster before anything trains there.
+"""``dray cluster check``: finds problems of a cluster before anything trains on it.
 
-On each node an actor, which needs no slot, looks at what is there and tries what trials do: write to the storage, send
-to another node. If nodes have free GPUs, one GPU of each takes part in an all-reduce with NCCL.
+On each node an actor, which needs no slot, collects versions and tries what trials do: write to the storage, send to
+another node. If nodes have free GPUs, one GPU of each takes part in an all-reduce with NCCL.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from dray.cluster.checks.findings import Checked, Node
+from dray.cluster.checks.findings import ClusterCheck, Node
 from dray.cluster.checks.inspector import ANSWER_S, SIGN, Inspector, Rank
-from dray.cluster.checks.node import REMEDIES, STORE_S, Trouble, on_node, put_up_sign, versions
+from dray.cluster.checks.node import REMEDIES, STORE_S, Trouble, on_node, versions, write_sign
 from dray.storage import Location, RemoteDirectory, StorageError
 
 FREE_GPUS_S = 30.0
 """How long the check waits for GPUs that others use."""
 SLOW_BYTES_S = 100e6
 """Between two nodes: about a gigabit network."""
-MOST_RANKS = 8
+MAX_RANKS = 8
 
 
-def check(address: str | None, storage: Location | None, fallback: Location) -> Checked:
+def check(address: str | None, storage: Location | None, fallback: Location) -> ClusterCheck:
     """Check all nodes of a cluster. It takes as long as the slowest of them: from ten seconds to a few minutes.
 
     Args:
@@ -54,16 +54,16 @@ def check(address: str | None, storage: Location | None, fallback: Location) -> 
         ray.shutdown()
 
 
-def _this_machine(place: Location) -> Checked:
-    checked = Checked(address=None, storage=str(place), nodes=[Node(address=platform.node())])
+def _this_machine(place: Location) -> ClusterCheck:
+    checked = ClusterCheck(address=None, storage=str(place), nodes=[Node(address=platform.node())])
     inspector = Inspector()
     facts = inspector.facts()
     checked.take_facts(checked.nodes[0], {**facts, "host": "", "has_token": None}, versions())
-    with _Shared(place, checked) as shared:
+    with _SharedDirectory(place, checked) as shared:
         if shared.place is not None:
             trouble = inspector.storage(shared.place, shared.sign, "this")
             if trouble is not None:
-                checked.wrong("", f"this machine {trouble.told}")
+                checked.add_error("", f"this machine {trouble.what}")
     return checked
 
 
@@ -75,7 +75,7 @@ class _Check:
 
         self._place, self._is_asked = place, is_asked
         there = nodes()
-        self.checked = Checked(
+        self.checked = ClusterCheck(
             address=ray.get_runtime_context().gcs_address,
             storage=str(place),
             nodes=[Node(address=node.address, gpus_of_ray=int(node.resources.get("GPU", 0))) for node in there],
@@ -83,7 +83,7 @@ class _Check:
         self._ids = [node.id for node in there]
         self._inspectors: dict[int, Any] = {}
 
-    def run(self) -> Checked:
+    def run(self) -> ClusterCheck:
         self._start()
         self._look()
         self._compare_clocks()
@@ -91,7 +91,9 @@ class _Check:
         self._send()
         self._reduce()
         if len(self._ids) == 1:
-            self.checked.note("", "this is the only node now; a node that joins later is checked by its first worker")
+            self.checked.add_note(
+                "", "this is the only node now; a node that joins later is checked by its first worker"
+            )
         return self.checked
 
     def _start(self) -> None:
@@ -105,7 +107,7 @@ class _Check:
         ready, failed = self._asked({number: each.__ray_ready__.remote() for number, each in started.items()})
         self._inspectors = {number: started[number] for number in ready}
         for number, error in failed.items():
-            self.checked.wrong(self.checked.nodes[number].name, f"can't run dray: {error}")
+            self.checked.add_error(self.checked.nodes[number].name, f"can't run dray: {error}")
 
     def _asked(self, references: Mapping[int, Any]) -> tuple[dict[int, Any], dict[int, str]]:
         """The nodes' answers, and the errors of those that give none."""
@@ -137,7 +139,7 @@ class _Check:
 
     def _lost(self, number: int, error: str) -> None:
         self._inspectors.pop(number, None)
-        self.checked.wrong(self.checked.nodes[number].name, f"can't be checked: {error}")
+        self.checked.add_error(self.checked.nodes[number].name, f"can't be checked: {error}")
 
     def _look(self) -> None:
         drivers = versions()
@@ -158,7 +160,7 @@ class _Check:
                 self.checked.take_clock(node, ahead)
 
     def _try_storage(self) -> None:
-        with _Shared(self._place, self.checked) as shared:
+        with _SharedDirectory(self._place, self.checked) as shared:
             if shared.place is None:
                 return
             asked = {
@@ -174,15 +176,15 @@ class _Check:
                     trouble = Trouble("unseen", f"writes to {self._place}, but the driver does not see what it wrote")
                 if trouble is not None:
                     # Name the user's place: the check's own directory in it is deleted afterwards.
-                    told = trouble.told.replace(str(shared.place), str(self._place))
-                    self._tell_of_storage(self.checked.nodes[number].name, Trouble(trouble.kind, told))
+                    what = trouble.what.replace(str(shared.place), str(self._place))
+                    self._report_storage(self.checked.nodes[number].name, Trouble(trouble.kind, what))
 
-    def _tell_of_storage(self, node: str, trouble: Trouble) -> None:
-        told = f"{trouble.told}; {REMEDIES[trouble.kind]}"
+    def _report_storage(self, node: str, trouble: Trouble) -> None:
+        what = f"{trouble.what}; {REMEDIES[trouble.kind]}"
         if self._is_asked:
-            self.checked.wrong(node, told)
+            self.checked.add_error(node, what)
         else:
-            self.checked.note(node, f"{told}; experiments without checkpoint_storage go there: give --storage")
+            self.checked.add_note(node, f"{what}; experiments without checkpoint_storage go there: give --storage")
 
     def _send(self) -> None:
         """Each node sends to the next one, all at the same time: this shows what the network as a whole can carry."""
@@ -203,13 +205,13 @@ class _Check:
             node, to = self.checked.nodes[number], self.checked.nodes[after[number]]
             node.sends_bytes_s = speed
             if speed is None:
-                self.checked.wrong(
+                self.checked.add_error(
                     node.name,
                     f"can't send to {to.name}: {error}; the workers of a trial listen on ports that the system "
                     "chooses: allow all ports between the nodes, and none from outside",
                 )
             elif speed < SLOW_BYTES_S:
-                self.checked.note(node.name, f"sends only {speed / 1e6:.0f} MB/s to {to.name}")
+                self.checked.add_note(node.name, f"sends only {speed / 1e6:.0f} MB/s to {to.name}")
 
     def _reduce(self) -> None:
         seen = [number for number, node in enumerate(self.checked.nodes) if min(len(node.gpus), node.gpus_of_ray) > 0]
@@ -217,11 +219,11 @@ class _Check:
             seen *= 2
         if len(seen) > 1:
             self.checked.reduces_bytes_s = reduced(
-                self.checked, [self._ids[number] for number in seen[:MOST_RANKS]], "nccl"
+                self.checked, [self._ids[number] for number in seen[:MAX_RANKS]], "nccl"
             )
 
 
-def reduced(checked: Checked, nodes: Sequence[str], backend: Literal["nccl", "gloo"]) -> float | None:
+def reduced(checked: ClusterCheck, nodes: Sequence[str], backend: Literal["nccl", "gloo"]) -> float | None:
     """The bus bandwidth of an all-reduce between processes on these nodes (ids); None if it failed, which is noted."""
     import ray
     from ray.exceptions import GetTimeoutError
@@ -234,14 +236,14 @@ def reduced(checked: Checked, nodes: Sequence[str], backend: Literal["nccl", "gl
         try:
             ray.get([rank.__ray_ready__.remote() for rank in ranks], timeout=FREE_GPUS_S)
         except GetTimeoutError:
-            checked.note("", f"all-reduce was not tried: GPUs were busy, or not up within {FREE_GPUS_S:.0f} s")
+            checked.add_note("", f"all-reduce was not tried: GPUs were busy, or not up within {FREE_GPUS_S:.0f} s")
             return None
         at = ray.get(ranks[0].open.remote(), timeout=ANSWER_S)
         asked = [rank.reduce.remote(at, number, len(ranks), backend) for number, rank in enumerate(ranks)]
         return min(cast("list[float]", ray.get(asked, timeout=ANSWER_S)))
     except Exception as error:
-        told = " ".join(str(error).split())[-500:]
-        checked.wrong("", f"all-reduce by {backend} over {len(ranks)} processes failed: {told}")
+        why = " ".join(str(error).split())[-500:]
+        checked.add_error("", f"all-reduce by {backend} over {len(ranks)} processes failed: {why}")
         return None
     finally:
         for rank in ranks:
@@ -255,30 +257,30 @@ def ahead_s(ask: Callable[[], float], now: Callable[[], float] = time.time) -> f
     return there - (before + after) / 2
 
 
-class _Shared:
+class _SharedDirectory:
     """A directory in the storage for the time of a check, with the driver's sign in it.
 
     Attributes:
         place: None if the driver can't use it, which is noted.
     """
 
-    def __init__(self, storage: Location, checked: Checked) -> None:
+    def __init__(self, storage: Location, checked: ClusterCheck) -> None:
         self.sign = secrets.token_hex(16)
         self.place: Location | None = storage.child(f".dray-check-{secrets.token_hex(8)}")
         self._checked = checked
         self._made: list[Path] = []
 
-    def __enter__(self) -> _Shared:
+    def __enter__(self) -> _SharedDirectory:
         assert self.place is not None
         try:
             if self.place.is_local:
                 path = self.place.path
                 self._made = [each for each in (path, *path.parents) if not each.exists()]
-                put_up_sign(path, self.sign)
+                write_sign(path, self.sign)
             else:
                 RemoteDirectory(self.place, patience_s=STORE_S).write(SIGN, self.sign.encode())
         except OSError as error:  # also a StorageError
-            self._checked.wrong("", f"the driver can't write to {self._checked.storage}: {error}")
+            self._checked.add_error("", f"the driver can't write to {self._checked.storage}: {error}")
             self.place = None
         return self
 

@@ -1,4 +1,4 @@
-"""What ``dray cluster check`` found on a cluster, and which of it is wrong. Pure: ``checks.cluster`` asks the nodes."""
+"""The findings of ``dray cluster check``, from facts about the nodes. Pure: ``checks.cluster`` asks the nodes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from dray.cluster.checks.inspector import Disk
 from dray.cluster.checks.node import REMEDIES, other_versions
 
-MOST_SKEW_S = 5.0
-LITTLE_ROOM_BYTES = 1 << 30
-RAYS_LIMIT = 0.95
+MAX_SKEW_S = 5.0
+LOW_DISK_BYTES = 1 << 30
+RAY_DISK_LIMIT = 0.95
 """Ray stores no more objects on a disk that is fuller than this share (``RAY_local_fs_capacity_threshold``)."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Node:
-    """What a node is like.
+    """The facts about a node.
 
     Attributes:
         address, host: its network address and host name.
@@ -53,11 +53,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that somebody should know.
+    """An error, or something worth knowing.
 
     Attributes:
         node: a node's name, or "" for the cluster as a whole.
-        is_wrong: it would make trials fail, or let strangers run code; otherwise it is only good to know.
+        is_wrong: trials would fail, or strangers could run code; else it is only a note.
     """
 
     node: str
@@ -66,12 +66,12 @@ class Finding:
 
 
 @dataclass(slots=True, kw_only=True)
-class Checked:
-    """What the check found.
+class ClusterCheck:
+    """The result of a check of a cluster.
 
     Attributes:
         address: of the cluster; None for this machine alone.
-        storage: the place that was tried.
+        storage: the storage that was tried.
         reduces_bytes_s: the "bus bandwidth" of an NCCL all-reduce between GPUs of several nodes; None if not measured.
     """
 
@@ -88,10 +88,10 @@ class Checked:
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "is_fit": self.is_fit}
 
-    def wrong(self, node: str, what: str) -> None:
+    def add_error(self, node: str, what: str) -> None:
         self.findings.append(Finding(node=node, what=what, is_wrong=True))
 
-    def note(self, node: str, what: str) -> None:
+    def add_note(self, node: str, what: str) -> None:
         self.findings.append(Finding(node=node, what=what, is_wrong=False))
 
     def take_facts(self, node: Node, facts: dict[str, Any], drivers: Mapping[str, str]) -> None:
@@ -101,28 +101,28 @@ class Checked:
             setattr(node, name, value)
         theirs = {name: getattr(node, name) for name in drivers}
         if (other := other_versions(drivers, theirs)) is not None:
-            self.wrong(node.name, f"{other.told}; {REMEDIES['versions']}")
+            self.add_error(node.name, f"{other.what}; {REMEDIES['versions']}")
         if error:
-            self.wrong(node.name, f"torch can't be imported: {error}")
+            self.add_error(node.name, f"torch can't be imported: {error}")
         elif len(node.gpus) < node.gpus_of_ray:
             why = f"it is built for CUDA {node.cuda}" if node.cuda else "it is built without CUDA"
-            self.wrong(node.name, f"Ray counts {node.gpus_of_ray} GPUs, torch sees {len(node.gpus)}; {why}")
+            self.add_error(node.name, f"Ray counts {node.gpus_of_ray} GPUs, torch sees {len(node.gpus)}; {why}")
         elif node.gpus and not node.nccl:
-            self.wrong(node.name, "torch is built without NCCL: trials can't have several GPUs")
+            self.add_error(node.name, "torch is built without NCCL: trials can't have several GPUs")
         if full:
-            self.wrong(node.name, f"{full}; {REMEDIES['full']}")
+            self.add_error(node.name, f"{full}; {REMEDIES['full']}")
         for disk in node.disks:
-            if disk.free < LITTLE_ROOM_BYTES and not full:
-                self.note(node.name, f"only {disk.free >> 20} MiB are free on {disk.path}")
-            elif disk.path != "/dev/shm" and disk.free < (1 - RAYS_LIMIT) * disk.size:
+            if disk.free < LOW_DISK_BYTES and not full:
+                self.add_note(node.name, f"only {disk.free >> 20} MiB are free on {disk.path}")
+            elif disk.path != "/dev/shm" and disk.free < (1 - RAY_DISK_LIMIT) * disk.size:
                 used = f"{100 - 100 * disk.free / disk.size:.0f} %"
-                self.note(node.name, f"{disk.path} is {used} full: Ray stores no objects there from 95 % on")
+                self.add_note(node.name, f"{disk.path} is {used} full: Ray stores no objects there from 95 % on")
 
     def take_clock(self, node: Node, ahead: float) -> None:
         """Record how far a node's clock is ahead, and whether that is wrong."""
         node.clock_s = ahead
-        if abs(ahead) > MOST_SKEW_S:
-            self.wrong(
+        if abs(ahead) > MAX_SKEW_S:
+            self.add_error(
                 node.name,
                 f"its clock is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}: the times of its metrics are "
                 "wrong, and object stores refuse clocks that are minutes off; set it by chrony or systemd-timesyncd",
@@ -133,9 +133,11 @@ class Checked:
         nccl = {node.nccl for node in self.nodes if node.gpus and node.nccl}
         if len(nccl) > 1:
             where = ", ".join(f"{node.nccl} on {node.name}" for node in self.nodes if node.gpus)
-            self.wrong("", f"nodes have different versions of NCCL: {where}; install the same build of torch on all")
+            self.add_error(
+                "", f"nodes have different versions of NCCL: {where}; install the same build of torch on all"
+            )
         if any(node.has_token is False for node in self.nodes):
-            self.wrong(
+            self.add_error(
                 "",
                 "Ray requires no token: whoever reaches its ports can run code there; before Ray starts, run `ray "
                 "get-auth-token --generate`, copy its file to all nodes, and set RAY_AUTH_MODE=token",

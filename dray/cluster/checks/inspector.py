@@ -62,7 +62,7 @@ class Inspector:
             **_of_torch_itself(),
             "disks": [Disk(path=mounted(place), free=its.free, size=its.total) for place, its in usage],
             "has_token": os.environ.get("RAY_AUTH_MODE", "").lower() == "token",
-            "full": full.told if full else "",
+            "full": full.what if full else "",
         }
 
     def clock(self) -> float:

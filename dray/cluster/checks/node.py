@@ -1,4 +1,4 @@
-"""What a node of a cluster needs for trials to run on it, and when that is checked.
+"""Checks that trials can run on a node: versions, disk space, access to the storage.
 
 On a cluster that others have started, each worker checks its own node when it starts, before the long imports: whether
 its versions are the driver's, its disks have room, and it has the experiment's storage. Before anything trains, the
@@ -45,11 +45,11 @@ class Trouble(NamedTuple):
 
     Attributes:
         kind: it has other versions than the driver, has a full disk, does not see the storage, or may not write there.
-        told: the predicate of a sentence whose subject is the node.
+        what: the predicate of a sentence whose subject is the node.
     """
 
     kind: Literal["versions", "full", "unseen", "refused"]
-    told: str
+    what: str
 
 
 class UnfitNode(RuntimeError):
@@ -65,7 +65,7 @@ class UnfitNode(RuntimeError):
         self.node, self.trouble = node, trouble
 
     def __str__(self) -> str:
-        return f"node {self.node} {self.trouble.told}; {REMEDIES[self.trouble.kind]}"
+        return f"node {self.node} {self.trouble.what}; {REMEDIES[self.trouble.kind]}"
 
 
 REMEDIES = {
@@ -85,7 +85,7 @@ class Needs:
     Attributes:
         versions: the driver's, as from `versions`.
         directory: the experiment's. On nodes where it is not shared, checkpoints for an object store are staged there.
-        sign: what `put_up_sign` wrote there if it holds the checkpoints; None if they are in an object store.
+        sign: what `write_sign` wrote there if it holds the checkpoints; None if they are in an object store.
         store: that object store.
     """
 
@@ -188,7 +188,7 @@ def mounted(place: str) -> str:
     return str(next(each for each in (path, *path.parents) if each.is_mount()))
 
 
-def put_up_sign(directory: Path, sign: str) -> None:
+def write_sign(directory: Path, sign: str) -> None:
     """Write a sign into a directory, by which other nodes find out whether they see the same one."""
     directory.mkdir(parents=True, exist_ok=True)
     _sign_in(directory).write_text(sign)
@@ -251,7 +251,7 @@ def nodes_without(directory: str, sign: str, resource: str) -> dict[str, Trouble
     """What the cluster's other nodes that have a resource find wrong with a directory of this one.
 
     Args:
-        directory, sign: as for `put_up_sign`.
+        directory, sign: as for `write_sign`.
         resource: "CPU" or "GPU".
 
     Returns:
@@ -302,4 +302,4 @@ def on_node(what: Any, node: str, **options: Any) -> Any:
 
 def _look(directory: str, sign: str) -> tuple[str, Any]:
     trouble = directory_trouble(directory, sign)
-    return name_of_this_node(), None if trouble is None else (trouble.kind, trouble.told)
+    return name_of_this_node(), None if trouble is None else (trouble.kind, trouble.what)

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from dray.cli.arguments import Experiment
-from dray.cli.errors import told
-from dray.cli.reading import reading
+from dray.cli.arguments import ExperimentArg
+from dray.cli.errors import handle_errors
+from dray.cli.reader import read_experiment
 
 
 def report(
-    experiment: Experiment,
+    experiment: ExperimentArg,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -29,16 +29,16 @@ def report(
     \b
     dray report latest -o report.html
     """
-    with told(), reading(experiment) as read:
+    with handle_errors(), read_experiment(experiment) as read:
         from dray.report import write_report
 
         # A copy's directory is removed when this command ends.
-        out = Path(f"{read.it.name}-report.html") if output is None and read.it.is_copy else output
-        typer.echo(write_report(read.it.directory.path, out))
+        out = Path(f"{read.stored.name}-report.html") if output is None and read.stored.is_copy else output
+        typer.echo(write_report(read.stored.directory.path, out))
 
 
 def ui(
-    experiment: Experiment,
+    experiment: ExperimentArg,
     port: Annotated[int, typer.Option(help="Port of TensorBoard; optuna-dashboard uses the next free one.")] = 6006,
 ) -> None:
     """Serve TensorBoard and optuna-dashboard for an experiment, finished or running, until Ctrl-C.
@@ -48,9 +48,9 @@ def ui(
     \b
     dray ui latest
     """
-    with told():
-        from dray.records.listing import found
+    with handle_errors():
+        from dray.records.listing import open_experiment
         from dray.report.ui import serve
 
-        with found(experiment) as it:
-            serve(it.directory.path, port=port, say=typer.echo)
+        with open_experiment(experiment) as stored:
+            serve(stored.directory.path, port=port, say=typer.echo)

@@ -15,7 +15,7 @@ from dray.config.entrypoint import is_class
 from dray.config.load import ExperimentConfig
 from dray.config.search import as_extended, build_method, build_space
 from dray.records.directory import ExperimentDirectory
-from dray.records.listing import Found, Overview
+from dray.records.listing import Overview, StoredExperiment
 from dray.records.outcomes import FAILED, ranked
 from dray.records.result import Result
 from dray.report.importance import Importance, importance
@@ -23,12 +23,12 @@ from searchers.domains import Categorical, Const, Domain, Int, Log, Nested
 from searchers.journal import Journal
 from searchers.search import TrialView
 
-MOST_TRIALS = 2_000
+MAX_TRIALS = 2_000
 """Most trials in a figure with a point for each: half of them the best, the others evenly by rank."""
-MOST_CURVES = 300
-MOST_POINTS = 200
+MAX_CURVES = 300
+MAX_POINTS = 200
 """Most points of one curve."""
-MOST_OTHER_POINTS = 150_000
+MAX_OTHER_POINTS = 150_000
 """Most points of the curves of metrics beside the searcher's: five megabytes of the page."""
 ONE_OF = {"batches": "batch", "epochs": "epoch", "records": "record"}
 COMPARABLE = 2 / 3
@@ -52,7 +52,7 @@ class Metric(NamedTuple):
         return self.name if self.name.startswith(self.kind) else f"{self.kind} {self.name}"
 
 
-class Seen:
+class ReportData:
     """An experiment as it is now.
 
     Args:
@@ -62,7 +62,7 @@ class Seen:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.directory = ExperimentDirectory.open(path)
-        self.overview: Overview = Found(directory=self.directory, where=str(path), is_copy=False).overview()
+        self.overview: Overview = StoredExperiment(directory=self.directory, where=str(path), is_copy=False).overview()
         self.records: list[dict[str, Any]] = Journal.read(self.directory.journal)
         self.result = Result(path)
         self.config: ExperimentConfig = as_extended(self.directory.config(), self.records)
@@ -100,12 +100,12 @@ class Seen:
     @cached_property
     def shown(self) -> pd.DataFrame:
         """The ranked trials that figures show."""
-        return _some(self.ranked, MOST_TRIALS)
+        return _some(self.ranked, MAX_TRIALS)
 
     @cached_property
     def drawn(self) -> pd.DataFrame:
         """The ranked trials whose curves are shown."""
-        return _some(self.ranked, MOST_CURVES)
+        return _some(self.ranked, MAX_CURVES)
 
     # ------------------------------------------------------------------ lengths
     @cached_property
@@ -157,14 +157,14 @@ class Seen:
         rows = self.result.metrics
         found, points = [], 0
         drawn = rows[rows["trial_id"].isin(self.drawn.index) & rows["value"].notna()]
-        sizes = drawn.groupby(["kind", "name", "trial_id"], observed=True).size().clip(upper=MOST_POINTS)
+        sizes = drawn.groupby(["kind", "name", "trial_id"], observed=True).size().clip(upper=MAX_POINTS)
         for kind in ("validation", "training"):
             of_kind = sizes[sizes.index.get_level_values("kind") == kind].groupby("name", observed=True).sum()
             for name, size in of_kind.items():
                 if (kind, name) == ("validation", self.metric):
                     continue
                 points += int(size)
-                if points <= MOST_OTHER_POINTS:
+                if points <= MAX_OTHER_POINTS:
                     found.append(Metric(kind, str(name)))
         return found
 

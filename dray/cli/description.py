@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dray.cli import show
-from dray.cli.reading import Reading, flat
+from dray.cli.reader import ExperimentReader
+from dray.display.text import duration
+from dray.records.hparams import flatten
 
 if TYPE_CHECKING:
     from dray.records.listing import Overview
@@ -37,29 +39,29 @@ def overview(each: Overview) -> dict[str, Any]:
     }
 
 
-def as_json(read: Reading) -> dict[str, Any]:
+def as_json(read: ExperimentReader) -> dict[str, Any]:
     """All of it, as JSON."""
-    from dray.records.outcomes import diverged
+    from dray.records.outcomes import nan_since_by_trial
 
     failures = _failures(read.records)
     return {
-        **overview(read.it.overview()),
+        **overview(read.stored.overview()),
         "smaller_is_better": read.sign == 1,
         "states": Counter(row["state"] for row in read.trials.values()),
         "best": _best(read),
-        "diverged": diverged(read.result.trials),
+        "diverged": nan_since_by_trial(read.result.trials),
         "restarts": sum(failure["again"] for failure in failures),
         "failures": failures,
         "config": read.config.to_dict(),
     }
 
 
-def describe(read: Reading) -> None:
+def describe(read: ExperimentReader) -> None:
     """Print it."""
     from dray.display.display import best_trials
-    from dray.records.outcomes import diverged_told, failures_told, no_best_told, ranked
+    from dray.records.outcomes import divergence_summary, failure_summary, no_best_reason, ranked
 
-    seen, counts, best = read.it.overview(), Counter(row["state"] for row in read.trials.values()), _best(read)
+    seen, counts, best = read.stored.overview(), Counter(row["state"] for row in read.trials.values()), _best(read)
     searcher = read.config.searcher
     order = "smaller is better" if read.sign == 1 else "larger is better"
     of_all = f"{seen.ended} of {seen.max_trials or seen.trials} ended"
@@ -67,29 +69,29 @@ def describe(read: Reading) -> None:
     if seen.state == "STOPPED":
         words |= {"RUNNING": "interrupted"}
     states = ", ".join(f"{count} {words.get(state, state.lower())}" for state, count in counts.items())
-    failed = failures_told(row["state"] for row in read.trials.values())
+    failed = failure_summary(row["state"] for row in read.trials.values())
     show.fields(
         [
             ("experiment", f"{seen.label}  {seen.state}"),
             ("failed", show.red(failed)),
-            ("diverged", show.red(diverged_told(read.result.trials))),
+            ("diverged", show.red(divergence_summary(read.result.trials))),
             ("description", read.config.description),
             ("labels", ", ".join(read.config.labels)),
             ("stored in", seen.path),
-            ("checkpoints in", "" if read.it.directory.storage.is_local else str(read.it.directory.storage)),
+            ("checkpoints in", "" if read.stored.directory.storage.is_local else str(read.stored.directory.storage)),
             ("search", f"{searcher.name} on {searcher.metric}, {order}"),
             ("each trial on", read.config.resources.share),
-            ("started", f"{show.clock(seen.began, exact=True)}, ran for {show.duration(seen.ran_s)}"),
+            ("started", f"{show.clock(seen.began, exact=True)}, ran for {duration(seen.ran_s)}"),
             ("trials", f"{of_all}: {states}" if counts else of_all),
             (
                 "best",
-                no_best_told(ranked(read.result.trials, read.sign), searcher.metric)
+                no_best_reason(ranked(read.result.trials, read.sign), searcher.metric)
                 if best is None
                 else _best_line(best, searcher.metric),
             ),
             ("checkpoint", "" if best is None else best["checkpoint"] or "none"),
             ("failures", "\n".join(_failure_lines(_failures(read.records)))),
-            ("resume with", f"dray experiment resume {read.it.where}" if seen.state == "STOPPED" else ""),
+            ("resume with", f"dray experiment resume {read.stored.where}" if seen.state == "STOPPED" else ""),
         ]
     )
     if read.ranked:
@@ -98,7 +100,7 @@ def describe(read: Reading) -> None:
         show.lines(best_trials(read.result, searcher.metric, read.sign, width=width), None)
 
 
-def _best(read: Reading) -> dict[str, Any] | None:
+def _best(read: ExperimentReader) -> dict[str, Any] | None:
     if (trial := read.best) is None:
         return None
     batches = read.best_batches[trial]
@@ -113,7 +115,7 @@ def _best(read: Reading) -> dict[str, Any] | None:
 
 def _best_line(best: Mapping[str, Any], metric: str) -> str:
     what = f"trial {best['trial']}: {metric} {show.shown(best['metric'])} after {best['batches']} batches"
-    return f"{what}\n{show.shown(flat(best['hparams']))}"
+    return f"{what}\n{show.shown(flatten(best['hparams']))}"
 
 
 def _failures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Reads an experiment for several commands."""
+"""Reads an experiment, for the commands that describe it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from searchers.journal import Journal
 
 if TYPE_CHECKING:
     from dray.config.schema import ExperimentConfig
-    from dray.records.listing import Found
+    from dray.records.listing import StoredExperiment
     from dray.records.result import Result
 
 
 @dataclass(frozen=True)
-class Reading:
-    """An experiment that is read.
+class ExperimentReader:
+    """An experiment, its journal and its results.
 
     Attributes:
-        it: the experiment that was found.
+        stored: the experiment, or a temporary copy of a remote one.
         records: its journal.
         result: its result so far, with the metrics.
     """
 
-    it: Found
+    stored: StoredExperiment
     records: Sequence[Mapping[str, Any]]
     result: Result
 
@@ -40,10 +40,10 @@ class Reading:
     @cached_property
     def trials(self) -> dict[int, dict[str, Any]]:
         """The rows of ``result.trials``, by trial_id; ``nan_since`` is None for <NA>."""
-        from dray.records.outcomes import diverged
+        from dray.records.outcomes import nan_since_by_trial
 
         rows: list[dict[str, Any]] = self.result.trials.to_dict("records")  # type: ignore[assignment]
-        since = diverged(self.result.trials)
+        since = nan_since_by_trial(self.result.trials)
         return {row["trial_id"]: {**row, "nan_since": since.get(row["trial_id"])} for row in rows}
 
     @cached_property
@@ -82,7 +82,7 @@ class Reading:
 
     def checkpoint(self, trial: int) -> str | None:
         """The id of the checkpoint at a trial's best validation, else of its latest one; not verified."""
-        store = self.it.directory.store(trial)
+        store = self.stored.directory.store(trial)
         of_best = [self.best_batches[trial]] if trial in self.best_batches else []
         for batches in [*of_best, *(batches for batches, _ in store.listed())]:
             if store.is_complete(batches):
@@ -99,7 +99,7 @@ class Reading:
             if len(self.trials) == 1:
                 [only] = self.trials
                 return only
-            raise NoExperiment(f"{self.it.name} has {len(self.trials)} trials; give a trial's number, or 'best'")
+            raise NoExperiment(f"{self.stored.name} has {len(self.trials)} trials; give a trial's number, or 'best'")
         named = named.removeprefix("trial_")
         if named == "best":
             if self.best is None:
@@ -107,56 +107,48 @@ class Reading:
             return self.best
         if not named.isdigit() or int(named) not in self.trials:
             there = f"it has {len(self.trials)}, numbered from 0" if self.trials else "it has none yet"
-            raise NoExperiment(f"{self.it.name} has no trial {named!r}; {there}; give a trial's number, or 'best'")
+            raise NoExperiment(f"{self.stored.name} has no trial {named!r}; {there}; give a trial's number, or 'best'")
         return int(named)
 
     def _no_best(self) -> str:
         if not self.ranked:
-            return f"no trial of {self.it.name} has validated yet, so there is no best trial"
-        from dray.records.outcomes import no_best_told, ranked
+            return f"no trial of {self.stored.name} has validated yet, so there is no best trial"
+        from dray.records.outcomes import no_best_reason, ranked
 
-        told = no_best_told(ranked(self.result.trials, self.sign), self.config.searcher.metric)
-        return f"{self.it.name} has {told}; give its number to take it nevertheless"
+        why = no_best_reason(ranked(self.result.trials, self.sign), self.config.searcher.metric)
+        return f"{self.stored.name} has {why}; give its number to use it anyway"
 
 
 @contextmanager
-def reading(experiment: str) -> Iterator[Reading]:
+def read_experiment(experiment: str) -> Iterator[ExperimentReader]:
     """Read an experiment; a copy of a remote one exists only within the block.
 
     Raises:
         NoExperiment, StorageError: see ``found``.
-        BadUse: it has not begun, or its metrics are damaged.
+        BadUse: it has not started, or its metrics are damaged.
         JournalError: its journal is damaged.
     """
-    from dray.records.listing import found
+    from dray.records.listing import open_experiment
     from dray.records.result import Result
 
-    with found(experiment) as it:
-        records = journal(it)
-        result = Result(it.directory.path)
+    with open_experiment(experiment) as stored:
+        records = journal(stored)
+        result = Result(stored.directory.path)
         try:
-            result.metrics  # noqa: B018 - read here, so that what is wrong with them is told so
+            result.metrics  # noqa: B018 - read here, so that damage is reported as such
         except (ValueError, OSError) as error:
-            told = " ".join(str(error).split())
-            raise BadUse(f"the metrics in {it.directory.metrics} can't be read: {told}") from None
-        yield Reading(it=it, records=records, result=result)
+            why = " ".join(str(error).split())
+            raise BadUse(f"the metrics in {stored.directory.metrics} can't be read: {why}") from None
+        yield ExperimentReader(stored=stored, records=records, result=result)
 
 
-def journal(it: Found) -> list[dict[str, Any]]:
+def journal(stored: StoredExperiment) -> list[dict[str, Any]]:
     """The journal's records.
 
     Raises:
         BadUse: there is none.
         JournalError: it is damaged.
     """
-    if not it.directory.journal.exists():
-        raise BadUse(f"{it.where} has not started: it has no journal yet")
-    return Journal.read(it.directory.journal)
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested hyperparameters, by dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
+    if not stored.directory.journal.exists():
+        raise BadUse(f"{stored.where} has not started: it has no journal yet")
+    return Journal.read(stored.directory.journal)

@@ -1,0 +1,51 @@
+"""Numbers and lengths of time, as text for a person."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve in one line: a character for each value, from the least (▁) to the greatest (█); a space for NaN."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return " " * len(values)
+    low, high = min(known), max(known)
+    steps = len(_BARS) - 1
+    return "".join(
+        " " if not math.isfinite(value)
+        else _BARS[steps // 2] if high == low
+        else _BARS[round((value - low) / (high - low) * steps)]
+        for value in values
+    )  # fmt: skip
+
+
+def number(value: object) -> str:
+    """A number with four digits; "" for None."""
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def speed(batches: float | None) -> str:
+    return "" if batches is None else f"{batches:,.0f}" if batches >= 100 else f"{batches:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds: 1:02:03, or 2:03."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def rough_time(seconds: float) -> str:
+    """A rough time: 40 s, 12 min, 3 h 20 min, 2 days 4 h."""
+    if seconds < 60:
+        return f"{max(5, 5 * round(seconds / 5))} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60 // 10 * 10} min"
+    return f"{minutes // 1440} days {minutes % 1440 // 60} h"
