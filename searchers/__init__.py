@@ -16,7 +16,7 @@ Nothing here imports torch, ray or optuna.
 """
 
 from searchers.adaptive_asha import AdaptiveASHA
-from searchers.asha import ASHA, rung_lengths
+from searchers.asha import ASHA
 from searchers.convert import from_optuna, from_ray_tune
 from searchers.errors import FieldError, IllegalEvent, JournalError, MethodError, SpaceError
 from searchers.events import (
@@ -39,6 +39,7 @@ from searchers.method import Method
 from searchers.preview import BracketPreview, Preview, RungPreview, preview
 from searchers.promotion import PromotionASHA
 from searchers.random_search import RandomSearch
+from searchers.rung import rung_lengths
 from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler
 from searchers.search import Search, State, TrialView
 from searchers.single import Single

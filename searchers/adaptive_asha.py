@@ -11,14 +11,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Literal, cast
+from typing import Literal
 
-from searchers.asha import ASHA, rungs_that_fit
+from searchers.asha import ASHA
 from searchers.errors import IllegalEvent
 from searchers.events import Action, Create, Done, DoneReason, Event, Exited
-from searchers.method import Fields, check_extension, check_state
+from searchers.halving import SuccessiveHalving
+from searchers.method import Fields, check_extension
 from searchers.promotion import PromotionASHA
-from searchers.roster import ALMOST, GIVEN_UP, default_max_invalid
+from searchers.rung import rungs_that_fit
+from searchers.slots import GIVEN_UP, NEARLY_DONE, default_max_invalid
 
 Mode = Literal["aggressive", "standard", "conservative"]
 Variant = Literal["stopping", "promotion"]
@@ -52,8 +54,6 @@ class AdaptiveASHA:
     >>> [(bracket.rungs, bracket.max_trials) for bracket in adaptive.brackets]
     [((1, 4, 16, 64), 45), ((4, 16, 64), 14), ((16, 64), 5)]
     """
-
-    _name = "adaptive_asha"
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class AdaptiveASHA:
         self._max_invalid = max_invalid
         wanted = sorted(bracket_rungs, reverse=True) or bracket_rungs_of(mode, most)
         trials = bracket_trials(max_trials, bracket_weights(wanted, divisor=divisor))
-        places = bracket_places(max_concurrent_trials, trials, divisor=divisor)
+        places = bracket_slots(max_concurrent_trials, trials, divisor=divisor)
         self._weights = bracket_weights([b for b, n in zip(wanted, trials, strict=True) if n], divisor=divisor)
         kind = _VARIANTS[variant]
         self.brackets = tuple(
@@ -120,6 +120,15 @@ class AdaptiveASHA:
         """Trials to create, as given or extended to."""
         return sum(bracket.max_trials for bracket in self.brackets)
 
+    @property
+    def created(self) -> int:
+        """Trials created so far."""
+        return len(self._at)
+
+    def bracket_of(self, trial: int) -> int:
+        """Index in `brackets` of the trial's bracket."""
+        return self._at[trial][0]
+
     def _invalid_bound(self, max_trials: int) -> int:
         return default_max_invalid(max_trials) if self._max_invalid is None else self._max_invalid
 
@@ -146,7 +155,7 @@ class AdaptiveASHA:
         """Mean of the brackets' progress."""
         # ASHA's own does not look at how far its trials are.
         share = sum(bracket.progress({}) for bracket in self.brackets) / len(self.brackets)
-        return min(share, ALMOST) if None in self._outcomes else 1.0
+        return min(share, NEARLY_DONE) if None in self._outcomes else 1.0
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
         """More trials, shared among the same brackets by their weights; and longer ones, in every bracket.
@@ -162,30 +171,8 @@ class AdaptiveASHA:
         actions: list[Action] = []
         for number, bracket in enumerate(self.brackets):
             limit = bound if self._invalid <= bound else GIVEN_UP
-            actions += self._globally(number, bracket.grow(bracket.max_trials + more[number], length, limit))
+            actions += self._globally(number, bracket.extend_to(bracket.max_trials + more[number], length, limit))
         return actions
-
-    def dump(self) -> dict[str, object]:
-        """The state as JSON."""
-        return {
-            "method": self._name,
-            "brackets": [bracket.dump() for bracket in self.brackets],
-            "bracket_of": [number for number, _ in self._at],
-            "outcomes": self._outcomes,
-            "invalid": self._invalid,
-        }
-
-    def load(self, state: dict[str, object]) -> None:
-        """Continue from a dump."""
-        check_state(self._name, state)
-        for bracket, dumped in zip(self.brackets, cast("list[dict[str, object]]", state["brackets"]), strict=True):
-            bracket.load(dumped)
-        self._at = []
-        self._trials = [[] for _ in self.brackets]
-        for number in cast("list[int]", state["bracket_of"]):
-            self._create(number)
-        self._outcomes = list(cast("list[DoneReason | None]", state["outcomes"]))
-        self._invalid = cast(int, state["invalid"])
 
     def _create(self, number: int) -> Create:
         trial = len(self._at)
@@ -211,7 +198,7 @@ class AdaptiveASHA:
 
 _FIRST_THAT_HOLDS: tuple[DoneReason, ...] = ("invalid_hp", "completed", "errored", "canceled")
 _MODES = ("aggressive", "standard", "conservative")
-_VARIANTS: dict[str, type[ASHA]] = {"stopping": ASHA, "promotion": PromotionASHA}
+_VARIANTS: dict[str, type[SuccessiveHalving]] = {"stopping": ASHA, "promotion": PromotionASHA}
 
 
 def bracket_rungs_of(mode: Mode, most: int) -> list[int]:
@@ -253,10 +240,10 @@ def extra_trials(more: int, weights: Sequence[Fraction]) -> list[int]:
     return trials
 
 
-def bracket_places(max_concurrent_trials: int, trials: Sequence[int], *, divisor: float) -> list[int]:
+def bracket_slots(max_concurrent_trials: int, trials: Sequence[int], *, divisor: float) -> list[int]:
     """Places of each bracket: an equal share, at least one; the remainder to the first ones.
 
-    >>> bracket_places(16, [45, 14, 5], divisor=4), bracket_places(0, [45, 14, 5], divisor=4)
+    >>> bracket_slots(16, [45, 14, 5], divisor=4), bracket_slots(0, [45, 14, 5], divisor=4)
     ([6, 5, 5], [5, 5, 5])
     """
     n = len(trials)

@@ -22,7 +22,6 @@ class Grid(RandomSearch):
     [Create(trial=0), Create(trial=1)]
     """
 
-    _name = "grid"
     _budget, _least = "points", 0
     _fixed_trials = "a grid has as many trials as points"
 

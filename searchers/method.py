@@ -17,7 +17,7 @@ class Method(Protocol):
     The rules, all of them tested there:
 
     * Trials are numbered 0, 1, 2, ... in the order of their `Create`s.
-    * Equal events give equal actions and equal states; `load(dump())` goes on as if nothing had happened.
+    * Equal events give equal actions, so that a replay of the events restores the state.
     * An event told twice, or late (of a trial that has ended), returns [] and changes nothing that follows; one of a
       trial never created raises `IllegalEvent` and changes nothing.
     * `Stop` names only live trials, `Pause` those that run, `Resume` those that are paused, or that ended and are taken
@@ -59,12 +59,6 @@ class Method(Protocol):
         Raises:
             MethodError: The budget does not grow, or this method cannot do it. Nothing has changed.
         """
-
-    def dump(self) -> dict[str, object]:
-        """The whole state as strict JSON, the configuration apart."""
-
-    def load(self, state: dict[str, object]) -> None:
-        """Continue from a `dump()` of an equally configured method."""
 
 
 MAX_TRIALS = 100_000_000
@@ -143,9 +137,3 @@ def check_extension(**asked: tuple[int | None, int | str]) -> None:
         has = [f"{name} > {old}" for name, (_, old) in asked.items() if not isinstance(old, str)]
         told = f"an extension needs {' or '.join(has)}" if has else "this search can't be extended"
         raise MethodError([("searcher", told)])
-
-
-def check_state(method: str, state: dict[str, object]) -> None:
-    """Refuse the dump of another method, before any of it is loaded."""
-    if state.get("method") != method:
-        raise ValueError(f"the state to load is of the method {state.get('method')!r}, but this is {method!r}")
