@@ -1,8 +1,8 @@
-"""Adaptive ASHA: several ASHAs side by side that differ in how early they stop, so that no one bet decides.
+"""Adaptive ASHA: several ASHAs side by side (brackets) that differ in how early they stop trials.
 
 Source: Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization" (arXiv 1603.06560) for the
-brackets; their number, sizes and modes are Determined's `adaptive_asha`. Differences, each on purpose: the brackets
-have exactly `max_trials` trials together; and their rungs are counted exactly.
+brackets; their number, sizes and modes are Determined's `adaptive_asha`. Deliberate differences: the brackets have
+exactly `max_trials` trials together, and their rungs are counted exactly.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class AdaptiveASHA:
     Args:
         max_trials: Trials to create in all brackets, >= 1. Trials with invalid hyperparameters are replaced and don't
             count.
-        max_length: Length of a trial that goes all the way, >= 1.
-        divisor: Ratio of lengths between rungs, and of trials to those that go on; > 1, may be fractional.
+        max_length: Length of a trial that is never stopped, >= 1.
+        divisor: Ratio of lengths between rungs, and of trials to those that continue; > 1, may be fractional.
         max_rungs: Most rungs of a bracket, >= 1. There are fewer if the length or the number of trials allows no more.
         mode: One bracket with as many rungs as possible ("aggressive"), or brackets from that number down to half of it
             ("standard") or to one ("conservative").
         bracket_rungs: The rungs of each bracket, instead of `max_rungs` and `mode`, each >= 1, in whatever order.
-        max_concurrent_trials: Most trials at a time, in all brackets together, as in `ASHA`; at least one a bracket.
+        max_concurrent_trials: Most trials at a time, in all brackets together, as in `ASHA`; at least one per bracket.
             0 = in each bracket as many as the last one has trials, and at least `divisor`.
         variant: What happens at a rung: "stopping" (`ASHA`) or "promotion" (`PromotionASHA`).
         max_invalid: Invalid trials that are replaced before the search gives up, in all brackets, >= 0.
@@ -104,7 +104,7 @@ class AdaptiveASHA:
             for rungs, n, width in zip(wanted, trials, places, strict=True)
             if n
         )
-        self._at: list[tuple[int, int]] = []  # of each trial: its bracket, and its number in it
+        self._places: list[tuple[int, int]] = []  # of each trial: its bracket, and its number in the bracket
         # Of each bracket: its trials, by their number in it.
         self._trials: list[list[int]] = [[] for _ in self.brackets]
         self._outcomes: list[DoneReason | None] = [None for _ in self.brackets]
@@ -123,11 +123,11 @@ class AdaptiveASHA:
     @property
     def created(self) -> int:
         """Trials created so far."""
-        return len(self._at)
+        return len(self._places)
 
     def bracket_of(self, trial: int) -> int:
         """Index in `brackets` of the trial's bracket."""
-        return self._at[trial][0]
+        return self._places[trial][0]
 
     def _invalid_bound(self, max_trials: int) -> int:
         return default_max_invalid(max_trials) if self._max_invalid is None else self._max_invalid
@@ -135,30 +135,34 @@ class AdaptiveASHA:
     def start(self) -> list[Action]:
         """The first trials of the first bracket, then of the second, and so on."""
         return [
-            action for number, bracket in enumerate(self.brackets) for action in self._globally(number, bracket.start())
+            action
+            for number, bracket in enumerate(self.brackets)
+            for action in self._renumbered(number, bracket.start())
         ]
 
     def on(self, event: Event) -> list[Action]:
-        """What the trial's bracket says."""
-        if not 0 <= event.trial < len(self._at):
-            raise IllegalEvent(f"trial {event.trial} was never created; {len(self._at)} were so far, numbered from 0")
-        number, trial = self._at[event.trial]
+        """The actions of the trial's bracket."""
+        if not 0 <= event.trial < len(self._places):
+            raise IllegalEvent(
+                f"trial {event.trial} was never created; {len(self._places)} were so far, numbered from 0"
+            )
+        number, trial = self._places[event.trial]
         bracket = self.brackets[number]
         if isinstance(event, Exited) and event.reason == "invalid_hp" and bracket.is_live(trial):
             self._invalid += 1
             if self._invalid > self._invalid_bound(self.max_trials):
                 for each in self.brackets:
                     each.give_up()
-        return self._globally(number, bracket.on(replace(event, trial=trial)))
+        return self._renumbered(number, bracket.on(replace(event, trial=trial)))
 
     def progress(self, trained: Mapping[int, float]) -> float:
         """Mean of the brackets' progress."""
-        # ASHA's own does not look at how far its trials are.
+        # ASHA's progress does not depend on how far its trials are.
         share = sum(bracket.progress({}) for bracket in self.brackets) / len(self.brackets)
         return min(share, NEARLY_DONE) if None in self._outcomes else 1.0
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        """More trials, shared among the same brackets by their weights; and longer ones, in every bracket.
+        """Allow more trials, shared among the same brackets by their weights, or longer ones, in every bracket.
 
         Raises:
             MethodError: The budget does not grow. Nothing has changed.
@@ -171,17 +175,17 @@ class AdaptiveASHA:
         actions: list[Action] = []
         for number, bracket in enumerate(self.brackets):
             limit = bound if self._invalid <= bound else GIVEN_UP
-            actions += self._globally(number, bracket.extend_to(bracket.max_trials + more[number], length, limit))
+            actions += self._renumbered(number, bracket.extend_to(bracket.max_trials + more[number], length, limit))
         return actions
 
     def _create(self, number: int) -> Create:
-        trial = len(self._at)
-        self._at.append((number, len(self._trials[number])))
+        trial = len(self._places)
+        self._places.append((number, len(self._trials[number])))
         self._trials[number].append(trial)
         return Create(trial=trial)
 
-    def _globally(self, number: int, actions: list[Action]) -> list[Action]:
-        """A bracket's actions with the numbers that trials have here; `Done` when it is the last bracket's."""
+    def _renumbered(self, number: int, actions: list[Action]) -> list[Action]:
+        """A bracket's actions with the trials' numbers in this search; `Done` only when every bracket is done."""
         ours: list[Action] = []
         for action in actions:
             match action:
@@ -190,13 +194,13 @@ class AdaptiveASHA:
                 case Done(reason=reason):
                     self._outcomes[number] = reason
                     if None not in self._outcomes:
-                        ours.append(Done(reason=next(known for known in _FIRST_THAT_HOLDS if known in self._outcomes)))
+                        ours.append(Done(reason=next(known for known in _OUTCOMES if known in self._outcomes)))
                 case _:
                     ours.append(replace(action, trial=self._trials[number][action.trial]))
         return ours
 
 
-_FIRST_THAT_HOLDS: tuple[DoneReason, ...] = ("invalid_hp", "completed", "errored", "canceled")
+_OUTCOMES: tuple[DoneReason, ...] = ("invalid_hp", "completed", "errored", "canceled")
 _MODES = ("aggressive", "standard", "conservative")
 _VARIANTS: dict[str, type[SuccessiveHalving]] = {"stopping": ASHA, "promotion": PromotionASHA}
 
@@ -241,7 +245,7 @@ def extra_trials(more: int, weights: Sequence[Fraction]) -> list[int]:
 
 
 def bracket_slots(max_concurrent_trials: int, trials: Sequence[int], *, divisor: float) -> list[int]:
-    """Places of each bracket: an equal share, at least one; the remainder to the first ones.
+    """Slots of each bracket: an equal share, at least one; the remainder to the first ones.
 
     >>> bracket_slots(16, [45, 14, 5], divisor=4), bracket_slots(0, [45, 14, 5], divisor=4)
     ([6, 5, 5], [5, 5, 5])
@@ -250,4 +254,4 @@ def bracket_slots(max_concurrent_trials: int, trials: Sequence[int], *, divisor:
     if max_concurrent_trials == 0:
         return [max(trials[-1], math.floor(divisor))] * n
     each, rest = divmod(max(max_concurrent_trials, n), n)
-    return [each + (place < rest) for place in range(n)]
+    return [each + (bracket < rest) for bracket in range(n)]

@@ -1,4 +1,4 @@
-"""Random search: trials run to their end; each end makes room for the next."""
+"""Random search: every trial runs to its end."""
 
 from __future__ import annotations
 
@@ -67,28 +67,28 @@ class RandomSearch:
         return default_max_invalid(max_trials) if self._max_invalid is None else self._max_invalid
 
     def start(self) -> list[Action]:
-        """One `Create` for each place, as far as there are trials."""
+        """One `Create` for each slot, up to `max_trials`."""
         return self._slots.fill()
 
     def on(self, event: Event) -> list[Action]:
-        """A successor when a trial ends; else nothing."""
+        """A new trial when one ends."""
         if not self._slots.is_live(event.trial) or not isinstance(event, Exited):
             return []
         self._slots.end(event.trial, event.reason)
         return self._slots.fill()
 
     def progress(self, trained: Mapping[int, float]) -> float:
-        """Ended trials, and what live ones have trained of their length, as a share of `max_trials`.
+        """Ended trials, plus the share of their length that live ones have trained, divided by `max_trials`.
 
         Determined divides by the trials created so far, which falls with every new one.
         """
         return self._slots.progress((self._slots.ended + self._slots.trained(trained)) / (self.max_trials or 1))
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        """More trials; or longer ones: then all that completed are resumed, in their order.
+        """Allow more trials, or longer ones: then all completed trials are resumed, by number.
 
         Raises:
-            MethodError: The budget does not grow, or this method cannot do it. Nothing has changed.
+            MethodError: The budget does not grow, or this method can't be extended so. Nothing has changed.
         """
         check_extension(
             max_trials=(max_trials, self._fixed_trials or self.max_trials),
