@@ -24,6 +24,8 @@ from searchers import (
     Stop,
 )
 from searchers.events import Action, Reason
+from searchers.histories import Extension, play
+from tests.searchers.naive_promotion import NaivePromotion
 from tests.searchers.states import state
 
 
@@ -189,6 +191,27 @@ def test_matches_a_plain_transcription_of_the_paper(places: int, digits: int) ->
         assert actions == expected
         jobs.add((running[job], job == trial))
     assert len(jobs) >= 4 + 2, "every rung was a job's, also of the trial that reported"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_decides_as_the_naive_reference(seed: int) -> None:
+    """Whole random histories: late reports, failures, invalid trials, pauses that are overtaken, and how it ends."""
+    rng = Random(seed)
+    fields = {
+        "max_trials": rng.choice([1, 2, 5, 12, 30]),
+        "divisor": rng.choice([1.5, 2, 2.5, 3, 4]),
+        "max_concurrent_trials": rng.choice([1, 2, 4, 30]),
+        "max_invalid": rng.choice([0, 3, 10]),
+    }
+    num_rungs, length = rng.choice([1, 2, 3, 5]), rng.choice([1, 8, 30])
+    method = PromotionASHA(max_length=length, num_rungs=num_rungs, **fields)
+    fields["max_concurrent_trials"] = min(fields["max_concurrent_trials"], fields["max_trials"])
+    naive = NaivePromotion(rungs=method.rungs, **fields)
+    history = play(method, seed, length=length)
+    assert naive.start() == history.first
+    for event, actions in history.steps:
+        assert not isinstance(event, Extension)
+        assert naive.on(event) == actions, event
 
 
 def test_an_event_costs_a_bounded_number_of_heap_operations(monkeypatch: pytest.MonkeyPatch) -> None:
