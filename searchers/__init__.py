@@ -1,22 +1,23 @@
 """Hyperparameter search methods as pure state machines, and the adapters that drive them.
 
     events, method                       the vocabulary: events in, actions out
-    single, random_search, grid          methods whose trials run to their end, on roster (who runs, who has ended)
-    asha, promotion, adaptive_asha       methods that compare trials as they run, on roster and rung (who goes on)
+    single, random_search, grid          methods that run every trial to its end
+    asha, promotion, adaptive_asha       methods that compare trials while they run
+    slots, rung, halving                 what methods share: which trials hold slots, which are best at a length
     preview                              what a method will do
-    space, domains, samplers, convert    what is drawn, and from where
-    search                               the one object that a driver holds
-    journal, records                     append-only log, and its JSON; replay is restore
+    space, domains, samplers, convert    hyperparameters: what can be drawn, and what draws it
+    search, views                        the one object that a driver holds, and what it knows of each trial
+    journal, records                     the append-only log, and its JSON; a replay of it restores a search
     simulate                             a search in virtual time
-    testing, histories                   the contract that every method keeps, yours too; random histories to check it
-    optuna_sampler, _space, _storage     the adapter to Optuna; not imported here
+    testing, histories                   the contract of methods, for yours too; random histories to check it
+    optuna_sampler, _trials, _space, _storage    the adapter to Optuna; not imported here
     ray_tune                             the adapter to Ray Tune; not imported here
 
-Nothing here imports torch, ray or optuna.
+Nothing imported here imports torch, ray or optuna.
 """
 
 from searchers.adaptive_asha import AdaptiveASHA
-from searchers.asha import ASHA, rung_lengths
+from searchers.asha import ASHA
 from searchers.convert import from_optuna, from_ray_tune
 from searchers.errors import FieldError, IllegalEvent, JournalError, MethodError, SpaceError
 from searchers.events import (
@@ -39,11 +40,13 @@ from searchers.method import Method
 from searchers.preview import BracketPreview, Preview, RungPreview, preview
 from searchers.promotion import PromotionASHA
 from searchers.random_search import RandomSearch
+from searchers.rung import rung_lengths
 from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler
-from searchers.search import Search, State, TrialView
+from searchers.search import Search
 from searchers.single import Single
 from searchers.space import Space
 from searchers.space import parse as parse_space
+from searchers.views import State, TrialView
 
 __all__ = [
     "ASHA",

@@ -1,8 +1,8 @@
-"""Adaptive ASHA: several ASHAs side by side that differ in how early they stop, so that no one bet decides.
+"""Adaptive ASHA: several ASHAs side by side (brackets) that differ in how early they stop trials.
 
 Source: Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization" (arXiv 1603.06560) for the
-brackets; their number, sizes and modes are Determined's `adaptive_asha`. Differences, each on purpose: the brackets
-have exactly `max_trials` trials together; and their rungs are counted exactly.
+brackets; their number, sizes and modes are Determined's `adaptive_asha`. Deliberate differences: the brackets have
+exactly `max_trials` trials together, and their rungs are counted exactly.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Literal, cast
+from typing import Literal
 
-from searchers.asha import ASHA, rungs_that_fit
+from searchers.asha import ASHA
 from searchers.errors import IllegalEvent
 from searchers.events import Action, Create, Done, DoneReason, Event, Exited
-from searchers.method import Fields, check_extension, check_state
+from searchers.halving import SuccessiveHalving
+from searchers.method import Fields, check_extension
 from searchers.promotion import PromotionASHA
-from searchers.roster import ALMOST, GIVEN_UP, default_max_invalid
+from searchers.rung import rungs_that_fit
+from searchers.slots import GIVEN_UP, NEARLY_DONE, default_max_invalid
 
 Mode = Literal["aggressive", "standard", "conservative"]
 Variant = Literal["stopping", "promotion"]
@@ -30,13 +32,13 @@ class AdaptiveASHA:
     Args:
         max_trials: Trials to create in all brackets, >= 1. Trials with invalid hyperparameters are replaced and don't
             count.
-        max_length: Length of a trial that goes all the way, >= 1.
-        divisor: Ratio of lengths between rungs, and of trials to those that go on; > 1, may be fractional.
+        max_length: Length of a trial that is never stopped, >= 1.
+        divisor: Ratio of lengths between rungs, and of trials to those that continue; > 1, may be fractional.
         max_rungs: Most rungs of a bracket, >= 1. There are fewer if the length or the number of trials allows no more.
         mode: One bracket with as many rungs as possible ("aggressive"), or brackets from that number down to half of it
             ("standard") or to one ("conservative").
         bracket_rungs: The rungs of each bracket, instead of `max_rungs` and `mode`, each >= 1, in whatever order.
-        max_concurrent_trials: Most trials at a time, in all brackets together, as in `ASHA`; at least one a bracket.
+        max_concurrent_trials: Most trials at a time, in all brackets together, as in `ASHA`; at least one per bracket.
             0 = in each bracket as many as the last one has trials, and at least `divisor`.
         variant: What happens at a rung: "stopping" (`ASHA`) or "promotion" (`PromotionASHA`).
         max_invalid: Invalid trials that are replaced before the search gives up, in all brackets, >= 0.
@@ -52,8 +54,6 @@ class AdaptiveASHA:
     >>> [(bracket.rungs, bracket.max_trials) for bracket in adaptive.brackets]
     [((1, 4, 16, 64), 45), ((4, 16, 64), 14), ((16, 64), 5)]
     """
-
-    _name = "adaptive_asha"
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class AdaptiveASHA:
         self._max_invalid = max_invalid
         wanted = sorted(bracket_rungs, reverse=True) or bracket_rungs_of(mode, most)
         trials = bracket_trials(max_trials, bracket_weights(wanted, divisor=divisor))
-        places = bracket_places(max_concurrent_trials, trials, divisor=divisor)
+        places = bracket_slots(max_concurrent_trials, trials, divisor=divisor)
         self._weights = bracket_weights([b for b, n in zip(wanted, trials, strict=True) if n], divisor=divisor)
         kind = _VARIANTS[variant]
         self.brackets = tuple(
@@ -104,7 +104,7 @@ class AdaptiveASHA:
             for rungs, n, width in zip(wanted, trials, places, strict=True)
             if n
         )
-        self._at: list[tuple[int, int]] = []  # of each trial: its bracket, and its number in it
+        self._places: list[tuple[int, int]] = []  # of each trial: its bracket, and its number in the bracket
         # Of each bracket: its trials, by their number in it.
         self._trials: list[list[int]] = [[] for _ in self.brackets]
         self._outcomes: list[DoneReason | None] = [None for _ in self.brackets]
@@ -120,36 +120,49 @@ class AdaptiveASHA:
         """Trials to create, as given or extended to."""
         return sum(bracket.max_trials for bracket in self.brackets)
 
+    @property
+    def created(self) -> int:
+        """Trials created so far."""
+        return len(self._places)
+
+    def bracket_of(self, trial: int) -> int:
+        """Index in `brackets` of the trial's bracket."""
+        return self._places[trial][0]
+
     def _invalid_bound(self, max_trials: int) -> int:
         return default_max_invalid(max_trials) if self._max_invalid is None else self._max_invalid
 
     def start(self) -> list[Action]:
         """The first trials of the first bracket, then of the second, and so on."""
         return [
-            action for number, bracket in enumerate(self.brackets) for action in self._globally(number, bracket.start())
+            action
+            for number, bracket in enumerate(self.brackets)
+            for action in self._renumbered(number, bracket.start())
         ]
 
     def on(self, event: Event) -> list[Action]:
-        """What the trial's bracket says."""
-        if not 0 <= event.trial < len(self._at):
-            raise IllegalEvent(f"trial {event.trial} was never created; {len(self._at)} were so far, numbered from 0")
-        number, trial = self._at[event.trial]
+        """The actions of the trial's bracket."""
+        if not 0 <= event.trial < len(self._places):
+            raise IllegalEvent(
+                f"trial {event.trial} was never created; {len(self._places)} were so far, numbered from 0"
+            )
+        number, trial = self._places[event.trial]
         bracket = self.brackets[number]
         if isinstance(event, Exited) and event.reason == "invalid_hp" and bracket.is_live(trial):
             self._invalid += 1
             if self._invalid > self._invalid_bound(self.max_trials):
                 for each in self.brackets:
                     each.give_up()
-        return self._globally(number, bracket.on(replace(event, trial=trial)))
+        return self._renumbered(number, bracket.on(replace(event, trial=trial)))
 
     def progress(self, trained: Mapping[int, float]) -> float:
         """Mean of the brackets' progress."""
-        # ASHA's own does not look at how far its trials are.
+        # ASHA's progress does not depend on how far its trials are.
         share = sum(bracket.progress({}) for bracket in self.brackets) / len(self.brackets)
-        return min(share, ALMOST) if None in self._outcomes else 1.0
+        return min(share, NEARLY_DONE) if None in self._outcomes else 1.0
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        """More trials, shared among the same brackets by their weights; and longer ones, in every bracket.
+        """Allow more trials, shared among the same brackets by their weights, or longer ones, in every bracket.
 
         Raises:
             MethodError: The budget does not grow. Nothing has changed.
@@ -162,39 +175,17 @@ class AdaptiveASHA:
         actions: list[Action] = []
         for number, bracket in enumerate(self.brackets):
             limit = bound if self._invalid <= bound else GIVEN_UP
-            actions += self._globally(number, bracket.grow(bracket.max_trials + more[number], length, limit))
+            actions += self._renumbered(number, bracket.extend_to(bracket.max_trials + more[number], length, limit))
         return actions
 
-    def dump(self) -> dict[str, object]:
-        """The state as JSON."""
-        return {
-            "method": self._name,
-            "brackets": [bracket.dump() for bracket in self.brackets],
-            "bracket_of": [number for number, _ in self._at],
-            "outcomes": self._outcomes,
-            "invalid": self._invalid,
-        }
-
-    def load(self, state: dict[str, object]) -> None:
-        """Continue from a dump."""
-        check_state(self._name, state)
-        for bracket, dumped in zip(self.brackets, cast("list[dict[str, object]]", state["brackets"]), strict=True):
-            bracket.load(dumped)
-        self._at = []
-        self._trials = [[] for _ in self.brackets]
-        for number in cast("list[int]", state["bracket_of"]):
-            self._create(number)
-        self._outcomes = list(cast("list[DoneReason | None]", state["outcomes"]))
-        self._invalid = cast(int, state["invalid"])
-
     def _create(self, number: int) -> Create:
-        trial = len(self._at)
-        self._at.append((number, len(self._trials[number])))
+        trial = len(self._places)
+        self._places.append((number, len(self._trials[number])))
         self._trials[number].append(trial)
         return Create(trial=trial)
 
-    def _globally(self, number: int, actions: list[Action]) -> list[Action]:
-        """A bracket's actions with the numbers that trials have here; `Done` when it is the last bracket's."""
+    def _renumbered(self, number: int, actions: list[Action]) -> list[Action]:
+        """A bracket's actions with the trials' numbers in this search; `Done` only when every bracket is done."""
         ours: list[Action] = []
         for action in actions:
             match action:
@@ -203,15 +194,15 @@ class AdaptiveASHA:
                 case Done(reason=reason):
                     self._outcomes[number] = reason
                     if None not in self._outcomes:
-                        ours.append(Done(reason=next(known for known in _FIRST_THAT_HOLDS if known in self._outcomes)))
+                        ours.append(Done(reason=next(known for known in _OUTCOMES if known in self._outcomes)))
                 case _:
                     ours.append(replace(action, trial=self._trials[number][action.trial]))
         return ours
 
 
-_FIRST_THAT_HOLDS: tuple[DoneReason, ...] = ("invalid_hp", "completed", "errored", "canceled")
+_OUTCOMES: tuple[DoneReason, ...] = ("invalid_hp", "completed", "errored", "canceled")
 _MODES = ("aggressive", "standard", "conservative")
-_VARIANTS: dict[str, type[ASHA]] = {"stopping": ASHA, "promotion": PromotionASHA}
+_VARIANTS: dict[str, type[SuccessiveHalving]] = {"stopping": ASHA, "promotion": PromotionASHA}
 
 
 def bracket_rungs_of(mode: Mode, most: int) -> list[int]:
@@ -253,14 +244,14 @@ def extra_trials(more: int, weights: Sequence[Fraction]) -> list[int]:
     return trials
 
 
-def bracket_places(max_concurrent_trials: int, trials: Sequence[int], *, divisor: float) -> list[int]:
-    """Places of each bracket: an equal share, at least one; the remainder to the first ones.
+def bracket_slots(max_concurrent_trials: int, trials: Sequence[int], *, divisor: float) -> list[int]:
+    """Slots of each bracket: an equal share, at least one; the remainder to the first ones.
 
-    >>> bracket_places(16, [45, 14, 5], divisor=4), bracket_places(0, [45, 14, 5], divisor=4)
+    >>> bracket_slots(16, [45, 14, 5], divisor=4), bracket_slots(0, [45, 14, 5], divisor=4)
     ([6, 5, 5], [5, 5, 5])
     """
     n = len(trials)
     if max_concurrent_trials == 0:
         return [max(trials[-1], math.floor(divisor))] * n
     each, rest = divmod(max(max_concurrent_trials, n), n)
-    return [each + (place < rest) for place in range(n)]
+    return [each + (bracket < rest) for bracket in range(n)]

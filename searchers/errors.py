@@ -1,16 +1,16 @@
-"""Errors. Those of users are `ValueError`s, and name every fault by its path."""
+"""Errors. Those a user can cause are `ValueError`s, and name every fault by its path."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 SHOWN = 20
-"""Faults that are shown; the others are counted."""
+"""Most faults that are shown; the others are counted."""
 _LONGEST = 1000
 
 
 def shown(faults: Sequence[tuple[str, str]]) -> list[str]:
-    """The first faults as lines, and how many more there are. What is too long is cut in its middle.
+    """The first faults as lines, and the number of others. Long lines are cut in the middle.
 
     >>> shown([("lr", "must be > 0")] * 20_000)[-2:]
     ['lr: must be > 0', '... and 19,980 more']
@@ -25,7 +25,7 @@ def _printable(path: str) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    # Not the end: what to do is there.
+    # Not at the end, which says what to do.
     return text if len(text) <= most else f"{text[: most * 2 // 3]} ... {text[-most // 3 :]}"
 
 
@@ -37,7 +37,7 @@ class FieldError(ValueError):
     """
 
     def __init__(self, faults: Sequence[tuple[str, str]]) -> None:
-        super().__init__(faults)  # the arguments themselves, so that the error survives pickling
+        super().__init__(faults)  # as given, so that the error survives pickling
         self.faults = list(faults)
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class SpaceError(FieldError):
 
 
 class IllegalEvent(ValueError):
-    """An event that can't have happened, e.g. of a trial never created. Raised before anything changes."""
+    """An impossible event, e.g. of a trial that was never created. Raised before anything changes."""
 
 
 class JournalError(ValueError):

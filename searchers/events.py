@@ -5,10 +5,10 @@ A trial is known by its number: 0, 1, 2, ... in the order of creation.
     driver                      method
       │  start() ───────────────▶ │
       │ ◀──── Create(0) Create(1) │
-      │  Started(0) ─────────────▶│        workers were found; its hyperparameters are drawn now
+      │  Started(0) ─────────────▶│        it has workers; its hyperparameters are drawn now
       │  Reported(0, step, value)▶│        a validation
       │ ◀─── Stop(0) Create(2)    │
-      │  Exited(0, "stopped") ───▶│        exactly one end per trial; repeats are ignored
+      │  Exited(0, "stopped") ───▶│        exactly one exit per trial; repeats are ignored
       │            ...            │
       │ ◀─────── Done("completed")│        once, when every created trial has ended
 """
@@ -24,7 +24,7 @@ DoneReason = Literal["completed", "errored", "invalid_hp", "canceled"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The trial has its workers. Comes again when a paused or restarted trial gets new ones."""
+    """The trial has its workers. Sent again when a paused or restarted trial gets new ones."""
 
     trial: int
 
@@ -34,8 +34,8 @@ class Reported:
     """A validation of the trial.
 
     `step` is the length trained since the trial's beginning, in the unit of `max_length`. `value` is the searcher's
-    metric: as measured in what a driver tells `Search`, normalised (smaller is better, never NaN) in what `Search`
-    tells a method.
+    metric. A driver gives it to `Search` as measured; `Search` gives it to the method normalised: smaller is better,
+    and +inf if it was missing, NaN or infinite.
     """
 
     trial: int
@@ -45,8 +45,8 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
-    """The trial has ended for good. "stopped": it obeyed a `Stop`; "completed": it ended by itself, at any length;
-    "diverged": it was ended because its loss was NaN."""
+    """The trial has ended. "stopped": because of a `Stop`; "completed": by itself, at any length; "diverged": because
+    its loss was NaN."""
 
     trial: int
     reason: Reason
@@ -54,35 +54,35 @@ class Exited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Create:
-    """Make this trial, and run it when there is room. Its hyperparameters are drawn when it starts."""
+    """Create this trial, and run it as soon as there are workers. Its hyperparameters are drawn when it starts."""
 
     trial: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """End this live trial, for good."""
+    """End this live trial."""
 
     trial: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """Take the workers from this trial; its checkpoint stays."""
+    """Release the workers of this running trial, and keep its checkpoint."""
 
     trial: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """Give this paused trial workers again, from its latest checkpoint."""
+    """Continue this paused trial from its latest checkpoint. After an extension, also one that has ended."""
 
     trial: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """The search is over: all trials have ended and no action follows.
+    """The search is over: all trials have ended, and no action follows.
 
     "invalid_hp": too many trials were invalid, and the search ended early. Otherwise "completed" if any trial
     completed, diverged or was stopped, else "errored" if any errored, else "canceled".

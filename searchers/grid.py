@@ -6,12 +6,12 @@ from searchers.random_search import RandomSearch
 
 
 class Grid(RandomSearch):
-    """Determined's `grid`. Which point a trial gets is up to the sampler (`GridSampler`).
+    """Determined's `grid`. The sampler (`GridSampler`) gives each trial its point.
 
     A trial whose hyperparameters are invalid is not replaced: its point was tried.
 
     Args:
-        points: Points of the grid, i.e. trials. 0: the search is done at its start.
+        points: Points of the grid, i.e. trials. 0: the search is done when it starts.
         max_concurrent_trials: Most trials at a time that were created and have not ended; 0 = no limit.
         max_length: Length of a trial, >= 1, if the search sets it; trials then validate there.
 
@@ -22,7 +22,6 @@ class Grid(RandomSearch):
     [Create(trial=0), Create(trial=1)]
     """
 
-    _name = "grid"
     _budget, _least = "points", 0
     _fixed_trials = "a grid has as many trials as points"
 

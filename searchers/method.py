@@ -12,17 +12,17 @@ from searchers.events import Action, Event
 
 @runtime_checkable
 class Method(Protocol):
-    """Events in, actions out. Bring your own: `searchers.testing.check_method` says whether it is one.
+    """Events in, actions out. To write your own, test it with `searchers.testing.check_method`.
 
     The rules, all of them tested there:
 
     * Trials are numbered 0, 1, 2, ... in the order of their `Create`s.
-    * Equal events give equal actions and equal states; `load(dump())` goes on as if nothing had happened.
-    * An event told twice, or late (of a trial that has ended), returns [] and changes nothing that follows; one of a
-      trial never created raises `IllegalEvent` and changes nothing.
-    * `Stop` names only live trials, `Pause` those that run, `Resume` those that are paused, or that ended and are taken
-      up again by an extension. `Done` comes exactly once, last, when every created trial has ended.
-    * `Reported.value` arrives normalised: smaller is better, and what was not finite is +inf.
+    * Equal events give equal actions, so that a replay of the events restores the state.
+    * A repeated event, or a late one (of a trial that has ended), returns [] and changes nothing that follows. An event
+      of a trial that was never created raises `IllegalEvent` and changes nothing.
+    * `Stop` names live trials only, `Pause` running ones, `Resume` paused ones or, after an extension, ended ones.
+      `Done` comes exactly once, last, when every created trial has ended.
+    * `Reported.value` arrives normalised: smaller is better, and values that were not finite are +inf.
     """
 
     @property
@@ -30,51 +30,45 @@ class Method(Protocol):
         """Lengths at which the method wants a validation, ascending, in the unit of `max_length`; () if none.
 
         They count from the trial's beginning. The last one is `max_length`, if that is set. Small lengths can occur
-        twice: one report then decides twice.
+        twice; one report then counts at both.
         """
 
     def start(self) -> list[Action]:
         """The first actions. Called once."""
 
     def on(self, event: Event) -> list[Action]:
-        """What follows from this event."""
+        """The actions that follow from this event."""
 
     def progress(self, trained: Mapping[int, float]) -> float:
-        """Share of the search that is done: from 0 to 1, never falling (but by `extend`), 1.0 exactly when it is done.
+        """Share of the search that is done, from 0 to 1; exactly 1.0 when it is done. It falls only at an extension.
 
         Args:
-            trained: Each trial's last step / max_length, from 0 to 1. A trial that is not in it counts as 0.
+            trained: Each trial's last step / max_length, from 0 to 1. A missing trial counts as 0.
         """
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        """Go on with a larger budget, also if the search is done: it is live again then, and `Done` comes anew.
+        """Continue with a larger budget, even if the search is done; `Done` then comes again.
 
         Args:
-            max_trials: Trials in all, those so far counted. None: as many as before.
-            max_length: Length of a trial that goes all the way. None: as before.
+            max_trials: Trials in all, including those so far. None: unchanged.
+            max_length: Length of a trial that is never stopped. None: unchanged.
 
         Returns:
-            What follows: `Create`s, and `Resume`s of trials that are paused or ended before and are to go on.
+            `Create`s, and `Resume`s of trials that were paused or have ended.
 
         Raises:
-            MethodError: The budget does not grow, or this method cannot do it. Nothing has changed.
+            MethodError: The budget does not grow, or this method can't be extended so. Nothing has changed.
         """
-
-    def dump(self) -> dict[str, object]:
-        """The whole state as strict JSON, the configuration apart."""
-
-    def load(self, state: dict[str, object]) -> None:
-        """Continue from a `dump()` of an equally configured method."""
 
 
 MAX_TRIALS = 100_000_000
-"""Most trials of a search; so many stand for a search without an end."""
+"""Most trials of a search; also used for a search without an end."""
 MAX_RUNGS = 1_000
 _MOST = {"max_trials": MAX_TRIALS, "max_concurrent_trials": MAX_TRIALS, "num_rungs": MAX_RUNGS, "max_rungs": MAX_RUNGS}
 
 
 class Fields:
-    """Checks a method's fields and raises one `MethodError` for all that are invalid.
+    """Checks a method's fields, and raises one `MethodError` for all invalid ones.
 
     >>> check = Fields()
     >>> check.whole("max_trials", 0, at_least=1)
@@ -92,7 +86,7 @@ class Fields:
         self._faults.append((f"searcher.{name}", message))
 
     def whole(self, name: str, value: object, *, at_least: int) -> None:
-        """`value` must be an integer >= `at_least`, and not larger than anything in a search can be."""
+        """`value` must be an integer >= `at_least`, and within the limits of a search."""
         most = _MOST.get(name, 2**63 - 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
             self.fault(name, f"must be an integer >= {at_least}, got {value!r:.80}")
@@ -110,16 +104,16 @@ class Fields:
             self.fault(name, f"must be one of {', '.join(known)}, got {value!r}")
 
     def done(self) -> None:
-        """Raise if anything was invalid."""
+        """Raise a `MethodError` if any field was invalid."""
         if self._faults:
             raise MethodError(self._faults)
 
 
 def check_extension(**asked: tuple[int | None, int | str]) -> None:
-    """Check what an extension asks for, before anything changes.
+    """Check the fields of an extension.
 
     Args:
-        asked: For each field the new value (None: not asked for), and the present one, or the reason it can't grow.
+        asked: For each field its new value (None: unchanged), and its present one or the reason why it can't grow.
 
     Raises:
         MethodError: A value is too small or can't grow, or nothing grows.
@@ -141,11 +135,5 @@ def check_extension(**asked: tuple[int | None, int | str]) -> None:
     check.done()
     if not grows:
         has = [f"{name} > {old}" for name, (_, old) in asked.items() if not isinstance(old, str)]
-        told = f"an extension needs {' or '.join(has)}" if has else "this search can't be extended"
-        raise MethodError([("searcher", told)])
-
-
-def check_state(method: str, state: dict[str, object]) -> None:
-    """Refuse the dump of another method, before any of it is loaded."""
-    if state.get("method") != method:
-        raise ValueError(f"the state to load is of the method {state.get('method')!r}, but this is {method!r}")
+        message = f"an extension needs {' or '.join(has)}" if has else "this search can't be extended"
+        raise MethodError([("searcher", message)])

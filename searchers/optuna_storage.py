@@ -1,9 +1,8 @@
-"""A storage for Optuna's samplers, which holds just the trials that it is given for one ask."""
+"""An Optuna storage that holds only the trials of one ask."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from optuna.distributions import BaseDistribution
@@ -12,29 +11,14 @@ from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
-
-@dataclass(slots=True, kw_only=True)
-class SamplerTrial:
-    """What a sampler knows of a trial.
-
-    Attributes:
-        params: By their names in Optuna.
-        notes: The sampler's own, in Optuna's `system_attrs`.
-        last: The last value reported; +inf if it was not finite.
-        step: The length at which that was.
-    """
-
-    params: dict[str, Any]
-    notes: dict[str, Any] = field(default_factory=dict)
-    last: float | None = None
-    step: float = 0
+from searchers.optuna_trials import SamplerTrial, frozen
 
 
 class AskStorage(BaseStorage):
-    """One study: the trials of `history`, and `current`, the one that is being asked for.
+    """One study: the trials of `history`, and `current`, the trial being asked for.
 
-    Optuna's own in-memory storage can't forget trials, and copies them. A sampler's notes (`study_notes`, and the
-    current trial's `system_attrs`) last until the next ask, unless they are taken out.
+    Optuna's in-memory storage can't forget trials, and copies them. A sampler's notes (`study_notes`, and the
+    `system_attrs` of `current`) are dropped at the next ask unless they are taken out.
     """
 
     def __init__(self) -> None:
@@ -59,7 +43,7 @@ class AskStorage(BaseStorage):
     def set_trial_param(
         self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
     ) -> None:
-        """Not kept: the `optuna.Trial` has its own."""
+        """Does nothing: the `optuna.Trial` keeps its parameters."""
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
         self.get_trial(trial_id).system_attrs[key] = value
@@ -102,30 +86,3 @@ class AskStorage(BaseStorage):
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
         raise NotImplementedError
-
-
-def frozen(
-    number: int,
-    trial: SamplerTrial,
-    state: TrialState,
-    *,
-    distributions: dict[str, BaseDistribution],
-    value: float | None = None,
-) -> FrozenTrial:
-    """The trial as Optuna's samplers read it."""
-    # In a conditional space a trial has a part of the parameters. Copied only then: this runs for each point and ask.
-    whole = len(trial.params) == len(distributions)
-    own = distributions if whole else {name: distributions[name] for name in trial.params}
-    return FrozenTrial(
-        number=number,
-        trial_id=number,
-        state=state,
-        value=value,
-        datetime_start=None,
-        datetime_complete=None,
-        params=trial.params,
-        distributions=own,
-        user_attrs={},
-        system_attrs=trial.notes,
-        intermediate_values={},
-    )

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from random import Random
 from statistics import fmean
-from typing import cast
 
 from searchers.adaptive_asha import AdaptiveASHA
-from searchers.asha import ASHA
 from searchers.events import Action, Event, Reported, Started
+from searchers.halving import SuccessiveHalving
 from searchers.method import Method
 from searchers.random_search import RandomSearch
 from searchers.simulate import Curve, simulate
@@ -99,6 +98,7 @@ def preview(method: Method) -> Preview:
         TypeError: It is no method.
         RuntimeError: It broke the rules in the simulation; see `searchers.testing.check_method`.
 
+    >>> from searchers import ASHA
     >>> found = preview(ASHA(max_trials=64, max_length=16, num_rungs=3))
     >>> [(rung.length, rung.trials, rung.last) for rung in found.brackets[0].rungs], found.total
     ([(1, 64, 48), (4, 16, 12), (16, 4, 4)], 160)
@@ -106,7 +106,7 @@ def preview(method: Method) -> Preview:
     match method:
         case AdaptiveASHA(brackets=brackets):
             return Preview(brackets=tuple(_halving(bracket) for bracket in brackets))
-        case ASHA():
+        case SuccessiveHalving():
             return Preview(brackets=(_halving(method),))
         case RandomSearch(max_trials=n, rungs=rungs):
             rung = RungPreview(length=rungs[-1] if rungs else None, trials=n, last=n)
@@ -123,10 +123,10 @@ def is_certain(method: Method) -> bool:
 
 def is_simulated(method: Method) -> bool:
     """Whether `preview` simulates this method."""
-    return not isinstance(method, AdaptiveASHA | ASHA | RandomSearch)
+    return not isinstance(method, AdaptiveASHA | SuccessiveHalving | RandomSearch)
 
 
-def _halving(asha: ASHA) -> BracketPreview:
+def _halving(asha: SuccessiveHalving) -> BracketPreview:
     rungs, n, divisor = [], asha.max_trials, Fraction(str(asha.divisor))
     for length in asha.rungs[:-1]:
         go_on = max(math.floor(n / divisor), 1)
@@ -149,6 +149,7 @@ def expected(make: Callable[[], Method]) -> Preview:
     Raises:
         TypeError, RuntimeError: As `preview`.
 
+    >>> from searchers import ASHA
     >>> found = expected(lambda: ASHA(max_trials=64, max_length=16, num_rungs=3))
     >>> [round(rung.trials) for rung in found.brackets[0].rungs], round(found.total)
     ([64, 16, 6], 186)
@@ -197,8 +198,8 @@ def _simulated(method: Method, run: int) -> Preview:
     if not isinstance(method, AdaptiveASHA):
         return Preview(brackets=(_counted(method.rungs, list(reached.values())),))
     steps: list[list[float]] = [[] for _ in method.brackets]
-    for number, bracket in enumerate(cast("list[int]", method.dump()["bracket_of"])):
-        steps[bracket].append(reached.get(number, 0))
+    for number in range(method.created):
+        steps[method.bracket_of(number)].append(reached.get(number, 0))
     return Preview(
         brackets=tuple(_counted(each.rungs, mine) for each, mine in zip(method.brackets, steps, strict=True))
     )

@@ -1,13 +1,12 @@
-"""Random search: trials run to their end; each end makes room for the next."""
+"""Random search: every trial runs to its end."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
 from searchers.events import Action, Event, Exited
-from searchers.method import Fields, check_extension, check_state
-from searchers.roster import Roster, default_max_invalid
+from searchers.method import Fields, check_extension
+from searchers.slots import TrialSlots, default_max_invalid
 
 
 class RandomSearch:
@@ -29,7 +28,6 @@ class RandomSearch:
     [Create(trial=0), Create(trial=1)]
     """
 
-    _name = "random"
     _budget, _least = "max_trials", 1
     _fixed_trials: str | None = None  # why there can't be more trials
 
@@ -50,45 +48,47 @@ class RandomSearch:
             check.whole("max_invalid", max_invalid, at_least=0)
         check.done()
         self.rungs: tuple[int, ...] = () if max_length is None else (max_length,)
-        self._max_concurrent, self._max_invalid = max_concurrent_trials, max_invalid
-        self._roster = Roster(
-            max_trials=max_trials, width=self._width(max_trials), max_invalid=self._invalid_bound(max_trials)
+        self._max_concurrent_trials, self._max_invalid = max_concurrent_trials, max_invalid
+        self._slots = TrialSlots(
+            max_trials=max_trials,
+            max_concurrent=self._max_concurrent(max_trials),
+            max_invalid=self._invalid_bound(max_trials),
         )
 
     @property
     def max_trials(self) -> int:
         """Trials to run, as given or extended to."""
-        return self._roster.max_trials
+        return self._slots.max_trials
 
-    def _width(self, max_trials: int) -> int:
-        return self._max_concurrent or max_trials
+    def _max_concurrent(self, max_trials: int) -> int:
+        return self._max_concurrent_trials or max_trials
 
     def _invalid_bound(self, max_trials: int) -> int | None:
         return default_max_invalid(max_trials) if self._max_invalid is None else self._max_invalid
 
     def start(self) -> list[Action]:
-        """One `Create` for each place, as far as there are trials."""
-        return self._roster.settle()
+        """One `Create` for each slot, up to `max_trials`."""
+        return self._slots.fill()
 
     def on(self, event: Event) -> list[Action]:
-        """A successor when a trial ends; else nothing."""
-        if not self._roster.is_live(event.trial) or not isinstance(event, Exited):
+        """A new trial when one ends."""
+        if not self._slots.is_live(event.trial) or not isinstance(event, Exited):
             return []
-        self._roster.end(event.trial, event.reason)
-        return self._roster.settle()
+        self._slots.end(event.trial, event.reason)
+        return self._slots.fill()
 
     def progress(self, trained: Mapping[int, float]) -> float:
-        """Ended trials, and what live ones have trained of their length, as a share of `max_trials`.
+        """Ended trials, plus the share of their length that live ones have trained, divided by `max_trials`.
 
         Determined divides by the trials created so far, which falls with every new one.
         """
-        return self._roster.progress((self._roster.ended + self._roster.trained(trained)) / (self.max_trials or 1))
+        return self._slots.progress((self._slots.ended + self._slots.trained(trained)) / (self.max_trials or 1))
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        """More trials; or longer ones: then all that completed are resumed, in their order.
+        """Allow more trials, or longer ones: then all completed trials are resumed, by number.
 
         Raises:
-            MethodError: The budget does not grow, or this method cannot do it. Nothing has changed.
+            MethodError: The budget does not grow, or this method can't be extended so. Nothing has changed.
         """
         check_extension(
             max_trials=(max_trials, self._fixed_trials or self.max_trials),
@@ -101,20 +101,10 @@ class RandomSearch:
         if max_length is not None:
             self.rungs = (max_length,)
         trials = max_trials or self.max_trials
-        self._roster.extend(
+        self._slots.extend(
             max_trials=trials,
-            width=self._width(trials),
+            max_concurrent=self._max_concurrent(trials),
             max_invalid=self._invalid_bound(trials),
-            again=sorted(self._roster.completed) if longer else (),
+            to_resume=sorted(self._slots.completed) if longer else (),
         )
-        return self._roster.settle()
-
-    def dump(self) -> dict[str, object]:
-        """The state as JSON."""
-        return {"method": self._name, "rungs": self.rungs, "roster": self._roster.dump()}
-
-    def load(self, state: dict[str, object]) -> None:
-        """Continue from a dump."""
-        check_state(self._name, state)
-        self.rungs = tuple(cast("list[int]", state["rungs"]))
-        self._roster.load(cast("dict[str, object]", state["roster"]))
+        return self._slots.fill()

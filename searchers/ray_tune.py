@@ -1,13 +1,13 @@
-"""Drives a search with Ray Tune, through a single Tune trial: a handle, whose results are those of all trials.
+"""Drives a search with Ray Tune, through a single Tune trial, the handle, which returns the results of all trials.
 
-A Tune trial for each trial of the search would be of no use: hyperparameters are drawn when a trial gets its workers,
-long after Tune needs the configuration, and Tune need not know of paused trials. And each would cost memory that Tune
-never frees, 15 ms to reset its process, and a process on the head (0.1 GB) for each trial that runs. So there is one:
-its ``step()`` waits for results of any trials, and returns all that there are. Tune asks the scheduler about them,
-which asks the search. If the handle's process is killed, Tune starts another, which gets the unanswered results again.
+One Tune trial per trial of the search would not work: hyperparameters are drawn when a trial gets its workers, long
+after Tune needs the configuration. And each would cost memory that Tune never frees, 15 ms to reset its process, and a
+process on the head node (0.1 GB) while it runs. So there is one: its ``step()`` waits for results of any trials, and
+returns all available ones. Tune passes them to the scheduler, which asks the search. If the handle's process is killed,
+Tune starts another, which gets the unanswered results again.
 
-What is not in Tune's public API (the arguments of a custom scheduler, and the environment variables below) is used in
-this file only.
+The parts that are not in Tune's public API (the arguments of a custom scheduler, and the environment variables below)
+are used only in this file.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from searchers.events import Action, Create, Done, Event, Exited, Reason, Report
 from searchers.search import Search
 
 HEAD_NODE = {"node:__internal_head__": 0.0001}
-"""Places an actor on the head node. It takes nothing that trials need, and keeps no idle worker node up. (Tune refuses
-`CPU: 0`, and a fraction of a CPU could deadlock against the placement groups that the trials' workers wait for.)"""
+"""Resources that place an actor on the head node. They take nothing that trials need, and keep no idle worker node up.
+(Tune refuses `CPU: 0`, and a fraction of a CPU could deadlock with the placement groups of the trials' workers.)"""
 
-HANDLE_DEATHS_IN_VAIN = 5
-"""The search ends when its handle has died so often without a result in between."""
+MAX_HANDLE_DEATHS = 5
+"""The run fails when its handle has died this many times in a row without a result."""
 
 ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -44,26 +44,25 @@ ENVIRONMENT = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
 }
-"""Tune's settings while it runs here, unless the process has others."""
-
-Decision = Literal["continue", "stop", "pause"]
+"""Tune's settings while it runs here; a variable that is already set wins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the search decided on one result, and what else follows from it.
+    """What the search decided about one result.
 
     Attributes:
-        decision: On the trial that reported: it goes on, stops (also if this result ended it), or leaves its workers
-            until it is resumed.
-        creates, resumes: Trials to queue: new ones, and paused ones that go on from their checkpoints.
-        stops: Other trials that end by this: paused ones that can't be promoted any more.
+        trial, number: Those of the result.
+        decision: For the trial that reported: it continues, it stops (or this result ended it), or it releases its
+            workers until it is resumed.
+        creates, resumes: Trials to queue: new ones, and paused ones that continue from their checkpoints.
+        stops: Other trials that end: paused ones that can no longer be promoted.
         done: Whether the search is over.
     """
 
     trial: int
     number: int
-    decision: Decision
+    decision: Literal["continue", "stop", "pause"]
     creates: tuple[int, ...] = ()
     resumes: tuple[int, ...] = ()
     stops: tuple[int, ...] = ()
@@ -71,11 +70,11 @@ class Answer:
 
 
 class Result(Protocol):
-    """What the search is asked about: a trial's report, its end, or both at once."""
+    """A trial's report, its end, or both."""
 
     @property
     def number(self) -> int:
-        """Greater than in earlier results of the trial."""
+        """Increases from result to result of a trial."""
 
     @property
     def trial(self) -> int: ...
@@ -91,10 +90,10 @@ class Result(Protocol):
 
 
 class Handle(tune.Trainable):  # type: ignore[misc]  # Ray's classes are untyped here
-    """The Tune trial: waits for results of an actor, which its configuration names, and hands them on.
+    """The Tune trial: fetches results from the actor that its configuration names.
 
-    The actor has ``serve(process)``, which returns each `Result` that this process has not been given yet, and None
-    when the search is over. This class is pickled by value; its configuration says where to import other classes from.
+    The actor has ``serve(process)``, which returns each `Result` that this process has not fetched yet, and None when
+    the search is over. This class is pickled by value; its configuration says where to import other classes from.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -106,23 +105,23 @@ class Handle(tune.Trainable):  # type: ignore[misc]  # Ray's classes are untyped
         """Wait for the next results."""
         try:
             results = ray.get(self._source.serve.remote(os.getpid()))
-        except ray.exceptions.RayActorError:  # the actor has died: the driver starts over, with another handle
+        except ray.exceptions.RayActorError:  # the actor died: the driver starts over with another handle
             results = None
         return {"done": True} if results is None else {"results": results}
 
 
 class _NotStored:
-    """Tune pickles whatever it is given; parts that hold the running search are left out, and never read back."""
+    """A part of Tune that refers to the running search: pickled without its state, which is never read back."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
 
-class _Decide(_NotStored, FIFOScheduler):  # type: ignore[misc]
-    """Tune's scheduler: asks the search about every result.
+class _Scheduler(_NotStored, FIFOScheduler):  # type: ignore[misc]
+    """Tune's scheduler: passes every result to the search.
 
-    Not one of Tune's callbacks, which would be told the same: with any callback Tune imports MLflow, Weights & Biases
-    and the like, if they are installed, which takes a second of CPU before the first batch.
+    Not a Tune callback, which would see the same: with any callback, Tune imports MLflow, Weights & Biases and the like
+    if they are installed, which takes a second of CPU before the first batch.
     """
 
     def __init__(self, take: Callable[[Sequence[Result]], bool], died: Callable[[str], None]) -> None:
@@ -130,29 +129,32 @@ class _Decide(_NotStored, FIFOScheduler):  # type: ignore[misc]
         self._take, self._died = take, died
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """CONTINUE as long as the search goes on."""
+        """CONTINUE until the search is over."""
         return str(TrialScheduler.CONTINUE if self._take(result["results"]) else TrialScheduler.STOP)
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
-        """The handle's process has died, or could not start."""
-        told = ""
+        """The handle's process died, or could not start."""
+        error = ""
         with contextlib.suppress(OSError):
-            told = Path(trial.error_file).read_text()
-        self._died(told)
+            error = Path(trial.error_file).read_text()
+        self._died(error)
 
 
 class TuneDriver:
     """Runs a `Search` through `ray.tune.Tuner` until it is done or `stop()` is called.
 
     Args:
-        search: the search; events are fed to it under `lock`.
-        lock: held around every use of the search.
-        together: entered around what the search is told at once, so that its journal waits for the disk only once.
-        act: carries out what the search decided. Called in Tune's thread, under no lock.
-        source, namespace: name and Ray namespace of the actor that the handle asks for results.
-        directory: where Tune keeps its state, which is never read back.
-        path: finds the directory, on the head, from which to import this package and that actor's class; None: Python
-            finds them.
+        search: The search; used only under `lock`.
+        lock: Held while the search is used.
+        together: Entered around the events of several results, so that the journal waits for the disk only once.
+        act: Carries out what the search decided. Called in Tune's thread, without the lock.
+        source, namespace: Name and Ray namespace of the actor that the handle fetches results from.
+        directory: Where Tune keeps its state, which is never read back.
+        path: Returns the directory on the head node from which to import this package and that actor's class. None:
+            Python finds them.
+
+    Attributes:
+        error: The error that ended the run, if any.
     """
 
     def __init__(
@@ -177,7 +179,7 @@ class TuneDriver:
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Block until the search is done. An error ends the run, and is kept in `error`."""
+        """Block until the search is done, `stop()` is called, or an error, kept in `error`, ends the run."""
         with _settings(pickle_by_value=self._path is not None):
             self._run()
 
@@ -186,21 +188,21 @@ class TuneDriver:
         if self._path is not None:
             try:
                 source["path"] = self._path()
-            except ray.exceptions.RayError:  # the actor has died, as the driver will find out
+            except ray.exceptions.RayError:  # the actor died, as the driver will notice
                 return
         tuner = tune.Tuner(
             tune.with_resources(Handle, tune.PlacementGroupFactory([HEAD_NODE])),
             param_space=source,
-            tune_config=tune.TuneConfig(scheduler=_Decide(self._take, self._died)),
+            tune_config=tune.TuneConfig(scheduler=_Scheduler(self._take, self._died)),
             run_config=tune.RunConfig(
                 name=self._directory.name,
                 storage_path=str(self._directory.parent),
                 verbose=0,
-                # By default Tune takes, in a notebook, a reporter that clears the cell when it is made.
+                # In a notebook, Tune's default reporter clears the cell.
                 progress_reporter=tune.CLIReporter(),
                 stop=_StopAll(lambda: self._stopping),
                 failure_config=tune.FailureConfig(max_failures=-1),
-                # A handle has nothing to save; by default Tune asks it to, at its end.
+                # By default Tune saves at the end, but a handle has nothing to save.
                 checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
             ),
         )
@@ -210,18 +212,18 @@ class TuneDriver:
             self.error = self.error or e
 
     def stop(self) -> None:
-        """End the run soon, whatever the search is doing."""
+        """End the run soon, whether the search is done or not."""
         self._stopping = True
 
-    def _died(self, told: str) -> None:
+    def _died(self, error: str) -> None:
         self._deaths += 1
-        if self._deaths >= HANDLE_DEATHS_IN_VAIN and not self._stopping:
-            why = told.strip().splitlines()[-1:] or ["no reason given"]
+        if self._deaths >= MAX_HANDLE_DEATHS and not self._stopping:
+            why = error.strip().splitlines()[-1:] or ["no reason given"]
             self.error = RuntimeError(f"its Tune handle died {self._deaths} times in a row without a result: {why[0]}")
             self._stopping = True
 
     def _take(self, results: Sequence[Result]) -> bool:
-        """Feed results to the search, and carry out its decisions; False if the run is to end."""
+        """Feed the results to the search and carry out its decisions. False if the run is to end."""
         self._deaths = 0
         try:
             with self._lock, self._together():
@@ -233,7 +235,7 @@ class TuneDriver:
         return not self._stopping
 
     def _is_new(self, result: Result) -> bool:
-        """Whether the result was not answered before, for another process of the handle."""
+        """Whether the result was not answered before, through an earlier process of the handle."""
         return self._answered.get(result.trial, -1) < result.number
 
     def _decide(self, result: Result) -> Answer:
@@ -250,19 +252,14 @@ class TuneDriver:
         trials = self._search.trials
         resumes = [a.trial for a in actions if isinstance(a, Resume) and trials[a.trial].state == "PENDING"]
         view = trials[trial]
-        decision: Decision = "continue"
-        if view.ended:
-            decision = "stop"
-        elif view.state == "PAUSED":
-            decision = "pause"
-        elif trial in resumes:
+        if trial in resumes:
             # Paused and resumed at once: it keeps its workers.
             resumes.remove(trial)
             actions += self._search.on(Started(trial=trial))
         return Answer(
             trial=trial,
             number=number,
-            decision=decision,
+            decision="stop" if view.ended else "pause" if view.state == "PAUSED" else "continue",
             creates=tuple(action.trial for action in actions if isinstance(action, Create)),
             resumes=tuple(resumes),
             stops=tuple(stop for stop in stops if stop != trial),
@@ -271,9 +268,9 @@ class TuneDriver:
 
 
 def feed(search: Search, events: list[Event]) -> tuple[list[Action], tuple[int, ...]]:
-    """Tell the search these events, and, of every trial that it stops, that the trial has ended.
+    """Pass these events to the search, and an `Exited` of every trial that it stops.
 
-    For the search a stopped trial is over, also if its workers have not left it yet: it is at a checkpoint.
+    To the search a stopped trial has ended, even if its workers have not left yet: it is at a checkpoint.
 
     Returns:
         All actions that followed, and the trials that were stopped.
@@ -289,7 +286,7 @@ def feed(search: Search, events: list[Event]) -> tuple[list[Action], tuple[int, 
 
 @contextlib.contextmanager
 def _settings(*, pickle_by_value: bool) -> Iterator[None]:
-    """Tune's settings in the block, and this module pickled by value, on request. Neither stays in the process."""
+    """Within the block: Tune's settings and, on request, this module pickled by value."""
     before = dict(os.environ)
     os.environ.update({**ENVIRONMENT, **before})
     module = sys.modules[__name__]

@@ -1,33 +1,35 @@
-"""One rung of successive halving: which trials are among the best 1/divisor of those that reached it?
+"""Rungs of successive halving: their lengths, and which trials are among the best 1/divisor at one of them.
 
 Determined keeps a sorted list, inserts a value before its equals, and lets the trial continue iff
 
-    index < max(floor(n / divisor), 1)            n values, the new one counted
+    index < max(floor(n / divisor), 1)            n values, including the new one
 
-`index` is the number of values smaller than v. So the rule says: v is no larger than the k-th smallest value, with
-k = max(floor(n / divisor), 1). Two heaps know that value in O(log n): `kept` holds the k smallest with its largest on
-top, `rest` the others with its smallest on top. Of equal values, those of trials with lower numbers come first.
+`index` is the number of values smaller than v. So a trial continues iff v is no larger than the k-th smallest value,
+with k = max(floor(n / divisor), 1). Two heaps give that value in O(log n): `best` holds the k smallest with the largest
+of them on top, `rest` the others with the smallest on top. Of equal values, those of lower trial numbers come first.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction
-from heapq import heapify, heappop, heappush
-from typing import cast
-
-from searchers.records import number_from_json, number_to_json
+from heapq import heappop, heappush
+from types import MappingProxyType
 
 
 class Rung:
-    """Values of trials at one length, smaller is better.
+    """The values that trials reported at one length; smaller is better.
+
+    Always true: the trials in `_best` are the k smallest by (value, trial); each ranked trial has exactly one entry in
+    one of the heaps; entries of withdrawn trials remain until they come to the top, and neither top is one of them.
 
     Args:
-        divisor: > 1. Taken as the decimal number that it is written as, so that floor(33 / 1.1) is 30.
-        least: How many are among the best while n is smaller than the divisor: 0 or 1.
+        divisor: > 1. Used as the decimal number it is written as, so that floor(33 / 1.1) is 30.
+        least: How many trials are among the best while n < divisor: 0 or 1.
 
     >>> rung = Rung(divisor=2)
-    >>> [rung.offer(trial, value) for trial, value in enumerate([0.5, 0.9, 0.4, 0.45])]
+    >>> [rung.rank(trial, value) for trial, value in enumerate([0.5, 0.9, 0.4, 0.45])]
     [True, False, True, True]
     """
 
@@ -36,40 +38,39 @@ class Rung:
         self._numerator, self._denominator = exact.numerator, exact.denominator
         self._least = least
         self._values: dict[int, float] = {}
-        self._is_kept: set[int] = set()  # trials whose entry is in _kept; the others' are in _rest
-        self._kept: list[tuple[float, int]] = []  # (-value, -trial)
-        self._rest: list[tuple[float, int]] = []  # (value, trial)
-        self._withdrawn = 0  # trials whose entries are still in a heap
+        self._best: set[int] = set()
+        self._best_heap: list[tuple[float, int]] = []  # (-value, -trial)
+        self._rest_heap: list[tuple[float, int]] = []  # (value, trial)
+        self._withdrawn = 0  # entries of withdrawn trials in the heaps
 
-    def __len__(self) -> int:
-        """Values in the rung, without those withdrawn."""
-        return len(self._values)
+    @property
+    def values(self) -> Mapping[int, float]:
+        """Trials to values, except those withdrawn."""
+        return MappingProxyType(self._values)
 
-    def __contains__(self, trial: int) -> bool:
-        return trial in self._values
+    def rank(self, trial: int, value: float) -> bool:
+        """Add the trial's value, once per trial.
 
-    def offer(self, trial: int, value: float) -> bool:
-        """File the trial's value, and say whether the trial is to continue. Once per trial, also if withdrawn later."""
+        Returns:
+            Whether the trial continues. One that equals the last of the best does, even if it is not one of them.
+        """
         assert trial not in self._values, f"trial {trial} was ranked in this rung before"
         self._values[trial] = value
-        if self._kept and (-value, -trial) > self._kept[0]:
-            self._keep(trial, value)
+        if self._best_heap and (-value, -trial) > self._best_heap[0]:
+            heappush(self._best_heap, (-value, -trial))
+            self._best.add(trial)
         else:
-            heappush(self._rest, (value, trial))
+            heappush(self._rest_heap, (value, trial))
         self._balance()
-        return bool(self._kept) and value <= -self._kept[0][0]  # also if it equals the last of the best
-
-    def value_of(self, trial: int) -> float:
-        """The trial's value, as it was offered."""
-        return self._values[trial]
+        return bool(self._best_heap) and value <= -self._best_heap[0][0]
 
     def is_best(self, trial: int) -> bool:
-        """Whether the trial is now among the best 1/divisor; of equal values, lower trial numbers come first."""
-        return trial in self._is_kept
+        """Whether the trial is now among the best 1/divisor."""
+        return trial in self._best
 
     def best(self) -> list[int]:
-        """Trials for which `is_best` is true and whose value is finite, the best first."""
-        return [trial for value, trial in sorted((self._values[t], t) for t in self._is_kept) if value < math.inf]
+        """The best 1/divisor of the trials, best first, except those whose value is infinite."""
+        return [trial for value, trial in sorted((self._values[t], t) for t in self._best) if value < math.inf]
 
     def set_least(self, least: int) -> None:
         """Change `least`."""
@@ -78,50 +79,73 @@ class Rung:
             self._balance()
 
     def withdraw(self, trial: int) -> None:
-        """Forget the trial's value. Earlier decisions stand; later ones are made without it."""
+        """Remove the trial. Earlier decisions stand."""
         del self._values[trial]
-        self._is_kept.discard(trial)  # its entry stays in its heap until it comes to the top
+        self._best.discard(trial)
         self._withdrawn += 1
         self._balance()
 
-    def _keep(self, trial: int, value: float) -> None:
-        heappush(self._kept, (-value, -trial))
-        self._is_kept.add(trial)
-
     def _balance(self) -> None:
-        """Make `kept` the k smallest values, with live entries on top of both heaps."""
         n = len(self._values)
         k = max(n * self._denominator // self._numerator, self._least) if n else 0
         self._drop_withdrawn()
-        while len(self._is_kept) > k:
-            value, trial = heappop(self._kept)
-            self._is_kept.remove(-trial)
-            heappush(self._rest, (-value, -trial))
+        while len(self._best) > k:
+            value, trial = heappop(self._best_heap)
+            self._best.remove(-trial)
+            heappush(self._rest_heap, (-value, -trial))
             self._drop_withdrawn()
-        while len(self._is_kept) < k:
-            value, trial = heappop(self._rest)
-            self._keep(trial, value)
+        while len(self._best) < k:
+            value, trial = heappop(self._rest_heap)
+            self._best.add(trial)
+            heappush(self._best_heap, (-value, -trial))
             self._drop_withdrawn()
 
     def _drop_withdrawn(self) -> None:
         if not self._withdrawn:
             return
-        while self._kept and -self._kept[0][1] not in self._values:
-            heappop(self._kept)
+        while self._best_heap and -self._best_heap[0][1] not in self._values:
+            heappop(self._best_heap)
             self._withdrawn -= 1
-        while self._rest and self._rest[0][1] not in self._values:
-            heappop(self._rest)
+        while self._rest_heap and self._rest_heap[0][1] not in self._values:
+            heappop(self._rest_heap)
             self._withdrawn -= 1
 
-    def dump(self) -> list[list[object]]:
-        """`[trial, value]` pairs by trial; the heaps follow from them."""
-        return [[trial, number_to_json(value)] for trial, value in sorted(self._values.items())]
 
-    def load(self, state: list[list[object]]) -> None:
-        """Continue from a dump."""
-        pairs = [(cast(int, trial), cast(float, number_from_json(value))) for trial, value in state]
-        self._values = dict(pairs)
-        self._is_kept, self._kept, self._withdrawn = set(), [], 0
-        self._rest = [(value, trial) for trial, value in pairs]
-        heapify(self._rest)
-        self._balance()
+def rung_lengths(*, max_length: int, num_rungs: int, divisor: float) -> tuple[int, ...]:
+    """max(floor(max_length / divisor ** (num_rungs - 1 - r)), 1) for r = 0, 1, ...; the last one is max_length.
+
+    Lengths count from the trial's beginning. If max_length is short for so many rungs, the first ones are equal:
+
+    >>> rung_lengths(max_length=100, num_rungs=5, divisor=4)
+    (1, 1, 6, 25, 100)
+    """
+    exact = Fraction(str(divisor))
+    return tuple(max(math.floor(max_length / exact**power), 1) for power in reversed(range(num_rungs)))
+
+
+def longer_rungs(rungs: tuple[int, ...], *, max_length: int, divisor: float) -> tuple[int, ...]:
+    """These rungs and, above them, max_length / divisor ** k, rounded down, while that exceeds the last of them.
+
+    >>> longer_rungs((1, 4, 16), max_length=256, divisor=4), longer_rungs((1, 4, 16), max_length=100, divisor=4)
+    ((1, 4, 16, 64, 256), (1, 4, 16, 25, 100))
+    """
+    exact, added = Fraction(str(divisor)), [max_length]
+    while (length := math.floor(max_length / exact ** len(added))) > rungs[-1]:
+        added.append(length)
+    return (*rungs, *reversed(added))
+
+
+def rungs_that_fit(*, length: int, divisor: float, at_most: int | None = None) -> int:
+    """floor(log(length) / log(divisor)) + 1: how many rungs have lengths >= 1 without rounding up.
+
+    Exact, unlike a quotient of two float logarithms:
+
+    >>> rungs_that_fit(length=1000, divisor=10), math.floor(math.log(1000) / math.log(10)) + 1
+    (4, 3)
+    """
+    exact, rungs = Fraction(str(divisor)), 1
+    next_length = exact  # the shortest max_length that has one more rung
+    while next_length <= length and rungs != at_most:
+        rungs += 1
+        next_length *= exact
+    return rungs

@@ -1,6 +1,6 @@
-"""Where a trial's hyperparameters come from: the protocol of a sampler, and those that need nothing but a space.
+"""Samplers draw the hyperparameters of trials: the protocol, and those that need only a space.
 
-A `Search` asks its sampler only when a trial gets its workers, so that one that learns knows as much as possible, and
+A `Search` asks its sampler when a trial gets its workers, so that a sampler that learns knows as much as possible, and
 tells it every event in the order of the journal, also when a journal is replayed.
 """
 
@@ -18,40 +18,40 @@ from searchers.space import Space
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Where hyperparameters come from. The rules:
+    """Draws hyperparameters, by ask-and-tell. The rules:
 
-    * `ask` changes nothing: it is a function of what was told, the trial's number and the sampler's seed. So a sampler
-      that is told a journal goes on like the one that wrote it.
+    * `ask` depends only on the events told, the trial's number and the sampler's seed, and changes nothing. So a
+      sampler that is told a journal continues like the one that wrote it.
     * What `ask` returns belongs to the caller, and is JSON.
 
-    A sampler that goes by lengths may also have `extended(rungs)`: the search was extended, and these are its
-    `Method.rungs` now. It is told in the order of the events, also when a journal is replayed.
+    A sampler that compares trials by length may also have `extended(rungs)`, which is called when the search is
+    extended, with its new `Method.rungs`; in the order of the events, also when a journal is replayed.
     """
 
     def ask(self, trial: int) -> dict[str, object]:
         """Hyperparameters for this trial, which is about to start for the first time."""
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
-        """The search took this event.
+        """Learn from this event.
 
         Args:
-            event: Normalised: smaller is better, and what was not finite is +inf.
+            event: Its value is normalised: smaller is better, and +inf if it was not finite.
             hparams: The trial's; empty if it ended before it started.
         """
 
 
-def tell_extended(sampler: Sampler, rungs: Sequence[float]) -> None:
-    """Tell a sampler that goes by lengths that the search was extended to these rungs."""
+def notify_extended(sampler: Sampler, rungs: Sequence[float]) -> None:
+    """Call the sampler's `extended`, if it has one."""
     extended = getattr(sampler, "extended", None)
     if extended is not None:
         extended(rungs)
 
 
 class RandomSampler:
-    """Independent draws from the space: trial 7's depends on the seed and on 7, on nothing else.
+    """Independent draws from the space: trial 7's depends only on the seed and on 7.
 
     Args:
-        space: To draw from.
+        space: The space to draw from.
         seed: Any integer.
     """
 
@@ -67,11 +67,11 @@ class RandomSampler:
         return self.space.sample(Random(f"{self.seed}:{trial}"))
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
-        """Nothing is learned."""
+        """Does nothing: draws don't depend on results."""
 
 
 class GridSampler:
-    """The points of `Space.grid()`, from the END of the list, as Determined hands them out.
+    """The points of `Space.grid()`, from the last to the first, as in Determined.
 
     Args:
         space: Its numbers need a `count` or a `step`.
@@ -97,7 +97,7 @@ class GridSampler:
         """The trial's point.
 
         Raises:
-            SpaceError: There are fewer points than that.
+            SpaceError: The grid has fewer points.
         """
         if trial >= len(self._points):
             given = f"the grid has only {len(self._points)} points, so there is none for trial {trial}, numbered from 0"
@@ -105,7 +105,7 @@ class GridSampler:
         return copy.deepcopy(self._points[-1 - trial])
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
-        """Nothing is learned."""
+        """Does nothing: draws don't depend on results."""
 
 
 class FirstPoints:
@@ -113,11 +113,11 @@ class FirstPoints:
 
     Args:
         space: The points' space.
-        points: For trials 0, 1, ...: whole points of the space, but constants may be left out.
-        sampler: For the other trials. It is told the events of all.
+        points: For trials 0, 1, ...: complete points of the space, except that constants may be left out.
+        sampler: For the other trials. It is told the events of all trials.
 
     Raises:
-        SpaceError: A point is not of the space; all faults are named, e.g. `searcher.points[2].lr`.
+        SpaceError: A point is not in the space; all faults are named, e.g. `searcher.points[2].lr`.
 
     >>> from searchers import parse_space
     >>> space = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}, "batch": 64})
@@ -143,9 +143,9 @@ class FirstPoints:
         return copy.deepcopy(self._points[trial]) if trial < len(self._points) else self._sampler.ask(trial)
 
     def tell(self, event: Event, hparams: Mapping[str, object]) -> None:
-        """Passed on."""
+        """Passed to the other sampler."""
         self._sampler.tell(event, hparams)
 
     def extended(self, rungs: Sequence[float]) -> None:
-        """Passed on."""
-        tell_extended(self._sampler, rungs)
+        """Passed to the other sampler."""
+        notify_extended(self._sampler, rungs)

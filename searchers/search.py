@@ -1,12 +1,12 @@
-"""A search: a method, a space and a log, as the one object that a driver holds.
+"""A search: a method, a space, a sampler and a log, as the one object that a driver holds.
 
     search = Search(method, space, seed=7, smaller_is_better=True, log=journal.append)
-    for action in search.start(): ...             # then, for whatever happens:
-    for action in search.on(event): ...           # the event is in the log before an action is handed out
+    for action in search.start(): ...             # then, for each event:
+    for action in search.on(event): ...           # the event is logged before its actions are returned
 
-It normalises metrics (here, and nowhere else), asks a sampler for hyperparameters when a trial gets its workers (by
-default trial 7's depend on the seed and on 7 alone), keeps a view of every trial, and writes one record per event. Its
-state is the fold of these records, so to `replay` them is to restore it.
+It normalises metrics (here and nowhere else), asks the sampler for hyperparameters when a trial gets its workers (by
+default trial 7's depend only on the seed and on 7), keeps a view of every trial, and logs one record per event. Its
+state follows from these records alone, so `replay` restores it.
 
 Records, each a line of the journal:
 
@@ -23,26 +23,13 @@ import copy
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from types import MappingProxyType
-from typing import Literal, cast
+from typing import cast
 
 from searchers.errors import FieldError, IllegalEvent, JournalError, SpaceError
-from searchers.events import (
-    Action,
-    Create,
-    Done,
-    Event,
-    Exited,
-    Pause,
-    Reason,
-    Reported,
-    Resume,
-    Started,
-    Stop,
-    assert_never,
-)
+from searchers.events import Action, Create, Done, Event, Reported, Started
 from searchers.method import Fields, Method
 from searchers.records import (
     EVENT_KINDS,
@@ -53,53 +40,14 @@ from searchers.records import (
     hparams_from_json,
     hparams_to_json,
 )
-from searchers.samplers import RandomSampler, Sampler, tell_extended
+from searchers.samplers import RandomSampler, Sampler, notify_extended
 from searchers.space import Space
+from searchers.views import TrialView
 
-State = Literal["PENDING", "RUNNING", "PAUSED", "STOPPED", "COMPLETED", "ERRORED", "INVALID_HP", "CANCELED"]
 Record = dict[str, object]
 
-_NOTHING: Mapping[str, object] = MappingProxyType({})
+_NO_HPARAMS: Mapping[str, object] = MappingProxyType({})
 _KINDS = EVENT_KINDS | {"start", "extended"}
-_ENDS: dict[Reason, State] = {
-    "completed": "COMPLETED",
-    "stopped": "STOPPED",
-    "diverged": "STOPPED",
-    "errored": "ERRORED",
-    "invalid_hp": "INVALID_HP",
-    "canceled": "CANCELED",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialView:
-    """What the search knows of a trial.
-
-    Attributes:
-        id: Its number, in order of creation.
-        state: PENDING until it gets its workers, for the first time or after a `Resume`; PAUSED by the method; STOPPED,
-            COMPLETED, ... when it has ended. If the search is extended, a completed trial may be resumed.
-        hparams: As drawn when it first started; None before.
-        best: Best finite value reported, as measured; None if there is none.
-        best_step: The step of `best`.
-        last: Last value reported, as measured; it may be NaN.
-        last_step: Greatest step reported.
-        stop_requested: A `Stop` was issued, and no `Resume` since. The trial may not have obeyed yet.
-    """
-
-    id: int
-    state: State = "PENDING"
-    hparams: Mapping[str, object] | None = None
-    best: float | None = None
-    best_step: float | None = None
-    last: float | None = None
-    last_step: float | None = None
-    stop_requested: bool = False
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has ended."""
-        return self.state not in ("PENDING", "RUNNING", "PAUSED")
 
 
 class Search:
@@ -107,13 +55,27 @@ class Search:
 
     Args:
         method: A new method; the search owns it.
-        space: Where hyperparameters are drawn from.
+        space: The space of the hyperparameters.
         seed: Any integer. The same seed, method and space give the same trials.
         smaller_is_better: Whether smaller values of the metric are better.
         log: Called with one record per event, before the event's actions are returned. It should return only once the
             record is safe. If it raises, the search is ahead of its log: drop it, and `replay` the log.
-        sampler: Where hyperparameters come from: a new one, which the search owns. `RandomSampler(space, seed)` by
-            default.
+        sampler: Draws the hyperparameters: a new one, which the search owns. `RandomSampler(space, seed)` by default.
+
+    Attributes:
+        done: The method's `Done`, once the search is over; None before, and again after an extension.
+        started: Whether `start()` was called or replayed.
+        trials: A view of every trial created, by number.
+
+    >>> from searchers import Exited, RandomSearch, parse_space
+    >>> space = parse_space({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}})
+    >>> search = Search(RandomSearch(max_trials=1), space, seed=7, smaller_is_better=True, log=lambda record: None)
+    >>> search.start(), search.on(Started(trial=0))
+    ([Create(trial=0)], [])
+    >>> search.on(Reported(trial=0, step=1, value=0.5)), search.trials[0].best
+    ([], 0.5)
+    >>> search.on(Exited(trial=0, reason="completed"))
+    [Done(reason='completed')]
     """
 
     def __init__(
@@ -130,28 +92,28 @@ class Search:
         self.sampler: Sampler = RandomSampler(space, seed) if sampler is None else sampler
         self.done: Done | None = None
         self.started = False
-        self._identity: Record = {"seed": self.seed, "smaller_is_better": bool(smaller_is_better)}
-        self._sign = 1 if smaller_is_better else -1
+        self._smaller_is_better = bool(smaller_is_better)
+        self._identity: Record = {"seed": self.seed, "smaller_is_better": self._smaller_is_better}
         self._log = log
         self._trials: dict[int, TrialView] = {}
         self.trials: Mapping[int, TrialView] = MappingProxyType(self._trials)
 
     def start(self) -> list[Action]:
-        """The first actions. Called once; not after a `replay` that has `started` the search."""
+        """The first actions. Called once, and not after a `replay` that started the search."""
         assert not self.started, "the search has already started; check Search.started after a replay"
         actions = self._begin()
         self._write({"event": "start", **self._identity}, actions)
         return actions
 
     def on(self, event: Event) -> list[Action]:
-        """What to do about the event. Events of a trial that has ended give [] and no record.
+        """The actions that follow from the event. An event of a trial that has ended gives [] and no record.
 
         Args:
             event: Its numbers may be of any type that `float` takes, such as NumPy's; they become ints and floats.
 
         Raises:
-            IllegalEvent: No such trial was created, it reports before it started, or a field has no record in the log,
-                such as a step that is no number. Nothing has changed.
+            IllegalEvent: The trial was never created, it reports before it started, or the log can't hold a field, such
+                as a step that is not a number. Nothing has changed.
             SpaceError: As `params`. Nothing has changed.
         """
         record = event_to_json(event)
@@ -166,17 +128,17 @@ class Search:
         return actions
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
-        """Go on with a larger budget, also when the search is done: then `Done` comes again.
+        """Continue with a larger budget, even if the search is done; `Done` then comes again.
 
         Args:
             max_trials: The new number of trials in all.
             max_length: The new length of a trial.
 
         Returns:
-            What follows: trials to create, and trials to resume from their last checkpoints, also completed ones.
+            Trials to create, and trials to resume from their latest checkpoints, including completed ones.
 
         Raises:
-            MethodError: The method cannot, or the budget is not larger. Nothing has changed.
+            MethodError: The method does not support it, or the budget does not grow. Nothing has changed.
         """
         assert self.started, "the search has not started; configure it with the larger budget instead of extending it"
         max_trials, max_length = _budget("max_trials", max_trials), _budget("max_length", max_length)
@@ -185,7 +147,7 @@ class Search:
         return actions
 
     def progress(self) -> float:
-        """The share of the search that is done, from 0 to 1; 1 only when it is done. It falls only at an extension."""
+        """The share of the search that is done, from 0 to 1; 1 only when it is done. Falls only at an extension."""
         length = self.method.rungs[-1] if self.method.rungs else 0
         trained = {
             trial: min((view.last_step or 0) / length, 1.0) if length else 0.0 for trial, view in self._trials.items()
@@ -193,18 +155,18 @@ class Search:
         return self.method.progress(trained)
 
     def params(self, trial: int) -> dict[str, object]:
-        """The trial's hyperparameters, in a new dict: those it started with, or else those it would start with now.
+        """The trial's hyperparameters, in a new dict: those it started with, or those it would start with now.
 
         Raises:
-            IllegalEvent: No such trial was created.
-            SpaceError: The sampler has none, e.g. because no point meets the space's constraint; or what it has is no
-                point of the space.
+            IllegalEvent: The trial was never created.
+            SpaceError: The sampler found none, e.g. because no point meets the space's constraint, or returned one
+                that is not in the space.
         """
         bound = self._view(trial).hparams
         return self._drawn(trial) if bound is None else copy.deepcopy(dict(bound))
 
     def seed_of(self, trial: int) -> int:
-        """The trial's own seed, 31 bits: a function of the search's seed and the trial's number alone."""
+        """The trial's seed, 31 bits, a function of the search's seed and the trial's number alone."""
         return Random(f"{self.seed}:{trial}:seed").getrandbits(31)
 
     @classmethod
@@ -219,15 +181,15 @@ class Search:
         log: Callable[[Record], None],
         sampler: Sampler | None = None,
     ) -> Search:
-        """The search that wrote these records, ready to go on; the records are not logged again.
+        """The search that wrote these records, ready to continue; the records are not logged again.
 
-        Trials that were PENDING or RUNNING are live again. A `Stop` that was recorded but not obeyed shows as
-        `stop_requested`. Records of unknown events are skipped: a driver may log its own.
+        Trials that were PENDING or RUNNING are live again. A trial with a recorded `Stop` that has not ended has
+        `stop_requested`. Records of unknown events are skipped, since a driver may log events of its own.
 
         Args:
             records: `Journal.read(path)`.
-            method: A new method, configured like the one before; extensions are in the records.
-            sampler: A new one, configured like the one before. It is told the events, and asked for nothing.
+            method: A new method, configured like the original one; extensions are in the records.
+            sampler: A new sampler, configured like the original one. It is told the events, and is not asked.
 
         Raises:
             JournalError: A record is impossible, or of another search: the method takes other actions, the
@@ -238,7 +200,7 @@ class Search:
             if record.get("event") not in _KINDS:
                 continue
             try:
-                actions = search._repeat(record)
+                actions = search._replay_one(record)
             except (ValueError, TypeError) as error:
                 raise JournalError(f"journal, line {line}: {error}") from error
             if isinstance(method, _Recorded):
@@ -255,7 +217,7 @@ class Search:
     def recorded(
         cls, records: Sequence[Mapping[str, object]], space: Space, *, seed: int, smaller_is_better: bool
     ) -> Search:
-        """The search that wrote these records, to look at only: it needs neither the method nor the sampler.
+        """The search that wrote these records, read-only; neither its method nor its sampler is needed.
 
         Raises:
             JournalError: A record is impossible, or of another seed or direction. Its actions and hyperparameters are
@@ -266,7 +228,7 @@ class Search:
         )
 
     def _drawn(self, trial: int) -> dict[str, object]:
-        """What the sampler has for this trial, as a replay will see it."""
+        """What the sampler returns for this trial, as a replay will see it."""
         asked = self.sampler.ask(trial)
         try:
             point = hparams_from_json(hparams_to_json(asked))
@@ -274,27 +236,27 @@ class Search:
         except ValueError as error:
             faults = [(self.space.path, str(error))]
         if faults:
-            told = f"; {type(self.sampler).__name__}.ask({trial}) must return a point of the space"
-            raise SpaceError([*faults[:-1], (faults[-1][0], faults[-1][1] + told)])
+            advice = f"; {type(self.sampler).__name__}.ask({trial}) must return a point of the space"
+            raise SpaceError([*faults[:-1], (faults[-1][0], faults[-1][1] + advice)])
         return cast("dict[str, object]", point)
 
     def _begin(self) -> list[Action]:
         self.started = True
         actions = self.method.start()
-        self._carry(actions)
+        self._follow(actions)
         return actions
 
     def _enlarge(self, max_trials: int | None, max_length: int | None) -> list[Action]:
         actions = self.method.extend(max_trials=max_trials, max_length=max_length)
-        tell_extended(self.sampler, self.method.rungs)
+        notify_extended(self.sampler, self.method.rungs)
         self.done = None
-        self._carry(actions)
+        self._follow(actions)
         return actions
 
     def _write(self, record: Record, actions: list[Action]) -> None:
         self._log(record | {"actions": [action_to_json(action) for action in actions]})
 
-    def _repeat(self, record: Mapping[str, object]) -> list[Action]:
+    def _replay_one(self, record: Mapping[str, object]) -> list[Action]:
         if record["event"] == "start":
             if self.started:
                 raise ValueError("the search is started a second time")
@@ -312,14 +274,15 @@ class Search:
         event = event_from_json(record)
         if self._is_late(event):
             raise ValueError(f"{event} comes after the trial's end")
-        # Taken from the log, not drawn again: a sampler may have known more than the trial's number.
+        # From the log, not drawn again: the sampler may have known more than the trial's number.
         hparams = hparams_from_json(record.get("hparams")) if isinstance(event, Started) else None
         if hparams is not None and not isinstance(hparams, dict):
             raise ValueError(f"hparams must be a mapping, got {hparams!r}")
-        looked_at = isinstance(self.method, _Recorded)
-        if hparams is not None and not looked_at and (faults := self.space.faults(hparams, path=self.space.path)):
-            other = "the journal is another search's: this one can't have drawn the hyperparameters of"
-            raise ValueError(f"{other} trial {event.trial}: {FieldError(faults)}")
+        if hparams is not None and not isinstance(self.method, _Recorded):
+            faults = self.space.faults(hparams, path=self.space.path)
+            if faults:
+                other = "the journal is another search's: this one can't have drawn the hyperparameters of"
+                raise ValueError(f"{other} trial {event.trial}: {FieldError(faults)}")
         return self._apply(event, hparams)
 
     def _view(self, trial: int) -> TrialView:
@@ -339,56 +302,33 @@ class Search:
     def _apply(self, event: Event, hparams: dict[str, object] | None) -> list[Action]:
         normalised = self._normalised(event)
         actions = self.method.on(normalised)
-        view = self._trials[event.trial] = self._seen(self._trials[event.trial], event, hparams)
-        self._carry(actions)
-        self.sampler.tell(normalised, _NOTHING if view.hparams is None else view.hparams)
+        view = self._trials[event.trial].after(event, hparams=hparams, smaller_is_better=self._smaller_is_better)
+        self._trials[event.trial] = view
+        self._follow(actions)
+        self.sampler.tell(normalised, _NO_HPARAMS if view.hparams is None else view.hparams)
         return actions
 
     def _normalised(self, event: Event) -> Event:
-        """From here on smaller is better, and any value that is not finite is the worst."""
+        """With smaller values better, and +inf for any value that is not finite."""
         if not isinstance(event, Reported):
             return event
         if event.value is None or not math.isfinite(event.value):
             return replace(event, value=math.inf)
-        return replace(event, value=self._sign * event.value)
+        return replace(event, value=event.value if self._smaller_is_better else -event.value)
 
-    def _seen(self, view: TrialView, event: Event, hparams: dict[str, object] | None) -> TrialView:
-        match event:
-            case Started():
-                # A paused trial can start (a restart crossed the pause): for the method it stays paused.
-                state: State = "PAUSED" if view.state == "PAUSED" else "RUNNING"
-                return replace(view, state=state, hparams=hparams if view.hparams is None else view.hparams)
-            case Reported(step=step, value=value):
-                last_step = step if view.last_step is None else max(step, view.last_step)
-                if value is None or not math.isfinite(value):
-                    return replace(view, last=value, last_step=last_step)
-                if view.best is None or self._sign * value < self._sign * view.best:
-                    return replace(view, last=value, last_step=last_step, best=value, best_step=step)
-                return replace(view, last=value, last_step=last_step)
-            case Exited(reason=reason):
-                return replace(view, state=_ENDS[reason])
-            case _:
-                assert_never(event)
-
-    def _carry(self, actions: list[Action]) -> None:
+    def _follow(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Create(trial=trial):
                     self._trials[trial] = TrialView(id=trial)
-                case Stop(trial=trial):
-                    self._trials[trial] = replace(self._trials[trial], stop_requested=True)
-                case Pause(trial=trial):
-                    self._trials[trial] = replace(self._trials[trial], state="PAUSED")
-                case Resume(trial=trial):
-                    self._trials[trial] = replace(self._trials[trial], state="PENDING", stop_requested=False)
                 case Done():
                     self.done = action
                 case _:
-                    assert_never(action)
+                    self._trials[action.trial] = self._trials[action.trial].under(action)
 
 
 def _budget(name: str, value: int | None) -> int | None:
-    """An extension's field, also if it is one of NumPy's integers."""
+    """A field of an extension as an int, e.g. from a NumPy integer."""
     check = Fields()
     if value is not None and not isinstance(value, bool) and hasattr(value, "__index__"):
         value = operator.index(value)
@@ -399,7 +339,7 @@ def _budget(name: str, value: int | None) -> int | None:
 
 
 class _Recorded:
-    """A method that takes the recorded actions."""
+    """A method that returns the recorded actions."""
 
     rungs = ()
 
@@ -418,12 +358,6 @@ class _Recorded:
 
     def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
         return next(self._actions)
-
-    def dump(self) -> dict[str, object]:
-        raise NotImplementedError("this search is read-only")
-
-    def load(self, state: dict[str, object]) -> None:
-        raise NotImplementedError("this search is read-only")
 
 
 def _actions_of(record: Mapping[str, object]) -> list[Action]:

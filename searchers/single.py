@@ -19,7 +19,6 @@ class Single(RandomSearch):
     [Create(trial=0)]
     """
 
-    _name = "single"
     _fixed_trials = "a single search has one trial"
 
     def __init__(self, *, max_length: int | None = None, max_invalid: int | None = None) -> None:

@@ -19,7 +19,8 @@ from dray.display.text import duration, number, rough_time, sparkline, speed
 from dray.records.outcomes import NEVER_BEST
 from dray.training.metrics.divergence import is_loss
 from searchers.domains import searched
-from searchers.search import Search, TrialView
+from searchers.search import Search
+from searchers.views import TrialView
 
 if TYPE_CHECKING:
     from dray.display.counts import Counts

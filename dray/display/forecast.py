@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from searchers.preview import Preview
-from searchers.search import TrialView
+from searchers.views import TrialView
 
 FIRST_S = 5.0
 """How long trials must have trained before a time is given."""

@@ -44,7 +44,8 @@ from searchers.errors import SpaceError
 from searchers.events import Reason, Started
 from searchers.journal import Journal
 from searchers.ray_tune import Answer, TuneDriver
-from searchers.search import Search, TrialView
+from searchers.search import Search
+from searchers.views import TrialView
 
 POLL_S = 0.25
 """How often the driver checks signals and updates the display when nothing happens."""

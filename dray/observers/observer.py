@@ -20,7 +20,7 @@ from dray.config.search import recorded_search
 from dray.records.directory import ExperimentDirectory
 from dray.records.metrics import read_metrics
 from searchers.journal import Journal
-from searchers.search import TrialView
+from searchers.views import TrialView
 
 EVERY_S = 1.0
 """How often observers are updated."""

@@ -33,8 +33,8 @@ from dray.config.load import ExperimentConfig, build_space
 from dray.observers.observer import News
 from searchers.domains import DOMAINS, Categorical, Const, Nested
 from searchers.optuna_space import encoded, to_optuna
-from searchers.search import TrialView
 from searchers.space import Space
+from searchers.views import TrialView
 
 BUSY_S = 30.0
 """How long a reader, such as a dashboard, may hold the file."""

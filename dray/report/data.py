@@ -21,7 +21,7 @@ from dray.records.result import Result
 from dray.report.importance import Importance, importance
 from searchers.domains import Categorical, Const, Domain, Int, Log, Nested
 from searchers.journal import Journal
-from searchers.search import TrialView
+from searchers.views import TrialView
 
 MAX_TRIALS = 2_000
 """Most trials in a figure with a point for each: half of them the best, the others evenly by rank."""

@@ -10,7 +10,7 @@ thoroughly, and simulated before anything is trained:
     from searchers.testing import check_method
 
     make = lambda: MedianStopping(max_trials=20, rungs=[1, 2, 4, 8])
-    check_method(make, max_creations=20 + 80)            # dump and load, late and double reports, failures, replay, ...
+    check_method(make, max_creations=20 + 80)            # late and repeated reports, failures, replay, ...
     simulate(make(), 8, lambda hparams: Curve(...))      # 8 workers in virtual time
 
     dray.Experiment({"searcher": {"name": "custom", "max_length": {"epochs": 8}, ...}, ...}, method=make()).run()
@@ -113,16 +113,6 @@ class MedianStopping:
         if max_length is not None:
             raise MethodError([("searcher.max_length", f"the rungs of this search are fixed, got {max_length!r}")])
         return self._follow(self._trials.extend(max_trials=max_trials))
-
-    def dump(self) -> dict[str, object]:
-        """The whole state, as JSON."""
-        return {"trials": self._trials.dump(), "next": sorted(self._next.items()), "values": self._values}
-
-    def load(self, state: dict[str, object]) -> None:
-        """Continue from a dump."""
-        self._trials.load(cast("dict[str, object]", state["trials"]))
-        self._next = dict(cast("list[tuple[int, int]]", state["next"]))
-        self._values = [list(values) for values in cast("list[list[float]]", state["values"])]
 
 
 def compare(seeds: int = 10) -> dict[str, tuple[float, float]]:

@@ -17,7 +17,7 @@ from dray.config.schema import MAX_NAME, SECTIONS
 from dray.errors import ConfigError
 from dray.migrate import check
 from dray.records.directory import ExperimentDirectory, new_path
-from searchers import MethodError, RandomSearch, roster
+from searchers import MethodError, RandomSearch, slots
 
 BASE = "entrypoint: m:T\nsearcher: {name: single, metric: loss, max_length: {epochs: 1}}\n"
 RANDOM = BASE.replace("single", "random")
@@ -213,8 +213,8 @@ def test_every_field_refuses_what_is_too_large_in_a_short_error(value: object) -
 
 def test_there_is_a_limit_of_trials_at_a_time_where_the_config_sets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was all trials at once, each of which takes memory."""
-    assert roster.MAX_AT_ONCE == 1_000_000
-    monkeypatch.setattr(roster, "MAX_AT_ONCE", 10)
+    assert slots.MAX_CONCURRENT == 1_000_000
+    monkeypatch.setattr(slots, "MAX_CONCURRENT", 10)
     assert len(RandomSearch(max_trials=100_000_000, max_concurrent_trials=0).start()) == 10
 
 

@@ -25,6 +25,7 @@ from searchers import (
 )
 from searchers.adaptive_asha import bracket_trials, bracket_weights
 from searchers.events import Action, Reason
+from tests.searchers.states import state
 
 
 def two_brackets(max_trials: int = 12, max_concurrent_trials: int = 4, max_invalid: int | None = None) -> AdaptiveASHA:
@@ -130,10 +131,10 @@ def test_promotion_pauses_and_resumes_by_the_numbers_of_the_whole() -> None:
 def test_unknown_trial_is_illegal_and_changes_nothing() -> None:
     method = two_brackets()
     method.start()
-    before = method.dump()
+    before = state(method)
     with pytest.raises(IllegalEvent, match="trial 4 was never created; 4 were so far"):
         report(method, 4, 4, 0.1)
-    assert method.dump() == before
+    assert state(method) == before
 
 
 # ------------------------------------------------------------------------------------------------- weaknesses, mended
@@ -226,12 +227,12 @@ def test_more_trials_for_a_space_that_is_invalid_too_often() -> None:
 def test_an_extension_is_refused_where_the_budget_does_not_grow() -> None:
     method = two_brackets()
     method.start()
-    before = method.dump()
+    before = state(method)
     with pytest.raises(MethodError, match=r"searcher\.max_trials: must be an integer >= 12, got 11"):
         method.extend(max_trials=11, max_length=64)
     with pytest.raises(MethodError, match="max_trials > 12 or max_length > 16"):
         method.extend(max_trials=12)
-    assert method.dump() == before
+    assert state(method) == before
 
 
 # ---------------------------------------------------------------------------------------------------- configuration
@@ -274,8 +275,3 @@ def test_bracket_rungs_must_be_a_list(wrong: object) -> None:
 def test_mode_and_variant_must_be_known(field: str, wrong: object) -> None:
     with pytest.raises(MethodError, match=rf"searcher\.{field}: must be one of"):
         AdaptiveASHA(max_trials=9, max_length=9, **{field: wrong})  # type: ignore[arg-type]
-
-
-def test_state_of_another_method_is_refused() -> None:
-    with pytest.raises(ValueError, match="'asha', but this is 'adaptive_asha'"):
-        two_brackets().load({"method": "asha"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -20,8 +19,9 @@ from searchers import (
     Stop,
     rung_lengths,
 )
-from searchers.asha import rungs_that_fit
 from searchers.events import Action, Reason
+from searchers.rung import rungs_that_fit
+from tests.searchers.states import state
 
 
 def asha(max_trials: int = 64, max_concurrent_trials: int = 4, max_invalid: int | None = None) -> ASHA:
@@ -47,8 +47,7 @@ def leave(method: ASHA, trial: int, reason: Reason = "completed") -> list[Action
 
 def ranked(method: ASHA) -> list[list[tuple[int, float]]]:
     """(trial, value) by rung."""
-    dumped = json.loads(json.dumps(method.dump()["rungs"]))
-    return [[(trial, float(value)) for trial, value in rung] for rung in dumped]
+    return [sorted(values.items()) for values in method.ranked]
 
 
 # ------------------------------------------------------------------------------------------------------------ traces
@@ -229,10 +228,10 @@ def test_nothing_follows_done() -> None:
 
 def test_unknown_trial_is_illegal_and_changes_nothing() -> None:
     method = asha()
-    before = method.dump()
+    before = state(method)
     with pytest.raises(IllegalEvent, match="trial 4 was never created; 4 were so far"):
         report(method, 4, 1, 0.1)
-    assert method.dump() == before
+    assert state(method) == before
 
 
 # ------------------------------------------------------------------------------------------------- weaknesses, mended
@@ -251,9 +250,9 @@ def test_weakness_2_report_after_a_stop_is_not_ranked_and_stops_nobody() -> None
     method = asha()
     report(method, 0, 1, 0.1)
     report(method, 1, 1, 0.2)
-    before = method.dump()
+    before = state(method)
     assert report(method, 1, 1, 0.2) == report(method, 1, 4, 0.0) == report(method, 1, 16, 0.0) == []
-    assert method.dump() == before
+    assert state(method) == before
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, None])
@@ -325,11 +324,6 @@ def test_all_invalid_fields_are_named_at_once() -> None:
 def test_divisor_must_be_a_number_above_1(divisor: object) -> None:
     with pytest.raises(MethodError, match=r"searcher\.divisor: must be > 1, got"):
         ASHA(max_trials=1, max_length=1, num_rungs=1, divisor=divisor)  # type: ignore[arg-type]
-
-
-def test_state_of_another_method_is_refused() -> None:
-    with pytest.raises(ValueError, match="'random', but this is 'asha'"):
-        asha().load({"method": "random"})
 
 
 # ------------------------------------------------------------------------------------------------ progress, extension
@@ -454,14 +448,6 @@ def test_a_second_extension_resumes_who_completed_the_first() -> None:
     assert method.rungs == (1, 4, 16, 64, 256)
 
 
-def test_an_extension_goes_through_dump_and_load() -> None:
-    method = done([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
-    method.extend(max_length=64, max_trials=20)
-    again = ASHA(max_trials=8, max_length=16, num_rungs=3, max_concurrent_trials=8)
-    again.load(json.loads(json.dumps(method.dump())))
-    assert (again.rungs, again.max_trials, again.dump()) == (method.rungs, 20, method.dump())
-
-
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
@@ -474,8 +460,8 @@ def test_an_extension_goes_through_dump_and_load() -> None:
 )
 def test_an_extension_is_refused_where_the_budget_does_not_grow(wanted: dict[str, int], message: str) -> None:
     method = asha()
-    before = method.dump()
+    before = state(method)
     with pytest.raises(MethodError) as caught:
         method.extend(**wanted)
     assert str(caught.value) == message
-    assert method.dump() == before
+    assert state(method) == before

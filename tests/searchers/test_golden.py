@@ -19,13 +19,13 @@ import pytest
 from searchers import ASHA, AdaptiveASHA, Grid, PromotionASHA, RandomSearch, Single, parse_space, preview, rung_lengths
 from searchers.adaptive_asha import (
     Mode,
-    bracket_places,
     bracket_rungs_of,
+    bracket_slots,
     bracket_trials,
     bracket_weights,
     extra_trials,
 )
-from searchers.asha import longer_rungs, rungs_that_fit
+from searchers.rung import longer_rungs, rungs_that_fit
 from searchers.samplers import GridSampler
 
 # ------------------------------------------------------------------------------------------------------------- rungs
@@ -161,7 +161,7 @@ PLACES = [
 
 @pytest.mark.parametrize(("m", "trials", "divisor", "places"), PLACES)
 def test_places_of_brackets(m: int, trials: list[int], divisor: float, places: list[int]) -> None:
-    assert bracket_places(m, trials, divisor=divisor) == places
+    assert bracket_slots(m, trials, divisor=divisor) == places
 
 
 ADAPTIVE = [

@@ -6,6 +6,7 @@ import pytest
 
 from searchers import Create, Done, Exited, Grid, MethodError, Resume
 from searchers.events import Reason
+from tests.searchers.states import state
 
 
 def test_each_end_makes_room_for_the_next_point() -> None:
@@ -58,10 +59,10 @@ def test_a_grid_gets_no_more_points_and_may_get_longer() -> None:
     method.start()
     for trial in (0, 1):
         method.on(Exited(trial=trial, reason="completed"))
-    before = method.dump()
+    before = state(method)
     with pytest.raises(MethodError, match=r"searcher\.max_trials: a grid has as many trials as points, got 3"):
         method.extend(max_trials=3)
-    assert method.dump() == before
+    assert state(method) == before
     assert method.extend(max_length=8) == [Resume(trial=0), Resume(trial=1)]
     assert method.rungs == (8,)
 

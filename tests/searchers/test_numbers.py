@@ -21,6 +21,7 @@ from searchers import ASHA, Exited, FirstPoints, MethodError, Reported, Search, 
 from searchers.errors import IllegalEvent
 from searchers.events import Event
 from searchers.search import Record
+from tests.searchers.states import state as method_state
 
 SPACE = parse_space(
     {
@@ -70,7 +71,7 @@ def running() -> tuple[Search, list[str]]:
 
 
 def state(search: Search) -> str:
-    return json.dumps(search.method.dump()) + str(dict(search.trials))  # as text: nan is not equal to itself
+    return method_state(search.method) + str(dict(search.trials))  # as text: NaN is not equal to itself
 
 
 def replayed(lines: list[str], sampler: Given | None = None) -> Search:

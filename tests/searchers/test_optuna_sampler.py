@@ -73,7 +73,7 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> OptunaSampler:
     """A sampler over [0, 1] that shows what Optuna sees, at TPE's bounds."""
     monkeypatch.setattr(optuna.samplers, "Listening", Listening, raising=False)
     monkeypatch.setattr(optuna.samplers, "__all__", [*optuna.samplers.__all__, "Listening"])
-    monkeypatch.setattr("searchers.optuna_sampler._FROM_TRIALS_ALONE", {"Listening"})
+    monkeypatch.setattr("searchers.optuna_sampler._WITHOUT_NOTES", {"Listening"})
     Listening.shown = []
     return OptunaSampler(LINE, seed=7, rungs=RUNGS, name="Listening")
 
@@ -157,7 +157,7 @@ def test_tpe_has_the_first_trials_for_its_background() -> None:
     tell(sampler, 103, 0.5)
     first = dict.fromkeys(range(60), "RUNNING")
     later = {100: "COMPLETE", 101: "COMPLETE", 102: "COMPLETE", 103: "RUNNING"}
-    assert {trial.number: trial.state.name for trial in sampler._history()} == first | later
+    assert {trial.number: trial.state.name for trial in sampler.shown()} == first | later
 
 
 def test_one_that_completed_by_itself_is_compared_at_any_length(listening: OptunaSampler) -> None:
@@ -210,7 +210,7 @@ def test_the_study_is_bounded_and_holds_the_best_and_the_latest(listening: Optun
     best = sorted(range(5000), key=lambda trial: values[trial])[:30]
     assert set(best) | set(range(4950, 5000)) <= shown.keys()
     assert len(shown) <= 250
-    assert len(listening._trials) <= 250
+    assert sum(listening.trials.get(trial) is not None for trial in range(5000)) <= 250
 
 
 def test_without_rungs_completed_trials_are_compared(monkeypatch: pytest.MonkeyPatch, listening: OptunaSampler) -> None:
@@ -341,7 +341,7 @@ def test_a_replayed_search_asks_and_gets_the_same(name: str) -> None:
     first = new()
     extensions = [Extension(max_length=64), Extension(max_trials=60)]
     play(search_with(first, log), 5, length=16, normalised=False, extensions=extensions)
-    assert name != "tpe" or first._floor == 16, "the floor has followed"
+    assert name != "tpe" or first.trials.floor == 16, "the floor has followed"
     records = json.loads(json.dumps(log))
     for cut in range(1, len(records), len(records) // 5):
         more: list[Record] = []
@@ -376,8 +376,10 @@ def test_a_conditional_part_is_told_only_where_it_is() -> None:
     sampler = OptunaSampler(space, seed=1, rungs=RUNGS)
     sampler.tell(Started(trial=0), {"optimizer": {"name": "adam"}, "model": {"width": 16}})
     sampler.tell(Started(trial=1), {"optimizer": {"name": "sgd", "momentum": 0.5}, "model": {"width": 64}})
-    assert sampler._trials[0].params == {"optimizer": 1, "model.width": 16}
-    assert sampler._trials[1].params == {"optimizer": 0, "optimizer[0].momentum": 0.5, "model.width": 64}
+    assert [trial.params for trial in sampler.shown()] == [
+        {"optimizer": 1, "model.width": 16},
+        {"optimizer": 0, "optimizer[0].momentum": 0.5, "model.width": 64},
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------------- errors

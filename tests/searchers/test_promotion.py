@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 import math
 from collections.abc import Callable
 from random import Random
@@ -25,6 +24,9 @@ from searchers import (
     Stop,
 )
 from searchers.events import Action, Reason
+from searchers.histories import Extension, play
+from tests.searchers.naive_promotion import NaivePromotion
+from tests.searchers.states import state
 
 
 def asha(max_trials: int = 64, max_concurrent_trials: int = 1, divisor: float = 4, num_rungs: int = 3) -> PromotionASHA:
@@ -49,8 +51,7 @@ def leave(method: PromotionASHA, trial: int, reason: Reason = "completed") -> li
 
 def ranked(method: PromotionASHA) -> list[list[tuple[int, float]]]:
     """(trial, value) by rung."""
-    dumped = json.loads(json.dumps(method.dump()["rungs"]))
-    return [[(trial, float(value)) for trial, value in rung] for rung in dumped]
+    return [sorted(values.items()) for values in method.ranked]
 
 
 def first_rung(method: PromotionASHA, values: list[float]) -> list[list[Action]]:
@@ -192,6 +193,27 @@ def test_matches_a_plain_transcription_of_the_paper(places: int, digits: int) ->
     assert len(jobs) >= 4 + 2, "every rung was a job's, also of the trial that reported"
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_decides_as_the_naive_reference(seed: int) -> None:
+    """Whole random histories: late reports, failures, invalid trials, pauses that are overtaken, and how it ends."""
+    rng = Random(seed)
+    fields = {
+        "max_trials": rng.choice([1, 2, 5, 12, 30]),
+        "divisor": rng.choice([1.5, 2, 2.5, 3, 4]),
+        "max_concurrent_trials": rng.choice([1, 2, 4, 30]),
+        "max_invalid": rng.choice([0, 3, 10]),
+    }
+    num_rungs, length = rng.choice([1, 2, 3, 5]), rng.choice([1, 8, 30])
+    method = PromotionASHA(max_length=length, num_rungs=num_rungs, **fields)
+    fields["max_concurrent_trials"] = min(fields["max_concurrent_trials"], fields["max_trials"])
+    naive = NaivePromotion(rungs=method.rungs, **fields)
+    history = play(method, seed, length=length)
+    assert naive.start() == history.first
+    for event, actions in history.steps:
+        assert not isinstance(event, Extension)
+        assert naive.on(event) == actions, event
+
+
 def test_an_event_costs_a_bounded_number_of_heap_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """And each of them a logarithm of the number of trials."""
     operations = 0
@@ -295,10 +317,10 @@ def test_an_invalid_trial_leaves_no_trace_and_is_replaced() -> None:
 
 def test_unknown_trial_is_illegal_and_changes_nothing() -> None:
     method = asha()
-    before = method.dump()
+    before = state(method)
     with pytest.raises(IllegalEvent, match="trial 1 was never created"):
         report(method, 1, 1, 0.1)
-    assert method.dump() == before
+    assert state(method) == before
 
 
 # -------------------------------------------------------------------------------------------------------- extension
@@ -353,13 +375,8 @@ def test_who_runs_at_the_old_top_pauses_unless_it_is_the_best() -> None:
 
 def test_an_extension_is_refused_where_the_budget_does_not_grow() -> None:
     method = asha()
-    before = method.dump()
+    before = state(method)
     for wrong in ({"max_trials": 63}, {"max_length": 15}, {"max_trials": 64, "max_length": 16}, {}):
         with pytest.raises(MethodError):
             method.extend(**wrong)
-    assert method.dump() == before
-
-
-def test_state_of_the_other_variant_is_refused() -> None:
-    with pytest.raises(ValueError, match="'asha', but this is 'promotion_asha'"):
-        asha().load({"method": "asha"})
+    assert state(method) == before

@@ -10,7 +10,7 @@ from pathlib import Path
 import searchers
 
 PACKAGE = Path(searchers.__file__).parent
-ADAPTERS = {"ray_tune.py", "optuna_sampler.py", "optuna_space.py", "optuna_storage.py"}
+ADAPTERS = {"ray_tune.py", "optuna_sampler.py", "optuna_space.py", "optuna_storage.py", "optuna_trials.py"}
 
 
 def test_importing_everything_but_the_adapters_loads_only_the_standard_library() -> None:

@@ -39,13 +39,13 @@ DIVISORS = st.sampled_from([2, 3, 4, 10, 1.5, 2.5, 1.1, 3.7])
 def test_decides_as_a_sorted_list(values: list[float], divisor: float) -> None:
     rung, oracle = Rung(divisor=divisor), SortedListOracle(divisor)
     for trial, value in enumerate(values):
-        assert rung.offer(trial, value) == oracle.offer(value)
-    assert len(rung) == len(values)
+        assert rung.rank(trial, value) == oracle.offer(value)
+    assert len(rung.values) == len(values)
 
 
-@given(st.lists(st.tuples(VALUES, st.booleans(), st.integers(0, 100)), max_size=80), DIVISORS, st.booleans())
+@given(st.lists(st.tuples(VALUES, st.booleans(), st.integers(0, 100)), max_size=80), DIVISORS)
 def test_decides_as_a_sorted_list_when_trials_are_withdrawn(
-    steps: list[tuple[float, bool, int]], divisor: float, through_dump: bool
+    steps: list[tuple[float, bool, int]], divisor: float
 ) -> None:
     rung, oracle = Rung(divisor=divisor), SortedListOracle(divisor)
     there: dict[int, float] = {}
@@ -55,31 +55,27 @@ def test_decides_as_a_sorted_list_when_trials_are_withdrawn(
             rung.withdraw(gone)
             oracle.withdraw(there.pop(gone))
         else:
-            assert rung.offer(trial, value) == oracle.offer(value)
+            assert rung.rank(trial, value) == oracle.offer(value)
             there[trial] = value
-        if through_dump:
-            state = rung.dump()
-            rung = Rung(divisor=divisor)
-            rung.load(state)
-        assert len(rung) == len(there)
+        assert len(rung.values) == len(there)
 
 
 def test_long_run_decides_as_a_sorted_list() -> None:
     rng, rung, oracle = Random(0), Rung(divisor=4), SortedListOracle(4)
     values = [rng.choice([round(rng.random(), 2), rng.random(), math.inf]) for _ in range(5000)]
-    assert [rung.offer(t, v) for t, v in enumerate(values)] == [oracle.offer(v) for v in values]
+    assert [rung.rank(t, v) for t, v in enumerate(values)] == [oracle.offer(v) for v in values]
 
 
 def test_equal_values_all_go_on() -> None:
     rung = Rung(divisor=4)
-    assert all(rung.offer(trial, 0.5) for trial in range(20))
+    assert all(rung.rank(trial, 0.5) for trial in range(20))
 
 
 def test_first_one_goes_on_and_the_worse_ones_do_not() -> None:
     rung = Rung(divisor=4)
-    assert [rung.offer(trial, value) for trial, value in enumerate([5, 6, 7, 8])] == [True, False, False, False]
+    assert [rung.rank(trial, value) for trial, value in enumerate([5, 6, 7, 8])] == [True, False, False, False]
     # n = 8 keeps two: 6 is second. Before, at n = 5, 6 and 7, only the best one is kept.
-    assert [rung.offer(trial, value) for trial, value in enumerate([9, 5.5, 4, 4.5], start=4)] == [
+    assert [rung.rank(trial, value) for trial, value in enumerate([9, 5.5, 4, 4.5], start=4)] == [
         False,
         False,
         True,
@@ -91,17 +87,17 @@ def test_fractional_divisor_is_the_decimal_number_that_was_written() -> None:
     assert math.floor(33 / 1.1) == 29, "the float quotient, which is not what a user would compute"
     rung = Rung(divisor=1.1)
     for trial in range(32):
-        rung.offer(trial, trial)
-    assert rung.offer(32, 28.5), "28.5 is the 30th smallest of 33, and floor(33 / 1.1) is 30"
+        rung.rank(trial, trial)
+    assert rung.rank(32, 28.5), "28.5 is the 30th smallest of 33, and floor(33 / 1.1) is 30"
 
 
 def test_withdrawn_value_gives_its_place_back() -> None:
     kept, gone = Rung(divisor=2), Rung(divisor=2)
     for rung in (kept, gone):
-        rung.offer(0, 0.1)
-        rung.offer(1, 0.3)
+        rung.rank(0, 0.1)
+        rung.rank(1, 0.3)
     gone.withdraw(0)
-    assert (kept.offer(2, 0.2), gone.offer(2, 0.2)) == (False, True)
+    assert (kept.rank(2, 0.2), gone.rank(2, 0.2)) == (False, True)
 
 
 class Counted(float):
@@ -134,7 +130,7 @@ def test_an_offer_costs_a_logarithm(order: str) -> None:
     rung, worst = Rung(divisor=4), 0
     for trial, value in enumerate(values):
         Counted.comparisons = 0
-        rung.offer(trial, Counted(value))
+        rung.rank(trial, Counted(value))
         worst = max(worst, Counted.comparisons)
     # Two pushes and two pops at most, each of <= 2 log2(n) comparisons of a pair (== and then <), and the decision.
     assert worst <= 4 * 2 * 2 * math.log2(n) + 4
@@ -151,22 +147,19 @@ def test_withdrawals_cost_a_logarithm_on_average(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("searchers.rung.heappop", counted_pop)
     n, rng, rung = 4000, Random(1), Rung(divisor=3)
     for trial in range(n):
-        rung.offer(trial, rng.random())
+        rung.rank(trial, rng.random())
     for trial in rng.sample(range(n), n - 10):
         rung.withdraw(trial)
     assert pops <= 3 * n, "an entry is moved, or dropped, a bounded number of times"
-    assert len(rung) == 10
+    assert len(rung.values) == 10
 
 
 @given(
     steps=st.lists(st.tuples(VALUES, st.booleans(), st.integers(0, 100)), max_size=60),
     divisor=DIVISORS,
     least=st.sampled_from([0, 1]),
-    through_dump=st.booleans(),
 )
-def test_the_best_are_those_of_a_sorted_list(
-    steps: list[tuple[float, bool, int]], divisor: float, least: int, through_dump: bool
-) -> None:
+def test_the_best_are_those_of_a_sorted_list(steps: list[tuple[float, bool, int]], divisor: float, least: int) -> None:
     rung = Rung(divisor=divisor, least=1 - least)
     rung.set_least(least)
     there: dict[int, float] = {}
@@ -177,22 +170,18 @@ def test_the_best_are_those_of_a_sorted_list(
             del there[gone]
         else:
             trial = (step * 37) % 61  # not in the order of their numbers
-            rung.offer(trial, value)
+            rung.rank(trial, value)
             there[trial] = value
-        if through_dump:
-            state = rung.dump()
-            rung = Rung(divisor=divisor, least=least)
-            rung.load(state)
         k = max(math.floor(len(there) / Fraction(str(divisor))), least)
         best = sorted(there, key=lambda trial: (there[trial], trial))[:k]
         assert [trial for trial in there if rung.is_best(trial)] == [trial for trial in there if trial in best]
         assert rung.best() == [trial for trial in best if there[trial] < math.inf]
-        assert all(rung.value_of(trial) == value for trial, value in there.items())
+        assert rung.values == there
 
 
 def test_a_trial_is_ranked_once() -> None:
     rung = Rung(divisor=4)
-    rung.offer(7, 0.5)
-    assert 7 in rung
+    rung.rank(7, 0.5)
+    assert rung.values == {7: 0.5}
     with pytest.raises(AssertionError, match="trial 7 was ranked"):
-        rung.offer(7, 0.4)
+        rung.rank(7, 0.4)

@@ -33,6 +33,7 @@ from searchers import (
 from searchers.events import Action, Event, Reason
 from searchers.histories import play
 from searchers.search import Record
+from tests.searchers.states import state
 
 REPO = Path(__file__).parents[2]
 SPACE = parse_space({"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}, "clip": math.inf})
@@ -320,10 +321,10 @@ def test_illegal_events_raise_and_change_nothing(event: Event, says: str) -> Non
     log: list[Record] = []
     search = new(log)
     search.start()
-    before = (search.method.dump(), dict(search.trials), len(log))
+    before = (state(search.method), dict(search.trials), len(log))
     with pytest.raises(IllegalEvent, match=says):
         search.on(event)
-    assert (search.method.dump(), dict(search.trials), len(log)) == before
+    assert (state(search.method), dict(search.trials), len(log)) == before
 
 
 # ------------------------------------------------------------------------------------------------------------ replay
@@ -335,7 +336,7 @@ def test_a_whole_search_replays_to_the_same_state_and_decisions() -> None:
         search = Search(asha(30), SPACE, seed=7, smaller_is_better=True, log=log.append)
         play(search, seed, length=16, normalised=False)
         again = replayed(log, method=asha(30))
-        assert again.method.dump() == search.method.dump()
+        assert state(again.method) == state(search.method)
         assert repr(dict(again.trials)) == repr(dict(search.trials))
         assert again.done == search.done is not None
 
@@ -504,7 +505,7 @@ def test_extensions_are_replayed() -> None:
         method = RandomSearch(max_trials=2, max_length=4)
         again = Search.replay(records, method, SPACE, seed=7, smaller_is_better=True, log=more.append)
         assert more == []
-    assert again.method.dump() == search.method.dump()
+    assert state(again.method) == state(search.method)
     assert dict(again.trials) == dict(search.trials)
     assert again.done is None
 
@@ -541,16 +542,16 @@ def test_a_trial_whose_extension_fails_can_end_as_it_had_ended(kind: type[ASHA])
         assert search.done == Done(reason="completed")
         assert {trial: view.state for trial, view in search.trials.items()} == states
     again = replayed(log, method=method())
-    assert (dict(again.trials), again.method.dump()) == (dict(search.trials), search.method.dump())
+    assert (dict(again.trials), state(again.method)) == (dict(search.trials), state(search.method))
 
 
 def test_an_extension_that_cannot_be_changes_nothing() -> None:
     log: list[Record] = []
     search = ended_search(log)
-    before = (search.method.dump(), dict(search.trials), search.done, list(log))
+    before = (state(search.method), dict(search.trials), search.done, list(log))
     with pytest.raises(MethodError, match="max_trials"):
         search.extend(max_trials=1)
-    assert (search.method.dump(), dict(search.trials), search.done, log) == before
+    assert (state(search.method), dict(search.trials), search.done, log) == before
 
 
 def test_an_extension_before_the_start_is_no_journal() -> None:

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from statistics import fmean, stdev
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -341,8 +341,7 @@ def diverging_adaptive_promotion() -> Method:
 def first_rung(method: Method, trial: int) -> float:
     """Where the trial is looked at first: a bracket may leave out the lower rungs of the search."""
     if isinstance(method, AdaptiveASHA):
-        bracket_of = cast("list[int]", method.dump()["bracket_of"])
-        return method.brackets[bracket_of[trial]].rungs[0]
+        return method.brackets[method.bracket_of(trial)].rungs[0]
     return method.rungs[0]
 
 

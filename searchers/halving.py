@@ -1,0 +1,157 @@
+"""What both variants of asynchronous successive halving share: fields, slots, progress and extension.
+
+Lengths and ranks are computed exactly, with the divisor as the decimal number that the user wrote. A value that is not
+finite is the worst. A trial is ranked at most once in a rung: late and repeated reports change nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+from searchers.events import Action, Event, Exited, Reported, Started, assert_never
+from searchers.method import Fields, check_extension
+from searchers.rung import Rung, rung_lengths
+from searchers.slots import TrialSlots, default_max_invalid
+
+_RANKED_LAST = ("errored", "diverged", "canceled")
+
+
+class SuccessiveHalving:
+    """The base class of `ASHA` (stopping) and `PromotionASHA`, which document the arguments."""
+
+    _rungs: Sequence[Rung]
+
+    def __init__(
+        self,
+        *,
+        max_trials: int,
+        max_length: int,
+        num_rungs: int,
+        divisor: float = 4,
+        max_concurrent_trials: int = 16,
+        max_invalid: int | None = None,
+    ) -> None:
+        check = Fields()
+        check.whole("max_trials", max_trials, at_least=1)
+        check.whole("max_length", max_length, at_least=1)
+        check.whole("num_rungs", num_rungs, at_least=1)
+        check.above("divisor", divisor, limit=1)
+        check.whole("max_concurrent_trials", max_concurrent_trials, at_least=0)
+        if max_invalid is not None:
+            check.whole("max_invalid", max_invalid, at_least=0)
+        check.done()
+        self.divisor = divisor
+        self.rungs = rung_lengths(max_length=max_length, num_rungs=num_rungs, divisor=divisor)
+        self._max_concurrent_trials, self._max_invalid = max_concurrent_trials, max_invalid
+        self._slots = TrialSlots(
+            max_trials=max_trials,
+            max_concurrent=self._max_concurrent(max_trials),
+            max_invalid=self._invalid_bound(max_trials),
+        )
+        self._unranked = 0  # trials that ended by themselves before the first rung
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Create the rungs, and what else a variant needs."""
+        raise NotImplementedError
+
+    def _fill(self) -> list[Action]:
+        """Actions for the free slots, or `Done`."""
+        raise NotImplementedError
+
+    def _report(self, report: Reported) -> list[Action]:
+        """What follows from a live trial's report."""
+        raise NotImplementedError
+
+    def _exit(self, exited: Exited) -> None:
+        """Record a live trial's end."""
+        raise NotImplementedError
+
+    def extend_to(self, max_trials: int, max_length: int, max_invalid: int) -> list[Action]:
+        """`extend` with values that were checked, for a bracket of `AdaptiveASHA`."""
+        raise NotImplementedError
+
+    @property
+    def max_trials(self) -> int:
+        """Trials to create, as given or extended to."""
+        return self._slots.max_trials
+
+    @property
+    def ranked(self) -> tuple[Mapping[int, float], ...]:
+        """For each rung, its trials and the values they reported there."""
+        return tuple(rung.values for rung in self._rungs)
+
+    def _max_concurrent(self, max_trials: int) -> int:
+        given = self._max_concurrent_trials
+        return min(given or math.floor(Fraction(str(self.divisor)) ** (len(self.rungs) - 1)), max_trials)
+
+    def _invalid_bound(self, max_trials: int) -> int:
+        return default_max_invalid(max_trials) if self._max_invalid is None else self._max_invalid
+
+    def start(self) -> list[Action]:
+        """One `Create` for each slot, up to `max_trials`."""
+        return self._fill()
+
+    def on(self, event: Event) -> list[Action]:
+        """The decision about the trial, and new or resumed trials for the slots that became free."""
+        if not self._slots.is_live(event.trial):
+            return []
+        match event:
+            case Reported():
+                return self._report(event)
+            case Exited():
+                self._exit(event)
+                return self._fill()
+            case Started():
+                return []
+            case _:
+                assert_never(event)
+
+    def _rank_exit(self, exited: Exited, *, next_rung: int) -> None:
+        """Remove an invalid trial from its rungs; rank one that failed, diverged or was canceled last at its next."""
+        if exited.reason == "invalid_hp":
+            for rung in self._rungs[:next_rung]:
+                rung.withdraw(exited.trial)
+        elif exited.reason in _RANKED_LAST and self._slots.has_slot(exited.trial) and next_rung < len(self._rungs):
+            self._rungs[next_rung].rank(exited.trial, math.inf)
+        elif next_rung == 0:
+            self._unranked += 1
+
+    def progress(self, trained: Mapping[int, float]) -> float:
+        """Determined's estimate: trials past the first rung, or trials that have ended, as a share of all.
+
+        The former count for 1 / 1.2, since some of them have far to go.
+        """
+        past_the_first = (len(self._rungs[0].values) + self._unranked) / 1.2
+        return self._slots.progress(max(past_the_first, self._slots.ended) / self.max_trials)
+
+    def extend(self, *, max_trials: int | None = None, max_length: int | None = None) -> list[Action]:
+        """Allow more trials, or add rungs above the others (see `longer_rungs`).
+
+        With a greater length the best 1/divisor of the trials at the old top rung continue, including those that have
+        completed. `ASHA` never resumes a trial that it stopped at a rung.
+
+        Args:
+            max_trials: Trials in all, >= the present number. None: unchanged.
+            max_length: Length of a trial that passes every rung, >= the present one. None: unchanged.
+
+        Raises:
+            MethodError: The budget does not grow. Nothing has changed.
+        """
+        check_extension(max_trials=(max_trials, self.max_trials), max_length=(max_length, self.rungs[-1]))
+        trials = max_trials or self.max_trials
+        return self.extend_to(trials, max_length or self.rungs[-1], self._invalid_bound(trials))
+
+    def give_up(self) -> None:
+        """Create no more trials: too many were invalid in all brackets of `AdaptiveASHA` together."""
+        self._slots.give_up()
+
+    def is_live(self, trial: int) -> bool:
+        """Whether the trial has not ended.
+
+        Raises:
+            IllegalEvent: It was never created.
+        """
+        return self._slots.is_live(trial)

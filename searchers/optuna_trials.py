@@ -1,0 +1,248 @@
+"""Which trials Optuna's samplers see, and as what.
+
+What a model-based sampler learns from matters more than the scheduler that stops its trials (measured: a normalised
+regret of .09 against .15 to .27, on the same trials). So:
+
+* Trials are compared at high fidelity: those that reached a rung of at least a fifth of the full length, each by its
+  last value. A trial that was stopped earlier is shown neither as complete nor as pruned: its value says how fast it
+  started, and where the best trials start slowly, the sampler would unlearn them.
+* TPE weighs where the good trials are against where the others are. If the others were only trials that came far, TPE
+  would avoid the region they came from. So the first trials, which were drawn at random, are its background, whatever
+  their end: they are shown without a value, like running trials (regret .086 -> .078).
+* When a search is extended to a greater length, trials are compared at a higher rung as soon as enough have reached
+  it. Until then the earlier values are the best available.
+* A failed trial (out of memory, invalid, diverged) is shown as complete with the worst value.
+* Running trials are shown as running, so that workers that ask at the same time get different answers.
+* The number of trials shown is bounded: the best, the latest, and the latest failures. An ask costs the same after
+  100,000 trials as after 100.
+
+A trial's record is kept exactly as long as it is in one of the four collections of `SamplerTrials`.
+
+Learning from the highest fidelity that has enough points is the idea of BOHB (Falkner et al., arXiv 1807.01774).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from optuna.distributions import BaseDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from searchers.events import Reason
+
+_FAR = 0.2
+"""Trials are compared at rungs of at least this share of the full length: the top two, with a divisor from 3 to 5."""
+
+_NUM_BEST, _NUM_LATEST, _NUM_RUNNING, _NUM_FAILED, _NUM_BACKGROUND = 30, 50, 16, 16, 60
+"""At most this many trials of each kind are shown."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplerTrial:
+    """What a sampler knows of a trial.
+
+    Attributes:
+        params: By their names in Optuna.
+        notes: The sampler's own, in Optuna's `system_attrs`.
+        last: The last value reported; +inf if it was not finite; None before the first report.
+        step: The length at which `last` was reported.
+        value: The value by which it is compared, while it is.
+    """
+
+    params: dict[str, Any]
+    notes: dict[str, Any] = field(default_factory=dict)
+    last: float | None = None
+    step: float = 0
+    value: float = math.inf
+
+
+class SamplerTrials:
+    """The trials of a search, as far as a sampler needs them.
+
+    Args:
+        rungs: `Method.rungs`. If there are none, trials are compared once they have completed.
+        enough: Trials that must have reached the higher rungs of an extended search before only those are compared.
+        background: Whether the first trials are always shown (for TPE).
+        all_compared: Whether every compared trial is shown, for samplers whose notes may refer to any of them.
+
+    Attributes:
+        floor: Trials are compared once they have reached this length.
+    """
+
+    def __init__(self, rungs: Sequence[float], *, enough: int, background: bool, all_compared: bool) -> None:
+        self.floor = self._next_floor = _floor(rungs)
+        self._enough, self._all_compared = enough, all_compared
+        self._num_background = _NUM_BACKGROUND if background else 0
+        self._compared = (
+            _BestAndLatest(best=0, latest=sys.maxsize)
+            if all_compared
+            else _BestAndLatest(best=_NUM_BEST, latest=_NUM_LATEST)
+        )
+        self._running: dict[int, SamplerTrial] = {}  # including paused ones, in order of their start
+        self._failed: dict[int, SamplerTrial] = {}  # the latest
+        self._background: dict[int, SamplerTrial] = {}  # the first, whether running or ended
+
+    @property
+    def num_compared(self) -> int:
+        """How many trials are compared and shown."""
+        return len(self._compared.trials)
+
+    def get(self, trial: int) -> SamplerTrial | None:
+        """The trial's record, if it is kept."""
+        for kept in (self._running, self._compared.trials, self._failed, self._background):
+            if trial in kept:
+                return kept[trial]
+        return None
+
+    def start(self, trial: int, record: SamplerTrial) -> None:
+        """The trial has its workers, for the first time or again."""
+        if len(self._background) < self._num_background and self.get(trial) is None:
+            self._background[trial] = record
+        self._running[trial] = record
+
+    def report(self, trial: int, step: float, value: float) -> None:
+        """The trial reported a value, which may be +inf."""
+        record = self.get(trial)
+        if record is not None:
+            record.last, record.step = value, step
+            if step >= self.floor:
+                self._compare(trial, record)
+
+    def end(self, trial: int, reason: Reason) -> bool:
+        """The trial ended. Returns whether it failed."""
+        record = self.get(trial)
+        self._running.pop(trial, None)
+        if record is None or reason == "canceled":
+            return False
+        if reason in ("errored", "diverged", "invalid_hp") or record.last == math.inf:
+            self._compared.remove(trial)
+            self._failed[trial] = record
+            if len(self._failed) > _NUM_FAILED:
+                del self._failed[next(iter(self._failed))]
+            return True
+        if reason == "completed":
+            self._compare(trial, record)
+        return False
+
+    def extended(self, rungs: Sequence[float]) -> None:
+        """The search was extended to these rungs."""
+        self._next_floor = _floor(rungs)
+        self._raise_floor()
+
+    def _compare(self, trial: int, record: SamplerTrial) -> None:
+        if record.last is not None and math.isfinite(record.last):
+            self._compared.put(trial, record, record.last)
+            self._raise_floor()
+
+    def _raise_floor(self) -> None:
+        if self._next_floor == self.floor:
+            return
+        below = [trial for trial, record in self._compared.trials.items() if record.step < self._next_floor]
+        if self.num_compared - len(below) < self._enough:
+            return
+        self.floor = self._next_floor
+        if not self._all_compared:
+            for trial in below:
+                self._compared.remove(trial)
+
+    def shown(self, distributions: dict[str, BaseDistribution]) -> list[FrozenTrial]:
+        """The trials as Optuna sees them, by number."""
+        found: dict[int, FrozenTrial] = {}
+
+        def show(trial: int, record: SamplerTrial, state: TrialState, value: float | None = None) -> None:
+            found[trial] = frozen(trial, record, state, value=value, distributions=distributions)
+
+        compared = self._compared.trials
+        for trial, record in compared.items():
+            show(trial, record, TrialState.COMPLETE, record.value)
+        if compared:
+            worst = max(record.value for record in compared.values())
+            # At most as many failures as other trials: with more, some failures would count among the best.
+            for trial in itertools.islice(reversed(self._failed), len(compared)):
+                show(trial, self._failed[trial], TrialState.COMPLETE, worst)
+        latest = itertools.islice(reversed(self._running), _NUM_RUNNING)
+        for trial, record in itertools.chain(((t, self._running[t]) for t in latest), self._background.items()):
+            if trial not in found:
+                show(trial, record, TrialState.RUNNING)
+        return [found[trial] for trial in sorted(found)]
+
+
+class _BestAndLatest:
+    """A bounded number of the best trials, and of the latest.
+
+    Always true: a trial is in `trials` iff it is one of the best or of the latest.
+    """
+
+    def __init__(self, *, best: int, latest: int) -> None:
+        self._num_best, self._num_latest = best, latest
+        self._best: list[tuple[float, int]] = []  # ascending
+        self._latest: dict[int, None] = {}  # in order of their last `put`
+        self.trials: dict[int, SamplerTrial] = {}
+
+    def put(self, trial: int, record: SamplerTrial, value: float) -> None:
+        """Add the trial, or change its value."""
+        self.remove(trial)
+        record.value = value
+        self.trials[trial] = record
+        insort(self._best, (value, trial))
+        self._latest[trial] = None
+        if len(self._best) > self._num_best:
+            _, worst = self._best.pop()
+            if worst not in self._latest:
+                del self.trials[worst]
+        if len(self._latest) > self._num_latest:
+            oldest = next(iter(self._latest))
+            del self._latest[oldest]
+            if not self._is_best(oldest):
+                del self.trials[oldest]
+
+    def remove(self, trial: int) -> None:
+        """Remove the trial, if it is there."""
+        if trial in self.trials:
+            self._latest.pop(trial, None)
+            if self._is_best(trial):
+                del self._best[self._place(trial)]
+            del self.trials[trial]
+
+    def _place(self, trial: int) -> int:
+        return bisect_left(self._best, (self.trials[trial].value, trial))
+
+    def _is_best(self, trial: int) -> bool:
+        return self._best[self._place(trial) : self._place(trial) + 1] == [(self.trials[trial].value, trial)]
+
+
+def _floor(rungs: Sequence[float]) -> float:
+    return min((rung for rung in rungs if rung >= _FAR * rungs[-1]), default=math.inf)
+
+
+def frozen(
+    number: int,
+    trial: SamplerTrial,
+    state: TrialState,
+    *,
+    distributions: dict[str, BaseDistribution],
+    value: float | None = None,
+) -> FrozenTrial:
+    """The trial as Optuna's samplers read it."""
+    # In a conditional space a trial has a part of the parameters. Copied only then: this runs for each trial and ask.
+    whole = len(trial.params) == len(distributions)
+    own = distributions if whole else {name: distributions[name] for name in trial.params}
+    return FrozenTrial(
+        number=number,
+        trial_id=number,
+        state=state,
+        value=value,
+        datetime_start=None,
+        datetime_complete=None,
+        params=trial.params,
+        distributions=own,
+        user_attrs={},
+        system_attrs=trial.notes,
+        intermediate_values={},
+    )

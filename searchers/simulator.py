@@ -1,0 +1,366 @@
+"""The engine of `simulate`: a discrete-event simulation of workers that train the trials of a search.
+
+    search ── Create, Resume ──▶ queue ──▶ a free worker ──▶ Started
+      ▲                                        │  start_cost or resume_cost, then from report to report
+      ├──────────── Reported ◀─────────────────┤
+      └── Stop, Pause ──▶ the worker is free   └──▶ Exited("completed") after the last report
+
+A trial has at most one valid entry in the queue or the heap, the one numbered `due`; others are ignored when they come
+up, so that a stop or a pause need not search for them. The next event is on top of the heap, so a million trials on ten
+thousand workers take less than a minute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from random import Random
+
+from searchers.events import (
+    Action,
+    Create,
+    Done,
+    DoneReason,
+    Event,
+    Exited,
+    Pause,
+    Reason,
+    Reported,
+    Resume,
+    Started,
+    Stop,
+    assert_never,
+)
+from searchers.method import Method
+from searchers.search import Search
+from searchers.views import TrialView
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """How a trial learns, and how fast.
+
+    Args:
+        value: From a length of training, counted from the trial's beginning, to the searcher's metric. A trial that
+            diverges may give NaN, infinities or None.
+        cost: Time per unit of length, > 0.
+
+    Raises:
+        ValueError: The cost is not a finite number > 0.
+    """
+
+    value: Callable[[float], float | None]
+    cost: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.cost < math.inf:
+            raise ValueError(f"cost: must be a finite number > 0, got {self.cost!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """The outcome of a simulated search.
+
+    Attributes:
+        time: Time of the last event, or `until`.
+        done: Why the search ended; None if it was cut at `until`.
+        trials: Trials that were created.
+        ended: How many ended, by reason.
+        trained: Length trained by all trials together, including what failures lost.
+        busy: Time in which workers had a trial, summed over workers; `busy / (workers * time)` is the utilisation.
+        events: Number of events sent to the search.
+    """
+
+    time: float
+    done: DoneReason | None
+    trials: int
+    ended: Mapping[Reason, int]
+    trained: float
+    busy: float
+    events: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Costs, failures and noise; `simulate` documents them."""
+
+    start_cost: float
+    resume_cost: float
+    failures: float
+    max_restarts: int
+    noise: float
+    jitter: float
+    until: float
+    seed: int
+
+
+@dataclass(slots=True)
+class _Trial:
+    rng: Random | None
+    position: float = 0.0  # length trained, as of its last report
+    next: int = 0  # index of its next report
+    curve: Curve | None = None
+    began: bool = False
+    restarts: int = 0
+    due: int = -1  # number of its valid entry in the heap or the queue; -1: none
+    worker: int = -1  # -1: none
+    assigned: float = 0.0  # when it got its worker
+    since: float = 0.0  # when its training since the last report began; infinite if it has not
+    rate: float = 1.0  # time per unit of length since then
+
+
+@dataclass(slots=True)
+class Simulator:
+    """One run. `simulate` documents the arguments."""
+
+    search: Search | Method
+    workers: int
+    curve_of: Callable[[Mapping[str, object]], Curve | None]
+    steps: tuple[float, ...]
+    conditions: Conditions
+    watch: Callable[[float, Event, list[Action]], None] | None
+
+    time: float = 0.0
+    done: DoneReason | None = None
+    created: int = 0
+    trained: float = 0.0
+    busy: float = 0.0
+    events: int = 0
+    ended: Counter[Reason] = field(default_factory=Counter)
+    trials: dict[int, _Trial] = field(default_factory=dict)  # live ones
+    pending: deque[Action] = field(default_factory=deque)  # not carried out yet
+    queue: deque[tuple[int, int]] = field(default_factory=deque)  # (due, trial) waiting for a worker
+    heap: list[tuple[float, int, int, bool]] = field(default_factory=list)  # (time, due, trial, whether it fails)
+    number: int = 0  # the last `due` given out
+    free: list[int] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)
+
+    def run(self) -> Simulation:
+        conditions, heap, trials = self.conditions, self.heap, self.trials
+        rng = Random(f"{conditions.seed}:workers")
+        self.free = list(reversed(range(self.workers)))
+        self.speeds = [math.exp(rng.gauss(0, conditions.jitter)) if conditions.jitter else 1.0 for _ in self.free]
+        if isinstance(self.search, Search) and self.search.started:
+            self.adopt(self.search)
+        else:
+            self.pending.extend(self.search.start())
+        self.assign_workers()
+        while heap and heap[0][0] <= conditions.until:
+            time, number, name, fails = heappop(heap)
+            trial = trials.get(name)
+            if trial is None or trial.due != number:  # it was stopped or paused meanwhile
+                continue
+            self.time = time
+            if fails:
+                self.fail(name, trial)
+            else:
+                self.report(name, trial)
+            self.assign_workers()
+        running = [trial for trial in trials.values() if trial.worker >= 0]
+        if running:  # cut at `until`
+            self.time = conditions.until
+            for trial in running:
+                self.free_worker(trial)
+        elif self.done is None:
+            raise RuntimeError(
+                f"all {self.workers} workers are idle, {len(trials)} of {self.created} trials are paused, but the "
+                "method neither resumed nor stopped one, nor decided on Done; see searchers.testing.check_method"
+            )
+        return Simulation(
+            time=self.time,
+            done=self.done,
+            trials=self.created,
+            ended=dict(self.ended),
+            trained=self.trained,
+            busy=self.busy,
+            events=self.events,
+        )
+
+    def report(self, name: int, trial: _Trial) -> None:
+        assert trial.curve is not None
+        due, step = trial.due, self.steps[trial.next]
+        self.trained += step - trial.position
+        trial.position, trial.next, trial.since = step, trial.next + 1, math.inf
+        value = trial.curve.value(step)
+        if trial.rng is not None and value is not None and self.conditions.noise:
+            value += trial.rng.gauss(0, self.conditions.noise)
+        self.send(
+            Reported(trial=name, step=step, value=value if isinstance(self.search, Search) else _normalised(value))
+        )
+        self.carry_out()
+        if trial.due == due and name in self.trials:  # neither stopped nor paused
+            self.train(name, trial, self.time)
+
+    def fail(self, name: int, trial: _Trial) -> None:
+        """The worker fails: the training since the last report is lost."""
+        self.trained += self.since_report(trial)
+        trial.since = math.inf
+        trial.restarts += 1
+        if trial.restarts > self.conditions.max_restarts:
+            self.exit(name, trial, "errored")
+            return
+        due = trial.due
+        self.send(Started(trial=name))
+        self.carry_out()
+        if trial.due == due and name in self.trials:
+            self.train(name, trial, self.time + self.conditions.resume_cost)
+
+    def start(self, name: int, trial: _Trial) -> None:
+        """The trial gets a worker."""
+        trial.worker, trial.assigned, trial.since = self.free.pop(), self.time, math.inf
+        due = trial.due
+        self.send(Started(trial=name))
+        self.carry_out()
+        if trial.due != due or name not in self.trials:
+            return
+        if trial.curve is None:
+            trial.curve = self.curve_of(self.hparams(name))
+            if trial.curve is None:
+                self.exit(name, trial, "invalid_hp")
+                return
+        cost = self.conditions.resume_cost if trial.began else self.conditions.start_cost
+        trial.began = True
+        self.train(name, trial, self.time + cost)
+
+    def train(self, name: int, trial: _Trial, since: float) -> None:
+        """Train from `since` on, to the next report or failure; or the trial completes."""
+        if trial.next == len(self.steps):
+            self.exit(name, trial, "completed")
+            return
+        assert trial.curve is not None
+        conditions, rate = self.conditions, trial.curve.cost * self.speeds[trial.worker]
+        fails = math.inf
+        if trial.rng is not None:
+            if conditions.jitter:
+                rate *= math.exp(trial.rng.gauss(0, conditions.jitter))
+            if conditions.failures:
+                fails = self.time + trial.rng.expovariate(conditions.failures)
+        trial.since, trial.rate = since, rate
+        ends = since + (self.steps[trial.next] - trial.position) * rate
+        self.number += 1
+        trial.due = self.number
+        heappush(self.heap, (min(ends, fails), self.number, name, fails < ends))
+
+    def exit(self, name: int, trial: _Trial, reason: Reason) -> None:
+        if trial.worker >= 0:
+            self.free_worker(trial)
+        del self.trials[name]
+        self.ended[reason] += 1
+        self.send(Exited(trial=name, reason=reason))
+
+    def free_worker(self, trial: _Trial) -> None:
+        """Free the trial's worker, and keep what it trained."""
+        more = self.since_report(trial)
+        self.trained += more
+        trial.position += more
+        self.busy += self.time - trial.assigned
+        self.free.append(trial.worker)
+        trial.worker, trial.since = -1, math.inf
+
+    def since_report(self, trial: _Trial) -> float:
+        """Length trained since the last report."""
+        if self.time <= trial.since:
+            return 0.0
+        return min((self.time - trial.since) / trial.rate, self.steps[trial.next] - trial.position)
+
+    def send(self, event: Event) -> None:
+        actions = self.search.on(event)
+        self.events += 1
+        self.pending.extend(actions)
+        if self.watch is not None:
+            self.watch(self.time, event, actions)
+
+    def assign_workers(self) -> None:
+        """Carry out the pending actions, and give free workers to waiting trials."""
+        while True:
+            self.carry_out()
+            if not self.queue or not self.free:
+                return
+            number, name = self.queue.popleft()
+            trial = self.trials.get(name)
+            if trial is not None and trial.due == number:
+                self.start(name, trial)
+
+    def carry_out(self) -> None:
+        """Carry out the pending actions, including those that follow from them."""
+        while self.pending:
+            action = self.pending.popleft()
+            match action:
+                case Create(trial=name):
+                    self.created += 1
+                    self.trials[name] = trial = _Trial(rng=self.rng_of(name))
+                    self.enqueue(name, trial)
+                case Stop(trial=name):
+                    self.exit(name, self.trial_of(action), "stopped")
+                case Pause():
+                    trial = self.trial_of(action)
+                    trial.due = -1
+                    if trial.worker >= 0:
+                        self.free_worker(trial)
+                case Resume(trial=name):
+                    self.enqueue(name, self.resumed(action))
+                case Done(reason=reason):
+                    self.done = reason
+                case _:
+                    assert_never(action)
+
+    def trial_of(self, action: Stop | Pause | Resume) -> _Trial:
+        trial = self.trials.get(action.trial)
+        if trial is None:
+            raise RuntimeError(f"the method decided on {action}, but that trial has ended or was never created")
+        return trial
+
+    def resumed(self, action: Resume) -> _Trial:
+        name = action.trial
+        if name not in self.trials and isinstance(self.search, Search) and name in self.search.trials:
+            # It ended before the search was extended.
+            self.trials[name] = self.from_view(name, self.search.trials[name])
+        trial = self.trial_of(action)
+        if trial.due >= 0:
+            raise RuntimeError(f"the method decided on {action}, but that trial is not paused")
+        return trial
+
+    def enqueue(self, name: int, trial: _Trial) -> None:
+        self.number += 1
+        trial.due = self.number
+        self.queue.append((self.number, name))
+
+    def hparams(self, name: int) -> Mapping[str, object]:
+        if isinstance(self.search, Search):
+            return self.search.trials[name].hparams or {}
+        return {"trial": name}
+
+    def rng_of(self, name: int) -> Random | None:
+        conditions = self.conditions
+        # Only if needed: seeding takes longer than everything else about a trial.
+        return (
+            Random(f"{conditions.seed}:{name}")
+            if conditions.noise or conditions.jitter or conditions.failures
+            else None
+        )
+
+    def adopt(self, search: Search) -> None:
+        """The live trials of a search that has started, in order of creation."""
+        for name, view in search.trials.items():
+            self.created += 1
+            if view.ended:
+                continue
+            self.trials[name] = trial = self.from_view(name, view)
+            if view.stop_requested:
+                self.pending.append(Stop(trial=name))
+            elif view.state != "PAUSED":
+                self.enqueue(name, trial)
+
+    def from_view(self, name: int, view: TrialView) -> _Trial:
+        """The trial of a search that has started, at its last report."""
+        position = view.last_step or 0.0
+        following = sum(step <= position for step in self.steps)
+        return _Trial(rng=self.rng_of(name), position=position, next=following, began=view.hparams is not None)
+
+
+def _normalised(value: float | None) -> float:
+    """The value as `Search` passes it to a method."""
+    return value if value is not None and math.isfinite(value) else math.inf

@@ -1,0 +1,182 @@
+"""Which trials exist, which hold a slot and which have ended: the bookkeeping that all methods share.
+
+A trial holds one of `max_concurrent` slots from its creation until the method stops or pauses it, or until it ends by
+itself. `fill()` gives free slots to new trials while the budget lasts, and ends the search when no trial is left. So
+the number of concurrent trials neither shrinks (every end is followed by a new trial) nor grows.
+
+Always true: a trial that holds a slot is live, a live trial was created and has not ended, and trials are numbered
+0, 1, 2, ... in the order of creation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import get_args
+
+from searchers.errors import IllegalEvent
+from searchers.events import Action, Create, Done, DoneReason, Reason, Resume
+
+MAX_CONCURRENT = 1_000_000
+"""Most slots, even where the method sets no limit: each first trial takes memory from the start."""
+NEARLY_DONE = math.nextafter(1.0, 0.0)
+"""The largest progress of a search that is not done."""
+GIVEN_UP = -1
+"""As `max_invalid`: no more trials are created."""
+
+
+def default_max_invalid(max_trials: int) -> int:
+    """`max_invalid` by default: enough for a space of which a fifth is valid, and at least 16."""
+    return max(16, 4 * max_trials)
+
+
+class TrialSlots:
+    """The trials of one search, and the slots they hold.
+
+    Args:
+        max_trials: Trials to create. Trials with invalid hyperparameters are replaced and don't count.
+        max_concurrent: Slots; at most `MAX_CONCURRENT` are used.
+        max_invalid: Invalid trials that are replaced. After one more, no trial is created, live ones run to their end,
+            and the search is done with the reason "invalid_hp". None: an invalid trial counts like any other.
+
+    >>> slots = TrialSlots(max_trials=3, max_concurrent=2, max_invalid=0)
+    >>> slots.fill()
+    [Create(trial=0), Create(trial=1)]
+    >>> slots.end(0, "completed")
+    >>> slots.fill()
+    [Create(trial=2)]
+    """
+
+    def __init__(self, *, max_trials: int, max_concurrent: int, max_invalid: int | None) -> None:
+        self._set_budget(max_trials, max_concurrent, max_invalid)
+        self._created = 0
+        self._live: set[int] = set()
+        self._with_slot: set[int] = set()
+        self._ended: dict[Reason, int] = dict.fromkeys(get_args(Reason), 0)
+        self._completed: set[int] = set()  # ended, but an extension may resume them
+        self._to_resume: deque[int] = deque()  # completed trials that an extension resumes as slots become free
+        self._done = False
+        self._progress = 0.0
+
+    def _set_budget(self, max_trials: int, max_concurrent: int, max_invalid: int | None) -> None:
+        self.max_trials, self._max_invalid = max_trials, max_invalid
+        self._max_concurrent = min(max_concurrent, MAX_CONCURRENT)
+
+    def is_live(self, trial: int) -> bool:
+        """Whether the trial has not ended.
+
+        Raises:
+            IllegalEvent: It was never created.
+        """
+        if not 0 <= trial < self._created:
+            raise IllegalEvent(f"trial {trial} was never created; {self._created} were so far, numbered from 0")
+        return trial in self._live
+
+    def has_slot(self, trial: int) -> bool:
+        """Whether the trial is live and was neither stopped nor paused."""
+        return trial in self._with_slot
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every slot is taken."""
+        return len(self._with_slot) >= self._max_concurrent
+
+    @property
+    def may_create(self) -> bool:
+        """Whether the budget allows one more trial."""
+        invalid = self._ended["invalid_hp"]
+        if self._max_invalid is None:
+            return self._created < self.max_trials
+        return invalid <= self._max_invalid and self._created - invalid < self.max_trials
+
+    @property
+    def completed(self) -> set[int]:
+        """Trials that ended by themselves, except those waiting to be resumed."""
+        return self._completed.difference(self._to_resume)
+
+    @property
+    def ended(self) -> int:
+        """How many trials have ended, except those that were replaced."""
+        return self._created - len(self._live) - (0 if self._max_invalid is None else self._ended["invalid_hp"])
+
+    def create(self) -> Create:
+        """Create a trial in a free slot."""
+        trial = self._created
+        self._created += 1
+        self._live.add(trial)
+        self._with_slot.add(trial)
+        return Create(trial=trial)
+
+    def release(self, trial: int) -> None:
+        """Free the slot of a trial that is being stopped or paused, before its workers have left."""
+        self._with_slot.remove(trial)
+
+    def resume(self, trial: int) -> Resume:
+        """Give a free slot to a trial that is paused or, in an extension, has ended."""
+        if trial in self._completed:
+            self._completed.remove(trial)
+            self._ended["completed"] -= 1
+        elif trial not in self._live:
+            self._ended["stopped"] -= 1
+        self._live.add(trial)
+        self._with_slot.add(trial)
+        return Resume(trial=trial)
+
+    def end(self, trial: int, reason: Reason) -> None:
+        """Record the end of a live trial."""
+        self._live.remove(trial)
+        self._with_slot.discard(trial)
+        self._ended[reason] += 1
+        if reason == "completed":
+            self._completed.add(trial)
+
+    def fill(self) -> list[Action]:
+        """Trials for the free slots, or `Done` if no trial is left, or nothing."""
+        actions: list[Action] = []
+        while self._to_resume and not self.is_full:
+            actions.append(self.resume(self._to_resume.popleft()))
+        while not self.is_full and self.may_create:
+            actions.append(self.create())
+        return actions + self.finish()
+
+    def finish(self) -> list[Action]:
+        """`Done` if no trial is live; once, until the next extension."""
+        if self._live or self._done:
+            return []
+        self._done = True
+        return [Done(reason=self._outcome())]
+
+    def _outcome(self) -> DoneReason:
+        if self._max_invalid is not None and self._ended["invalid_hp"] > self._max_invalid:
+            return "invalid_hp"
+        if not self._created or any(self._ended[reason] for reason in ("completed", "stopped", "diverged")):
+            return "completed"
+        if self._ended["errored"]:
+            return "errored"
+        return "canceled" if self._ended["canceled"] else "invalid_hp"
+
+    def give_up(self) -> None:
+        """Create no more trials, as after too many invalid ones."""
+        self._max_invalid = GIVEN_UP
+
+    def extend(
+        self, *, max_trials: int, max_concurrent: int, max_invalid: int | None, to_resume: Iterable[int] = ()
+    ) -> None:
+        """Enlarge the budget, and queue completed trials to be resumed before new ones are created."""
+        self._set_budget(max_trials, max_concurrent, max_invalid)
+        self._to_resume.extend(to_resume)
+        self._done = False
+        self._progress = 0.0
+
+    def trained(self, shares: Mapping[int, float]) -> float:
+        """The sum of these shares over live trials, each clipped to 0 to 1."""
+        found = (shares.get(trial, 0.0) for trial in self._live)
+        return sum(min(max(share, 0.0), 1.0) for share in found if not math.isnan(share))
+
+    def progress(self, share: float) -> float:
+        """`share`, but never less than before, and exactly 1.0 when the search is done."""
+        if self._done:
+            return 1.0
+        self._progress = max(self._progress, min(share, NEARLY_DONE))
+        return self._progress

@@ -1,0 +1,94 @@
+"""What a search knows of each trial, and how events and actions change it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from searchers.events import Event, Exited, Pause, Reason, Reported, Resume, Started, Stop, assert_never
+
+State = Literal["PENDING", "RUNNING", "PAUSED", "STOPPED", "COMPLETED", "ERRORED", "INVALID_HP", "CANCELED"]
+
+_END_STATES: dict[Reason, State] = {
+    "completed": "COMPLETED",
+    "stopped": "STOPPED",
+    "diverged": "STOPPED",
+    "errored": "ERRORED",
+    "invalid_hp": "INVALID_HP",
+    "canceled": "CANCELED",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialView:
+    """What the search knows of a trial.
+
+    Attributes:
+        id: Its number, in order of creation.
+        state: PENDING until it gets its workers, for the first time or after a `Resume`; PAUSED by the method; STOPPED,
+            COMPLETED, ... when it has ended. If the search is extended, a completed trial may be resumed.
+        hparams: As drawn when it first started; None before.
+        best: Best finite value reported, as measured; None if there is none.
+        best_step: The step of `best`.
+        last: Last value reported, as measured; it may be NaN.
+        last_step: Greatest step reported.
+        stop_requested: A `Stop` was issued, and no `Resume` since. The trial may not have stopped yet.
+
+    >>> TrialView(id=0).after(Exited(trial=0, reason="diverged")).state
+    'STOPPED'
+    """
+
+    id: int
+    state: State = "PENDING"
+    hparams: Mapping[str, object] | None = None
+    best: float | None = None
+    best_step: float | None = None
+    last: float | None = None
+    last_step: float | None = None
+    stop_requested: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return self.state not in ("PENDING", "RUNNING", "PAUSED")
+
+    def after(
+        self, event: Event, *, hparams: Mapping[str, object] | None = None, smaller_is_better: bool = True
+    ) -> TrialView:
+        """The trial after this event.
+
+        Args:
+            event: Of this trial, with its value as measured.
+            hparams: Drawn for the trial, if the event is its first `Started`.
+            smaller_is_better: Whether smaller values are better.
+        """
+        match event:
+            case Started():
+                # A paused trial can start if its restart crossed the pause; to the method it stays paused.
+                state: State = "PAUSED" if self.state == "PAUSED" else "RUNNING"
+                return replace(self, state=state, hparams=hparams if self.hparams is None else self.hparams)
+            case Reported(step=step, value=value):
+                last_step = step if self.last_step is None else max(step, self.last_step)
+                if value is None or not math.isfinite(value):
+                    return replace(self, last=value, last_step=last_step)
+                if self.best is None or (value < self.best if smaller_is_better else value > self.best):
+                    return replace(self, last=value, last_step=last_step, best=value, best_step=step)
+                return replace(self, last=value, last_step=last_step)
+            case Exited(reason=reason):
+                return replace(self, state=_END_STATES[reason])
+            case _:
+                assert_never(event)
+
+    def under(self, action: Stop | Pause | Resume) -> TrialView:
+        """The trial after this decision of the method."""
+        match action:
+            case Stop():
+                return replace(self, stop_requested=True)
+            case Pause():
+                return replace(self, state="PAUSED")
+            case Resume():
+                return replace(self, state="PENDING", stop_requested=False)
+            case _:
+                assert_never(action)
