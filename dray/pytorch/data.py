@@ -118,10 +118,6 @@ class DataLoader:
         self.persistent_workers = persistent_workers
         #: The trial's seed, set by the trainer; None outside training.
         self.seed: int | None = None
-        #: Seeds of the epochs' orders, by epoch. Set by the trainer in a run resumed from a checkpoint of Determined's,
-        #: which drew these seeds, and those of torch's loaders, from the process's RNG. Several processes would each
-        #: draw different seeds: they have only those that are known from the checkpoint.
-        self.drawn: dict[int, int] | None = None
         self.batch_sampler = batch_sampler
 
     def get_data_loader(
@@ -147,7 +143,7 @@ class DataLoader:
     def _loader(
         self, repeat: bool, skip: int, num_replicas: int, rank: int, seed: int
     ) -> torch.utils.data.DataLoader[Any]:
-        batches = self._batches(repeat, skip, num_replicas, rank, seed, draws=num_replicas == 1)
+        batches = self._batches(repeat, skip, num_replicas, rank, seed)
         return self._over(batches, skip, rank, seed)
 
     def _divided_anew(
@@ -161,7 +157,7 @@ class DataLoader:
             division: how the trial divided its data when it began.
         """
         seed, replicas = self._shuffle_seed(), division.replicas
-        whole = self._batches(True, skip * replicas, 1, 0, seed, division.batch_size, draws=num_replicas == 1)
+        whole = self._batches(True, skip * replicas, 1, 0, seed, division.batch_size)
         batches = DividedAnew(whole, replicas=replicas, num_replicas=num_replicas, rank=rank)
         return self._over(batches, skip, rank, seed)
 
@@ -174,14 +170,18 @@ class DataLoader:
         """The number of batches in one pass over all the data."""
         return len(self._batches(False, 0, 1, 0, 0))
 
+    @property
+    def _shuffles(self) -> bool:
+        """Whether each epoch has an order of its own, as with `shuffle=True`."""
+        return self.shuffle or _is_shuffle(self.sampler)
+
     def _over(self, batches: Any, skip: int, rank: int, seed: int) -> torch.utils.data.DataLoader[Any]:
         workers_seed = Random(f"{seed}:workers:{rank}").getrandbits(63)
         if self.num_workers > 0:
             batches = SeededBatches(batches, seed=workers_seed, first=skip)
         # Torch draws a seed for its workers from this generator; by default from the global one, which the model uses.
-        generator = torch.Generator() if self.drawn is None else None
-        if generator is not None:
-            generator.manual_seed(workers_seed)
+        generator = torch.Generator()
+        generator.manual_seed(workers_seed)
         return TorchLoader(
             self.dataset,
             batch_sampler=batches,
@@ -204,20 +204,16 @@ class DataLoader:
         rank: int,
         seed: int,
         batch_size: int | None = None,
-        draws: bool = False,
     ) -> Any:
         batch_size = batch_size or self.batch_size
         records = _numbers(self.dataset, self.sampler) if self.batch_sampler is None else None
         if records is not None:
             assert batch_size is not None
-            drawn = self.drawn if self.generator is None else None
             return NumberedBatches(
                 records=records,
                 batch_size=batch_size,
                 drop_last=self.drop_last,
-                seed=seed if self.shuffle or _is_shuffle(self.sampler) else None,
-                drawn=drawn,
-                draws=draws and drawn is not None,
+                seed=seed if self._shuffles else None,
                 repeat=repeat,
                 skip=skip,
                 num_replicas=num_replicas,

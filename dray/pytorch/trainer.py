@@ -142,18 +142,17 @@ class Trainer:
                     for callback in callbacks.values():
                         callback.on_trial_startup(at.batches, latest_checkpoint)
                         stack.callback(callback.on_trial_shutdown)
-                    training_loader, division = loaders.training_loader(trial, context, at.batches, directory)
+                    training_loader, division = loaders.training_loader(trial, context, directory)
+                    if cursor.initial_batch < at.batches:
+                        at = Progress(batches=cursor.initial_batch, saved=cursor.initial_batch)
                 cursor.epoch_length, listens_to_batches, hears_of_checkpoints = self._agree(training_loader, callbacks)
                 with all_or_none(peers, "starting training"):
                     validation_loader = loaders.validation_loader(trial, context, full_dataset=full_dataset)
-                    if directory is not None:
-                        loaders.recover_order(directory, training_loader, cursor)
                     plan = self._plan(at, length, periods, policy, step_zero_validation, test_mode)
                     stack.enter_context(host.training(plan, at.batches, peers))
                     training_data = stack.enter_context(loaders.iterating(training_loader))
                     if directory is not None:
                         self._load(directory, callbacks)
-                        loaders.draw_order(directory, training_loader, cursor, peers.size)
                     elif source_state is not None:
                         self._load_state(source_state, callbacks)
                     for prepare in warm.before_training:
@@ -254,7 +253,6 @@ class Trainer:
         at = Progress() if directory is None else files.read_progress(directory)
         cursor.batch_idx, cursor.initial_batch = None, at.batches
         cursor.stop_requested = cursor.stop_requested and not cursor.stop_obeyed
-        cursor.drawn = None if directory is None else files.read_drawn(directory)
         return at
 
     def _plan(

@@ -335,7 +335,6 @@ class Executor:
             state = files.RankState(
                 rng=rng.capture(self.device),
                 gradients=gradients if self.peers.size == 1 else on_cpu(gradients),
-                drawn=self.cursor.drawn_from(command.at.batches),
             )
             states = self.peers.gather(state) or []
             uuid, _ = on_chief(self.peers, "saving a checkpoint", lambda: self._save(command, report, states))

@@ -12,11 +12,9 @@ class Cursor:
         initial_batch: the batch that this run starts at, 0 for a fresh trial.
         stop_requested: whether the trial has asked to stop at the next boundary.
         stop_obeyed: whether training has ended since then: it does not stop the next one.
-        drawn: the seeds drawn for the epochs' orders, by epoch, in a run resumed from a checkpoint of Determined's;
-            None in others.
     """
 
-    __slots__ = ("batch_idx", "drawn", "epoch_length", "initial_batch", "stop_obeyed", "stop_requested")
+    __slots__ = ("batch_idx", "epoch_length", "initial_batch", "stop_obeyed", "stop_requested")
 
     def __init__(self) -> None:
         self.batch_idx: int | None = None
@@ -24,16 +22,9 @@ class Cursor:
         self.initial_batch = 0
         self.stop_requested = False
         self.stop_obeyed = False
-        self.drawn: dict[int, int] | None = None
 
     def epoch_of(self, batch_idx: int) -> int:
         return 0 if self.epoch_length is None else batch_idx // self.epoch_length
-
-    def drawn_from(self, batches: int) -> dict[int, int] | None:
-        """The drawn seeds of the epochs that are not over after so many batches."""
-        if self.drawn is None:
-            return None
-        return {epoch: seed for epoch, seed in self.drawn.items() if epoch >= self.epoch_of(batches)}
 
     def starts_epoch(self, batch_idx: int) -> bool:
         return batch_idx % self.epoch_length == 0 if self.epoch_length else batch_idx == 0
