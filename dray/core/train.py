@@ -135,7 +135,7 @@ class TrainContext:
                                  source=source)  # fmt: skip
         if group in ("training", "validation"):
             self._write_scalars(group, steps, plain, batch_metrics)
-        self._usage.hear([self._usage.machine()])
+        self._usage.set_ranks([self._usage.machine()])
         self.publish(
             Report(
                 batches=steps,
@@ -143,7 +143,7 @@ class TrainContext:
                 validation=plain if group == "validation" else None,
                 groups=None if group in ("training", "validation") else {group: plain},
                 compared=not self._operating,
-                system=self._usage.take(at_once=False),
+                system=self._usage.flush(at_once=False),
             )
         )
 

@@ -22,9 +22,9 @@ from dray.training.metrics.reducers import ReducerRegistry
 from dray.training.metrics.tensorboard import TensorBoard
 from dray.training.metrics.torchmetrics import TorchMetricReducer, is_torchmetric
 from dray.training.optimisation import Optimisation
-from dray.training.parallel.ddp import SpreadModel, checked_ddp_kwargs, share_weights
+from dray.training.parallel.ddp import DDPModel, broadcast_weights, checked_ddp_kwargs
 from dray.training.plan import batches_of
-from dray.training.position import Cursor
+from dray.training.position import Position
 from dray.training.units import ENDLESS, Epoch, TrainUnit, is_int
 
 log = logging.getLogger(__name__)
@@ -69,8 +69,8 @@ class PyTorchTrialContext:
         self._gradient_compression = gradient_compression
         self._max_length = max_length
         self._length = max_length if host.max_length is None else host.max_length
-        self._cursor = Cursor()
-        self._optimisation = Optimisation(self._cursor, aggregation_frequency, average_aggregated_gradients)
+        self._position = Position()
+        self._optimisation = Optimisation(self._position, aggregation_frequency, average_aggregated_gradients)
         self._reducers = ReducerRegistry()
         self._torchmetrics: list[Any] = []
         self._to_device = ToDevice(device)
@@ -163,7 +163,7 @@ class PyTorchTrialContext:
         In an experiment this is known in the trial's constructor; in a local run only once `Trainer.fit()` is given the
         checkpoint, before the data loaders are built.
         """
-        return self._cursor.initial_batch
+        return self._position.initial_batch
 
     def get_total_batches(self, training_loader: Any = None) -> int:
         """The number of batches on each slot that the trial is to train in all, those before a resume included.
@@ -211,8 +211,8 @@ class PyTorchTrialContext:
         # Here, not above, because it imports this module.
         from dray.pytorch.loaders import epoch_length
 
-        if self._cursor.epoch_length is not None:
-            return self._cursor.epoch_length
+        if self._position.epoch_length is not None:
+            return self._position.epoch_length
         if training_loader is None:
             raise RuntimeError(
                 "the length of an epoch is not known yet; pass what builds the training loader: "
@@ -271,11 +271,11 @@ class PyTorchTrialContext:
         Raises:
             RuntimeError: training has not started.
         """
-        if self._cursor.batch_idx is None:
+        if self._position.batch_idx is None:
             raise RuntimeError(
                 "training has not started, so there is no current batch; call this in train_batch() or later"
             )
-        return self._cursor.batch_idx
+        return self._position.batch_idx
 
     def current_train_epoch(self) -> int:
         """The epoch of the current batch, from 0.
@@ -283,7 +283,7 @@ class PyTorchTrialContext:
         Raises:
             RuntimeError: training has not started.
         """
-        return self._cursor.epoch_of(self.current_train_batch())
+        return self._position.epoch_of(self.current_train_batch())
 
     def is_epoch_start(self) -> bool:
         """Whether the current batch is the first of its epoch.
@@ -291,7 +291,7 @@ class PyTorchTrialContext:
         Raises:
             RuntimeError: training has not started.
         """
-        return self._cursor.starts_epoch(self.current_train_batch())
+        return self._position.starts_epoch(self.current_train_batch())
 
     def is_epoch_end(self) -> bool:
         """Whether the current batch is the last of its epoch.
@@ -299,17 +299,17 @@ class PyTorchTrialContext:
         Raises:
             RuntimeError: training has not started.
         """
-        return self._cursor.ends_epoch(self.current_train_batch())
+        return self._position.ends_epoch(self.current_train_batch())
 
     @property
     def _epoch_len(self) -> int | None:
         """Batches per epoch on each slot; None before the data loaders are built. Determined's examples use it."""
-        return self._cursor.epoch_length
+        return self._position.epoch_length
 
     @property
     def _current_batch_idx(self) -> int | None:
         """`current_train_batch()`, but None before training. Determined's examples use it."""
-        return self._cursor.batch_idx
+        return self._position.batch_idx
 
     def set_stop_requested(self, stop_requested: bool) -> None:
         """Request a stop: training continues to the next boundary, saves and ends, without another validation.
@@ -322,11 +322,11 @@ class PyTorchTrialContext:
         """
         if not isinstance(stop_requested, bool):
             raise AssertionError(f"stop_requested must be a bool, got {stop_requested!r}")
-        self._cursor.stop_requested, self._cursor.stop_obeyed = stop_requested, False
+        self._position.stop_requested, self._position.stop_obeyed = stop_requested, False
 
     def get_stop_requested(self) -> bool:
         """Whether this rank has requested a stop."""
-        return self._cursor.stop_requested
+        return self._position.stop_requested
 
     # --------------------------------------------------------------------------------------------------- wrapping
 
@@ -353,12 +353,12 @@ class PyTorchTrialContext:
         model = model.to(self.device)
         if self.distributed.size > 1 and any(parameter.requires_grad for parameter in model.parameters()):
             device_ids = [self.device] if self.device.type == "cuda" else None
-            spread = SpreadModel(model, **{"device_ids": device_ids, **ddp_kwargs})
+            spread = DDPModel(model, **{"device_ids": device_ids, **ddp_kwargs})
             if self._gradient_compression:
                 spread.register_comm_hook(spread.process_group, fp16_compress_hook)
             model = cast(M, spread)
         elif self.distributed.size > 1:
-            share_weights(model)
+            broadcast_weights(model)
         self.models.append(model)
         return model
 

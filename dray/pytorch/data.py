@@ -135,7 +135,7 @@ class DataLoader:
     def _epoch_length(self, division: Division, num_replicas: int) -> int:
         """The chief's batches per epoch, in a run that divided its data so when it began, and has so many replicas."""
         now = Division(replicas=num_replicas, batch_size=self.batch_size)
-        if division == now or not division.like(now):
+        if division == now or not division.same_global_batch(now):
             return len(self._batches(False, 0, num_replicas, 0, 0))
         whole = self._batches(False, 0, 1, 0, 0, division.batch_size)
         return len(DividedAnew(whole, replicas=division.replicas, num_replicas=num_replicas, rank=0))

@@ -41,7 +41,7 @@ def describe(trial: PyTorchTrial, context: PyTorchTrialContext, division: Divisi
         experiment=config,
         code=code,
         division=division,
-        epoch_length=context._cursor.epoch_length,
+        epoch_length=context._position.epoch_length,
     )
 
 

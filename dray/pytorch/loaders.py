@@ -13,7 +13,7 @@ from dray.pytorch.data import DataLoader
 from dray.pytorch.trial import PyTorchTrial
 from dray.training.checkpoint import determined, files
 from dray.training.parallel.division import Division
-from dray.training.position import Cursor
+from dray.training.position import Position
 
 log = logging.getLogger(__name__)
 
@@ -27,13 +27,13 @@ def training_loader(
         _check_allowed(loader, context, "build_training_data_loader")
         return loader, None
     loader.seed = context.get_trial_seed()
-    peers, cursor = context.distributed, context._cursor
+    peers, position = context.distributed, context._position
     now = Division(replicas=peers.size, batch_size=loader.batch_size)
     before = _first_division(now, context, directory)
     if loader._shuffles and directory is not None and determined.is_determined(directory):
-        _back_to_epoch_start(cursor, loader._epoch_length(before, peers.size))
-    skip = cursor.initial_batch
-    if before != now and before.like(now):
+        _back_to_epoch_start(position, loader._epoch_length(before, peers.size))
+    skip = position.initial_batch
+    if before != now and before.same_global_batch(now):
         return loader._divided_anew(before, skip=skip, num_replicas=peers.size, rank=peers.rank), before
     if before != now:
         log.warning(
@@ -44,17 +44,18 @@ def training_loader(
     return loader.get_data_loader(repeat=True, skip=skip, num_replicas=peers.size, rank=peers.rank), now
 
 
-def _back_to_epoch_start(cursor: Cursor, epoch_length: int) -> None:
+def _back_to_epoch_start(position: Position, epoch_length: int) -> None:
     """Repeat an epoch of Determined's that was interrupted: its order is not in the checkpoint."""
-    saved = cursor.initial_batch
-    cursor.initial_batch = saved - saved % epoch_length
-    if cursor.initial_batch < saved:
+    saved = position.initial_batch
+    saved = position.initial_batch
+    if rest := saved % epoch_length:
+        position.start(saved - rest)
         log.warning(
             "the checkpoint, which Determined wrote after batch %d, does not contain the order of its shuffled data: "
             "training resumes at the start of epoch %d, batch %d",
             saved,
             saved // epoch_length,
-            cursor.initial_batch,
+            position.initial_batch,
         )
 
 

@@ -89,7 +89,7 @@ class Host(Protocol):
     #: Whether a commit goes over a network.
     is_remote: bool
 
-    def worth_saving(self, validation: Mapping[str, object]) -> bool:
+    def is_best(self, validation: Mapping[str, object]) -> bool:
         """Whether this validation is the best of the experiment. Called with `checkpoint_policy="best"`, unless a
         checkpoint is saved in any case, because the report decides."""
         ...

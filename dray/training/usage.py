@@ -92,7 +92,7 @@ class Usage:
         self._machine: Machine | None = None
         self._ranks: Sequence[Machine] = ()
 
-    def spent(self, phase: str, seconds: float, batches: int = 0) -> None:
+    def record(self, phase: str, seconds: float, batches: int = 0) -> None:
         """Add time of a phase: training, validating, or waiting (for the search or the other ranks)."""
         self._spent[phase] += seconds
         self._batches += batches
@@ -139,11 +139,11 @@ class Usage:
         before, self._cpu_s = self._cpu_s, _cpu_s_of(_processes())
         return sum(seconds - before.get(process, 0.0) for process, seconds in self._cpu_s.items())
 
-    def hear(self, ranks: Sequence[Machine | None]) -> None:
+    def set_ranks(self, ranks: Sequence[Machine | None]) -> None:
         """Take the machine usage of all ranks."""
         self._ranks = [machine for machine in ranks if machine is not None]
 
-    def take(self, *, at_once: bool) -> dict[str, float] | None:
+    def flush(self, *, at_once: bool) -> dict[str, float] | None:
         """The usage since the last call, if it is time for a report or `at_once`; phases without any time left out.
 
         Seconds by phase: training_s, data_s (waiting for data), validating_s, checkpointing_s (while training waited),

@@ -182,7 +182,7 @@ class RayHost:
         self.why = ""  # the trial has diverged
 
     # ------------------------------------------------------------------ checkpoints
-    def worth_saving(self, validation: Mapping[str, object]) -> bool:
+    def is_best(self, validation: Mapping[str, object]) -> bool:
         improves = self._improves(validation)
         return improves is not None and bool(ray.get(improves))
 

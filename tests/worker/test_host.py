@@ -84,9 +84,9 @@ def test_a_validation_that_was_saved_without_asking_is_one_to_be_better_than(
     monkeypatch.setattr(ray_worker, "ray", desk)
     host = RayHost(desk=desk, lease=lease_in(tmp_path), experiment=EXPERIMENT, code_dir=None)
     host.publish(Report(batches=1, training=None, validation={"loss": 0.5}, decides=True))
-    assert not host.worth_saving({"loss": 0.6})
-    assert host.worth_saving({"loss": 0.4})
-    assert not host.worth_saving({"loss": float("nan")})
+    assert not host.is_best({"loss": 0.6})
+    assert host.is_best({"loss": 0.4})
+    assert not host.is_best({"loss": float("nan")})
 
 
 def test_its_pulse_changes_with_every_batch_and_while_it_waits_for_its_store(tmp_path: Path) -> None:

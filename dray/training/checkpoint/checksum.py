@@ -15,7 +15,7 @@ PASSED_ON_BYTES = 8 << 20
 """How much of a file that is not read soon may be in the page cache before it is flushed to the disk."""
 
 
-class HashedFile(io.FileIO):
+class ChecksumWriter(io.FileIO):
     """A file for `torch.save` that is hashed while it is written, and raises the error that a write failed with.
 
     torch would hide that error behind one of its own. So writes seem to succeed until the file is closed. torch writes

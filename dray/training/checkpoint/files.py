@@ -28,7 +28,7 @@ import torch
 
 from dray.storage import determined_state
 from dray.training.checkpoint import determined
-from dray.training.checkpoint.checksum import HashedFile
+from dray.training.checkpoint.checksum import ChecksumWriter
 from dray.training.checkpoint.plain_state import check_savable, load_as, read_json
 from dray.training.checkpoint.portable import portable
 from dray.training.parallel.division import Division
@@ -143,7 +143,7 @@ def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dic
             file.write(content)
         digests[name] = hashlib.sha256(content).hexdigest()
     for name, value in contents.objects.items():
-        with HashedFile(f"{directory}/{name}", read_soon) as output, portable():
+        with ChecksumWriter(f"{directory}/{name}", read_soon) as output, portable():
             torch.save(value, output)
         digests[name] = output.digest.hexdigest()
     return digests

@@ -23,7 +23,7 @@ BUCKET_BYTES = 250 << 20
 """How many bytes of weights are sent together, which takes as much memory again; as in DistributedDataParallel."""
 
 
-class SpreadModel(DistributedDataParallel):
+class DDPModel(DistributedDataParallel):
     """DistributedDataParallel that also reads and sets the attributes of the wrapped model.
 
     Without gradients (in a validation) it only calls the wrapped model: ranks may have different numbers of batches.
@@ -62,12 +62,12 @@ class SpreadModel(DistributedDataParallel):
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         return self.module(*inputs, **kwargs)
 
-    def share_buffers(self) -> None:
+    def sync_buffers(self) -> None:
         """Give all ranks the chief's buffers (running means), as each forward pass in training does."""
         if self.connected and self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
             self._sync_buffers()  # type: ignore[no-untyped-call]
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Give up the connections to the other ranks. Only the wrapped model remains."""
         self.connected = False
         # The reducer and its logger hold the group too; its sockets close with the last reference.
@@ -76,7 +76,7 @@ class SpreadModel(DistributedDataParallel):
         self._comm_hooks.clear()  # so do they
 
 
-def share_weights(model: torch.nn.Module) -> None:
+def broadcast_weights(model: torch.nn.Module) -> None:
     """Give all ranks the chief's weights of a model that is not trained, as DistributedDataParallel does of others."""
     assert dist.group.WORLD is not None
     _sync_module_states(model, dist.group.WORLD, BUCKET_BYTES, src=0, params_and_buffers_to_ignore=())
@@ -105,7 +105,7 @@ class _Group:
         # With the timeout of the default group, which its backend has among its options.
         options = getattr(world._get_backend(world._device_types[0]), "options", None)
         self.group: Any = dist.new_group(timeout=getattr(options, "_timeout", None))
-        self.models: weakref.WeakSet[SpreadModel] = weakref.WeakSet()
+        self.models: weakref.WeakSet[DDPModel] = weakref.WeakSet()
 
 
 _gradients: _Group | None = None
@@ -124,7 +124,7 @@ def _forget_group() -> Any:
     if _gradients is None:
         return None
     for model in list(_gradients.models):
-        model.let_go()
+        model.release()
     group, _gradients = _gradients.group, None
     return group
 
@@ -203,6 +203,6 @@ def is_aborted() -> bool:
     return _aborted is not None and _aborted is dist.group.WORLD
 
 
-def is_cut_off(error: BaseException) -> bool:
+def is_disconnected(error: BaseException) -> bool:
     """Whether this is what a rank sees when another one has disconnected, or when its collectives were aborted."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))

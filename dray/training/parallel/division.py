@@ -19,7 +19,7 @@ class Division:
     replicas: int
     batch_size: int | None
 
-    def like(self, other: Division) -> bool:
+    def same_global_batch(self, other: Division) -> bool:
         """Whether both are known to have the same number of records in a global batch."""
         if self.batch_size is None or other.batch_size is None:
             return False
