@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dray.training.metrics import accumulator
+from dray.training.metrics import validation
 from dray.training.metrics.reducers import Reducer
+from dray.training.metrics.values import jsonable
 from dray.training.rank import Rank
 from dray.training.trial import Trial
 
@@ -60,16 +61,16 @@ class Evaluation:
         rows = self._of_batches(test_mode)
         for callback in self.rank.callbacks.values():
             callback.on_validation_epoch_end(rows)
-        reducers = accumulator.reducers_of(self.rank.trial.evaluation_reducer(), list(rows[0])) if rows else {}
+        reducers = validation.reducers_of(self.rank.trial.evaluation_reducer(), list(rows[0])) if rows else {}
         return Share(
-            metrics=accumulator.reduce_batches(rows, reducers),
+            metrics=validation.reduce_batches(rows, reducers),
             slot=self.rank.reducers.per_slot(training=False),
             reducers=reducers,
             batches=len(rows),
         )
 
     def _of_batches(self, test_mode: bool) -> list[dict[str, Any]]:
-        seen = accumulator.ValidationMetrics()
+        seen = validation.ValidationMetrics()
         to_device, add = self.rank.to_device, seen.add
         evaluate_batch, get_batch_length = self._evaluate_batch, self.rank.trial.get_batch_length
         for batch_idx, batch in enumerate(self.data):
@@ -88,11 +89,11 @@ class Evaluation:
             raise TypeError(
                 f"evaluate_full_dataset() must return a dict of metrics, got {found!r} of type {type(found).__name__}"
             )
-        return accumulator.jsonable(found, source="evaluate_full_dataset()")
+        return jsonable(found, source="evaluate_full_dataset()")
 
     def combine(self, shares: Sequence[Share]) -> dict[str, Any]:
         """The metrics of all ranks' shares, in rank order. Each rank combines for itself, without another exchange."""
-        reduced = accumulator.jsonable(
+        reduced = jsonable(
             self.rank.reducers.cross_slot([share.slot for share in shares], training=False), source="a reducer"
         )
         if self.full_dataset:
@@ -108,7 +109,7 @@ class Evaluation:
                 "evaluate_batch() must return the same metrics on every rank, got "
                 + ", ".join(str(sorted(share.metrics)) for share in shares)
             )
-        own = accumulator.combine_ranks([(share.metrics, share.batches) for share in shares], shares[0].reducers)
+        own = validation.combine_ranks([(share.metrics, share.batches) for share in shares], shares[0].reducers)
         return {**own, **reduced}
 
 

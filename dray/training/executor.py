@@ -22,9 +22,18 @@ from dray.training.errors import DataExhausted, ShouldExit
 from dray.training.evaluation import Evaluation
 from dray.training.host import Host, Reached, Report
 from dray.training.loop import Command, Outcome, Publish, Train, Validate, drive
-from dray.training.metrics import accumulator
 from dray.training.metrics.searcher_metric import check_metric
 from dray.training.metrics.tensorboard import TensorBoard
+from dray.training.metrics.training import (
+    Sums,
+    TrainingMetrics,
+    Values,
+    average_batches,
+    average_sums,
+    rows_of,
+    sums_of,
+)
+from dray.training.metrics.values import jsonable, to_numpy
 from dray.training.parallel.agreement import Agreement
 from dray.training.parallel.ddp import DDPModel
 from dray.training.parallel.exchange import Leave, on_chief
@@ -87,9 +96,9 @@ class TrainingShare:
 
     trained: int
     leave: Leave | None
-    sums: accumulator.Sums
+    sums: Sums
     reduced: list[Any] | None
-    scalars: accumulator.Values | None
+    scalars: Values | None
     machine: Machine | None
 
 
@@ -125,7 +134,7 @@ class Executor:
             trained=lambda: position.trained,
             device=rank.device,
         )
-        self._metrics = accumulator.TrainingMetrics(keep_batches=self.hooks.batch_metrics)
+        self._metrics = TrainingMetrics(keep_batches=self.hooks.batch_metrics)
         self._train_batch = rank.optimisation.forward(rank.trial.train_batch)
         self._epoch_starts = [_epoch_start(callback) for callback in rank.callbacks.values()]
         self._usage = Usage(rank.device)
@@ -185,7 +194,7 @@ class Executor:
         mine = TrainingShare(
             trained=position.trained,
             leave=leave,
-            sums=accumulator.sums_of(values or {}),
+            sums=sums_of(values or {}),
             reduced=reduced,
             scalars=values if self.scalars.enabled else None,
             machine=self._usage.machine(),
@@ -194,18 +203,18 @@ class Executor:
         self._usage.set_ranks([each.machine for each in ranks])
         scalars = [each.scalars for each in ranks if each.scalars is not None]
         if metrics.keep_times and scalars:
-            self.scalars.write_batches(first, metrics.times, accumulator.rows_of(scalars))
+            self.scalars.write_batches(first, metrics.times, rows_of(scalars))
         leave = agreement.agree([each.leave for each in ranks], training=True)
         position.trained = min(each.trained for each in ranks)
         averages: dict[str, Any] = {}
         if leave is None or not leave.aborted:
-            averages.update(accumulator.average_sums([each.sums for each in ranks]))
+            averages.update(average_sums([each.sums for each in ranks]))
         if leave is not None or position.trained < command.until:
             self._training = averages or None
             save = leave is None or leave.save
             return Outcome(batches=position.trained, leave=True, save_on_leave=save, interrupted=leave is None)
         found = rank.reducers.cross_slot([each.reduced or [] for each in ranks], training=True)
-        averages.update({name: accumulator.to_numpy(value) for name, value in found.items()})
+        averages.update({name: to_numpy(value) for name, value in found.items()})
         self._training = averages
         if rank.is_chief:
             self.scalars.write_metrics(position.trained, found)
@@ -260,7 +269,7 @@ class Executor:
         return rank.reducers.per_slot(training=True)
 
     def _workload_end(self, averages: dict[str, Any]) -> None:
-        batches = accumulator.average_batches(self.rank.peers.allgather(self._metrics.take_batches()))
+        batches = average_batches(self.rank.peers.allgather(self._metrics.take_batches()))
         for callback in self.rank.callbacks.values():
             callback.on_training_workload_end({**self._counts(), **averages}, batches)
 
@@ -288,7 +297,7 @@ class Executor:
         for callback in self.rank.callbacks.values():
             callback.on_validation_end(shown)
         # Metrics that callbacks add to the dict are reported too.
-        self._validation = accumulator.jsonable(shown, source="on_validation_end()")
+        self._validation = jsonable(shown, source="on_validation_end()")
         if self.host.metric is not None:
             check_metric(self.host.metric, self._validation)
         if not self.rank.is_chief:
@@ -309,7 +318,7 @@ class Executor:
         report = Report(
             batches=command.at.batches,
             epochs=position.epochs,
-            training=None if self._training is None else accumulator.jsonable(self._training, source="train_batch()"),
+            training=None if self._training is None else jsonable(self._training, source="train_batch()"),
             validation=self._validation,
             decides=command.decides,
             final=command.final,

@@ -19,8 +19,8 @@ import ray
 from dray.storage.manifest import Listed
 from dray.training.errors import SearcherMetricError, TrialEnded
 from dray.training.host import Report
-from dray.training.metrics.accumulator import as_number
 from dray.training.metrics.time_metric import crossed, time_of
+from dray.training.metrics.values import as_number
 from dray.training.units import Batch, Epoch
 from dray.worker.host import Ending, RayHost
 

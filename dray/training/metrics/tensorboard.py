@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dray.training.metrics import event_file
-from dray.training.metrics.accumulator import as_number, to_numpy
 from dray.training.metrics.event_file import EventFile
+from dray.training.metrics.values import as_number, to_numpy
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
