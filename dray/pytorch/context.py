@@ -9,23 +9,23 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
 from dray.compat import lacks
 from dray.core import DistributedContext
 from dray.pytorch.data import ToDevice
+from dray.pytorch.experimental_context import PyTorchExperimentalContext
 from dray.pytorch.lr_scheduler import LRScheduler
 from dray.pytorch.side_stream import SideStream
-from dray.training.amp import MixedPrecision
 from dray.training.host import Host
 from dray.training.metrics.reducers import ReducerRegistry
 from dray.training.metrics.tensorboard import TensorBoard
 from dray.training.metrics.torchmetrics import TorchMetricReducer, is_torchmetric
 from dray.training.optimisation import Optimisation
-from dray.training.parallel.ddp import DDPModel, broadcast_weights, checked_ddp_kwargs
+from dray.training.parallel.ddp import checked_ddp_kwargs, data_parallel
+from dray.training.parallel.division import global_batch_size
 from dray.training.plan import batches_of
 from dray.training.position import Position
-from dray.training.units import ENDLESS, Epoch, TrainUnit, is_int
+from dray.training.units import ENDLESS, Epoch, TrainUnit
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class PyTorchTrialContext:
         self._tensorboard = TensorBoard(host.tensorboard_path, enable_tensorboard_logging, hparams)
         self.profiler: torch.profiler.profile | None = None
         self._warned_of_batch_size = False
-        self._global_batch_size = _global_batch_size(hparams, distributed.size)
+        self._global_batch_size = global_batch_size(hparams, distributed.size)
         self.experimental = PyTorchExperimentalContext(self)
         # Attributes, not properties: one lookup less in the loop over batches.
         self.models = self._optimisation.models
@@ -351,14 +351,9 @@ class PyTorchTrialContext:
             raise ValueError("wrap_model was called twice with the same model; wrap each model once")
         ddp_kwargs = checked_ddp_kwargs(ddp_kwargs)
         model = model.to(self.device)
-        if self.distributed.size > 1 and any(parameter.requires_grad for parameter in model.parameters()):
-            device_ids = [self.device] if self.device.type == "cuda" else None
-            spread = DDPModel(model, **{"device_ids": device_ids, **ddp_kwargs})
-            if self._gradient_compression:
-                spread.register_comm_hook(spread.process_group, fp16_compress_hook)
-            model = cast(M, spread)
-        elif self.distributed.size > 1:
-            broadcast_weights(model)
+        if self.distributed.size > 1:
+            compress = self._gradient_compression
+            model = cast(M, data_parallel(model, self.device, ddp_kwargs, compress_gradients=compress))
         self.models.append(model)
         return model
 
@@ -559,75 +554,3 @@ class PyTorchTrialContext:
 
     def _close(self) -> None:
         self._tensorboard.close()
-
-
-class PyTorchExperimentalContext:
-    """Mixed precision, and switches for the trainer's defaults."""
-
-    def __init__(self, parent: PyTorchTrialContext) -> None:
-        self._parent = parent
-        self._auto_amp = False
-        self._auto_to_device = True
-        self._reproducibility_checks = True
-
-    def use_amp(self, dtype: torch.dtype | None = None) -> None:
-        """Train in mixed precision: `train_batch` and evaluation run under autocast, but for `backward` and
-        `step_optimizer`.
-
-        With float16 the loss is scaled in `context.backward`, gradients are unscaled before `clip_grads`, steps with
-        infinite gradients are skipped, and the scale is updated after each batch that stepped: an optimizer may step
-        several times in one. Each step waits for the device to know whether to skip, unless the optimizer is fused.
-        bfloat16 needs neither scaling nor waiting.
-
-        Args:
-            dtype: torch.float16, the default, or torch.bfloat16 if the device has it. With float16 a CPU trains as
-                usual, in the models' own precision; with bfloat16 it trains in mixed precision too.
-
-        Raises:
-            ValueError: another dtype.
-            RuntimeError: called twice, or after `wrap_scaler`.
-        """
-        if dtype not in (None, torch.float16, torch.bfloat16):
-            raise ValueError(f"use_amp: dtype must be torch.float16 or torch.bfloat16, got {dtype!r}")
-        if self._auto_amp:
-            raise RuntimeError("use_amp was called twice; call it once for the whole trial")
-        optimisation, device = self._parent._optimisation, self._parent.device
-        if optimisation.scaler is not None:
-            raise RuntimeError(
-                "use_amp can't be combined with wrap_scaler(), because it has a scaler of its own; call one of the two"
-            )
-        self._auto_amp = True
-        if dtype is torch.bfloat16:
-            optimisation.amp = MixedPrecision(device, dtype)
-        elif device.type != "cpu":
-            optimisation.scaler = torch.amp.GradScaler(device.type)
-            optimisation.amp = MixedPrecision(device, torch.float16, optimisation.scaler)
-
-    def disable_dataset_reproducibility_checks(self) -> None:
-        """Allow loaders other than `pytorch.DataLoader`; repeat, shard and skip the data yourself (see `samplers`)."""
-        self._reproducibility_checks = False
-
-    def disable_auto_to_device(self) -> None:
-        """Don't move batches to the device; call `context.to_device` yourself."""
-        self._auto_to_device = False
-
-    def wrap_reducer(
-        self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
-    ) -> Any:
-        """`context.wrap_reducer`, under its old name."""
-        return self._parent.wrap_reducer(reducer, name, for_training, for_validation)
-
-
-def _global_batch_size(hparams: dict[str, Any] | None, size: int) -> int | None:
-    """hparams["global_batch_size"], checked, and rounded down to a multiple of `size`; None if there is none."""
-    if hparams is None or "global_batch_size" not in hparams:
-        return None
-    value = hparams["global_batch_size"]
-    if not is_int(value):
-        raise ValueError(f"hparams['global_batch_size'] must be an int, got {value!r} of type {type(value).__name__}")
-    if value < size:
-        raise ValueError(
-            f"hparams['global_batch_size'] is {value}, less than the trial's {size} slot(s); each slot needs at least "
-            "one record"
-        )
-    return int(value) // size * size

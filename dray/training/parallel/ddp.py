@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.utils import _sync_module_states
 from torch.nn.parallel import DistributedDataParallel
 
@@ -74,6 +75,24 @@ class DDPModel(DistributedDataParallel):
         for name in ("reducer", "logger", "process_group"):
             setattr(self, name, None)
         self._comm_hooks.clear()  # so do they
+
+
+def data_parallel(
+    model: torch.nn.Module, device: torch.device, ddp_kwargs: dict[str, Any], *, compress_gradients: bool
+) -> torch.nn.Module:
+    """A model on a device with the chief's weights on all ranks, and averaged gradients if it is trained.
+
+    Args:
+        compress_gradients: send gradients in float16.
+    """
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        broadcast_weights(model)
+        return model
+    device_ids = [device] if device.type == "cuda" else None
+    wrapped = DDPModel(model, **{"device_ids": device_ids, **ddp_kwargs})
+    if compress_gradients:
+        wrapped.register_comm_hook(wrapped.process_group, fp16_compress_hook)
+    return wrapped
 
 
 def broadcast_weights(model: torch.nn.Module) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dray.training.units import is_int
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
@@ -35,3 +37,18 @@ class Division:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Division:
         return cls(replicas=data["replicas"], batch_size=data["batch_size"])
+
+
+def global_batch_size(hparams: dict[str, Any] | None, size: int) -> int | None:
+    """hparams["global_batch_size"], checked, and rounded down to a multiple of `size`; None if there is none."""
+    if hparams is None or "global_batch_size" not in hparams:
+        return None
+    value = hparams["global_batch_size"]
+    if not is_int(value):
+        raise ValueError(f"hparams['global_batch_size'] must be an int, got {value!r} of type {type(value).__name__}")
+    if value < size:
+        raise ValueError(
+            f"hparams['global_batch_size'] is {value}, less than the trial's {size} slot(s); each slot needs at least "
+            "one record"
+        )
+    return int(value) // size * size
