@@ -264,7 +264,7 @@ def _arrive(records: list[Any], seed: int) -> list[Any]:
 
 
 def _keeps_no_state(sampler: Any) -> bool:
-    """Whether a sampler carries no state from one epoch to the next: torch's, without a generator of its own."""
+    """Whether a sampler carries no state from one epoch to the next: torch's, without its own generator."""
     return type(sampler) in _TORCHS and sampler.generator is None
 
 

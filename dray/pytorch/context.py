@@ -336,6 +336,7 @@ class PyTorchTrialContext:
         `torch.compile` it before or after: either way its checkpoints hold the state of the model itself.
 
         Args:
+            model: a module, not wrapped in DistributedDataParallel.
             ddp_kwargs: arguments of DistributedDataParallel, such as `{"find_unused_parameters": True}`.
 
         Raises:
@@ -367,6 +368,7 @@ class PyTorchTrialContext:
         """Save an optimizer in checkpoints. Returns the same object.
 
         Args:
+            optimizer: an optimizer of the wrapped models' parameters.
             backward_passes_per_step: how often `backward` runs on its parameters before a step. Has no effect.
             fp16_compression: deprecated, has no effect.
             average_aggregated_gradients: whether gradients summed over `aggregation_frequency` batches are divided by
@@ -453,7 +455,10 @@ class PyTorchTrialContext:
         """`loss.backward(...)`, with the loss scaling of `use_amp` if that is on.
 
         Args:
-            loss: scalar tensor on `context.device` (of any shape if `gradient` is given).
+            loss: tensor of shape () on `context.device`; of any shape if `gradient` is given.
+            gradient: the gradient with respect to `loss`, of the same shape; None for 1.
+            retain_graph: keep the graph for another backward pass.
+            create_graph: build a graph of the gradients, for derivatives of higher order.
         """
         keep = retain_graph or None  # torch's default is create_graph's value
         amp = self._optimisation.amp
@@ -472,8 +477,9 @@ class PyTorchTrialContext:
         """Step an optimizer, if the batch is the last of its aggregation; otherwise do nothing.
 
         Args:
-            clip_grads: called with the optimizer's parameters, after gradients are averaged and before the step:
-                `lambda params: torch.nn.utils.clip_grad_norm_(params, 1.0)`.
+            optimizer: a wrapped optimizer.
+            clip_grads: called with the optimizer's parameters, after gradients are averaged (and unscaled, with
+                `use_amp`) and before the step: `lambda params: torch.nn.utils.clip_grad_norm_(params, 1.0)`.
             auto_zero_grads: zero gradients after the step; must be True with aggregation_frequency > 1.
             scaler: your own `torch.amp.GradScaler`, whose `step` is then used.
 
@@ -492,7 +498,7 @@ class PyTorchTrialContext:
         """
         if self.experimental._auto_amp:
             raise RuntimeError(
-                "wrap_scaler can't be combined with use_amp(), which has a scaler of its own; call one of the two"
+                "wrap_scaler can't be combined with use_amp(), which has its own scaler; call one of the two"
             )
         if self._optimisation.scaler is not None:
             raise RuntimeError("wrap_scaler was called twice; a trial has one scaler")

@@ -32,11 +32,11 @@ class DataLoader:
 
     On a resume, a sampler of your own is iterated again up to the trial's position. Whole epochs are skipped without
     iterating if it is a sequence, a sampler of torch's, or has `set_epoch(epoch)` as torch's `DistributedSampler`.
-    What it draws from Python's, NumPy's or torch's global RNGs as an epoch begins (as torch's samplers do) is the same
-    in the resumed run. Seed a generator of its own yourself.
+    What it draws from the global RNGs of Python, NumPy or torch at the start of an epoch (as torch's samplers do) is
+    the same in the resumed run. A generator that it owns is yours to seed.
 
     In worker processes Python's, NumPy's and torch's RNGs are seeded for each batch by its number, so that a resumed
-    trial repeats the same augmentation, with any number of workers. A generator of the dataset's own is not seeded.
+    trial repeats the same augmentation, with any number of workers. A generator that the dataset owns is not seeded.
 
     If the number of processes changes (`resources.slots_per_trial: {min, max}`, or a checkpoint resumed with more or
     fewer of them), each step still trains on the same records: every record once per epoch, in the same global
@@ -46,7 +46,9 @@ class DataLoader:
 
     Args:
         dataset: map-style, with `__len__` and `__getitem__`.
-        batch_size: records per batch on this slot: `context.get_per_slot_batch_size()`.
+        batch_size: records per batch on this slot: `context.get_per_slot_batch_size()`. With the default `collate_fn`
+            a record's tensor of shape (...) becomes one of shape (batch_size, ...); the last batch of an epoch may be
+            smaller, unless `drop_last`.
         generator: seeds `shuffle=True` instead of the trial's seed. Training uses its initial seed, for each epoch's
             order; outside training each pass draws from it.
         (others): as torch's.
@@ -172,7 +174,7 @@ class DataLoader:
 
     @property
     def _shuffles(self) -> bool:
-        """Whether each epoch has an order of its own, as with `shuffle=True`."""
+        """Whether each epoch has another order, as with `shuffle=True`."""
         return self.shuffle or _is_shuffle(self.sampler)
 
     def _over(self, batches: Any, skip: int, rank: int, seed: int) -> torch.utils.data.DataLoader[Any]:

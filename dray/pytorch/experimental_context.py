@@ -45,7 +45,7 @@ class PyTorchExperimentalContext:
         optimisation, device = self._parent._optimisation, self._parent.device
         if optimisation.scaler is not None:
             raise RuntimeError(
-                "use_amp can't be combined with wrap_scaler(), because it has a scaler of its own; call one of the two"
+                "use_amp can't be combined with wrap_scaler(), because it has its own scaler; call one of the two"
             )
         self._auto_amp = True
         if dtype is torch.bfloat16:

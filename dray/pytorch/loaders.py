@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 def training_loader(
     trial: PyTorchTrial, context: PyTorchTrialContext, directory: Path | None
 ) -> tuple[Any, Division | None]:
-    """The training data from the run's first batch on, and how the trial divided it among processes when it began."""
+    """The training data from the run's first batch on, and how they were divided when the trial started."""
     loader: Any = trial.build_training_data_loader()
     if not isinstance(loader, DataLoader):
         _check_allowed(loader, context, "build_training_data_loader")
@@ -60,7 +60,7 @@ def _back_to_epoch_start(position: Position, epoch_length: int) -> None:
 
 
 def _first_division(now: Division, context: PyTorchTrialContext, directory: Path | None) -> Division:
-    """How the trial divided its data when it began, so far as is known."""
+    """How the trial divided its data when it started, as far as known."""
     if directory is not None and (before := files.read_division(directory)) is not None:
         # Determined's checkpoint has the number of slots only: the batch size is taken as unchanged.
         return now if determined.is_determined(directory) and before.replicas == now.replicas else before

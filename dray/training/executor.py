@@ -263,7 +263,7 @@ class Executor:
             since = clock()
         if position.trained < until:
             raise DataExhausted(
-                f"the training data ended after {position.trained} batches, but training goes on to {until} or more; "
+                f"the training data ended after {position.trained} batches, but training continues to {until} or more; "
                 "return a pytorch.DataLoader, or repeat the data yourself (see samplers.RepeatBatchSampler)"
             )
         return rank.reducers.per_slot(training=True)

@@ -56,13 +56,13 @@ MERGED: dict[str, Callable[[list[Any]], float]] = {
 
 
 class Usage:
-    """Keeps account of one rank's usage.
+    """Measures one rank's usage.
 
     Args:
         device: the device that it trains on.
 
     Attributes:
-        data_s: seconds spent waiting for data so far, a part of the training time that `spent` is told.
+        data_s: seconds spent waiting for data so far, a part of the training time in `record`.
     """
 
     __slots__ = (
@@ -100,7 +100,7 @@ class Usage:
             self._spent[phase], self._saved = self._spent[phase] - self._saved, 0.0
 
     def saved(self, seconds: float) -> None:
-        """Add time of saving, a part of the waiting time that `spent` is told next."""
+        """Add time of saving, a part of the waiting time that is recorded next."""
         self._spent["checkpointing"] += seconds
         self._saved += seconds
 
@@ -128,7 +128,7 @@ class Usage:
             return None
         try:
             return measure()
-        # Whatever it is: NVML's errors, of MIG devices or missing permissions, are of a class of their own.
+        # Any exception: NVML's errors (MIG devices, missing permissions) have no common base class.
         except Exception as error:
             self._failed.add(name)
             if not isinstance(error, ModuleNotFoundError):  # pynvml is optional

@@ -41,7 +41,7 @@ def adapt(state: Mapping[str, Any], models: Sequence[torch.nn.Module]) -> dict[s
     """A state as dray saves it; other keys stay.
 
     Args:
-        models: those that it is for, bare: they tell DDP's prefix `module.` from a submodule of that name.
+        models: the trial's, unwrapped: they distinguish DDP's prefix `module.` from a submodule of that name.
     """
     found: dict[str, Any] = {f"{kind}_state_dict": [] for kind in ("models", "optimizers", "lr_schedulers")}
     found = {**found, "callbacks": {}, **state}

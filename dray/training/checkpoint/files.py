@@ -2,14 +2,14 @@
 
 state-dict.pth   models_state_dict, optimizers_state_dict, lr_schedulers_state_dict (lists), callbacks (dict), and
                  scaler_state_dict with AMP; plain tensors, without DDP's `module.` prefix
-progress.json    how far training had come, with how many processes, batches per epoch, and how the trial divided its
-                 data when it began
+progress.json    the position in training, the number of processes, batches per epoch, and how the trial divided its
+                 data when it started
 rng/rank_N.pth   the RNG state of every rank
 gradients/rank_N.pth   gradients that the next batch adds to: in the middle of an aggregation, or kept by the trial
-code/, experiment.yaml, hparams.json, metadata.json   what is needed to build the trial again
+code/, experiment.yaml, hparams.json, metadata.json   to build the trial again
 
 All state loads with `torch.load(weights_only=True)` (NumPy arrays and scalars allowed by name): it is data, and can't
-run code. State that would not load so is refused when it is saved. Determined's checkpoints load too: see `determined`.
+run code. State that would not load this way is rejected when it is saved. `determined` reads Determined's checkpoints.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dic
     Args:
         directory: the staging directory.
         contents: what to write.
-        read_soon: leave what is written in the page cache, for a reader. Else it is flushed at once and reuses a few
-            megabytes of cache: where the system would first have to free memory, that takes a fifth of its time.
+        read_soon: leave what is written in the page cache, for a reader. Otherwise it is flushed at once and reuses a
+            few megabytes of cache: on a machine that is short of memory, this takes a fifth of the time.
 
     Raises:
         OSError: a file can't be written.
@@ -150,7 +150,7 @@ def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dic
 
 
 def read_progress(directory: Path) -> Progress:
-    """How far training had come."""
+    """The position in training."""
     if determined.is_determined(directory):
         return determined.read_progress(directory)
     return Progress.from_dict(json.loads((directory / PROGRESS).read_text()))
@@ -188,7 +188,7 @@ def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_
     """`state-dict.pth`, on the CPU unless `torch_load_kwargs` say otherwise; without running code.
 
     Args:
-        models: those that it is for, bare: names of parameters in a checkpoint of Determined's depend on how it ran.
+        models: the trial's, unwrapped: in a Determined checkpoint the parameters' names depend on how it ran.
 
     Raises:
         ValueError: it holds what can't be loaded as data, or is no dict.

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: For `TorchWriter`, which is not told its trial.
+#: For `TorchWriter`, which does not get its trial.
 _latest: weakref.ref[TensorBoard] | None = None
 
 
 class TensorBoard:
     """The event files of one process of a trial. None is made before there is something to write.
 
-    The trainer's scalars go to a file of their own, until the trial asks for a `SummaryWriter`: then to its file, since
+    The trainer's scalars go to a separate file until the trial asks for a `SummaryWriter`, then to its file, since
     TensorBoard follows only one file of a directory at a time.
 
     Args:

@@ -45,7 +45,7 @@ AGREE_S = 0.01
 """The same while ranks agree on where to stop."""
 LEAVE_S = 30.0
 """How long a rank may take to leave after another one, before the process groups are aborted. It matters only where one
-rank leaves and the others do not: they would wait for ever."""
+rank leaves and the others do not: they would wait forever."""
 ABORT_S = 5.0
 """How long ranks wait for one another to be ready for an abort: one of them may have died."""
 NEVER = 1 << 62
@@ -107,7 +107,9 @@ class Agreement:
         # Sections between two exchanges are numbered, the same on all ranks.
         self._section, self._inside = 0, False
         self._stopping = self._aborted = False
-        self._left: tuple[int, float] | None = None  # the section in which a rank leaves, and when we learnt of it
+        self._left: tuple[int, float] | None = (
+            None  # a rank leaves: in which section, known since when
+        )
         self._abort_by = 0.0
 
     # ------------------------------------------------------------------------------------------ beside the training

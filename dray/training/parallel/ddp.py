@@ -1,7 +1,7 @@
-"""A model trained data-parallel by the processes of a trial: DistributedDataParallel, in a process group of its own.
+"""Data-parallel training by the processes of a trial: DistributedDataParallel, in a separate process group.
 
-Gradients have a process group apart from that of the ranks' other messages, so that a rank that leaves can cut it off,
-and all ranks can still agree on what to do; see `dray.training.parallel.agreement`.
+Gradients have another process group than the ranks' messages, so that a rank that leaves can close it, and all ranks
+can still agree on what to do; see `dray.training.parallel.agreement`.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class DDPModel(DistributedDataParallel):
         return self.module(*inputs, **kwargs)
 
     def sync_buffers(self) -> None:
-        """Give all ranks the chief's buffers (running means), as each forward pass in training does."""
+        """Send the chief's buffers to all ranks (running means), as each forward pass in training does."""
         if self.connected and self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
             self._sync_buffers()  # type: ignore[no-untyped-call]
 
     def release(self) -> None:
-        """Give up the connections to the other ranks. Only the wrapped model remains."""
+        """Release the connections to the other ranks. Only the wrapped model remains."""
         self.connected = False
         # The reducer and its logger hold the group too; its sockets close with the last reference.
         for name in ("reducer", "logger", "process_group"):
@@ -96,7 +96,7 @@ def data_parallel(
 
 
 def broadcast_weights(model: torch.nn.Module) -> None:
-    """Give all ranks the chief's weights of a model that is not trained, as DistributedDataParallel does of others."""
+    """Send the chief's weights of an untrained model to all ranks; DistributedDataParallel does so for the others."""
     assert dist.group.WORLD is not None
     _sync_module_states(model, dist.group.WORLD, BUCKET_BYTES, src=0, params_and_buffers_to_ignore=())
 
@@ -162,7 +162,7 @@ def queues_collectives(device: torch.device) -> bool:
 
 
 def disconnect(device: torch.device) -> None:
-    """Close this process's connections for gradients on a device, so that no rank waits for it in vain. Later models
+    """Close this process's connections for gradients on a device, so that no rank waits for it. Later models
     get new ones.
 
     With gloo a collective that another rank waits in fails at once.
@@ -175,7 +175,7 @@ def disconnect(device: torch.device) -> None:
 def end(device: torch.device, group: Any = None) -> None:
     """End a process group for collectives on a device; the default one with all others."""
     if queues_collectives(device):
-        # Destroying the group would wait for what is queued, which may wait for a rank that has left.
+        # Destroying the group would wait for queued work, which may wait for a rank that has left.
         c10d._abort_process_group(group)
     else:
         dist.destroy_process_group(group)

@@ -11,11 +11,12 @@ from dray.training.units import is_int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """Saved in every checkpoint, as it was when the trial began, so that a resumed run has the same global batches.
+    """How the data were divided when the trial started; saved in every checkpoint, so that a resumed run has the same
+    global batches.
 
     Args:
         replicas: number of processes.
-        batch_size: records per batch of each; None with a batch sampler of the user's.
+        batch_size: records per batch of each; None with the user's batch sampler.
     """
 
     replicas: int
