@@ -107,9 +107,7 @@ class Agreement:
         # Sections between two exchanges are numbered, the same on all ranks.
         self._section, self._inside = 0, False
         self._stopping = self._aborted = False
-        self._left: tuple[int, float] | None = (
-            None  # a rank leaves: in which section, known since when
-        )
+        self._left: tuple[int, float] | None = None  # a rank leaves: in which section, known since when
         self._abort_by = 0.0
 
     # ------------------------------------------------------------------------------------------ beside the training
