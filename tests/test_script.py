@@ -32,7 +32,7 @@ with open("told.json", "w") as file:
 
 EXITS_IN_FIT = """
 import sys
-from dray.training.parallel.agreement import all_or_none
+from dray.training.parallel.exchange import all_or_none
 from dray.training.parallel.distributed import DistributedContext
 
 class Mine(DistributedContext):

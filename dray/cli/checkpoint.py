@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum
-from typing import Annotated
 
 import typer
 
@@ -151,52 +149,31 @@ def download(
         typer.echo(path)
 
 
-class Format(str, Enum):
-    """What ``export`` writes."""
-
-    weights = "weights"
-    determined = "determined"
-
-
 @app.command()
 def export(
     experiment: CheckpointArg,
     trial: TrialOrBestArg = "best",
     batches: Batches = None,
     output: Output = None,
-    format: Annotated[
-        Format, typer.Option(help="weights: for plain PyTorch; determined: a checkpoint for Determined 0.38.1.")
-    ] = Format.weights,
 ) -> None:
     """Export a checkpoint's weights and hyperparameters for use without dray.
 
     model.pt is the model's state_dict: model.load_state_dict(torch.load("model.pt", weights_only=True)). hparams.json
     holds the hyperparameters that the model was created with.
 
-    With --format determined, the export is a complete checkpoint, including code/, that Determined 0.38.1 can load
-    (pytorch.load_trial_from_checkpoint_path) and continue from (Trainer.fit(latest_checkpoint=...)).
-
     \b
     dray checkpoint export latest -o model
-    dray checkpoint export latest --format determined -o checkpoint
     """
     with handle_errors():
-        from dray.records.checkpoints import export, export_determined
+        from dray.records.checkpoints import export
 
-        notes: list[str] = []
         with _chosen(experiment, trial, batches) as (place, name):
-            path = target(output, f"{name}-{format.value}")
             try:
-                if format is Format.determined:
-                    files, notes = export_determined(place, path)
-                else:
-                    files = export(place, path)
+                files = export(place, target(output, f"{name}-weights"))
             except ValueError as error:
                 raise BadUse(" ".join(str(error).split())) from None
         for file in files:
             typer.echo(file)
-        for note in notes:
-            typer.echo(f"note: {note}", err=True)
 
 
 @contextmanager

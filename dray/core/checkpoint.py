@@ -18,8 +18,8 @@ from dray.storage import CheckpointError, Location, writing
 from dray.storage.manifest import MANIFEST, Listed
 from dray.training.checkpoint.opening import open_together
 from dray.training.host import ProgramHost, Report
-from dray.training.parallel.agreement import all_or_none
 from dray.training.parallel.distributed import DistributedContext
+from dray.training.parallel.exchange import all_or_none
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 from dray.core.train import TrainContext
 from dray.training.errors import SearcherMetricError
 from dray.training.host import ProgramHost, Report
-from dray.training.metrics.accumulator import as_number, to_numpy
+from dray.training.metrics.values import as_number, to_numpy
 from dray.training.parallel.distributed import DistributedContext
 
 log = logging.getLogger(__name__)

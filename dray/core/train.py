@@ -15,8 +15,8 @@ import torch
 
 from dray.training.errors import InvalidHP
 from dray.training.host import ProgramHost, Report
-from dray.training.metrics import accumulator
 from dray.training.metrics.tensorboard import TensorBoard
+from dray.training.metrics.values import as_number, jsonable, to_numpy
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.usage import Usage
 
@@ -133,11 +133,11 @@ class TrainContext:
             raise ValueError(f"{source}: the metric {missing!r} is None; report a number, or leave it out")
         if self._is_peer(source):
             return
-        plain = accumulator.jsonable({name: v for name, v in found.items() if not isinstance(v, (bytes, bytearray))},
+        plain = jsonable({name: v for name, v in found.items() if not isinstance(v, (bytes, bytearray))},
                                  source=source)  # fmt: skip
         if group in ("training", "validation"):
             self._write_scalars(group, steps, plain, batch_metrics)
-        self._usage.hear([self._usage.machine()])
+        self._usage.set_ranks([self._usage.machine()])
         self.publish(
             Report(
                 batches=steps,
@@ -145,7 +145,7 @@ class TrainContext:
                 validation=plain if group == "validation" else None,
                 groups=None if group in ("training", "validation") else {group: plain},
                 compared=not self._operating,
-                system=self._usage.take(at_once=False),
+                system=self._usage.flush(at_once=False),
             )
         )
 
@@ -275,7 +275,7 @@ def _steps(value: Any, source: str) -> int:
 
 
 def _tagged(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    numbers = {name: accumulator.as_number(accumulator.to_numpy(value)) for name, value in values.items()}
+    numbers = {name: as_number(to_numpy(value)) for name, value in values.items()}
     return {
         f"Determined/{name if name.startswith('val') else prefix + name}": number
         for name, number in numbers.items()

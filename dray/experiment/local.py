@@ -97,14 +97,14 @@ class OneTrialHost(LocalHost):
         self._own_loop = True
         self._checks.of_program(report, known=self._is_known)
         self._is_known |= report.validation is not None and report.compared
-        self.worth_saving(report.validation or {})
+        self.is_best(report.validation or {})
         return super().report(report)
 
     def publish(self, report: Report) -> bool:
         self.trained = True
         self._checks.warning(report)
         if report.decides:
-            self.worth_saving(report.validation or {})
+            self.is_best(report.validation or {})
         stops = super().publish(report)
         self._has_diverged = self._has_diverged or bool(self._checks.diverged(report))
         return stops or self._has_diverged
@@ -124,7 +124,7 @@ class OneTrialHost(LocalHost):
     def best_validation(self) -> float | None:
         return self._sign * self._best if math.isfinite(self._best) else None
 
-    def worth_saving(self, validation: Mapping[str, object]) -> bool:
+    def is_best(self, validation: Mapping[str, object]) -> bool:
         value = validation.get(self._metric)
         score = self._sign * value if isinstance(value, int | float) else math.inf
         if not score < self._best:  # true for NaN, too

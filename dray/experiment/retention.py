@@ -22,7 +22,7 @@ from dray.config.load import CheckpointStorage
 from dray.storage import CheckpointStore
 from dray.storage.outage import Outage
 from dray.worker.host import REPORT_FILE
-from searchers.search import TrialView
+from searchers.views import TrialView
 
 log = logging.getLogger(__name__)
 

@@ -207,7 +207,7 @@ class LocalHost:
             return f'train longer with: fit(max_length=..., latest_checkpoint="{checkpoint}")'
         return f'resume with: fit(..., latest_checkpoint="{checkpoint}")'
 
-    def worth_saving(self, validation: Mapping[str, object]) -> bool:
+    def is_best(self, validation: Mapping[str, object]) -> bool:
         return True
 
     def reached(self, validation: Mapping[str, object]) -> Reached:

@@ -5,8 +5,9 @@ from dray.pytorch import samplers
 from dray.pytorch.batch_functions import adapt_batch_sampler, data_length, to_device
 from dray.pytorch.cached import cached
 from dray.pytorch.callback import PyTorchCallback
-from dray.pytorch.context import PyTorchExperimentalContext, PyTorchTrialContext
+from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.data import DataLoader, TorchData
+from dray.pytorch.experimental_context import PyTorchExperimentalContext
 from dray.pytorch.init import init
 from dray.pytorch.load import CheckpointLoadContext, load_trial_from_checkpoint_path
 from dray.pytorch.lr_scheduler import LRScheduler

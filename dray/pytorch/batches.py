@@ -25,9 +25,6 @@ class NumberedBatches(BatchSampler):
     Args:
         records: the indices of the records in their natural order.
         seed: None for the natural order.
-        drawn: seeds of some epochs' orders, instead of those derived from `seed`.
-        draws: when an epoch begins that is not in `drawn`, draw its seed from the global RNG, as torch's
-            `RandomSampler` does, and add it.
         (others): see `DataLoader.get_data_loader`.
     """
 
@@ -41,8 +38,6 @@ class NumberedBatches(BatchSampler):
         batch_size: int,
         drop_last: bool = False,
         seed: int | None = None,
-        drawn: dict[int, int] | None = None,
-        draws: bool = False,
         repeat: bool = False,
         skip: int = 0,
         num_replicas: int = 1,
@@ -54,8 +49,6 @@ class NumberedBatches(BatchSampler):
         self.drop_last = drop_last
         self._records = records
         self._seed = seed
-        self._drawn = {} if drawn is None else drawn
-        self._draws = draws
         self._repeat = repeat
         self._skip = skip
         self._num_replicas = num_replicas
@@ -84,18 +77,11 @@ class NumberedBatches(BatchSampler):
         for number in numbers:
             yield list(records[number * size : (number + 1) * size])
 
-    def _seed_of(self, epoch: int) -> int:
-        if self._draws and epoch not in self._drawn:
-            self._drawn[epoch] = drawn_seed()
-        if epoch in self._drawn:
-            return self._drawn[epoch]
-        return random.Random(f"{self._seed}:shuffle:{epoch}").getrandbits(63)
-
     def _shuffled(self, epoch: int, numbers: range) -> Iterator[list[Any]]:
         """The batches with these numbers of a shuffled epoch."""
         records, size = self._records, self.batch_size
         generator = torch.Generator()
-        generator.manual_seed(self._seed_of(epoch))
+        generator.manual_seed(random.Random(f"{self._seed}:shuffle:{epoch}").getrandbits(63))
         order = torch.randperm(len(records), generator=generator).numpy()
         whole = order[: len(order) // size * size].reshape(-1, size)
         # Some at a time: one by one costs more, and all at once delays the first batch.
@@ -278,7 +264,7 @@ def _arrive(records: list[Any], seed: int) -> list[Any]:
 
 
 def _keeps_no_state(sampler: Any) -> bool:
-    """Whether a sampler carries no state from one epoch to the next: torch's, without a generator of its own."""
+    """Whether a sampler carries no state from one epoch to the next: torch's, without its own generator."""
     return type(sampler) in _TORCHS and sampler.generator is None
 
 

@@ -1,4 +1,4 @@
-"""What outlives a trial: `cached` keeps what a function has made, for the next trial in the same process."""
+"""`cached`: keeps what a function returned for the next trial in the same process."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def cached(make: Callable[P, T]) -> Callable[P, T]:
     >>> squares(4) is squares(count=4)
     True
 
-    All trials get the same object: treat it as read-only, and put what is random or differs from trial to trial on top
+    All trials get the same object: treat it as read-only, and add what is random or differs between trials on top
     of it, such as the DataLoader, or a dataset with the trial's augmentation that reads from the cached one. The
     function should depend only on its arguments. While it runs, Python's, NumPy's and torch's RNGs are seeded with 0;
     then their states are restored. So a random split is the same in every process, and the trial's own random numbers
     are the same whether the value was kept or made.
 
     When less than a tenth of the machine's memory is available as a trial begins, or as a value is to be made, values
-    are dropped, those unused for longest first, and made again when they are asked for. Memory of a GPU is not watched.
+    are dropped, those unused for longest first, and made again when needed. GPU memory is not watched.
 
     `cached` values belong to the function, so that another experiment's code never gets them. Each rank is a process
-    of its own, with values of its own. DataLoader workers that are forked inherit them.
+    with its own values. Forked DataLoader workers inherit them.
 
     Args:
         make: a function, or a class, defined at the top level of a module. Its arguments must be hashable values that

@@ -9,23 +9,23 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
 from dray.compat import lacks
 from dray.core import DistributedContext
 from dray.pytorch.data import ToDevice
+from dray.pytorch.experimental_context import PyTorchExperimentalContext
 from dray.pytorch.lr_scheduler import LRScheduler
 from dray.pytorch.side_stream import SideStream
-from dray.training.amp import MixedPrecision
 from dray.training.host import Host
 from dray.training.metrics.reducers import ReducerRegistry
 from dray.training.metrics.tensorboard import TensorBoard
 from dray.training.metrics.torchmetrics import TorchMetricReducer, is_torchmetric
 from dray.training.optimisation import Optimisation
-from dray.training.parallel.ddp import SpreadModel, checked_ddp_kwargs, share_weights
+from dray.training.parallel.ddp import checked_ddp_kwargs, data_parallel
+from dray.training.parallel.division import global_batch_size
 from dray.training.plan import batches_of
-from dray.training.position import Cursor
-from dray.training.units import ENDLESS, Epoch, TrainUnit, is_int
+from dray.training.position import Position
+from dray.training.units import ENDLESS, Epoch, TrainUnit
 
 log = logging.getLogger(__name__)
 
@@ -69,15 +69,15 @@ class PyTorchTrialContext:
         self._gradient_compression = gradient_compression
         self._max_length = max_length
         self._length = max_length if host.max_length is None else host.max_length
-        self._cursor = Cursor()
-        self._optimisation = Optimisation(self._cursor, aggregation_frequency, average_aggregated_gradients)
+        self._position = Position()
+        self._optimisation = Optimisation(self._position, aggregation_frequency, average_aggregated_gradients)
         self._reducers = ReducerRegistry()
         self._torchmetrics: list[Any] = []
         self._to_device = ToDevice(device)
         self._tensorboard = TensorBoard(host.tensorboard_path, enable_tensorboard_logging, hparams)
         self.profiler: torch.profiler.profile | None = None
         self._warned_of_batch_size = False
-        self._global_batch_size = _global_batch_size(hparams, distributed.size)
+        self._global_batch_size = global_batch_size(hparams, distributed.size)
         self.experimental = PyTorchExperimentalContext(self)
         # Attributes, not properties: one lookup less in the loop over batches.
         self.models = self._optimisation.models
@@ -163,7 +163,7 @@ class PyTorchTrialContext:
         In an experiment this is known in the trial's constructor; in a local run only once `Trainer.fit()` is given the
         checkpoint, before the data loaders are built.
         """
-        return self._cursor.initial_batch
+        return self._position.initial_batch
 
     def get_total_batches(self, training_loader: Any = None) -> int:
         """The number of batches on each slot that the trial is to train in all, those before a resume included.
@@ -211,8 +211,8 @@ class PyTorchTrialContext:
         # Here, not above, because it imports this module.
         from dray.pytorch.loaders import epoch_length
 
-        if self._cursor.epoch_length is not None:
-            return self._cursor.epoch_length
+        if self._position.epoch_length is not None:
+            return self._position.epoch_length
         if training_loader is None:
             raise RuntimeError(
                 "the length of an epoch is not known yet; pass what builds the training loader: "
@@ -271,11 +271,11 @@ class PyTorchTrialContext:
         Raises:
             RuntimeError: training has not started.
         """
-        if self._cursor.batch_idx is None:
+        if self._position.batch_idx is None:
             raise RuntimeError(
                 "training has not started, so there is no current batch; call this in train_batch() or later"
             )
-        return self._cursor.batch_idx
+        return self._position.batch_idx
 
     def current_train_epoch(self) -> int:
         """The epoch of the current batch, from 0.
@@ -283,7 +283,7 @@ class PyTorchTrialContext:
         Raises:
             RuntimeError: training has not started.
         """
-        return self._cursor.epoch_of(self.current_train_batch())
+        return self._position.epoch_of(self.current_train_batch())
 
     def is_epoch_start(self) -> bool:
         """Whether the current batch is the first of its epoch.
@@ -291,7 +291,7 @@ class PyTorchTrialContext:
         Raises:
             RuntimeError: training has not started.
         """
-        return self._cursor.starts_epoch(self.current_train_batch())
+        return self._position.starts_epoch(self.current_train_batch())
 
     def is_epoch_end(self) -> bool:
         """Whether the current batch is the last of its epoch.
@@ -299,17 +299,17 @@ class PyTorchTrialContext:
         Raises:
             RuntimeError: training has not started.
         """
-        return self._cursor.ends_epoch(self.current_train_batch())
+        return self._position.ends_epoch(self.current_train_batch())
 
     @property
     def _epoch_len(self) -> int | None:
         """Batches per epoch on each slot; None before the data loaders are built. Determined's examples use it."""
-        return self._cursor.epoch_length
+        return self._position.epoch_length
 
     @property
     def _current_batch_idx(self) -> int | None:
         """`current_train_batch()`, but None before training. Determined's examples use it."""
-        return self._cursor.batch_idx
+        return self._position.batch_idx
 
     def set_stop_requested(self, stop_requested: bool) -> None:
         """Request a stop: training continues to the next boundary, saves and ends, without another validation.
@@ -322,11 +322,11 @@ class PyTorchTrialContext:
         """
         if not isinstance(stop_requested, bool):
             raise AssertionError(f"stop_requested must be a bool, got {stop_requested!r}")
-        self._cursor.stop_requested, self._cursor.stop_obeyed = stop_requested, False
+        self._position.stop_requested, self._position.stop_obeyed = stop_requested, False
 
     def get_stop_requested(self) -> bool:
         """Whether this rank has requested a stop."""
-        return self._cursor.stop_requested
+        return self._position.stop_requested
 
     # --------------------------------------------------------------------------------------------------- wrapping
 
@@ -336,6 +336,7 @@ class PyTorchTrialContext:
         `torch.compile` it before or after: either way its checkpoints hold the state of the model itself.
 
         Args:
+            model: a module, not wrapped in DistributedDataParallel.
             ddp_kwargs: arguments of DistributedDataParallel, such as `{"find_unused_parameters": True}`.
 
         Raises:
@@ -351,14 +352,9 @@ class PyTorchTrialContext:
             raise ValueError("wrap_model was called twice with the same model; wrap each model once")
         ddp_kwargs = checked_ddp_kwargs(ddp_kwargs)
         model = model.to(self.device)
-        if self.distributed.size > 1 and any(parameter.requires_grad for parameter in model.parameters()):
-            device_ids = [self.device] if self.device.type == "cuda" else None
-            spread = SpreadModel(model, **{"device_ids": device_ids, **ddp_kwargs})
-            if self._gradient_compression:
-                spread.register_comm_hook(spread.process_group, fp16_compress_hook)
-            model = cast(M, spread)
-        elif self.distributed.size > 1:
-            share_weights(model)
+        if self.distributed.size > 1:
+            compress = self._gradient_compression
+            model = cast(M, data_parallel(model, self.device, ddp_kwargs, compress_gradients=compress))
         self.models.append(model)
         return model
 
@@ -372,6 +368,7 @@ class PyTorchTrialContext:
         """Save an optimizer in checkpoints. Returns the same object.
 
         Args:
+            optimizer: an optimizer of the wrapped models' parameters.
             backward_passes_per_step: how often `backward` runs on its parameters before a step. Has no effect.
             fp16_compression: deprecated, has no effect.
             average_aggregated_gradients: whether gradients summed over `aggregation_frequency` batches are divided by
@@ -458,7 +455,10 @@ class PyTorchTrialContext:
         """`loss.backward(...)`, with the loss scaling of `use_amp` if that is on.
 
         Args:
-            loss: scalar tensor on `context.device` (of any shape if `gradient` is given).
+            loss: tensor of shape () on `context.device`; of any shape if `gradient` is given.
+            gradient: the gradient with respect to `loss`, of the same shape; None for 1.
+            retain_graph: keep the graph for another backward pass.
+            create_graph: build a graph of the gradients, for derivatives of higher order.
         """
         keep = retain_graph or None  # torch's default is create_graph's value
         amp = self._optimisation.amp
@@ -477,8 +477,9 @@ class PyTorchTrialContext:
         """Step an optimizer, if the batch is the last of its aggregation; otherwise do nothing.
 
         Args:
-            clip_grads: called with the optimizer's parameters, after gradients are averaged and before the step:
-                `lambda params: torch.nn.utils.clip_grad_norm_(params, 1.0)`.
+            optimizer: a wrapped optimizer.
+            clip_grads: called with the optimizer's parameters, after gradients are averaged (and unscaled, with
+                `use_amp`) and before the step: `lambda params: torch.nn.utils.clip_grad_norm_(params, 1.0)`.
             auto_zero_grads: zero gradients after the step; must be True with aggregation_frequency > 1.
             scaler: your own `torch.amp.GradScaler`, whose `step` is then used.
 
@@ -497,7 +498,7 @@ class PyTorchTrialContext:
         """
         if self.experimental._auto_amp:
             raise RuntimeError(
-                "wrap_scaler can't be combined with use_amp(), which has a scaler of its own; call one of the two"
+                "wrap_scaler can't be combined with use_amp(), which has its own scaler; call one of the two"
             )
         if self._optimisation.scaler is not None:
             raise RuntimeError("wrap_scaler was called twice; a trial has one scaler")
@@ -559,75 +560,3 @@ class PyTorchTrialContext:
 
     def _close(self) -> None:
         self._tensorboard.close()
-
-
-class PyTorchExperimentalContext:
-    """Mixed precision, and switches for the trainer's defaults."""
-
-    def __init__(self, parent: PyTorchTrialContext) -> None:
-        self._parent = parent
-        self._auto_amp = False
-        self._auto_to_device = True
-        self._reproducibility_checks = True
-
-    def use_amp(self, dtype: torch.dtype | None = None) -> None:
-        """Train in mixed precision: `train_batch` and evaluation run under autocast, but for `backward` and
-        `step_optimizer`.
-
-        With float16 the loss is scaled in `context.backward`, gradients are unscaled before `clip_grads`, steps with
-        infinite gradients are skipped, and the scale is updated after each batch that stepped: an optimizer may step
-        several times in one. Each step waits for the device to know whether to skip, unless the optimizer is fused.
-        bfloat16 needs neither scaling nor waiting.
-
-        Args:
-            dtype: torch.float16, the default, or torch.bfloat16 if the device has it. With float16 a CPU trains as
-                usual, in the models' own precision; with bfloat16 it trains in mixed precision too.
-
-        Raises:
-            ValueError: another dtype.
-            RuntimeError: called twice, or after `wrap_scaler`.
-        """
-        if dtype not in (None, torch.float16, torch.bfloat16):
-            raise ValueError(f"use_amp: dtype must be torch.float16 or torch.bfloat16, got {dtype!r}")
-        if self._auto_amp:
-            raise RuntimeError("use_amp was called twice; call it once for the whole trial")
-        optimisation, device = self._parent._optimisation, self._parent.device
-        if optimisation.scaler is not None:
-            raise RuntimeError(
-                "use_amp can't be combined with wrap_scaler(), because it has a scaler of its own; call one of the two"
-            )
-        self._auto_amp = True
-        if dtype is torch.bfloat16:
-            optimisation.amp = MixedPrecision(device, dtype)
-        elif device.type != "cpu":
-            optimisation.scaler = torch.amp.GradScaler(device.type)
-            optimisation.amp = MixedPrecision(device, torch.float16, optimisation.scaler)
-
-    def disable_dataset_reproducibility_checks(self) -> None:
-        """Allow loaders other than `pytorch.DataLoader`; repeat, shard and skip the data yourself (see `samplers`)."""
-        self._reproducibility_checks = False
-
-    def disable_auto_to_device(self) -> None:
-        """Don't move batches to the device; call `context.to_device` yourself."""
-        self._auto_to_device = False
-
-    def wrap_reducer(
-        self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
-    ) -> Any:
-        """`context.wrap_reducer`, under its old name."""
-        return self._parent.wrap_reducer(reducer, name, for_training, for_validation)
-
-
-def _global_batch_size(hparams: dict[str, Any] | None, size: int) -> int | None:
-    """hparams["global_batch_size"], checked, and rounded down to a multiple of `size`; None if there is none."""
-    if hparams is None or "global_batch_size" not in hparams:
-        return None
-    value = hparams["global_batch_size"]
-    if not is_int(value):
-        raise ValueError(f"hparams['global_batch_size'] must be an int, got {value!r} of type {type(value).__name__}")
-    if value < size:
-        raise ValueError(
-            f"hparams['global_batch_size'] is {value}, less than the trial's {size} slot(s); each slot needs at least "
-            "one record"
-        )
-    return int(value) // size * size

@@ -32,11 +32,11 @@ class DataLoader:
 
     On a resume, a sampler of your own is iterated again up to the trial's position. Whole epochs are skipped without
     iterating if it is a sequence, a sampler of torch's, or has `set_epoch(epoch)` as torch's `DistributedSampler`.
-    What it draws from Python's, NumPy's or torch's global RNGs as an epoch begins (as torch's samplers do) is the same
-    in the resumed run. Seed a generator of its own yourself.
+    What it draws from the global RNGs of Python, NumPy or torch at the start of an epoch (as torch's samplers do) is
+    the same in the resumed run. A generator that it owns is yours to seed.
 
     In worker processes Python's, NumPy's and torch's RNGs are seeded for each batch by its number, so that a resumed
-    trial repeats the same augmentation, with any number of workers. A generator of the dataset's own is not seeded.
+    trial repeats the same augmentation, with any number of workers. A generator that the dataset owns is not seeded.
 
     If the number of processes changes (`resources.slots_per_trial: {min, max}`, or a checkpoint resumed with more or
     fewer of them), each step still trains on the same records: every record once per epoch, in the same global
@@ -46,7 +46,9 @@ class DataLoader:
 
     Args:
         dataset: map-style, with `__len__` and `__getitem__`.
-        batch_size: records per batch on this slot: `context.get_per_slot_batch_size()`.
+        batch_size: records per batch on this slot: `context.get_per_slot_batch_size()`. With the default `collate_fn`
+            a record's tensor of shape (...) becomes one of shape (batch_size, ...); the last batch of an epoch may be
+            smaller, unless `drop_last`.
         generator: seeds `shuffle=True` instead of the trial's seed. Training uses its initial seed, for each epoch's
             order; outside training each pass draws from it.
         (others): as torch's.
@@ -118,10 +120,6 @@ class DataLoader:
         self.persistent_workers = persistent_workers
         #: The trial's seed, set by the trainer; None outside training.
         self.seed: int | None = None
-        #: Seeds of the epochs' orders, by epoch. Set by the trainer in a run resumed from a checkpoint of Determined's,
-        #: which drew these seeds, and those of torch's loaders, from the process's RNG. Several processes would each
-        #: draw different seeds: they have only those that are known from the checkpoint.
-        self.drawn: dict[int, int] | None = None
         self.batch_sampler = batch_sampler
 
     def get_data_loader(
@@ -139,7 +137,7 @@ class DataLoader:
     def _epoch_length(self, division: Division, num_replicas: int) -> int:
         """The chief's batches per epoch, in a run that divided its data so when it began, and has so many replicas."""
         now = Division(replicas=num_replicas, batch_size=self.batch_size)
-        if division == now or not division.like(now):
+        if division == now or not division.same_global_batch(now):
             return len(self._batches(False, 0, num_replicas, 0, 0))
         whole = self._batches(False, 0, 1, 0, 0, division.batch_size)
         return len(DividedAnew(whole, replicas=division.replicas, num_replicas=num_replicas, rank=0))
@@ -147,7 +145,7 @@ class DataLoader:
     def _loader(
         self, repeat: bool, skip: int, num_replicas: int, rank: int, seed: int
     ) -> torch.utils.data.DataLoader[Any]:
-        batches = self._batches(repeat, skip, num_replicas, rank, seed, draws=num_replicas == 1)
+        batches = self._batches(repeat, skip, num_replicas, rank, seed)
         return self._over(batches, skip, rank, seed)
 
     def _divided_anew(
@@ -161,7 +159,7 @@ class DataLoader:
             division: how the trial divided its data when it began.
         """
         seed, replicas = self._shuffle_seed(), division.replicas
-        whole = self._batches(True, skip * replicas, 1, 0, seed, division.batch_size, draws=num_replicas == 1)
+        whole = self._batches(True, skip * replicas, 1, 0, seed, division.batch_size)
         batches = DividedAnew(whole, replicas=replicas, num_replicas=num_replicas, rank=rank)
         return self._over(batches, skip, rank, seed)
 
@@ -174,14 +172,18 @@ class DataLoader:
         """The number of batches in one pass over all the data."""
         return len(self._batches(False, 0, 1, 0, 0))
 
+    @property
+    def _shuffles(self) -> bool:
+        """Whether each epoch has another order, as with `shuffle=True`."""
+        return self.shuffle or _is_shuffle(self.sampler)
+
     def _over(self, batches: Any, skip: int, rank: int, seed: int) -> torch.utils.data.DataLoader[Any]:
         workers_seed = Random(f"{seed}:workers:{rank}").getrandbits(63)
         if self.num_workers > 0:
             batches = SeededBatches(batches, seed=workers_seed, first=skip)
         # Torch draws a seed for its workers from this generator; by default from the global one, which the model uses.
-        generator = torch.Generator() if self.drawn is None else None
-        if generator is not None:
-            generator.manual_seed(workers_seed)
+        generator = torch.Generator()
+        generator.manual_seed(workers_seed)
         return TorchLoader(
             self.dataset,
             batch_sampler=batches,
@@ -204,20 +206,16 @@ class DataLoader:
         rank: int,
         seed: int,
         batch_size: int | None = None,
-        draws: bool = False,
     ) -> Any:
         batch_size = batch_size or self.batch_size
         records = _numbers(self.dataset, self.sampler) if self.batch_sampler is None else None
         if records is not None:
             assert batch_size is not None
-            drawn = self.drawn if self.generator is None else None
             return NumberedBatches(
                 records=records,
                 batch_size=batch_size,
                 drop_last=self.drop_last,
-                seed=seed if self.shuffle or _is_shuffle(self.sampler) else None,
-                drawn=drawn,
-                draws=draws and drawn is not None,
+                seed=seed if self._shuffles else None,
                 repeat=repeat,
                 skip=skip,
                 num_replicas=num_replicas,

@@ -1,4 +1,4 @@
-"""What a trial's checkpoints say about it, so that it can be built again."""
+"""The description of a trial in its checkpoints, from which it can be built again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dray.training.parallel.division import Division
 
 
 def describe(trial: PyTorchTrial, context: PyTorchTrialContext, division: Division | None) -> Description:
-    """The trial's class, code, config and hyperparameters, and `division`, which its data had when it began."""
+    """The trial's class, code, config and hyperparameters, and how its data were divided when it started."""
     host = context._host
     code = {}
     if host.code_dir is not None:
@@ -41,7 +41,7 @@ def describe(trial: PyTorchTrial, context: PyTorchTrialContext, division: Divisi
         experiment=config,
         code=code,
         division=division,
-        epoch_length=context._cursor.epoch_length,
+        epoch_length=context._position.epoch_length,
     )
 
 

@@ -23,8 +23,8 @@ from dray.pytorch.data import DataLoader
 from dray.storage import Location, RemoteDirectory
 from dray.storage.manifest import MANIFEST
 from dray.training.metrics.reducers import ReducerRegistry
-from dray.training.parallel.agreement import all_or_none
 from dray.training.parallel.device import own_device
+from dray.training.parallel.exchange import all_or_none
 from dray.training.units import is_int
 
 log = logging.getLogger(__name__)

@@ -101,7 +101,7 @@ def init(
         )
         if host.latest_checkpoint is not None and (saved := Path(host.latest_checkpoint)).is_dir():
             # Where fit() will resume: the trial's constructor may ask for it.
-            context._cursor.initial_batch = files.read_progress(saved).batches
+            context._position.start(files.read_progress(saved).batches)
         stack.callback(context._close)
         if distributed is not None:
             stack.callback(distributed.close)

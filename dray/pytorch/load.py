@@ -94,7 +94,7 @@ def _load(
     if context is None:
         context = CheckpointLoadContext(hparams=saved["hparams"], exp_conf=saved["experiment_config"])
         context._length = Batch(max(1, files.read_progress(directory).batches))
-        context._cursor.epoch_length = files.read_epoch_length(directory)
+        context._position.epoch_length = files.read_epoch_length(directory)
     if trial_class is None:
         trial_class = _import_class(directory / "code", saved["trial_cls_spec"])
     try:

@@ -8,31 +8,32 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dray.pytorch.batches import drawn_seed
 from dray.pytorch.context import PyTorchTrialContext
 from dray.pytorch.data import DataLoader
 from dray.pytorch.trial import PyTorchTrial
 from dray.training.checkpoint import determined, files
 from dray.training.parallel.division import Division
-from dray.training.position import Cursor
+from dray.training.position import Position
 
 log = logging.getLogger(__name__)
 
 
 def training_loader(
-    trial: PyTorchTrial, context: PyTorchTrialContext, skip: int, directory: Path | None
+    trial: PyTorchTrial, context: PyTorchTrialContext, directory: Path | None
 ) -> tuple[Any, Division | None]:
-    """The training data from batch `skip` on, and how the trial divided it among processes when it began."""
+    """The training data from the run's first batch on, and how they were divided when the trial started."""
     loader: Any = trial.build_training_data_loader()
     if not isinstance(loader, DataLoader):
         _check_allowed(loader, context, "build_training_data_loader")
         return loader, None
     loader.seed = context.get_trial_seed()
-    loader.drawn = context._cursor.drawn
-    peers = context.distributed
+    peers, position = context.distributed, context._position
     now = Division(replicas=peers.size, batch_size=loader.batch_size)
     before = _first_division(now, context, directory)
-    if before != now and before.like(now):
+    if loader._shuffles and directory is not None and determined.is_determined(directory):
+        _back_to_epoch_start(position, loader._epoch_length(before, peers.size))
+    skip = position.initial_batch
+    if before != now and before.same_global_batch(now):
         return loader._divided_anew(before, skip=skip, num_replicas=peers.size, rank=peers.rank), before
     if before != now:
         log.warning(
@@ -43,11 +44,26 @@ def training_loader(
     return loader.get_data_loader(repeat=True, skip=skip, num_replicas=peers.size, rank=peers.rank), now
 
 
+def _back_to_epoch_start(position: Position, epoch_length: int) -> None:
+    """Repeat an epoch of Determined's that was interrupted: its order is not in the checkpoint."""
+    saved = position.initial_batch
+    saved = position.initial_batch
+    if rest := saved % epoch_length:
+        position.start(saved - rest)
+        log.warning(
+            "the checkpoint, which Determined wrote after batch %d, does not contain the order of its shuffled data: "
+            "training resumes at the start of epoch %d, batch %d",
+            saved,
+            saved // epoch_length,
+            position.initial_batch,
+        )
+
+
 def _first_division(now: Division, context: PyTorchTrialContext, directory: Path | None) -> Division:
-    """How the trial divided its data when it began, so far as is known."""
+    """How the trial divided its data when it started, as far as known."""
     if directory is not None and (before := files.read_division(directory)) is not None:
         # Determined's checkpoint has the number of slots only: the batch size is taken as unchanged.
-        return now if determined.is_legacy(directory) and before.replicas == now.replicas else before
+        return now if determined.is_determined(directory) and before.replicas == now.replicas else before
     resources = (context._exp_conf or {}).get("resources") or {}
     if isinstance(resources.get("slots_per_trial"), dict) and now.batch_size is not None:
         # However many processes it starts with, its batches are those of a single process.
@@ -63,7 +79,6 @@ def validation_loader(trial: PyTorchTrial, context: PyTorchTrialContext, *, full
         _check_allowed(loader, context, "build_validation_data_loader")
         return loader
     loader.seed = context.get_trial_seed()
-    loader.drawn = None if context._cursor.drawn is None else {}
     if full_dataset:
         return loader.get_data_loader() if peers.rank == 0 else None
     return loader.get_data_loader(num_replicas=peers.size, rank=peers.rank)
@@ -114,27 +129,3 @@ def iterating(loader: Any) -> Iterator[Iterator[Any]]:
         shutdown = getattr(iterator, "_shutdown_workers", None)
         if shutdown is not None:
             shutdown()
-
-
-def recover_order(directory: Path, loader: Any, cursor: Cursor) -> None:
-    """Read the seeds of the epochs that a Determined run had begun, before the loader begins one of them."""
-    if cursor.drawn is None or cursor.epoch_length is None:
-        return
-    now, ahead = cursor.epoch_of(cursor.initial_batch), _ahead(loader)
-    begun = {epoch: epoch * cursor.epoch_length - ahead for epoch in (now, now + 1)}
-    cursor.drawn.update(files.read_order_seeds(directory, begun))
-
-
-def draw_order(directory: Path, loader: Any, cursor: Cursor, size: int) -> None:
-    """Draw the seed of an epoch that `size` processes are about to begin, while all would draw the same one."""
-    epoch = cursor.epoch_of(cursor.initial_batch)
-    if cursor.drawn is None or epoch in cursor.drawn or not determined.is_legacy(directory):
-        return
-    if size > 1 and cursor.starts_epoch(cursor.initial_batch) and _ahead(loader) == 0:
-        cursor.drawn[epoch] = drawn_seed()
-
-
-def _ahead(loader: Any) -> int:
-    """How many batches a loader requests from its worker processes ahead of the current one."""
-    workers = getattr(loader, "num_workers", 0)
-    return workers * (getattr(loader, "prefetch_factor", None) or 2) if workers else 0

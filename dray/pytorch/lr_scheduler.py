@@ -74,7 +74,7 @@ class LRScheduler:
         self._scheduler.step(*args, **kwargs)
 
     def get_last_lr(self) -> list[float]:
-        """The learning rates of the optimizer's parameter groups."""
+        """The learning rates, one per parameter group of the optimizer."""
         return self._scheduler.get_last_lr()  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:

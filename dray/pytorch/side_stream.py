@@ -10,7 +10,7 @@ import torch
 
 
 class SideStream:
-    """Moves batches to a GPU on a CUDA stream of their own.
+    """Moves batches to a GPU on a separate CUDA stream.
 
     The loop never waits for the device, so it asks for the next batch while the device is still busy, and the copy runs
     beside that work. What is computed afterwards waits for the copy, on the device.

@@ -18,14 +18,17 @@ from dray.pytorch.description import describe
 from dray.pytorch.trial import PyTorchTrial
 from dray.training import rng, warm
 from dray.training.checkpoint import files
+from dray.training.checkpoint.checkpointer import Checkpointer
 from dray.training.checkpoint.opening import open_together
 from dray.training.errors import ShouldExit
 from dray.training.evaluation import Evaluation
 from dray.training.executor import Executor, run
 from dray.training.optimisation import bare
-from dray.training.parallel.agreement import all_or_none
+from dray.training.parallel.exchange import all_or_none
 from dray.training.plan import POLICIES, Plan, Policy, Schedule, batches_of, check_length, check_unit, schedule_of
 from dray.training.progress import Progress
+from dray.training.rank import Rank
+from dray.training.trial import Hooks
 from dray.training.units import Batch, TrainUnit
 
 log = logging.getLogger(__name__)
@@ -126,10 +129,10 @@ class Trainer:
         for name, period in periods.items():
             # Also checked with the epoch's length; but a wrong type should not wait for the data to be built.
             check_unit(period, name)
-        peers, cursor = context.distributed, context._cursor
+        peers, position = context.distributed, context._position
         try:
             with contextlib.ExitStack() as stack:
-                stack.callback(setattr, cursor, "stop_obeyed", True)
+                stack.callback(setattr, position, "stop_obeyed", True)
                 begins_with = host.source_checkpoint if latest_checkpoint is None else latest_checkpoint
                 opened = None
                 if begins_with is not None:
@@ -142,51 +145,44 @@ class Trainer:
                     for callback in callbacks.values():
                         callback.on_trial_startup(at.batches, latest_checkpoint)
                         stack.callback(callback.on_trial_shutdown)
-                    training_loader, division = loaders.training_loader(trial, context, at.batches, directory)
-                cursor.epoch_length, listens_to_batches, hears_of_checkpoints = self._agree(training_loader, callbacks)
+                    training_loader, division = loaders.training_loader(trial, context, directory)
+                    if position.initial_batch < at.batches:
+                        at = Progress(batches=position.initial_batch, saved=position.initial_batch)
+                position.epoch_length, hooks = self._agree(training_loader, callbacks)
                 with all_or_none(peers, "starting training"):
                     validation_loader = loaders.validation_loader(trial, context, full_dataset=full_dataset)
-                    if directory is not None:
-                        loaders.recover_order(directory, training_loader, cursor)
                     plan = self._plan(at, length, periods, policy, step_zero_validation, test_mode)
                     stack.enter_context(host.training(plan, at.batches, peers))
                     training_data = stack.enter_context(loaders.iterating(training_loader))
                     if directory is not None:
                         self._load(directory, callbacks)
-                        loaders.draw_order(directory, training_loader, cursor, peers.size)
                     elif source_state is not None:
                         self._load_state(source_state, callbacks)
                     for prepare in warm.before_training:
                         prepare(context.models)
-                    to_device = context._mover()
-                    evaluation = Evaluation(
+                    rank = Rank(
                         trial=trial,
                         callbacks=callbacks,
                         optimisation=context._optimisation,
                         reducers=context._reducers,
-                        to_device=to_device,
-                        data=validation_loader,
-                        full_dataset=full_dataset,
-                        is_chief=peers.rank == 0,
+                        device=context.device,
+                        to_device=context._mover(),
+                        peers=peers,
                     )
                     executor = Executor(
-                        trial=trial,
-                        callbacks=callbacks,
-                        optimisation=context._optimisation,
-                        reducers=context._reducers,
-                        cursor=cursor,
-                        device=context.device,
-                        to_device=to_device,
-                        peers=peers,
+                        rank=rank,
                         host=host,
                         training_data=training_data,
-                        evaluation=evaluation,
-                        description=cache(partial(describe, trial, context, division)),
-                        listens_to_batches=listens_to_batches,
-                        hears_of_checkpoints=hears_of_checkpoints,
+                        evaluation=Evaluation(rank=rank, data=validation_loader, full_dataset=full_dataset),
+                        checkpointer=Checkpointer(
+                            rank=rank,
+                            host=host,
+                            description=cache(partial(describe, trial, context, division)),
+                            hooks=hooks,
+                        ),
+                        hooks=hooks,
                         scalars=context._tensorboard,
                         profiler=context.profiler,
-                        best=policy == "best",
                     )
                     for callback in callbacks.values():
                         callback.on_training_start()
@@ -247,14 +243,13 @@ class Trainer:
 
     def _set_position(self, directory: Path | None) -> Progress:
         """Set the context to where training begins."""
-        context, cursor = self._context, self._context._cursor
+        context, position = self._context, self._context._position
         if directory is not None and (seed := files.read_trial_seed(directory)) is not None:
             # So that the data keep their order even if this run drew a new seed.
             context._trial_seed = seed
         at = Progress() if directory is None else files.read_progress(directory)
-        cursor.batch_idx, cursor.initial_batch = None, at.batches
-        cursor.stop_requested = cursor.stop_requested and not cursor.stop_obeyed
-        cursor.drawn = None if directory is None else files.read_drawn(directory)
+        position.start(at.batches)
+        position.stop_requested = position.stop_requested and not position.stop_obeyed
         return at
 
     def _plan(
@@ -266,7 +261,7 @@ class Trainer:
         step_zero_validation: bool,
         test_mode: bool,
     ) -> Plan:
-        epoch_length = self._context._cursor.epoch_length
+        epoch_length = self._context._position.epoch_length
         global_batch_size = self._context._global_batch_size
 
         def batches(unit: TrainUnit, name: str) -> int:
@@ -305,22 +300,22 @@ class Trainer:
                 )
         return dict(callbacks)
 
-    def _agree(self, loader: Any, callbacks: dict[str, PyTorchCallback]) -> tuple[int | None, bool, bool]:
-        """(batches per epoch, whether callbacks of any rank hear of each batch's metrics, and of checkpoints)."""
+    def _agree(self, loader: Any, callbacks: dict[str, PyTorchCallback]) -> tuple[int | None, Hooks]:
+        """Batches per epoch, and the hooks that callbacks of any rank have."""
 
-        def hear(*hooks: str) -> bool:
+        def has(*hooks: str) -> bool:
             return any(_overrides(callback, hook) for callback in callbacks.values() for hook in hooks)
 
         length = loaders.batches_per_epoch(loader, self._context)
-        mine = (length, hear("on_training_workload_end"), hear(*CHECKPOINT_HOOKS))
-        lengths, of_batches, of_checkpoints = zip(*self._context.distributed.allgather(mine), strict=True)
+        mine = (length, has("on_training_workload_end"), has(*CHECKPOINT_HOOKS))
+        lengths, batch_metrics, checkpoints = zip(*self._context.distributed.allgather(mine), strict=True)
         if lengths[0] == 0:
             raise RuntimeError(
                 "the training data is empty: build_training_data_loader() returned a loader without a batch; check its "
                 "dataset, and drop_last with a dataset smaller than a batch"
             )
         # All ranks use the chief's epoch length: shards may differ by a batch.
-        return lengths[0], any(of_batches), any(of_checkpoints)
+        return lengths[0], Hooks(batch_metrics=any(batch_metrics), checkpoints=any(checkpoints))
 
     def _load_state(self, directory: Path, callbacks: dict[str, PyTorchCallback]) -> dict[str, Any]:
         """Load models, optimizers, schedulers and callbacks from a checkpoint; returns its state dict."""

@@ -61,13 +61,15 @@ class PyTorchTrial(abc.ABC):
         """Train on one batch: forward, `context.backward(loss)`, `context.step_optimizer(optimizer)`.
 
         Args:
-            batch: from the training data loader, moved to `context.device`.
+            batch: what the training data loader yields, on `context.device`; tensors have shape (batch size of this
+                slot, ...). The last batch of an epoch may be smaller.
             epoch_idx: the number of the epoch, from 0.
             batch_idx: the number of the batch on this slot since the trial began, from 0, also after a resume.
 
         Returns:
-            Metrics by name, with the same names for every batch; or one tensor, the loss. Return scalar tensors
-            without `.item()`: they are averaged without waiting for the device.
+            Metrics by name, with the same names for every batch; or one tensor, the loss. A metric is a number, or a
+            tensor with one element on any device: return it without `.item()`, so that no batch waits for the device.
+            Reports hold the mean over batches and slots.
         """
 
     @abc.abstractmethod
@@ -89,11 +91,13 @@ class PyTorchTrial(abc.ABC):
         `evaluation_reducer`. May be defined without `batch_idx`.
 
         Args:
-            batch: from the validation data loader, moved to `context.device`.
+            batch: what the validation data loader yields, on `context.device`; tensors have shape (batch size of this
+                slot, ...).
             batch_idx: the number of the batch in this validation on this slot, from 0.
 
         Returns:
-            Numbers by name, with the same names for every batch.
+            Metrics by name, with the same names for every batch: numbers, tensors or arrays that the reducer can reduce
+            to one number.
         """
         raise NotImplementedError("override evaluate_batch() or evaluate_full_dataset()")
 
@@ -111,7 +115,10 @@ class PyTorchTrial(abc.ABC):
         raise NotImplementedError("override evaluate_batch() or evaluate_full_dataset()")
 
     def evaluation_reducer(self) -> Reducer | dict[str, Reducer]:
-        """How to reduce the metrics of `evaluate_batch` over batches: one reducer for all, or one for each by name."""
+        """How to reduce the metrics of `evaluate_batch` over batches: one reducer for all, or one for each by name.
+
+        The default is `Reducer.AVG`, the mean over batches.
+        """
         return Reducer.AVG
 
     def get_batch_length(self, batch: Any) -> int:

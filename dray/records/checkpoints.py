@@ -120,63 +120,6 @@ def export(checkpoint: Location, target: Path) -> list[Path]:
     return [target / name for name in (*names, "hparams.json", "checkpoint.json")]
 
 
-def export_determined(checkpoint: Location, target: Path) -> tuple[list[Path], list[str]]:
-    """Write a checkpoint into a new directory in the format of Determined 0.38.1.
-
-    Returns:
-        The files outside of code/, and a sentence for each thing that has changed or is missing.
-
-    Raises:
-        FileNotFoundError, CheckpointError, StorageError: see ``dray.storage.opened``.
-        ValueError: it holds something that can't be loaded as data, or is one of Determined's.
-    """
-    from dray.training.checkpoint import determined
-    from dray.training.checkpoint import files as contents
-    from dray.training.checkpoint.plain_state import read_json
-
-    notes = []
-    with opened(checkpoint, without_manifest=True) as found, new_directory(target) as partial:
-        if determined.is_legacy(found):
-            raise ValueError(f"{checkpoint} already is a Determined checkpoint; copy it with dray checkpoint download")
-        state = contents.read_state(found, [])
-        chief = contents.read_rank(found, state, 0, 1)
-        metadata = read_json(found / contents.METADATA) or {}
-        epoch_length = contents.read_epoch_length(found)
-        about = {**contents.describe(found), "framework": metadata.get("framework")}
-        determined.write(
-            partial,
-            state=state,
-            rng_state=(chief and chief.rng) or None,
-            progress=contents.read_progress(found),
-            epoch_length=epoch_length,
-            about=about,
-        )
-        if chief is not None and chief.gradients is not None:
-            notes.append("the gradients of an unfinished aggregation are left out: Determined does not store them")
-        if epoch_length is None:
-            notes.append("an older dray wrote it, or its epochs have no end: Determined will count epochs from 0")
-        if about["trial_cls_spec"] is None:
-            notes.append("it does not name the class of its trial: load it with trial_class=...")
-        code = found / "code"
-        if code.is_dir():
-            shutil.copytree(code, partial / "code")
-        ours = sorted(path.relative_to(code).as_posix() for path in code.rglob("*.py") if _imports_dray(path))
-        if ours:
-            notes.append(
-                f"code/ imports dray ({', '.join(ours)}): where only determined is installed, replace dray by "
-                "determined there, or give trial_class=..."
-            )
-    names = ("state_dict.pth", "trial_state.pkl", determined.LOAD_DATA, determined.METADATA)
-    return [target / name for name in names], notes
-
-
-_IMPORTS_DRAY = re.compile(r"^\s*(?:from|import)\s+dray\b", re.MULTILINE)
-
-
-def _imports_dray(path: Path) -> bool:
-    return _IMPORTS_DRAY.search(path.read_text(errors="replace")) is not None
-
-
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
     """A new directory to fill; it becomes ``target`` at the end of the block, or is removed if the block raises."""

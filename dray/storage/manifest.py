@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-DETERMINED_STATES = ("state_dict.pth", "determined/state_dict.pth", "pedl/state_dict.pth", "checkpoint.pt")
-"""Where versions of Determined keep a trial's state, the newest first; dray's has another name."""
+DETERMINED_STATE = "state_dict.pth"
+"""Where Determined keeps a trial's state; dray's has another name."""
 _PROGRESS = "progress.json"
 
 
@@ -148,16 +148,14 @@ def holds_a_trial(directory: Path) -> bool:
 
 def determined_state(checkpoint: Path) -> Path | None:
     """The state file of a checkpoint that Determined wrote; None if it is not one of Determined's."""
-    names = [name for name in (MANIFEST, _PROGRESS, *DETERMINED_STATES) if (checkpoint / name).exists()]
-    if not is_determined(names):
-        return None
-    return next(checkpoint / name for name in DETERMINED_STATES if name in names)
+    names = [name for name in (MANIFEST, _PROGRESS, DETERMINED_STATE) if (checkpoint / name).exists()]
+    return checkpoint / DETERMINED_STATE if is_determined(names) else None
 
 
 def is_determined(names: Collection[str]) -> bool:
     """Whether a directory with files of these names is a checkpoint that Determined wrote."""
     # A part of a checkpoint of dray's may have a file of such a name too, from a callback.
-    return MANIFEST not in names and _PROGRESS not in names and any(name in names for name in DETERMINED_STATES)
+    return DETERMINED_STATE in names and MANIFEST not in names and _PROGRESS not in names
 
 
 def _is_aside(name: str) -> bool:

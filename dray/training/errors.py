@@ -32,7 +32,7 @@ class ShouldExit(Exception):
 
 
 class TrialEnded(ShouldExit):
-    """The program went on reporting after it was told to stop; this ends it, as the search decided.
+    """The program kept reporting after the search stopped it; this ends it.
 
     Args:
         why: the reason, for the log.

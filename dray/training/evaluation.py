@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dray.training.metrics import accumulator
-from dray.training.metrics.reducers import Reducer, ReducerRegistry
-from dray.training.optimisation import Optimisation
-from dray.training.trial import Callback, Trial
+from dray.training.metrics import validation
+from dray.training.metrics.reducers import Reducer
+from dray.training.metrics.values import jsonable
+from dray.training.rank import Rank
+from dray.training.trial import Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,56 +29,50 @@ class Evaluation:
     """Evaluates a trial's models on one rank.
 
     Args:
-        trial, callbacks, optimisation, reducers, to_device: as the executor's.
+        rank: the user's code on this rank, and what it validates.
         data: None on the ranks that don't evaluate.
         full_dataset: evaluate by `evaluate_full_dataset`, on the chief.
-        is_chief: whether this rank is the chief.
 
     Attributes:
         batches: how many batches of the latest validation are done.
     """
 
-    trial: Trial
-    callbacks: Mapping[str, Callback]
-    optimisation: Optimisation
-    reducers: ReducerRegistry
-    to_device: Callable[[Any], Any] | None
+    rank: Rank
     data: Any
     full_dataset: bool
-    is_chief: bool
     batches: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._evaluate_batch = self.optimisation.forward(_evaluate_batch(self.trial))
-        self._evaluate_all = self.optimisation.forward(self.trial.evaluate_full_dataset)
+        self._evaluate_batch = self.rank.optimisation.forward(_evaluate_batch(self.rank.trial))
+        self._evaluate_all = self.rank.optimisation.forward(self.rank.trial.evaluate_full_dataset)
 
     def share(self, *, test_mode: bool) -> Share:
         """Evaluate this rank's data; with `test_mode` one batch of it."""
-        self.reducers.reset(training=False)
-        for model in self.optimisation.models:
+        self.rank.reducers.reset(training=False)
+        for model in self.rank.optimisation.models:
             model.eval()
-        for callback in self.callbacks.values():
+        for callback in self.rank.callbacks.values():
             callback.on_validation_start()
         if self.full_dataset:
-            found = self._of_full_dataset() if self.is_chief else {}
-            return Share(metrics=found, slot=self.reducers.per_slot(training=False))
-        for callback in self.callbacks.values():
+            found = self._of_full_dataset() if self.rank.is_chief else {}
+            return Share(metrics=found, slot=self.rank.reducers.per_slot(training=False))
+        for callback in self.rank.callbacks.values():
             callback.on_validation_epoch_start()
         rows = self._of_batches(test_mode)
-        for callback in self.callbacks.values():
+        for callback in self.rank.callbacks.values():
             callback.on_validation_epoch_end(rows)
-        reducers = accumulator.reducers_of(self.trial.evaluation_reducer(), list(rows[0])) if rows else {}
+        reducers = validation.reducers_of(self.rank.trial.evaluation_reducer(), list(rows[0])) if rows else {}
         return Share(
-            metrics=accumulator.reduce_batches(rows, reducers),
-            slot=self.reducers.per_slot(training=False),
+            metrics=validation.reduce_batches(rows, reducers),
+            slot=self.rank.reducers.per_slot(training=False),
             reducers=reducers,
             batches=len(rows),
         )
 
     def _of_batches(self, test_mode: bool) -> list[dict[str, Any]]:
-        seen = accumulator.ValidationMetrics()
-        to_device, add = self.to_device, seen.add
-        evaluate_batch, get_batch_length = self._evaluate_batch, self.trial.get_batch_length
+        seen = validation.ValidationMetrics()
+        to_device, add = self.rank.to_device, seen.add
+        evaluate_batch, get_batch_length = self._evaluate_batch, self.rank.trial.get_batch_length
         for batch_idx, batch in enumerate(self.data):
             get_batch_length(batch)
             if to_device is not None:
@@ -94,12 +89,12 @@ class Evaluation:
             raise TypeError(
                 f"evaluate_full_dataset() must return a dict of metrics, got {found!r} of type {type(found).__name__}"
             )
-        return accumulator.jsonable(found, source="evaluate_full_dataset()")
+        return jsonable(found, source="evaluate_full_dataset()")
 
     def combine(self, shares: Sequence[Share]) -> dict[str, Any]:
         """The metrics of all ranks' shares, in rank order. Each rank combines for itself, without another exchange."""
-        reduced = accumulator.jsonable(
-            self.reducers.cross_slot([share.slot for share in shares], training=False), source="a reducer"
+        reduced = jsonable(
+            self.rank.reducers.cross_slot([share.slot for share in shares], training=False), source="a reducer"
         )
         if self.full_dataset:
             return {**shares[0].metrics, **reduced}
@@ -114,7 +109,7 @@ class Evaluation:
                 "evaluate_batch() must return the same metrics on every rank, got "
                 + ", ".join(str(sorted(share.metrics)) for share in shares)
             )
-        own = accumulator.combine_ranks([(share.metrics, share.batches) for share in shares], shares[0].reducers)
+        own = validation.combine_ranks([(share.metrics, share.batches) for share in shares], shares[0].reducers)
         return {**own, **reduced}
 
 

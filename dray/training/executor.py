@@ -1,7 +1,7 @@
-"""Performs the loop's commands with torch: trains, validates, publishes, and reports what was seen.
+"""Performs the loop's commands with torch: trains, validates, publishes, and returns the outcome of each.
 
-Every rank has one. What differs between ranks (a stop requested on one of them, the host's answer to the chief) is
-agreed on here, in one exchange per command, before the loop is told.
+Every rank has an executor. What differs between ranks (a stop requested on one of them, the host's answer to the chief)
+is agreed on here, in one exchange per command, before the loop gets the outcome.
 """
 
 from __future__ import annotations
@@ -10,35 +10,38 @@ import contextlib
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from typing_extensions import assert_never
 
-from dray.training import rng
-from dray.training.checkpoint import files
-from dray.training.checkpoint.saver import Saver
-from dray.training.checkpoint.snapshot import on_cpu
+from dray.training.checkpoint.checkpointer import Checkpointer
 from dray.training.errors import DataExhausted, ShouldExit
 from dray.training.evaluation import Evaluation
 from dray.training.host import Host, Reached, Report
-from dray.training.loop import Command, Publish, Seen, Train, Validate, drive
-from dray.training.metrics import accumulator
-from dray.training.metrics.reducers import ReducerRegistry
+from dray.training.loop import Command, Outcome, Publish, Train, Validate, drive
 from dray.training.metrics.searcher_metric import check_metric
 from dray.training.metrics.tensorboard import TensorBoard
-from dray.training.optimisation import Optimisation
-from dray.training.parallel.agreement import Agreement, on_chief
-from dray.training.parallel.ddp import SpreadModel
-from dray.training.parallel.distributed import DistributedContext
+from dray.training.metrics.training import (
+    Sums,
+    TrainingMetrics,
+    Values,
+    average_batches,
+    average_sums,
+    rows_of,
+    sums_of,
+)
+from dray.training.metrics.values import jsonable, to_numpy
+from dray.training.parallel.agreement import Agreement
+from dray.training.parallel.ddp import DDPModel
+from dray.training.parallel.exchange import Leave, on_chief
 from dray.training.plan import Plan
-from dray.training.position import Cursor
 from dray.training.progress import Progress
-from dray.training.trial import Callback, Trial
-from dray.training.usage import Usage
+from dray.training.rank import Rank
+from dray.training.trial import Callback, Hooks
+from dray.training.usage import Machine, Usage
 
 log = logging.getLogger(__name__)
 
@@ -50,17 +53,17 @@ def run(plan: Plan, at: Progress, executor: Executor) -> Progress:
         InvalidHP, DataExhausted: raised after what was trained has been saved.
     """
     steps = drive(plan, at)
-    seen: Seen | None = None
+    outcome: Outcome | None = None
     with executor.agreement.listening(), _watched(executor), executor.profiler or contextlib.nullcontext():
         while True:
             try:
-                command = next(steps) if seen is None else steps.send(seen)
+                command = next(steps) if outcome is None else steps.send(outcome)
             except StopIteration as end:
                 executor.finish()
                 return end.value  # type: ignore[no-any-return]
             # Outside the try: a StopIteration that escapes from a trial's code is the trial's error, not our end.
             try:
-                seen = executor.perform(command)
+                outcome = executor.perform(command)
             except BaseException:
                 executor.abandon()
                 raise
@@ -78,153 +81,167 @@ def _watched(executor: Executor) -> Iterator[None]:
         executor.host.watch(lambda: last)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingShare:
+    """What each rank tells the others after it has trained.
+
+    Args:
+        trained: batches trained in total.
+        leave: why it leaves, if it does.
+        sums: of its metrics, for the averages.
+        reduced: its values for the reducers.
+        scalars: its metrics of each batch, if TensorBoard shows them.
+        machine: the use of its machine.
+    """
+
+    trained: int
+    leave: Leave | None
+    sums: Sums
+    reduced: list[Any] | None
+    scalars: Values | None
+    machine: Machine | None
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class Executor:
     """Performs the commands of one rank.
 
     Args:
-        trial, callbacks: the user's.
-        optimisation, reducers, cursor: shared with the trial's context.
-        device: the device of the batches.
-        to_device: moves a batch to the device; None leaves batches where they are.
-        peers: the trial's ranks.
+        rank: the user's code on this rank, what it trains, and the other ranks.
         host: called on the chief only, with the exceptions that `Host` lists.
         training_data: an endless iterator, already at the right position.
         evaluation: validates.
-        description: returns what every checkpoint says about the trial; called at the first one.
-        listens_to_batches: whether any rank has a callback with `on_training_workload_end`, which gets each batch's
-            metrics.
-        hears_of_checkpoints: whether any rank has a callback with a hook for written checkpoints: then training waits
-            for the write, on all ranks.
+        checkpointer: saves checkpoints.
+        hooks: which hooks callbacks of any rank have.
         scalars: where the chief writes metrics for TensorBoard.
         profiler: a `torch.profiler.profile`, stepped after each batch.
-        best: whether to ask the host which validations are worth saving.
     """
 
-    trial: Trial
-    callbacks: Mapping[str, Callback]
-    optimisation: Optimisation
-    reducers: ReducerRegistry
-    cursor: Cursor
-    device: torch.device
-    to_device: Callable[[Any], Any] | None
-    peers: DistributedContext
+    rank: Rank
     host: Host
     training_data: Iterator[Any]
     evaluation: Evaluation
-    description: Callable[[], files.Description]
-    listens_to_batches: bool
-    hears_of_checkpoints: bool
+    checkpointer: Checkpointer
+    hooks: Hooks
     scalars: TensorBoard
     profiler: Any = None
-    best: bool = False
 
     def __post_init__(self) -> None:
-        self.is_chief = self.peers.rank == 0
+        rank, position = self.rank, self.rank.position
         self.agreement = Agreement(
-            self.peers,
-            asked=self.host.asked_to_stop,
-            trained=lambda: self._trained,
-            device=self.device,
+            rank.peers,
+            stop_requested=self.host.asked_to_stop,
+            trained=lambda: position.trained,
+            device=rank.device,
         )
-        self._metrics = accumulator.TrainingMetrics(keep_batches=self.listens_to_batches)
-        self._train_batch = self.optimisation.forward(self.trial.train_batch)
-        self._epoch_starts = [_epoch_start(callback) for callback in self.callbacks.values()]
-        self._saver = Saver(self.host)
-        self._usage = Usage(self.device)
-        self._trained = self.cursor.initial_batch
+        self._metrics = TrainingMetrics(keep_batches=self.hooks.batch_metrics)
+        self._train_batch = rank.optimisation.forward(rank.trial.train_batch)
+        self._epoch_starts = [_epoch_start(callback) for callback in rank.callbacks.values()]
+        self._usage = Usage(rank.device)
+        # Metrics that are not published yet.
         self._training: dict[str, Any] | None = None
         self._validation: dict[str, Any] | None = None
-        if self.is_chief and self.scalars.enabled and self._trained > 0:
+        if rank.is_chief and self.scalars.enabled and position.trained > 0:
             # A trial that was killed resumes from its last checkpoint, and writes some batches again. The validation at
             # that checkpoint stays.
-            self.scalars.restart(self._trained + 1)
+            self.scalars.restart(position.trained + 1)
 
     def progress(self) -> tuple[int, int]:
         """As `Host.watch` needs it: (batches trained, batches of the latest validation)."""
-        return self._trained, self.evaluation.batches
+        return self.rank.position.trained, self.evaluation.batches
 
-    def perform(self, command: Command) -> Seen:
+    def perform(self, command: Command) -> Outcome:
         """Perform a command of the loop."""
-        began, before = time.perf_counter(), self._trained
+        began, before = time.perf_counter(), self.rank.position.trained
         match command:
             case Train():
-                seen, phase = self.train(command), "training"
+                outcome, phase = self.train(command), "training"
             case Validate():
-                seen, phase = self.validate(command), "validating"
+                outcome, phase = self.validate(command), "validating"
             case Publish():
-                seen, phase = self.publish(command), "waiting"
+                outcome, phase = self.publish(command), "waiting"
             case _:
                 assert_never(command)
-        self._usage.spent(phase, time.perf_counter() - began, self._trained - before)
-        return seen
+        self._usage.record(phase, time.perf_counter() - began, self.rank.position.trained - before)
+        return outcome
 
     def finish(self) -> None:
         """Wait until the last checkpoint is saved, and raise the exception that ended training, if any."""
-        on_chief(self.peers, "saving the last checkpoint", self._saver.finish)
+        self.checkpointer.finish()
         self.agreement.raise_error()
 
     def abandon(self) -> None:
         """After an error: wait for the checkpoint that is being saved."""
-        self._saver.abandon()
+        self.checkpointer.abandon()
 
     # ------------------------------------------------------------------------------------------------------- train
 
-    def train(self, command: Train) -> Seen:
-        self.reducers.reset(training=True)
-        self._metrics.keep_times = self.is_chief and self.scalars.enabled
-        self._metrics.reset()
-        first = self._trained
-        for model in self.optimisation.models:
-            if not model.training or self._trained == self.cursor.initial_batch:
+    def train(self, command: Train) -> Outcome:
+        rank, position, agreement, metrics = self.rank, self.rank.position, self.agreement, self._metrics
+        rank.reducers.reset(training=True)
+        metrics.keep_times = rank.is_chief and self.scalars.enabled
+        metrics.reset()
+        first = position.trained
+        for model in rank.optimisation.models:
+            if not model.training or first == position.initial_batch:
                 model.train()
-        slot, leave = self.agreement.stretch(lambda: self._train_until(command.until), training=True)
+        reduced, leave = agreement.section(lambda: self._train_until(command.until), training=True)
         # Where collectives were aborted, these are garbage, or can't be read at all.
-        values, late = self.agreement.attempt(self._metrics.take_values)
+        values, late = agreement.catch(metrics.take_values)
         leave = leave or late
-        sound = values is not None and (leave is None or not leave.aborted)
-        values = values if values is not None and sound else {}
-        scalars = values if self.scalars.enabled and sound else None
-        mine = (self._trained, leave, accumulator.sums_of(values), slot, scalars, self._usage.machine())
-        trained, leaves, sums, slots, rows, machines = zip(*self.agreement.exchange(mine, leave), strict=True)
-        self._usage.hear(machines)
-        if self._metrics.keep_times:
-            self._write_batches(first, [row for row in rows if row is not None])
-        leave = self.agreement.agree(leaves, training=True)
-        self._trained = min(trained)
-        averages: dict[str, Any] = {} if leave is not None and leave.aborted else dict(accumulator.average_sums(sums))
-        if leave is not None or self._trained < command.until:
+        if values is None or (leave is not None and leave.aborted):
+            values = None
+        mine = TrainingShare(
+            trained=position.trained,
+            leave=leave,
+            sums=sums_of(values or {}),
+            reduced=reduced,
+            scalars=values if self.scalars.enabled else None,
+            machine=self._usage.machine(),
+        )
+        ranks = agreement.exchange(mine, leave)
+        self._usage.set_ranks([each.machine for each in ranks])
+        scalars = [each.scalars for each in ranks if each.scalars is not None]
+        if metrics.keep_times and scalars:
+            self.scalars.write_batches(first, metrics.times, rows_of(scalars))
+        leave = agreement.agree([each.leave for each in ranks], training=True)
+        position.trained = min(each.trained for each in ranks)
+        averages: dict[str, Any] = {}
+        if leave is None or not leave.aborted:
+            averages.update(average_sums([each.sums for each in ranks]))
+        if leave is not None or position.trained < command.until:
             self._training = averages or None
             save = leave is None or leave.save
-            return Seen(batches=self._trained, leave=True, save_on_leave=save, interrupted=leave is None)
-        reduced = self.reducers.cross_slot(slots, training=True)
-        averages.update({name: accumulator.to_numpy(value) for name, value in reduced.items()})
+            return Outcome(batches=position.trained, leave=True, save_on_leave=save, interrupted=leave is None)
+        found = rank.reducers.cross_slot([each.reduced or [] for each in ranks], training=True)
+        averages.update({name: to_numpy(value) for name, value in found.items()})
         self._training = averages
-        self._write_scalars(reduced)
-        if self._metrics.keep_batches:
-            _, leave = self.agreement.together(lambda: self._workload_end(averages))
+        if rank.is_chief:
+            self.scalars.write_metrics(position.trained, found)
+        if self.hooks.batch_metrics:
+            _, leave = agreement.on_all(lambda: self._workload_end(averages))
             if leave is not None:
-                return Seen(batches=self._trained, leave=True, save_on_leave=leave.save)
-        return Seen(batches=self._trained)
+                return Outcome(batches=position.trained, leave=True, save_on_leave=leave.save)
+        return Outcome(batches=position.trained)
 
     def _train_until(self, until: int) -> list[Any]:
         """The hot path. Returns what this rank contributes to the reducers."""
-        trial, cursor, optimisation = self.trial, self.cursor, self.optimisation
-        to_device, add, profiler = self.to_device, self._metrics.add, self.profiler
+        rank, trial, position, optimisation = self.rank, self.rank.trial, self.rank.position, self.rank.optimisation
+        to_device, add, profiler = rank.to_device, self._metrics.add, self.profiler
         train_batch, get_batch_length = self._train_batch, trial.get_batch_length
-        epoch_length, aggregates = cursor.epoch_length, optimisation.aggregation_frequency > 1
+        epoch_length, aggregates = position.epoch_length, optimisation.aggregation_frequency > 1
         amp, schedulers = optimisation.amp, optimisation.lr_schedulers
         agreement, usage, clock = self.agreement, self._usage, time.perf_counter
-        if self._trained >= agreement.limit and agreement.reached(self._trained):
-            return self.reducers.per_slot(training=True)
+        if position.trained >= agreement.stop_at and agreement.must_stop(position.trained):
+            return rank.reducers.per_slot(training=True)
         # The range first in zip(): so no batch is drawn that is not trained on.
         since = clock()
-        for batch_idx, batch in zip(range(self._trained, until), self.training_data, strict=False):
+        for batch_idx, batch in zip(range(position.trained, until), self.training_data, strict=False):
             usage.data_s += clock() - since
             get_batch_length(batch)
             if to_device is not None:
                 batch = to_device(batch)
-            cursor.batch_idx = batch_idx
+            position.batch_idx = batch_idx
             epoch_idx, batch_in_epoch = divmod(batch_idx, epoch_length) if epoch_length else (0, batch_idx)
             if batch_in_epoch == 0:
                 for epoch_start in self._epoch_starts:
@@ -236,89 +253,72 @@ class Executor:
                 optimisation.after_batch(batch_idx)
             if profiler is not None:
                 profiler.step()
-            self._trained = batch_idx + 1
+            position.trained = batch_idx + 1
             if batch_in_epoch + 1 == epoch_length:
-                for callback in self.callbacks.values():
+                for callback in rank.callbacks.values():
                     callback.on_training_epoch_end(epoch_idx)
             # Before another batch is drawn: that may draw random numbers, which the resumed run must draw itself.
-            if batch_idx + 1 >= agreement.limit and agreement.reached(batch_idx + 1):
-                return self.reducers.per_slot(training=True)
+            if batch_idx + 1 >= agreement.stop_at and agreement.must_stop(batch_idx + 1):
+                return rank.reducers.per_slot(training=True)
             since = clock()
-        if self._trained < until:
+        if position.trained < until:
             raise DataExhausted(
-                f"the training data ended after {self._trained} batches, but training goes on to {until} or more; "
+                f"the training data ended after {position.trained} batches, but training continues to {until} or more; "
                 "return a pytorch.DataLoader, or repeat the data yourself (see samplers.RepeatBatchSampler)"
             )
-        return self.reducers.per_slot(training=True)
-
-    def _write_batches(self, first: int, ranks: list[accumulator.Values]) -> None:
-        """One row of scalars for each batch, at its number as step."""
-        if ranks:
-            batches = zip(self._metrics.times, accumulator.rows_of(ranks), strict=False)
-            self.scalars.write(
-                (at, batch_idx, {f"Determined/{name}": value for name, value in row.items()})
-                for batch_idx, (at, row) in enumerate(batches, start=first)
-                if row
-            )
-
-    def _write_scalars(self, found: Mapping[str, Any]) -> None:
-        """One row of scalars, at the number of batches trained; other values than numbers are left out."""
-        if self.is_chief and self.scalars.enabled:
-            values = {name: accumulator.as_number(accumulator.to_numpy(value)) for name, value in found.items()}
-            row = {f"Determined/{name}": value for name, value in values.items() if value is not None}
-            if row:
-                self.scalars.write([(time.time(), self._trained, row)])
+        return rank.reducers.per_slot(training=True)
 
     def _workload_end(self, averages: dict[str, Any]) -> None:
-        batches = accumulator.average_batches(self.peers.allgather(self._metrics.take_batches()))
-        shown = {**self._position(), **averages}
-        for callback in self.callbacks.values():
-            callback.on_training_workload_end(dict(shown), batches)
+        batches = average_batches(self.rank.peers.allgather(self._metrics.take_batches()))
+        for callback in self.rank.callbacks.values():
+            callback.on_training_workload_end({**self._counts(), **averages}, batches)
 
     # ---------------------------------------------------------------------------------------------------- validate
 
-    def validate(self, command: Validate) -> Seen:
+    def validate(self, command: Validate) -> Outcome:
+        evaluation = self.evaluation
         with torch.no_grad():
-            if not self.evaluation.full_dataset:
-                for model in self.optimisation.models:
-                    if isinstance(model, SpreadModel):
-                        model.share_buffers()
-            shares, leave = self.agreement.together(lambda: self.evaluation.share(test_mode=command.test_mode))
+            if not evaluation.full_dataset:
+                for model in self.rank.optimisation.models:
+                    if isinstance(model, DDPModel):
+                        model.sync_buffers()
+            shares, leave = self.agreement.on_all(lambda: evaluation.share(test_mode=command.test_mode))
             if leave is None:
-                found = self.evaluation.combine(shares)
-                answers, leave = self.agreement.together(lambda: self._validated(found, command.saved))
+                found = evaluation.combine(shares)
+                answers, leave = self.agreement.on_all(lambda: self._validated(found, command.compare))
         if leave is not None:
-            return Seen(batches=self._trained, leave=True, save_on_leave=leave.save)
-        worth_saving, reached = answers[0]
-        decides, enough = reached == "rung", reached == "end"
-        return Seen(batches=self._trained, worth_saving=worth_saving, decides=decides, enough=enough)
+            return Outcome(leave=True, save_on_leave=leave.save)
+        is_best, reached = answers[0]
+        return Outcome(is_best=is_best, decides=reached == "rung", length_reached=reached == "end")
 
-    def _validated(self, found: dict[str, Any], saved: bool) -> tuple[bool, Reached]:
-        """Call the callbacks; then ask the host whether the validation is worth saving, and what it has reached."""
+    def _validated(self, found: dict[str, Any], compare: bool) -> tuple[bool, Reached]:
+        """Call the callbacks; then ask the host whether this validation is the best, and what it has reached."""
         shown = dict(found)
-        for callback in self.callbacks.values():
+        for callback in self.rank.callbacks.values():
             callback.on_validation_end(shown)
         # Metrics that callbacks add to the dict are reported too.
-        self._validation = accumulator.jsonable(shown, source="on_validation_end()")
+        self._validation = jsonable(shown, source="on_validation_end()")
         if self.host.metric is not None:
             check_metric(self.host.metric, self._validation)
-        self._write_scalars(
-            {name if name.startswith("val") else f"val_{name}": value for name, value in self._validation.items()}
-        )
-        if not self.is_chief:
+        if not self.rank.is_chief:
             return False, "nothing"
-        for name, value in self._position().items():
+        self.scalars.write_metrics(
+            self.rank.position.trained,
+            {name if name.startswith("val") else f"val_{name}": value for name, value in self._validation.items()},
+        )
+        for name, value in self._counts().items():
             shown.setdefault(name, value)
         reached = self.host.reached(self._validation)
-        return self.best and not saved and self.host.worth_saving(self._validation), reached
+        return compare and self.host.is_best(self._validation), reached
 
     # ----------------------------------------------------------------------------------------------------- publish
 
-    def publish(self, command: Publish) -> Seen:
+    def publish(self, command: Publish) -> Outcome:
+        rank, position = self.rank, self.rank.position
         report = Report(
             batches=command.at.batches,
-            epochs=self._epochs(),
-            training=None if self._training is None else accumulator.jsonable(self._training, source="train_batch()"),
+            epochs=position.epochs,
+            training=None if self._training is None else jsonable(self._training, source="train_batch()"),
             validation=self._validation,
             decides=command.decides,
             final=command.final,
@@ -328,71 +328,24 @@ class Executor:
         leave = None
         if command.save:
             began = time.perf_counter()
-            begun = self.cursor.batch_idx
-            # Of a batch that was begun, but does not count, because a rank has left in it: it will be trained again.
-            spoilt = begun is not None and begun >= self._trained
-            gradients = None if spoilt else self.optimisation.pending_gradients()
-            state = files.RankState(
-                rng=rng.capture(self.device),
-                gradients=gradients if self.peers.size == 1 else on_cpu(gradients),
-                drawn=self.cursor.drawn_from(command.at.batches),
-            )
-            states = self.peers.gather(state) or []
-            uuid, _ = on_chief(self.peers, "saving a checkpoint", lambda: self._save(command, report, states))
-            if uuid is not None:
+            if (uuid := self.checkpointer.save(command, report)) is not None:
                 report = replace(report, checkpoint=uuid)
-                _, leave = self.agreement.attempt(lambda: self._uploaded(uuid))
+                _, leave = self.agreement.catch(lambda: self.checkpointer.uploaded(uuid))
             self._usage.saved(time.perf_counter() - began)
-        if self.is_chief:
+        if rank.is_chief:
             # Not in the report of the checkpoint, so that two identical runs have identical checkpoints.
-            report = replace(report, system=self._usage.take(at_once=command.decides or command.final))
+            report = replace(report, system=self._usage.flush(at_once=command.decides or command.final))
         # Published before any rank leaves: what the host does on a stop may end this process.
-        mine = (self.cursor.stop_requested, leave)
-        stop, ranks = on_chief(self.peers, "publishing metrics", lambda: self._publish(command, report), mine)
+        mine = (position.stop_requested, leave)
+        stop, ranks = on_chief(rank.peers, "publishing metrics", lambda: self.checkpointer.publish(report), mine)
         if self.agreement.agree([row[1] for row in ranks]) is not None:
             # Nothing is lost: the checkpoint has just been saved.
             self.agreement.raise_error()
             raise ShouldExit
-        return Seen(batches=self._trained, stop=stop or any(row[0] for row in ranks))
+        return Outcome(stop=stop or any(row[0] for row in ranks))
 
-    def _publish(self, command: Publish, report: Report) -> bool:
-        if command.final:
-            self._saver.finish()
-        else:
-            self._saver.check()
-        return self.host.publish(report)
-
-    def _uploaded(self, uuid: str) -> None:
-        for callback in self.callbacks.values():
-            callback.on_checkpoint_upload_end(uuid=uuid)
-
-    def _save(self, command: Publish, report: Report, states: list[files.RankState]) -> str | None:
-        # First, so that memory never holds two copies of the state.
-        self._saver.wait()
-        state = self.optimisation.state_dict()
-        state["callbacks"] = {name: callback.state_dict() for name, callback in self.callbacks.items()}
-        for callback in self.callbacks.values():
-            callback.on_checkpoint_save_start(state)
-        contents = files.contents(state=state, progress=command.at, ranks=states, description=self.description())
-        return self._saver.save(
-            contents,
-            report,
-            # Where the search decides, or the trial ends, its checkpoint must be there.
-            at_once=command.decides or command.final,
-            written=self._written if self.hears_of_checkpoints else None,
-        )
-
-    def _written(self, directory: Path) -> None:
-        for callback in self.callbacks.values():
-            callback.on_checkpoint_end(str(directory))
-            callback.on_checkpoint_write_end(str(directory))
-
-    def _epochs(self) -> float | None:
-        length = self.cursor.epoch_length
-        return None if length is None else self._trained / length
-
-    def _position(self) -> dict[str, Any]:
-        return {"batches": self._trained, "epochs": self._epochs() or 0.0}
+    def _counts(self) -> dict[str, Any]:
+        return {"batches": self.rank.position.trained, "epochs": self.rank.position.epochs or 0.0}
 
 
 def _epoch_start(callback: Callback) -> Callable[[int], None]:

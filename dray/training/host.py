@@ -1,4 +1,4 @@
-"""The host of a training run: what stores its checkpoints, takes its reports, and tells it to stop."""
+"""The host of a training run: stores its checkpoints, receives its reports, and asks it to stop."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Report:
 class Host(Protocol):
     """A laptop, a group of torchrun processes, a Ray worker.
 
-    Methods are called on the chief only, unless stated otherwise. `commit` may be called in a thread of its own, one
+    Methods are called on the chief only, unless stated otherwise. `commit` may be called in another thread, one
     checkpoint after another; the report of the checkpoint, and further ones, may be published meanwhile.
 
     Attributes must be the same on every rank of a trial, except the trial seed: the chief's counts.
@@ -89,7 +89,7 @@ class Host(Protocol):
     #: Whether a commit goes over a network.
     is_remote: bool
 
-    def worth_saving(self, validation: Mapping[str, object]) -> bool:
+    def is_best(self, validation: Mapping[str, object]) -> bool:
         """Whether this validation is the best of the experiment. Called with `checkpoint_policy="best"`, unless a
         checkpoint is saved in any case, because the report decides."""
         ...
@@ -177,7 +177,7 @@ class ProgramHost(Host, Protocol):
         Raises:
             SearcherMetricError: the search compares trials, and the first validation lacks its metric; or the report
                 does not have the trial's length in the search's unit.
-            TrialEnded: the program was told to stop before, and went on.
+            TrialEnded: the program was asked to stop before, and kept reporting.
         """
         ...
 

@@ -1,8 +1,8 @@
 """The training loop, pure: it decides what comes next, and leaves it to others to do it.
 
-`drive(plan, at)` yields commands and is sent what was seen when each was performed. It knows neither torch nor host nor
-search; all arithmetic on progress is here and in `plan`. Every rank runs it: equal `Seen` gives equal commands, so all
-ranks take part in the same collectives.
+`drive(plan, at)` yields commands and is sent the outcome of each. It knows neither torch nor host nor search; all
+arithmetic on progress is here and in `plan`. Every rank runs it: equal outcomes give equal commands, so all ranks take
+part in the same collectives.
 
 Its law: resuming from any published progress yields exactly the remaining commands.
 """
@@ -25,10 +25,10 @@ class Train:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validate:
-    """Validate, on one batch if `test_mode`. `saved`: a checkpoint is saved in any case."""
+    """Validate, on one batch if `test_mode`. `compare`: find out whether it is the best validation so far."""
 
     test_mode: bool = False
-    saved: bool = False
+    compare: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +50,13 @@ Command = Train | Validate | Publish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """The answer to a command, equal on all ranks.
+class Outcome:
+    """The outcome of a command, equal on all ranks.
 
     batches: after Train: batches trained in total; fewer than `until` only with `leave`.
-    worth_saving: after Validate: it is the best validation so far.
-    decides, enough: after Validate, if the search measures length by a metric: it decides here; the length is reached.
+    is_best: after Validate with `compare`: it is the best validation so far.
+    decides, length_reached: after Validate, if the search measures length by a metric: it decides here; the trial has
+        reached its length.
     stop: after Publish: the search, the host or the trial asks to stop here.
     leave: after Train or Validate: end at once, without another validation (ShouldExit, InvalidHP, no more data).
     save_on_leave: with leave: save what is not yet saved.
@@ -63,47 +64,47 @@ class Seen:
     """
 
     batches: int = 0
-    worth_saving: bool = False
+    is_best: bool = False
     decides: bool = False
-    enough: bool = False
+    length_reached: bool = False
     stop: bool = False
     leave: bool = False
     save_on_leave: bool = True
     interrupted: bool = False
 
 
-def drive(plan: Plan, at: Progress) -> Generator[Command, Seen, Progress]:
+def drive(plan: Plan, at: Progress) -> Generator[Command, Outcome, Progress]:
     """Yield the commands that take a run from `at` to the end of `plan`; return where it ended."""
     if plan.step_zero_validation and at.batches == 0 and at.validated is None:
-        seen = yield Validate(test_mode=plan.test_mode)
-        if seen.leave:
+        outcome = yield Validate(test_mode=plan.test_mode, compare=plan.compares(at))
+        if outcome.leave:
             return at
         at = at.just_validated()
-        seen = yield Publish(at=at, save=False)
-        if seen.stop:
+        outcome = yield Publish(at=at, save=False)
+        if outcome.stop:
             return at
     while not plan.ends(at):
-        seen = yield Train(until=plan.next_due(at.batches))
-        at = at.trained(seen.batches)
-        if not seen.leave and plan.validates(at):
+        outcome = yield Train(until=plan.next_due(at.batches))
+        at = at.trained(outcome.batches)
+        if not outcome.leave and plan.validates(at):
             # A trial that leaves during its validation loses nothing: its batches count.
-            validated = yield Validate(test_mode=plan.test_mode, saved=plan.decides(at))
+            validated = yield Validate(test_mode=plan.test_mode, compare=plan.compares(at))
             at = at if validated.leave else at.just_validated()
-            seen = validated
-        if seen.leave:
-            save = seen.save_on_leave and not at.is_saved
+            outcome = validated
+        if outcome.leave:
+            save = outcome.save_on_leave and not at.is_saved
             at = at.just_saved() if save else at
-            yield Publish(at=at, save=save, final=True, interrupted=seen.interrupted)
+            yield Publish(at=at, save=save, final=True, interrupted=outcome.interrupted)
             return at
-        last = plan.ends(at) or seen.enough
-        decides = plan.decides(at) or seen.decides or last
+        last = plan.ends(at) or outcome.length_reached
+        decides = plan.decides(at) or outcome.decides or last
         # Saved before the search decides, so that a trial that is stopped or paused here loses nothing.
-        save = decides or plan.saves(at) or (at.validated == at.batches and plan.worth_saving(seen.worth_saving))
+        save = decides or plan.saves(at) or (at.validated == at.batches and plan.saves_validation(outcome.is_best))
         at = at.just_saved() if save else at
-        seen = yield Publish(at=at, save=save, decides=decides, final=last)
+        outcome = yield Publish(at=at, save=save, decides=decides, final=last)
         if last:
             return at
-        if seen.stop:
+        if outcome.stop:
             if not at.is_saved:
                 at = at.just_saved()
                 yield Publish(at=at, save=True, final=True)

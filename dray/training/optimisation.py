@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dray.training.amp import MixedPrecision
-from dray.training.position import Cursor
+from dray.training.position import Position
 from dray.training.trial import Scheduler
 from dray.training.units import is_int
 
@@ -20,7 +20,7 @@ class Optimisation:
     """The models, optimizers and LR schedulers of a trial.
 
     Args:
-        cursor: has the current batch.
+        position: has the current batch.
         aggregation_frequency: number of batches over which gradients are summed before the optimizer steps.
         average_aggregated_gradients: divide the sum by that number.
 
@@ -29,11 +29,11 @@ class Optimisation:
     """
 
     def __init__(
-        self, cursor: Cursor, aggregation_frequency: int = 1, average_aggregated_gradients: bool = True
+        self, position: Position, aggregation_frequency: int = 1, average_aggregated_gradients: bool = True
     ) -> None:
         if not is_int(aggregation_frequency) or aggregation_frequency < 1:
             raise ValueError(f"aggregation_frequency must be an int >= 1, got {aggregation_frequency!r}")
-        self.cursor = cursor
+        self.position = position
         self.aggregation_frequency = aggregation_frequency
         self.average_aggregated_gradients = average_aggregated_gradients
         self.models: list[torch.nn.Module] = []
@@ -47,7 +47,7 @@ class Optimisation:
     @property
     def steps_now(self) -> bool:
         """Whether the current batch is the last of its aggregation. Always true outside training."""
-        batch_idx = self.cursor.batch_idx
+        batch_idx = self.position.batch_idx
         return batch_idx is None or (batch_idx + 1) % self.aggregation_frequency == 0
 
     def forward(self, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,7 +70,7 @@ class Optimisation:
         for scheduler in self.lr_schedulers:
             scheduler.after_batch(
                 batch_idx,
-                epoch_length=self.cursor.epoch_length,
+                epoch_length=self.position.epoch_length,
                 aggregation_frequency=self.aggregation_frequency,
             )
 

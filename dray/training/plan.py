@@ -85,7 +85,11 @@ class Plan:
     def saves(self, at: Progress) -> bool:
         return self.checkpoint is not None and self.checkpoint.due(at.batches)
 
-    def worth_saving(self, is_best: bool) -> bool:
+    def compares(self, at: Progress) -> bool:
+        """Whether saving depends on a validation's being the best: a checkpoint is not saved in any case."""
+        return self.policy == "best" and not self.decides(at)
+
+    def saves_validation(self, is_best: bool) -> bool:
         """Whether to save after a validation."""
         return self.policy == "all" or (self.policy == "best" and is_best)
 

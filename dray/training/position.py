@@ -1,39 +1,40 @@
-"""The current batch: set by the executor, read by the trial's context."""
+"""Where training is: advanced by the executor, batch by batch, and read by the trial's context and the host."""
 
 from __future__ import annotations
 
 
-class Cursor:
-    """The current batch. Unlike `Progress` it is mutable, and means nothing once training has ended.
+class Position:
+    """The position in a training run. `Progress` is made of it, once per command of the loop.
 
     Attributes:
         batch_idx: the batch being trained, from 0, None before training.
+        trained: batches trained in total. One that is interrupted does not count.
         epoch_length: batches per epoch, None for one endless epoch.
         initial_batch: the batch that this run starts at, 0 for a fresh trial.
         stop_requested: whether the trial has asked to stop at the next boundary.
         stop_obeyed: whether training has ended since then: it does not stop the next one.
-        drawn: the seeds drawn for the epochs' orders, by epoch, in a run resumed from a checkpoint of Determined's;
-            None in others.
     """
 
-    __slots__ = ("batch_idx", "drawn", "epoch_length", "initial_batch", "stop_obeyed", "stop_requested")
+    __slots__ = ("batch_idx", "epoch_length", "initial_batch", "stop_obeyed", "stop_requested", "trained")
 
     def __init__(self) -> None:
-        self.batch_idx: int | None = None
         self.epoch_length: int | None = None
-        self.initial_batch = 0
         self.stop_requested = False
         self.stop_obeyed = False
-        self.drawn: dict[int, int] | None = None
+        self.start(0)
+
+    def start(self, batches: int) -> None:
+        """Set the batch that a run starts at."""
+        self.batch_idx: int | None = None
+        self.initial_batch = self.trained = batches
+
+    @property
+    def epochs(self) -> float | None:
+        """Epochs trained, with fractions; None if they have no length."""
+        return None if self.epoch_length is None else self.trained / self.epoch_length
 
     def epoch_of(self, batch_idx: int) -> int:
         return 0 if self.epoch_length is None else batch_idx // self.epoch_length
-
-    def drawn_from(self, batches: int) -> dict[int, int] | None:
-        """The drawn seeds of the epochs that are not over after so many batches."""
-        if self.drawn is None:
-            return None
-        return {epoch: seed for epoch, seed in self.drawn.items() if epoch >= self.epoch_of(batches)}
 
     def starts_epoch(self, batch_idx: int) -> bool:
         return batch_idx % self.epoch_length == 0 if self.epoch_length else batch_idx == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -57,6 +58,19 @@ class Callback(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """Whether callbacks of any rank have hooks that cost something on all ranks.
+
+    Args:
+        batch_metrics: `on_training_workload_end`, which gets the metrics of each batch.
+        checkpoints: a hook for written checkpoints: training waits for the write.
+    """
+
+    batch_metrics: bool
+    checkpoints: bool
 
 
 class Scheduler(Protocol):

@@ -56,13 +56,13 @@ MERGED: dict[str, Callable[[list[Any]], float]] = {
 
 
 class Usage:
-    """Keeps account of one rank's usage.
+    """Measures one rank's usage.
 
     Args:
         device: the device that it trains on.
 
     Attributes:
-        data_s: seconds spent waiting for data so far, a part of the training time that `spent` is told.
+        data_s: seconds spent waiting for data so far, a part of the training time in `record`.
     """
 
     __slots__ = (
@@ -92,7 +92,7 @@ class Usage:
         self._machine: Machine | None = None
         self._ranks: Sequence[Machine] = ()
 
-    def spent(self, phase: str, seconds: float, batches: int = 0) -> None:
+    def record(self, phase: str, seconds: float, batches: int = 0) -> None:
         """Add time of a phase: training, validating, or waiting (for the search or the other ranks)."""
         self._spent[phase] += seconds
         self._batches += batches
@@ -100,7 +100,7 @@ class Usage:
             self._spent[phase], self._saved = self._spent[phase] - self._saved, 0.0
 
     def saved(self, seconds: float) -> None:
-        """Add time of saving, a part of the waiting time that `spent` is told next."""
+        """Add time of saving, a part of the waiting time that is recorded next."""
         self._spent["checkpointing"] += seconds
         self._saved += seconds
 
@@ -128,7 +128,7 @@ class Usage:
             return None
         try:
             return measure()
-        # Whatever it is: NVML's errors, of MIG devices or missing permissions, are of a class of their own.
+        # Any exception: NVML's errors (MIG devices, missing permissions) have no common base class.
         except Exception as error:
             self._failed.add(name)
             if not isinstance(error, ModuleNotFoundError):  # pynvml is optional
@@ -139,11 +139,11 @@ class Usage:
         before, self._cpu_s = self._cpu_s, _cpu_s_of(_processes())
         return sum(seconds - before.get(process, 0.0) for process, seconds in self._cpu_s.items())
 
-    def hear(self, ranks: Sequence[Machine | None]) -> None:
+    def set_ranks(self, ranks: Sequence[Machine | None]) -> None:
         """Take the machine usage of all ranks."""
         self._ranks = [machine for machine in ranks if machine is not None]
 
-    def take(self, *, at_once: bool) -> dict[str, float] | None:
+    def flush(self, *, at_once: bool) -> dict[str, float] | None:
         """The usage since the last call, if it is time for a report or `at_once`; phases without any time left out.
 
         Seconds by phase: training_s, data_s (waiting for data), validating_s, checkpointing_s (while training waited),

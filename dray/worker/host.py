@@ -127,7 +127,7 @@ class RayHost:
     def reached(self, validation: Mapping[str, object]) -> Reached:
         return self.reports.reached(validation)
 
-    def worth_saving(self, validation: Mapping[str, object]) -> bool:
+    def is_best(self, validation: Mapping[str, object]) -> bool:
         score = self.settings.score(self.settings.metric_of(validation))
         return math.isfinite(score) and self._link.is_best(score)
 

@@ -12,9 +12,9 @@ from dray.desk.messages import LeaseOutcome, Reply
 from dray.hosts.unsaved import UnsavedRows
 from dray.training.errors import TrialEnded
 from dray.training.host import Reached, Report
-from dray.training.metrics.accumulator import as_number
 from dray.training.metrics.checks import MetricChecks
 from dray.training.metrics.time_metric import time_of
+from dray.training.metrics.values import as_number
 from dray.worker.desk_link import NOTHING, DeskLink, DeskReport
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.length import Rungs, length_in_fit, length_in_program

@@ -36,7 +36,7 @@ def test_columns_of_the_tables(tmp_path: Path) -> None:
 
 def test_figures_of_the_machine_and_phases() -> None:
     told = set(re.findall(r"^\| `(\w+)` \|", section("The machine"), re.MULTILINE)) - {"name"}
-    written = set(re.findall(r'"(\w+_s|\w+_second)"', inspect.getsource(usage.Usage.take)))
+    written = set(re.findall(r'"(\w+_s|\w+_second)"', inspect.getsource(usage.Usage.flush)))
     assert told == written | usage.MERGED.keys() | {"starting_s"}
     assert set(re.findall(r"`([a-z]+)`", section("The timeline"))) == set(PHASES)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,6 @@ from dray.code.startup_hook import StartupHookFailed
 from dray.config.load import ConfigError, build_space, load_config
 from dray.experiment.local import run_local
 from dray.pytorch import load_trial_from_checkpoint_path
-from dray.records.checkpoints import export_determined
 from dray.script import ScriptFailed
 from dray.storage import Location, RemoteDirectory
 from dray.training.errors import SearcherMetricError
@@ -128,10 +128,11 @@ def test_a_checkpoint_of_determineds_is_found_in_the_storage_by_its_uuid(model_d
     assert isinstance(lr, float)
     source = run_local(load_config(CONFIG), model_dir, path=model_dir / "source")
     storage, uuid = model_dir / "storage", "3f0e2b5c-8f61-4c1b-9d3a-0d6f7a3b9e11"
-    export_determined(Location.of(source / "checkpoint_8"), storage / uuid)
+    (storage / uuid).mkdir(parents=True)
+    shutil.copy(source / "checkpoint_8" / "state-dict.pth", storage / uuid / "state_dict.pth")
     if remote:
         place = Location.of(f"memory://determined{storage}")
-        RemoteDirectory(place.child(uuid)).upload(storage / uuid, last="metadata.json")
+        RemoteDirectory(place.child(uuid)).upload(storage / uuid, last="state_dict.pth")
     where = place.uri if remote else {"type": "shared_fs", "host_path": str(model_dir), "storage_path": "storage"}
     searcher = {**CONFIG["searcher"], "source_checkpoint_uuid": uuid}
     config = load_config({**CONFIG, "searcher": searcher, "checkpoint_storage": where})

@@ -55,7 +55,7 @@ class FakeHost:
         self._store = CheckpointStore(directory)
         self._best = float("inf")
 
-    def worth_saving(self, validation: Mapping[str, object]) -> bool:
+    def is_best(self, validation: Mapping[str, object]) -> bool:
         value = validation.get(self.metric or "validation_loss", 0.0)
         assert isinstance(value, (int, float))
         better, self._best = value < self._best, min(value, self._best)

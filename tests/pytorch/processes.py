@@ -39,7 +39,7 @@ def _processes(
 ) -> Iterator[list[subprocess.Popen[str]]]:
     processes = []
     places = nodes(*(local_sizes or (size,)))
-    # Each rank needs a GPU of its own.
+    # Each rank needs its own GPU.
     hidden = {} if torch.cuda.device_count() >= size else {"CUDA_VISIBLE_DEVICES": ""}
     for rank in range(size):
         environment = {

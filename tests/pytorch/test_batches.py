@@ -202,9 +202,9 @@ def test_divided_anew_a_step_has_the_records_that_it_had(
 
 
 def test_batches_of_other_sizes_divide_differently() -> None:
-    assert Division(replicas=2, batch_size=4).like(Division(replicas=1, batch_size=8))
-    assert not Division(replicas=2, batch_size=4).like(Division(replicas=1, batch_size=4))
-    assert not Division(replicas=2, batch_size=None).like(Division(replicas=1, batch_size=None))
+    assert Division(replicas=2, batch_size=4).same_global_batch(Division(replicas=1, batch_size=8))
+    assert not Division(replicas=2, batch_size=4).same_global_batch(Division(replicas=1, batch_size=4))
+    assert not Division(replicas=2, batch_size=None).same_global_batch(Division(replicas=1, batch_size=None))
     assert Division.from_dict(Division(replicas=3, batch_size=None).as_dict()) == Division(replicas=3, batch_size=None)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints as Determined's versions wrote them, from 0.12 to 0.38: into a trial, and trained on."""
+"""Loading and resuming checkpoints as versions 0.18 to 0.38 of Determined wrote them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dray import pytorch
 from dray.hosts import use_host
 from dray.pytorch import Batch
 from dray.training import rng
-from dray.training.checkpoint import determined as legacy
+from dray.training.checkpoint import determined
 from dray.training.checkpoint import files as checkpoint
 from dray.training.progress import Progress
 from tests.pytorch import resuming
@@ -100,32 +100,16 @@ def old_state(ours: Path) -> dict[str, Any]:
     return state
 
 
-def single(state: dict[str, Any]) -> dict[str, Any]:
-    """The keys of the versions that had one model, one optimizer, one schedule."""
-    return {
-        "model_state_dict": state["models_state_dict"][0],
-        "optimizer_state_dict": state["optimizers_state_dict"][0],
-        "lr_scheduler": state["lr_schedulers_state_dict"][0],
-        "callbacks": state["callbacks"],
-    }
-
-
 def over_processes(state: dict[str, Any]) -> dict[str, Any]:
     """DDP's names, which Determined saved as they were."""
     models = [{f"module.{name}": value for name, value in model.items()} for model in state["models_state_dict"]]
     return {**state, "models_state_dict": models}
 
 
-def describe(directory: Path, entrypoint: str = "model_def:Trial", *, load_data: bool) -> None:
+def describe(directory: Path, entrypoint: str = "model_def:Trial") -> None:
     config = {"name": "old", "entrypoint": entrypoint, "searcher": {"name": "single"}}
-    if load_data:
-        content: dict[str, Any] = {"trial_type": "PyTorchTrial", "trial_cls_spec": entrypoint}
-        (directory / "load_data.json").write_text(
-            json.dumps({**content, "experiment_config": config, "hparams": HPARAMS})
-        )
-    else:
-        metadata = {"torch_version": "1.4.0", "experiment_config": config, "hparams": HPARAMS}
-        (directory / "metadata.json").write_text(json.dumps(metadata))
+    content = {"trial_type": "PyTorchTrial", "trial_cls_spec": entrypoint, "experiment_config": config}
+    (directory / "load_data.json").write_text(json.dumps({**content, "hparams": HPARAMS}))
     (directory / "code").mkdir()
     (directory / "code" / "model_def.py").write_text(MODEL_DEF)
 
@@ -149,42 +133,18 @@ def write_old(directory: Path, version: str, ours: Path) -> Path:
             torch.save(state, directory / "state_dict.pth")
             (directory / "trial_state.pkl").write_bytes(pickle.dumps(trial_state))
             (directory / "metadata.json").write_text(json.dumps({"steps_completed": TRAINED, "format": "pickle"}))
-            describe_later(directory)
         case "0.18":
             torch.save(state, directory / "state_dict.pth")
             (directory / "workload_sequencer.pkl").write_bytes(pickle.dumps({**sequencer, "steps_completed": TRAINED}))
-            describe_later(directory)
-        case "0.16":
-            torch.save(state, directory / "state_dict.pth")
-            (directory / "workload_sequencer.pkl").write_bytes(pickle.dumps({**sequencer, "latest_batch": TRAINED}))
-            describe(directory, load_data=False)
-        case "0.13":
-            state = single(state)
-            (directory / "determined").mkdir()
-            # Before torch 1.6, and before numpy 2.
-            path = directory / "determined" / "state_dict.pth"
-            torch.save(state, path, _use_new_zipfile_serialization=False)
-            describe(directory, load_data=False)
-        case "0.12, pedl":
-            (directory / "pedl").mkdir()
-            torch.save(single(state), directory / "pedl" / "state_dict.pth", _use_new_zipfile_serialization=False)
-            describe(directory, load_data=False)
-        case "0.12, checkpoint.pt":
-            torch.save(single(state), directory / "checkpoint.pt", _use_new_zipfile_serialization=False)
-            describe(directory, load_data=False)
+    describe(directory)
     return directory
 
 
-def describe_later(directory: Path) -> None:
-    describe(directory, load_data=True)
+VERSIONS = ["0.38", "0.38, several processes", "0.18"]
 
 
-EXACT = ["0.38", "0.38, several processes", "0.18", "0.16"]
-WEIGHTS_ONLY = ["0.13", "0.12, pedl", "0.12, checkpoint.pt"]
-
-
-@pytest.mark.parametrize("version", EXACT)
-def test_an_old_checkpoint_goes_on_as_if_the_run_had_never_been_cut(
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_run_resumed_from_an_old_checkpoint_equals_an_uninterrupted_one(
     whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path, version: str
 ) -> None:
     uncut, ours = whole[Trial]
@@ -197,11 +157,11 @@ def test_an_old_checkpoint_goes_on_as_if_the_run_had_never_been_cut(
     assert host.reports[-1].batches == LENGTH
 
 
-@pytest.mark.parametrize("version", WEIGHTS_ONLY)
-def test_a_checkpoint_without_a_position_gives_weights_optimizer_and_schedule(
-    whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path, version: str, caplog: pytest.LogCaptureFixture
+def test_a_checkpoint_without_a_position_restores_weights_optimizer_and_schedule(
+    whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    old = write_old(tmp_path / "old", version, whole[Trial][1])
+    old = write_old(tmp_path / "old", "0.38", whole[Trial][1])
+    (old / "trial_state.pkl").unlink()
     loaded: list[dict[str, Any]] = []
 
     class Looking(Trial):
@@ -214,10 +174,10 @@ def test_a_checkpoint_without_a_position_gives_weights_optimizer_and_schedule(
     expected = torch.load(whole[Trial][1] / "state-dict.pth", weights_only=True)
     assert_equal(loaded[0], {key: expected[key] for key in loaded[0]})
     assert [batch for _, batch, _ in resumed.seen] == [0, 1]
-    assert "does not say how far training had come" in caplog.text
+    assert "so its position is unknown" in caplog.text
 
 
-@pytest.mark.parametrize("version", [*EXACT, *WEIGHTS_ONLY])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_trial_is_built_from_an_old_checkpoint(
     whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path, version: str
 ) -> None:
@@ -234,7 +194,7 @@ def test_a_trial_is_built_from_an_old_checkpoint(
     assert type(found).__module__ == "model_def"
 
 
-def test_adams_state_of_older_versions_of_torch_goes_on_bit_for_bit(
+def test_adams_state_of_older_versions_of_torch_resumes_bit_for_bit(
     whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path
 ) -> None:
     uncut, ours = whole[Adaptive]
@@ -260,7 +220,7 @@ def test_numpys_names_of_before_its_second_version_are_known(
     content = path.read_bytes()
     assert b"numpy._core.multiarray\n" in content
     path.write_bytes(content.replace(b"numpy._core.multiarray\n", b"numpy.core.multiarray\n"))
-    found = legacy.rng_of(checkpoint.read_state(old, []))
+    found = determined.rng_of(checkpoint.read_state(old, []))
     assert found is not None
     assert np.array_equal(found["numpy"]["keys"].numpy(), state["rng_state"]["np_rng_state"][1])
 
@@ -272,8 +232,8 @@ def test_a_models_own_submodule_called_module_keeps_its_name() -> None:
             self.module = nn.Linear(1, 1)
 
     state = {"models_state_dict": [Holder().state_dict(), {"module.module.weight": 1, "module.module.bias": 2}]}
-    legacy.without_ddp_prefix(state, [Holder(), Holder()])
-    assert [list(model) for model in state["models_state_dict"]] == [["module.weight", "module.bias"]] * 2
+    adapted = determined.adapt(state, [Holder(), Holder()])
+    assert [list(model) for model in adapted["models_state_dict"]] == [["module.weight", "module.bias"]] * 2
 
 
 @pytest.mark.parametrize(
@@ -281,26 +241,21 @@ def test_a_models_own_submodule_called_module_keeps_its_name() -> None:
     [
         ("trial_state.pkl", {"batches_trained": 7, "last_val": 4}, 7, 4),
         ("trial_state.pkl", {"batches_trained": 7, "last_val": 0, "epochs_trained": None}, 7, None),
-        ("workload_sequencer.pkl", {"steps_completed": 6, "latest_batch": 5}, 6, None),
+        ("workload_sequencer.pkl", {"steps_completed": 6}, 6, None),
     ],
 )
 def test_the_position_is_read_from_either_file(
     tmp_path: Path, file: str, content: dict[str, Any], batches: int, validated: int | None
 ) -> None:
     (tmp_path / file).write_bytes(pickle.dumps(content))
-    assert legacy.read_progress(tmp_path) == Progress(batches=batches, validated=validated, saved=batches)
-
-
-def test_a_position_in_the_metadata_counts_where_there_is_no_other(tmp_path: Path) -> None:
-    (tmp_path / "metadata.json").write_text('{"steps_completed": 30}')
-    assert legacy.read_progress(tmp_path) == Progress(batches=30, saved=30)
+    assert determined.read_progress(tmp_path) == Progress(batches=batches, validated=validated, saved=batches)
 
 
 @pytest.mark.parametrize("content", [[7], {"epochs_trained": 1}, {"batches_trained": True}, {"batches_trained": -1}])
 def test_a_position_that_is_none_is_refused(tmp_path: Path, content: Any) -> None:
     (tmp_path / "trial_state.pkl").write_bytes(pickle.dumps(content))
     with pytest.raises(ValueError, match=r"trial_state\.pkl must .*" + re.escape(repr(content))):
-        legacy.read_progress(tmp_path)
+        determined.read_progress(tmp_path)
 
 
 def test_what_is_left_of_one_of_ours_is_not_taken_for_an_old_one(
@@ -384,13 +339,8 @@ def test_what_torch_loads_as_data_in_no_case_is_told_by_its_reason(
     assert isinstance(trial, Trial)
 
 
-def test_a_state_with_both_sorts_of_keys_is_refused() -> None:
-    with pytest.raises(ValueError, match="both 'model_state_dict' and 'models_state_dict'"):
-        legacy.modern({"model_state_dict": {}, "models_state_dict": []})
-
-
-def test_a_schedule_that_was_not_there_and_apexs_state_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    found = legacy.modern({"model_state_dict": {"w": 1}, "lr_scheduler": None, "amp_state": {"x": 1}})
+def test_the_state_of_apex_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    found = determined.adapt({"models_state_dict": [{"w": 1}], "amp_state": {"x": 1}}, [])
     assert found == {
         "models_state_dict": [{"w": 1}],
         "optimizers_state_dict": [],
@@ -405,4 +355,4 @@ def test_an_entrypoint_that_is_a_command_names_no_class(tmp_path: Path) -> None:
         (tmp_path / "load_data.json").write_text(
             json.dumps({"trial_cls_spec": None, "hparams": None, "experiment_config": {"entrypoint": entrypoint}})
         )
-        assert legacy.describe(tmp_path)["trial_cls_spec"] is None
+        assert determined.describe(tmp_path)["trial_cls_spec"] is None

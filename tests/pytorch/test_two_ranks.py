@@ -177,7 +177,7 @@ def test_what_is_gathered_comes_to_the_chief_alone(ranks: list[dict[str, Any]]) 
 def test_a_failure_of_one_rank_reaches_the_other(ranks: list[dict[str, Any]]) -> None:
     failure = "failure_in_validation_of_one_rank"
     assert ranks[1][failure]["error"] == "KeyError: 'gone'"
-    assert ranks[0][failure]["error"] == "PeerFailed: training failed on rank 1: KeyError('gone')"
+    assert ranks[0][failure]["error"] == "PeerFailed: rank 1 failed while training: KeyError('gone')"
     assert ranks[0]["failure_in_saving"]["error"].startswith("UnsavableState: the state of callback 'u'")
     assert ranks[1]["failure_in_saving"]["error"].startswith("PeerFailed: rank 0 failed while saving a checkpoint")
 

@@ -112,7 +112,7 @@ def run(
             "weights": context._optimisation.state_dict()["models_state_dict"][0],
             "opened": len(host.opened),
             "reports": [(r.batches, r.training, r.validation, r.checkpoint) for r in host.reports],
-            "epoch_length": context._cursor.epoch_length,
+            "epoch_length": context._position.epoch_length,
             "trial": getattr(trial, "seen", None),
         }
 

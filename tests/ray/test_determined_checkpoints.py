@@ -14,7 +14,7 @@ import torch
 
 import dray
 from dray import pytorch
-from tests.pytorch.test_determined_checkpoints import LENGTH, MODELS, golden
+from tests.pytorch.test_determined_checkpoints import EPOCH, LENGTH, MODELS, golden
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(180)]
 
@@ -88,4 +88,5 @@ def test_a_program_on_two_slots_goes_on_with_the_losses_that_it_would_have_had(t
     assert result.trials["state"].tolist() == ["COMPLETED"]
     for rank, theirs in enumerate(told["ranks"]):
         mine = json.loads((tmp_path / f"losses_{rank}.json").read_text())["losses"]
-        assert mine == pytest.approx(theirs["losses"][batches:], rel=1e-6)
+        # Until the validation at the end of the epoch, which draws random numbers in Determined and none in dray.
+        assert mine[: EPOCH - batches] == pytest.approx(theirs["losses"][batches:EPOCH], rel=1e-6)

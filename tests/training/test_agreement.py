@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from dray.core import DistributedContext
 from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, ShouldExit
-from dray.training.parallel import agreement, ddp
-from dray.training.parallel.agreement import Agreement, Leave, Reason, all_or_none, on_chief
+from dray.training.parallel import agreement, ddp, exchange
+from dray.training.parallel.agreement import Agreement
+from dray.training.parallel.exchange import Leave, Reason, all_or_none, on_chief
 from tests.core.test_distributed import HANGS_S, nodes, on_ranks
 
 
@@ -101,9 +102,9 @@ def ends_training(*works: Callable[[], int]) -> list[str]:
     """What each rank does after all have done their part."""
 
     def on_rank(context: DistributedContext) -> str:
-        ranks = Agreement(context, asked=lambda: False, trained=lambda: 0)
+        ranks = Agreement(context, stop_requested=lambda: False, trained=lambda: 0)
         try:
-            values, leave = ranks.together(works[context.rank])
+            values, leave = ranks.on_all(works[context.rank])
             if leave is None:
                 return f"goes on with {values}"
             ranks.raise_error()
@@ -134,7 +135,7 @@ def test_the_strongest_reason_counts() -> None:
     assert ends_training(raises(InvalidHP("width 99")), raises(KeyError("gone")), lambda: 5) == [
         "InvalidHP: width 99",
         "KeyError: 'gone'",
-        "PeerFailed: training failed on rank 1: KeyError('gone')",
+        "PeerFailed: rank 1 failed while training: KeyError('gone')",
     ]
 
 
@@ -144,21 +145,21 @@ def test_a_connection_that_another_rank_has_cut_is_no_reason_of_its_own() -> Non
     assert ends_training(raises(cut), raises(InvalidHP("width 99"))) == ["InvalidHP: width 99"] * 2
     assert (
         ends_training(raises(cut), lambda: 4)[1]
-        == "PeerFailed: training failed on rank 0: DistError('connection closed')"
+        == "PeerFailed: rank 0 failed while training: DistError('connection closed')"
     )
 
 
 def test_a_rank_that_has_failed_does_not_wait_long_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "FAIL_S", 0.2)
+    monkeypatch.setattr(exchange, "FAIL_S", 0.2)
     failed = threading.Event()
 
     def on_rank(context: DistributedContext) -> str:
-        ranks = Agreement(context, asked=lambda: False, trained=lambda: 0)
+        ranks = Agreement(context, stop_requested=lambda: False, trained=lambda: 0)
         if context.rank == 1:  # it is in a batch that never ends
             assert failed.wait(HANGS_S)
             return "killed by its host"
         try:
-            ranks.together(raises(KeyError("gone")))
+            ranks.on_all(raises(KeyError("gone")))
         except KeyError as error:
             return f"raises {error!r}"
         finally:
@@ -194,15 +195,15 @@ def test_who_waits_for_a_rank_that_has_left_gets_garbage_and_knows_it(
     monkeypatch.setattr(agreement, "LEAVE_S", 0.1)
 
     def on_rank(context: DistributedContext) -> tuple[Reason, bool, bool]:
-        ranks = Agreement(context, asked=lambda: False, trained=lambda: 0)
+        ranks = Agreement(context, stop_requested=lambda: False, trained=lambda: 0)
         with ranks.listening():
-            _, leave = ranks.stretch(raises(error) if context.rank == 1 else collectives.hang, training=True)
+            _, leave = ranks.section(raises(error) if context.rank == 1 else collectives.hang, training=True)
             assert leave is not None
             ranks.exchange("over", leave)
-            return leave.reason, leave.aborted, ranks.reached(3)
+            return leave.reason, leave.aborted, ranks.must_stop(3)
 
     waiting, left = on_ranks(nodes(2), on_rank)
-    assert waiting == (Reason.CUT_OFF, True, True)
+    assert waiting == (Reason.DISCONNECTED, True, True)
     assert left[0] is reason
 
 
@@ -212,15 +213,15 @@ def test_a_rank_that_has_died_is_not_waited_for_with_the_abort(monkeypatch: pyte
     dead = threading.Event()
 
     def on_rank(context: DistributedContext) -> Leave | None:
-        ranks = Agreement(context, asked=lambda: False, trained=lambda: 0)
+        ranks = Agreement(context, stop_requested=lambda: False, trained=lambda: 0)
         if context.rank == 1:
-            ranks._store, ranks._prefix = context.side_store(), context.broadcast("")
-            _, leave = ranks.stretch(raises(KeyError("gone")), training=True)
+            ranks.connect()
+            _, leave = ranks.section(raises(KeyError("gone")), training=True)
             dead.set()  # with its thread, which is none here
             return leave
         with ranks.listening():
             assert dead.wait(HANGS_S)
-            return ranks.stretch(collectives.hang, training=True)[1]
+            return ranks.section(collectives.hang, training=True)[1]
 
     waiting, _ = on_ranks(nodes(2), on_rank)
     assert waiting is not None
@@ -228,10 +229,10 @@ def test_a_rank_that_has_died_is_not_waited_for_with_the_abort(monkeypatch: pyte
 
 
 def test_nothing_is_saved_once_one_rank_was_aborted() -> None:
-    sound, aborted = Leave(reason=Reason.EXIT), Leave(reason=Reason.CUT_OFF, aborted=True)
+    sound, aborted = Leave(reason=Reason.EXIT), Leave(reason=Reason.DISCONNECTED, aborted=True)
 
     def on_rank(context: DistributedContext) -> bool:
-        ranks = Agreement(context, asked=lambda: False, trained=lambda: 0)
+        ranks = Agreement(context, stop_requested=lambda: False, trained=lambda: 0)
         leave = ranks.agree([sound, aborted], training=True)
         assert leave is not None
         return leave.save
@@ -244,9 +245,9 @@ def test_ranks_that_leave_at_the_same_batch_are_not_aborted(monkeypatch: pytest.
     monkeypatch.setattr(agreement, "LEAVE_S", 0.05)
 
     def on_rank(context: DistributedContext) -> bool:
-        ranks = Agreement(context, asked=lambda: False, trained=lambda: 0)
+        ranks = Agreement(context, stop_requested=lambda: False, trained=lambda: 0)
         with ranks.listening():
-            _, leave = ranks.stretch(raises(ShouldExit()), training=True)
+            _, leave = ranks.section(raises(ShouldExit()), training=True)
             threading.Event().wait(0.2)  # long after the others were to be out
             agreed = ranks.agree(ranks.exchange(leave, leave), training=True)
         assert agreed is not None

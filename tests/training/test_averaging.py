@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dray.training.optimisation import Optimisation
-from dray.training.position import Cursor
+from dray.training.position import Position
 
 
 class Operations(TorchDispatchMode):
@@ -49,7 +49,7 @@ def test_gradients_of_any_kind_are_averaged_and_alike_ones_together() -> None:
     words(torch.tensor([1, 1, 4])).sum().backward()
     optimizer: Any = Kept([*parameters, words.weight])
     with Operations() as operations:
-        Optimisation(Cursor(), aggregation_frequency=3).step(optimizer)
+        Optimisation(Position(), aggregation_frequency=3).step(optimizer)
     found = optimizer.found
     assert operations.names.count("aten._foreach_div_.Scalar") == 3, "float32, float64 and sparse"
     assert all(torch.equal(*pair) for pair in zip(found, [each / 3 for each in gradients], strict=False))

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dray.training.parallel.ddp import SpreadModel, disconnect, is_cut_off, queues_collectives, share_weights
+from dray.training.parallel.ddp import DDPModel, broadcast_weights, disconnect, is_disconnected, queues_collectives
 from dray.training.parallel.device import CPU
 
 
@@ -27,7 +27,7 @@ def world() -> Iterator[Any]:
 def test_attributes_of_the_model_within_stay_reachable(world: Any) -> None:
     net = nn.Sequential(nn.Linear(2, 1))
     net.tag = "mine"  # type: ignore[assignment]
-    spread = SpreadModel(net)
+    spread = DDPModel(net)
     assert spread.tag == "mine"
     with pytest.raises(AttributeError, match="no attribute 'lable'"):
         spread.lable  # noqa: B018
@@ -44,7 +44,7 @@ def test_what_is_set_on_a_wrapped_model_is_set_on_the_model_within(world: Any) -
             return out
 
     net, x = Net(), torch.ones(1, 2)
-    spread = SpreadModel(net)
+    spread = DDPModel(net)
     once = net(x)
     spread.scale = 3.0
     assert torch.equal(spread(x), 3 * once)
@@ -60,7 +60,7 @@ def test_what_is_set_on_a_wrapped_model_is_set_on_the_model_within(world: Any) -
 
 
 def test_gradients_have_a_group_of_their_own_with_the_programs_patience(world: Any) -> None:
-    one, two = SpreadModel(nn.Linear(2, 1)), SpreadModel(nn.Linear(2, 1))
+    one, two = DDPModel(nn.Linear(2, 1)), DDPModel(nn.Linear(2, 1))
     assert one.process_group is two.process_group is not world
     assert one.process_group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=77)
 
@@ -77,10 +77,10 @@ class Broadcasts(TorchDispatchMode):
 
 def test_buffers_are_shared_together_also_those_that_the_model_has_replaced(world: Any) -> None:
     net = nn.Sequential(*[nn.BatchNorm1d(3) for _ in range(10)])
-    spread = SpreadModel(net)
+    spread = DDPModel(net)
     net[0].running_mean = torch.ones(3)
     with torch.no_grad(), Broadcasts() as broadcasts:
-        spread.share_buffers()
+        spread.sync_buffers()
     assert broadcasts.count == 2, "the floats and the integers of 30 buffers"
     assert any(buffer is net[0].running_mean for buffer in spread.modules_buffers)
 
@@ -90,14 +90,14 @@ def test_weights_are_shared_together(world: Any) -> None:
     net[3].weight.data = torch.ones(3, 3).t()
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     with Broadcasts() as broadcasts:
-        share_weights(net)
+        broadcast_weights(net)
     assert broadcasts.count == 1
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
 
 def test_a_model_that_was_cut_off_is_the_model_within(world: Any) -> None:
     net = nn.Linear(2, 1)
-    spread = SpreadModel(net)
+    spread = DDPModel(net)
     disconnect(CPU)
     disconnect(CPU)  # as each rank does, of those that leave
     x = torch.ones(3, 2)
@@ -108,16 +108,16 @@ def test_a_model_that_was_cut_off_is_the_model_within(world: Any) -> None:
 
 
 def test_the_next_model_is_on_a_new_line(world: Any) -> None:
-    first = SpreadModel(nn.Linear(2, 1))
+    first = DDPModel(nn.Linear(2, 1))
     group = first.process_group
     disconnect(CPU)
     assert not first.connected
-    assert SpreadModel(nn.Linear(2, 1)).process_group is not group
+    assert DDPModel(nn.Linear(2, 1)).process_group is not group
 
 
 def test_a_group_that_the_program_has_ended_is_not_ended_again() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    model = SpreadModel(nn.Linear(2, 1))
+    model = DDPModel(nn.Linear(2, 1))
     dist.destroy_process_group()
     disconnect(CPU)
     assert not model.connected
@@ -137,14 +137,14 @@ def test_a_new_process_group_has_a_new_line() -> None:
     groups = []
     for _ in range(2):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        groups.append(SpreadModel(nn.Linear(2, 1)).process_group)
+        groups.append(DDPModel(nn.Linear(2, 1)).process_group)
         dist.destroy_process_group()
     assert groups[0] is not groups[1]
 
 
 def test_only_what_a_connection_says_is_another_ranks_doing() -> None:
     gloo = "[.../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:26000"
-    assert is_cut_off(RuntimeError(gloo))
-    assert is_cut_off(dist.DistBackendError("NCCL communicator was aborted"))
-    assert not is_cut_off(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not is_cut_off(ValueError(gloo))
+    assert is_disconnected(RuntimeError(gloo))
+    assert is_disconnected(dist.DistBackendError("NCCL communicator was aborted"))
+    assert not is_disconnected(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_disconnected(ValueError(gloo))

@@ -9,27 +9,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dray.training.loop import Command, Publish, Seen, Train, Validate, drive
+from dray.training.loop import Command, Outcome, Publish, Train, Validate, drive
 from dray.training.plan import Plan, Schedule
 from dray.training.progress import Progress
 
 
 def commands(
-    plan: Plan, at: Progress | None = None, *, answer: Callable[[Command], Seen] = lambda command: Seen()
+    plan: Plan, at: Progress | None = None, *, answer: Callable[[Command], Outcome] = lambda command: Outcome()
 ) -> tuple[list[Command], Progress]:
     """All commands of a run whose executor trains as far as it is told and otherwise answers by `answer`."""
     steps = drive(plan, at or Progress())
     log: list[Command] = []
-    seen = None
+    outcome = None
     while True:
         try:
-            command = next(steps) if seen is None else steps.send(seen)
+            command = next(steps) if outcome is None else steps.send(outcome)
         except StopIteration as end:
             return log, end.value
         log.append(command)
-        seen = answer(command)
-        if isinstance(command, Train) and not seen.leave:
-            seen = replace(seen, batches=command.until)
+        outcome = answer(command)
+        if isinstance(command, Train) and not outcome.leave:
+            outcome = replace(outcome, batches=command.until)
 
 
 def shown(log: list[Command]) -> str:
@@ -64,15 +64,15 @@ plans = st.builds(
 )
 
 
-def best_at(good: frozenset[int]) -> Callable[[Command], Seen]:
+def best_at(good: frozenset[int]) -> Callable[[Command], Outcome]:
     """Answers whose validations are the best so far at these batches: a matter of the place alone, as it should be."""
     at = 0
 
-    def answer(command: Command) -> Seen:
+    def answer(command: Command) -> Outcome:
         nonlocal at
         if isinstance(command, Train):
             at = command.until
-        return Seen(worth_saving=at in good)
+        return Outcome(is_best=at in good)
 
     return answer
 
@@ -101,7 +101,7 @@ def test_a_run_that_was_stopped_and_resumed_does_what_one_never_stopped_does(
     whole, _ = commands(plan, answer=best_at(good))
     best = best_at(good)
 
-    def stopping(command: Command) -> Seen:
+    def stopping(command: Command) -> Outcome:
         stop = isinstance(command, Publish) and command.at.batches >= stop_after
         return replace(best(command), stop=stop)
 
@@ -185,30 +185,30 @@ def test_step_zero_validation_comes_first_and_saves_nothing() -> None:
 
 @pytest.mark.api("2.12")
 def test_a_stop_saves_what_is_unsaved_and_validates_no_more() -> None:
-    stop = lambda command: Seen(stop=isinstance(command, Publish))  # noqa: E731
+    stop = lambda command: Outcome(stop=isinstance(command, Publish))  # noqa: E731
     log, at = commands(Plan(length=9, report=Schedule(period=3)), answer=stop)
     assert shown(log) == "T3 P P*."
     assert at == Progress(batches=3, saved=3)
 
 
 def test_a_stop_at_a_checkpoint_saves_no_second_one() -> None:
-    stop = lambda command: Seen(stop=isinstance(command, Publish))  # noqa: E731
+    stop = lambda command: Outcome(stop=isinstance(command, Publish))  # noqa: E731
     log, _ = commands(Plan(length=9, rungs=(3,)), answer=stop)
     assert shown(log) == "T3 V P*!"
 
 
 @pytest.mark.api("8.11")
 def test_leaving_in_the_middle_of_a_stretch_saves_unless_told_not_to() -> None:
-    leave = lambda command: Seen(batches=2, leave=True)  # noqa: E731
+    leave = lambda command: Outcome(batches=2, leave=True)  # noqa: E731
     log, at = commands(Plan(length=9, validate=Schedule(period=4)), answer=leave)
     assert shown(log) == "T4 P*."
     assert at == Progress(batches=2, saved=2)
-    leave = lambda command: Seen(batches=2, leave=True, save_on_leave=False)  # noqa: E731
+    leave = lambda command: Outcome(batches=2, leave=True, save_on_leave=False)  # noqa: E731
     assert shown(commands(Plan(length=9, validate=Schedule(period=4)), answer=leave)[0]) == "T4 P."
 
 
 def test_a_run_that_is_asked_to_stop_says_so_with_its_checkpoint() -> None:
-    leave = lambda command: Seen(batches=2, leave=True, interrupted=True)  # noqa: E731
+    leave = lambda command: Outcome(batches=2, leave=True, interrupted=True)  # noqa: E731
     log, at = commands(Plan(length=9), answer=leave)
     assert log[1:] == [Publish(at=at, save=True, final=True, interrupted=True)]
     # Asked again before its next batch, it has nothing more to save.
@@ -217,7 +217,7 @@ def test_a_run_that_is_asked_to_stop_says_so_with_its_checkpoint() -> None:
 
 
 def test_leaving_before_anything_is_trained_saves_nothing() -> None:
-    leave = lambda command: Seen(batches=0, leave=True)  # noqa: E731
+    leave = lambda command: Outcome(batches=0, leave=True)  # noqa: E731
     assert shown(commands(Plan(length=9), answer=leave)[0]) == "T9 P."
 
 
@@ -232,11 +232,11 @@ def test_where_validations_say_that_a_search_decides_there_is_a_checkpoint_and_a
 ) -> None:
     at = 0
 
-    def answer(command: Command) -> Seen:
+    def answer(command: Command) -> Outcome:
         nonlocal at
         if isinstance(command, Train):
             at = command.until
-        return Seen(decides=at in decide, enough=at >= end) if isinstance(command, Validate) else Seen()
+        return Outcome(decides=at in decide, length_reached=at >= end) if isinstance(command, Validate) else Outcome()
 
     log, last = commands(plan, answer=answer)
     validated = [command.at.batches for command in log if isinstance(command, Publish) and command.at.batches and

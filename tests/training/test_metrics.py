@@ -11,16 +11,25 @@ import numpy as np
 import pytest
 import torch
 
-from dray.training.metrics import accumulator as metrics
-from dray.training.metrics.accumulator import Column, TrainingMetrics, ValidationMetrics, rows_of, sums_of
 from dray.training.metrics.reducers import Reducer
+from dray.training.metrics.training import (
+    Column,
+    Sums,
+    TrainingMetrics,
+    average_batches,
+    average_sums,
+    rows_of,
+    sums_of,
+)
+from dray.training.metrics.validation import ValidationMetrics, combine_ranks, reduce_batches, reducers_of
+from dray.training.metrics.values import jsonable, to_numpy
 
 
 def averages(batches: list[Any]) -> dict[str, float | None]:
     kept = TrainingMetrics()
     for batch in batches:
         kept.add(batch)
-    return metrics.average_sums([sums_of(kept.take_values())])
+    return average_sums([sums_of(kept.take_values())])
 
 
 @pytest.mark.api("6.6")
@@ -60,7 +69,7 @@ def test_a_tensor_that_is_changed_later_counts_as_it_was() -> None:
     for _ in range(3):
         total.add_(1)
         kept.add({"total": total})
-    assert metrics.average_sums([sums_of(kept.take_values())]) == {"total": 2.0}
+    assert average_sums([sums_of(kept.take_values())]) == {"total": 2.0}
     assert [row["total"].item() for row in kept.take_batches()] == [1.0, 2.0, 3.0]
 
 
@@ -81,7 +90,7 @@ def test_values_do_not_hold_on_to_the_graph() -> None:
     del loss
     gc.collect()
     assert mark() is None
-    assert metrics.average_sums([sums_of(kept.take_values())]) == {"loss": 2.0}
+    assert average_sums([sums_of(kept.take_values())]) == {"loss": 2.0}
 
 
 def test_any_number_of_batches_is_averaged_and_few_tensors_are_kept() -> None:
@@ -91,7 +100,7 @@ def test_any_number_of_batches_is_averaged_and_few_tensors_are_kept() -> None:
         kept.add({"loss": weight * i, "count": torch.tensor(i), "mixed": weight * i if i % 2 else torch.tensor(i)})
         for column in kept._columns.values():
             assert sum(isinstance(value, torch.Tensor) for value in column.fresh) <= Column.AT_ONCE
-    averages = metrics.average_sums([sums_of(kept.take_values())])
+    averages = average_sums([sums_of(kept.take_values())])
     assert averages == {"loss": 499.5, "count": 499.5, "mixed": 499.5}
 
 
@@ -102,7 +111,7 @@ def test_a_view_counts_as_it_was() -> None:
     kept.add({"a": values[0], "b": values[1]})
     with torch.no_grad():
         values.detach().zero_()
-    assert metrics.average_sums([sums_of(kept.take_values())]) == {"a": 1.0, "b": 5.0}
+    assert average_sums([sums_of(kept.take_values())]) == {"a": 1.0, "b": 5.0}
 
 
 def test_what_stays_on_a_device_counts_as_it_was() -> None:
@@ -187,14 +196,14 @@ def test_what_is_neither_dict_nor_tensor_is_an_error() -> None:
 
 @pytest.mark.api("6.6")
 def test_ranks_are_averaged_by_their_numbers_of_values() -> None:
-    assert metrics.average_sums([{"a": (6.0, 2)}, {"a": (3.0, 1)}]) == {"a": 3.0}
-    assert metrics.average_sums([{"a": (6.0, 2)}, {"a": None}]) == {"a": None}
+    assert average_sums([{"a": (6.0, 2)}, {"a": (3.0, 1)}]) == {"a": 3.0}
+    assert average_sums([{"a": (6.0, 2)}, {"a": None}]) == {"a": None}
 
 
 @pytest.mark.api("6.6")
 def test_batches_are_averaged_over_ranks_one_by_one() -> None:
     ranks = [[{"a": 1.0, "b": "x"}, {"a": 2.0, "b": "y"}], [{"a": 3.0, "b": "z"}, {"a": 6.0, "b": "z"}]]
-    assert metrics.average_batches(ranks) == [{"a": 2.0, "b": "x"}, {"a": 4.0, "b": "y"}]
+    assert average_batches(ranks) == [{"a": 2.0, "b": "x"}, {"a": 4.0, "b": "y"}]
 
 
 @pytest.mark.api("6.1")
@@ -208,11 +217,11 @@ def test_validation_metrics_are_the_same_over_one_rank_or_two(reducer: Reducer, 
         seen = ValidationMetrics()
         for row in rows:
             seen.add(row)
-        return metrics.reduce_batches(seen.take(), {"a": reducer}), len(rows)
+        return reduce_batches(seen.take(), {"a": reducer}), len(rows)
 
-    assert metrics.combine_ranks([share(rows)], {"a": reducer}) == {"a": expected}
+    assert combine_ranks([share(rows)], {"a": reducer}) == {"a": expected}
     # Ranks take every second batch.
-    assert metrics.combine_ranks([share(rows[0::2]), share(rows[1::2])], {"a": reducer}) == {"a": expected}
+    assert combine_ranks([share(rows[0::2]), share(rows[1::2])], {"a": reducer}) == {"a": expected}
 
 
 @pytest.mark.parametrize(
@@ -231,7 +240,7 @@ def test_validation_metrics_are_the_same_over_one_rank_or_two(reducer: Reducer, 
     ids=str,
 )
 def test_validation_callbacks_get_arrays_of_the_tensors_kind(value: torch.Tensor, expected: type) -> None:
-    before = metrics.to_numpy(value).copy()
+    before = to_numpy(value).copy()
     seen = ValidationMetrics()
     for other in (value, torch.ones(3)):
         seen.add({"a": value, "mixed": other})
@@ -254,32 +263,32 @@ def test_validation_metrics_must_keep_their_names() -> None:
 
 @pytest.mark.api("1.9")
 def test_evaluation_reducers_name_exactly_the_metrics() -> None:
-    assert metrics.reducers_of(Reducer.MAX, ["a", "b"]) == {"a": Reducer.MAX, "b": Reducer.MAX}
+    assert reducers_of(Reducer.MAX, ["a", "b"]) == {"a": Reducer.MAX, "b": Reducer.MAX}
     with pytest.raises(ValueError, match=r"exactly the metrics.*\['a', 'b'\], got \['a'\]"):
-        metrics.reducers_of({"a": Reducer.AVG}, ["a", "b"])
+        reducers_of({"a": Reducer.AVG}, ["a", "b"])
     with pytest.raises(TypeError, match="evaluation_reducer"):
-        metrics.reducers_of("avg", ["a"])
+        reducers_of("avg", ["a"])
 
 
 def test_a_metric_that_can_not_be_reduced_is_named() -> None:
     with pytest.raises(TypeError, match="'x' of type str for the metric 'a', which can't be reduced"):
-        metrics.reduce_batches([{"a": "x"}], {"a": Reducer.AVG})
+        reduce_batches([{"a": "x"}], {"a": Reducer.AVG})
 
 
 def test_metrics_become_plain_json() -> None:
-    found = metrics.jsonable(
+    found = jsonable(
         {"t": torch.tensor(1.5), "i": np.int64(3), "l": [torch.tensor(1), 2], "a": np.ones(2), "s": "x", "n": None},
         source="evaluate_full_dataset()",
     )
     assert found == {"t": 1.5, "i": 3, "l": [1, 2], "a": [1.0, 1.0], "s": "x", "n": None}
     assert type(found["i"]) is int
-    assert math.isnan(metrics.jsonable({"x": float("nan")}, source="")["x"])
+    assert math.isnan(jsonable({"x": float("nan")}, source="")["x"])
 
 
 @pytest.mark.api("9.3b")
 def test_a_metric_that_is_no_json_is_named() -> None:
     with pytest.raises(TypeError, match=r"evaluate_full_dataset\(\) returned the metric 'm\.x' of type object"):
-        metrics.jsonable({"m": {"x": object()}}, source="evaluate_full_dataset()")
+        jsonable({"m": {"x": object()}}, source="evaluate_full_dataset()")
 
 
 @pytest.mark.api("2.11")
@@ -296,5 +305,5 @@ def test_every_batch_has_its_values_averaged_over_ranks() -> None:
 
 
 def test_infinities_of_both_signs_average_to_nan() -> None:
-    ranks: list[metrics.Sums] = [{"loss": (math.inf, 1)}, {"loss": (-math.inf, 1)}]
-    assert math.isnan(metrics.average_sums(ranks)["loss"] or 0.0)
+    ranks: list[Sums] = [{"loss": (math.inf, 1)}, {"loss": (-math.inf, 1)}]
+    assert math.isnan(average_sums(ranks)["loss"] or 0.0)

@@ -46,7 +46,7 @@ def test_nodes_may_have_different_numbers_of_ranks(tmp_path: Path) -> None:
     assert [rank["local"] for rank in ranks] == [[0, 1], [0, 1], [2]]
     assert [rank["on the node"] for rank in ranks] == [2, 2, 1]
     assert [rank["opened"] for rank in ranks] == [("0", [0]), ("0", []), ("1", [2])]
-    other = "PeerFailed: training failed on rank 2: KeyError('gone')"
+    other = "PeerFailed: rank 2 failed while training: KeyError('gone')"
     assert [rank["left"] for rank in ranks] == [other, other, "KeyError: 'gone'"]
 
 

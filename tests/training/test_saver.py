@@ -256,7 +256,7 @@ def test_only_what_nobody_is_about_to_read_leaves_the_memory(
         disk.begin_writing(file)
 
     monkeypatch.setattr(hashed_file, "begin_writing", begin_writing)
-    monkeypatch.setattr(hashed_file, "PASSED_ON_BYTES", 2 * hashed_file.PIECE_BYTES)
+    monkeypatch.setattr(hashed_file, "FLUSH_BYTES", 2 * hashed_file.PIECE_BYTES)
     host.gate.set()
     host.is_remote = remote
     state = {"models_state_dict": [{name: torch.rand(5 << 18) for name in "abc"}]}  # of 5 MiB each

@@ -62,11 +62,11 @@ class Ranks:
 
     def _run(self, rank: int, peers: Any) -> None:
         pause = threading.Event()
-        line = Agreement(peers, asked=lambda: self.asked[rank], trained=lambda: self.trained[rank])
+        line = Agreement(peers, stop_requested=lambda: self.asked[rank], trained=lambda: self.trained[rank])
         try:
             with line.listening():
                 for batch in range(ENOUGH):
-                    if batch >= line.limit and line.reached(batch):
+                    if batch >= line.stop_at and line.must_stop(batch):
                         return
                     if batch % self._together == 0:
                         self._meeting.wait(HANGS_S)
@@ -105,7 +105,7 @@ def test_all_stop_after_the_same_batch(size: int, together: int) -> None:
 
 
 def agreement_of(peers: FakePeers, *, asked: bool, trained: int) -> Agreement:
-    return Agreement(peers, asked=lambda: asked, trained=lambda: trained)  # type: ignore[arg-type]
+    return Agreement(peers, stop_requested=lambda: asked, trained=lambda: trained)  # type: ignore[arg-type]
 
 
 def test_rank_whose_training_has_failed_is_not_waited_for() -> None:
@@ -114,7 +114,7 @@ def test_rank_whose_training_has_failed_is_not_waited_for() -> None:
         raise ArithmeticError
     ranks = agreement_of(FakePeers(0, 2, store), asked=True, trained=5)
     with ranks.listening():
-        assert ranks.reached(6)
+        assert ranks.must_stop(6)
 
 
 def test_without_the_others_training_goes_on() -> None:
@@ -127,6 +127,6 @@ def test_without_the_others_training_goes_on() -> None:
 
     ranks = agreement_of(FakePeers(1, 2, Gone()), asked=True, trained=5)
     with ranks.listening():
-        assert not ranks.reached(5)
+        assert not ranks.must_stop(5)
     with pytest.raises(ArithmeticError), ranks.listening():
         raise ArithmeticError

@@ -42,12 +42,12 @@ CPU = torch.device("cpu")
 
 
 def test_time_is_told_by_phase_and_batches_by_second(clock: Clock) -> None:
-    books = Usage(CPU)
-    books.data_s = 1.0
-    books.spent("training", 4.0, batches=20)
-    books.spent("validating", 2.0)
-    books.spent("waiting", 0.25)
-    books.saved(0.5)
+    measured = Usage(CPU)
+    measured.data_s = 1.0
+    measured.record("training", 4.0, batches=20)
+    measured.record("validating", 2.0)
+    measured.record("waiting", 0.25)
+    measured.saved(0.5)
     told = {
         "training_s": 3.0,
         "data_s": 1.0,
@@ -56,45 +56,45 @@ def test_time_is_told_by_phase_and_batches_by_second(clock: Clock) -> None:
         "waiting_s": 0.25,
         "batches_per_second": 5.0,
     }
-    assert books.take(at_once=True) == told
-    assert books.take(at_once=True) is None, "told, and from then on anew"
-    books.spent("waiting", 0.75)
-    books.spent("training", 1.0, batches=3)
-    assert books.take(at_once=True) == {"training_s": 1.0, "waiting_s": 0.25, "batches_per_second": 3.0}
+    assert measured.flush(at_once=True) == told
+    assert measured.flush(at_once=True) is None, "told, and from then on anew"
+    measured.record("waiting", 0.75)
+    measured.record("training", 1.0, batches=3)
+    assert measured.flush(at_once=True) == {"training_s": 1.0, "waiting_s": 0.25, "batches_per_second": 3.0}
 
 
 def test_figures_are_told_every_few_seconds_only(clock: Clock) -> None:
-    books = Usage(CPU)
+    measured = Usage(CPU)
     for _ in range(3):
         clock.now += usage.EVERY_S - 1
-        books.spent("training", usage.EVERY_S - 1, batches=1)
-        told = books.take(at_once=False)
+        measured.record("training", usage.EVERY_S - 1, batches=1)
+        told = measured.flush(at_once=False)
         if told is not None:
             break
     assert told == {"training_s": 8.0, "batches_per_second": 0.25}, "with the second report"
 
 
 def test_a_machine_is_looked_at_once_a_second_at_most(clock: Clock) -> None:
-    books = Usage(CPU)
+    measured = Usage(CPU)
     clock.now, clock.cpu_s = 102.0, 103.0
-    first = books.machine()
+    first = measured.machine()
     assert first is not None
     assert first.cpu_cores == 1.5
     assert 0.01 < first.memory_gb < 100
     assert first.gpu_memory_gb is None
     clock.now, clock.cpu_s = 102.5, 1000.0
-    assert books.machine() is first
+    assert measured.machine() is first
     clock.now, clock.cpu_s = 104.0, 105.0
-    second = books.machine()
+    second = measured.machine()
     assert second is not None
     assert second.cpu_cores == 1.0
 
 
 def test_ranks_are_added_up(clock: Clock) -> None:
-    books = Usage(CPU)
-    books.hear([Machine(1.0, 2.0, 3.0, 50.0), None, Machine(0.5, 1.0, 4.0, 100.0), Machine(0.5, 1.0)])
+    measured = Usage(CPU)
+    measured.set_ranks([Machine(1.0, 2.0, 3.0, 50.0), None, Machine(0.5, 1.0, 4.0, 100.0), Machine(0.5, 1.0)])
     told = {"cpu_cores": 2.0, "memory_gb": 4.0, "gpu_percent": 75.0, "gpu_memory_gb": 4.0}
-    assert books.take(at_once=True) == told
+    assert measured.flush(at_once=True) == told
 
 
 class NVMLError(Exception):
@@ -112,11 +112,11 @@ def test_a_gpu_that_can_not_be_measured_is_logged_once_and_left_out(
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 50)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2e9)
     monkeypatch.setattr(torch.cuda, lost, fails)
-    books = Usage(torch.device("cuda:0"))
+    measured = Usage(torch.device("cuda:0"))
     for _ in range(3):
         clock.now += 2.0
-        books.hear([books.machine()])
-    told = books.take(at_once=True)
+        measured.set_ranks([measured.machine()])
+    told = measured.flush(at_once=True)
     assert told is not None
     left = {"utilization": {"gpu_memory_gb": 2.0}, "memory_reserved": {"gpu_percent": 50.0}}[lost]
     assert {name: value for name, value in told.items() if name.startswith("gpu")} == left
@@ -131,11 +131,11 @@ def test_a_machine_that_can_not_be_measured_is_left_out(clock: Clock, monkeypatc
 
     monkeypatch.setattr(usage, "_memory_gb_of", fails)
     monkeypatch.setattr(usage, "_cpu_s_of", fails)
-    books = Usage(CPU)
+    measured = Usage(CPU)
     clock.now += 2.0
-    assert books.machine() == Machine()
-    books.hear([books.machine(), Machine(1.0, 2.0)])
-    assert books.take(at_once=True) == {"cpu_cores": 1.0, "memory_gb": 2.0}
+    assert measured.machine() == Machine()
+    measured.set_ranks([measured.machine(), Machine(1.0, 2.0)])
+    assert measured.flush(at_once=True) == {"cpu_cores": 1.0, "memory_gb": 2.0}
 
 
 def test_pynvml_is_optional(clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -144,9 +144,9 @@ def test_pynvml_is_optional(clock: Clock, monkeypatch: pytest.MonkeyPatch, caplo
 
     monkeypatch.setattr(torch.cuda, "utilization", utilization)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2e9)
-    books = Usage(torch.device("cuda:0"))
+    measured = Usage(torch.device("cuda:0"))
     clock.now += 2.0
-    machine = books.machine()
+    machine = measured.machine()
     assert machine is not None
     assert (machine.gpu_memory_gb, machine.gpu_percent) == (2.0, None)
     assert caplog.messages == []
@@ -155,7 +155,7 @@ def test_pynvml_is_optional(clock: Clock, monkeypatch: pytest.MonkeyPatch, caplo
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_processes_that_load_data_count(clock: Clock) -> None:
-    books = Usage(CPU)
+    measured = Usage(CPU)
     # Ended by its standard input, when it has spent half a second of CPU time.
     work = "import time\nwhile time.process_time() < 0.5: pass\nprint('done', flush=True)\ninput()"
     found: list[Machine | None] = []
@@ -166,7 +166,7 @@ def test_processes_that_load_data_count(clock: Clock) -> None:
             assert child.stdin is not None
             child.stdout.readline()
             clock.now += 2
-            found.append(books.machine())
+            found.append(measured.machine())
             child.stdin.write(b"\n")
 
     thread = threading.Thread(target=train)

@@ -83,9 +83,9 @@ def test_a_validation_that_was_saved_anyway_is_the_one_to_beat(tmp_path: Path, m
     monkeypatch.setattr(desk_link, "ray", desk)
     host = RayHost(desk=desk, lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
     host.publish(Report(batches=1, training=None, validation={"loss": 0.5}, decides=True))
-    assert not host.worth_saving({"loss": 0.6})
-    assert host.worth_saving({"loss": 0.4})
-    assert not host.worth_saving({"loss": float("nan")})
+    assert not host.is_best({"loss": 0.6})
+    assert host.is_best({"loss": 0.4})
+    assert not host.is_best({"loss": float("nan")})
 
 
 def test_pulse_changes_with_every_batch_and_while_waiting_for_the_store(tmp_path: Path) -> None:

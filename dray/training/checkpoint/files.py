@@ -2,15 +2,14 @@
 
 state-dict.pth   models_state_dict, optimizers_state_dict, lr_schedulers_state_dict (lists), callbacks (dict), and
                  scaler_state_dict with AMP; plain tensors, without DDP's `module.` prefix
-progress.json    how far training had come, with how many processes, batches per epoch, and how the trial divided its
-                 data when it began
-rng/rank_N.pth   the RNG state of every rank; in a run that began with a checkpoint of Determined's also the seeds that
-                 it drew for the epochs' orders
+progress.json    the position in training, the number of processes, batches per epoch, and how the trial divided its
+                 data when it started
+rng/rank_N.pth   the RNG state of every rank
 gradients/rank_N.pth   gradients that the next batch adds to: in the middle of an aggregation, or kept by the trial
-code/, experiment.yaml, hparams.json, metadata.json   what is needed to build the trial again
+code/, experiment.yaml, hparams.json, metadata.json   to build the trial again
 
 All state loads with `torch.load(weights_only=True)` (NumPy arrays and scalars allowed by name): it is data, and can't
-run code. State that would not load so is refused when it is saved. Determined's checkpoints (see `legacy`) load too.
+run code. State that would not load this way is rejected when it is saved. `determined` reads Determined's checkpoints.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,7 +28,7 @@ import torch
 
 from dray.storage import determined_state
 from dray.training.checkpoint import determined
-from dray.training.checkpoint.checksum import HashedFile
+from dray.training.checkpoint.checksum import ChecksumWriter
 from dray.training.checkpoint.plain_state import check_savable, load_as, read_json
 from dray.training.checkpoint.portable import portable
 from dray.training.parallel.division import Division
@@ -41,7 +39,6 @@ PROGRESS = "progress.json"
 METADATA = "metadata.json"
 HPARAMS = "hparams.json"
 EXPERIMENT = "experiment.yaml"
-DRAWN = "epochs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +47,6 @@ class RankState:
 
     rng: dict[str, Any]
     gradients: list[list[torch.Tensor | None]] | None = None
-    drawn: dict[int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +103,7 @@ def contents(
     nbytes = check_savable(state)
     objects: dict[str, Any] = {STATE: state}
     for rank, part in enumerate(ranks):
-        objects[f"rng/rank_{rank}.pth"] = part.rng if part.drawn is None else {**part.rng, DRAWN: part.drawn}
+        objects[f"rng/rank_{rank}.pth"] = part.rng
         if part.gradients is not None:
             objects[f"gradients/rank_{rank}.pth"] = part.gradients
     division = None if description.division is None else description.division.as_dict()
@@ -132,8 +128,8 @@ def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dic
     Args:
         directory: the staging directory.
         contents: what to write.
-        read_soon: leave what is written in the page cache, for a reader. Else it is flushed at once and reuses a few
-            megabytes of cache: where the system would first have to free memory, that takes a fifth of its time.
+        read_soon: leave what is written in the page cache, for a reader. Otherwise it is flushed at once and reuses a
+            few megabytes of cache: on a machine that is short of memory, this takes a fifth of the time.
 
     Raises:
         OSError: a file can't be written.
@@ -147,15 +143,15 @@ def write(directory: Path, contents: Contents, *, read_soon: bool = True) -> dic
             file.write(content)
         digests[name] = hashlib.sha256(content).hexdigest()
     for name, value in contents.objects.items():
-        with HashedFile(f"{directory}/{name}", read_soon) as output, portable():
+        with ChecksumWriter(f"{directory}/{name}", read_soon) as output, portable():
             torch.save(value, output)
         digests[name] = output.digest.hexdigest()
     return digests
 
 
 def read_progress(directory: Path) -> Progress:
-    """How far training had come."""
-    if determined.is_legacy(directory):
+    """The position in training."""
+    if determined.is_determined(directory):
         return determined.read_progress(directory)
     return Progress.from_dict(json.loads((directory / PROGRESS).read_text()))
 
@@ -168,35 +164,10 @@ def read_epoch_length(directory: Path) -> int | None:
 
 def read_division(directory: Path) -> Division | None:
     """How the run that wrote a checkpoint divided its data; None if unknown."""
-    if determined.is_legacy(directory):
+    if determined.is_determined(directory):
         return determined.read_division(directory)
     division = (read_json(directory / PROGRESS) or {}).get("division")
     return None if division is None else Division.from_dict(division)
-
-
-def read_drawn(directory: Path) -> dict[int, int] | None:
-    """The seeds that a run drew for the epochs' orders; None for a run that does not draw them.
-
-    Raises:
-        ValueError: a file can't be loaded as data, or holds something else than it should.
-    """
-    if determined.is_legacy(directory):
-        return {}
-    path = directory / "rng" / "rank_0.pth"
-    return load_as(dict, path).get(DRAWN) if path.exists() else None
-
-
-def read_order_seeds(directory: Path, begun: Mapping[int, int]) -> dict[int, int]:
-    """The seeds of the epochs' orders of a Determined run; for `begun` see `determined.order_seeds`.
-
-    Raises:
-        ValueError: the state can't be loaded as data.
-    """
-    path = determined_state(directory)
-    if path is None:
-        return {}
-    # Memory-mapped, so as not to read all of it again for a few numbers. torch's old format can't be mapped.
-    return determined.order_seeds(directory, load_as(dict, path, mmap=zipfile.is_zipfile(path)), begun)
 
 
 def read_trial_seed(directory: Path) -> int | None:
@@ -207,7 +178,7 @@ def read_trial_seed(directory: Path) -> int | None:
 
 def describe(directory: Path) -> dict[str, Any]:
     """About the trial: `trial_cls_spec` (module:Class), `hparams`, `experiment_config`; None for what is unknown."""
-    if determined.is_legacy(directory):
+    if determined.is_determined(directory):
         return determined.describe(directory)
     metadata = read_json(directory / METADATA) or {}
     return {key: metadata.get(key) for key in ("trial_cls_spec", "hparams", "experiment_config")}
@@ -217,7 +188,7 @@ def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_
     """`state-dict.pth`, on the CPU unless `torch_load_kwargs` say otherwise; without running code.
 
     Args:
-        models: those that it is for, bare: names of parameters in a checkpoint of Determined's depend on how it ran.
+        models: the trial's, unwrapped: in a Determined checkpoint the parameters' names depend on how it ran.
 
     Raises:
         ValueError: it holds what can't be loaded as data, or is no dict.
@@ -230,10 +201,7 @@ def read_state(directory: Path, models: Sequence[torch.nn.Module], **torch_load_
             "it; copy its files with `dray checkpoint download`"
         )
     found: dict[str, Any] = load_as(dict, path, **torch_load_kwargs)
-    if old is not None:
-        found = determined.modern(found)
-        determined.without_ddp_prefix(found, models)
-    return found
+    return found if old is None else determined.adapt(found, models)
 
 
 def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int) -> RankState | None:
@@ -245,7 +213,7 @@ def read_rank(directory: Path, state: Mapping[str, Any], rank: int, size: int) -
     Raises:
         ValueError: a file can't be loaded as data, or holds something else than it should.
     """
-    if determined.is_legacy(directory):
+    if determined.is_determined(directory):
         # All its processes resume with the chief's RNG state.
         shared = determined.rng_of(state)
         return None if shared is None else RankState(rng=shared)

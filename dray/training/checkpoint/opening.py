@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from dray.training.parallel.agreement import all_or_none
 from dray.training.parallel.distributed import DistributedContext
+from dray.training.parallel.exchange import all_or_none
 
 
 def open_together(peers: DistributedContext, open_one: Callable[[], Path], doing: str) -> Path:

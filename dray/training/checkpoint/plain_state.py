@@ -1,6 +1,6 @@
 """State that is plain data: it loads with `torch.load(weights_only=True)`, and so can't run code.
 
-NumPy arrays and scalars are allowed by name. State that would not load so is refused when it is saved.
+NumPy arrays and scalars are allowed by name. State that would not load this way is rejected when it is saved.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 
 class UnsavableState(TypeError):
-    """State that a checkpoint can't hold, as it could not be loaded as data."""
+    """State that a checkpoint can't hold, because it could not be loaded as data."""
 
 
 def check_savable(state: Mapping[str, Any]) -> int:
-    """Refuse state that could be saved, but not loaded as data; returns the size of its tensors in bytes.
+    """Reject state that could be saved, but not loaded as data; returns the size of its tensors in bytes.
 
     Raises:
         UnsavableState: names the callback (or the part), the key, the type and the cure.

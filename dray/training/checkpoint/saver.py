@@ -1,4 +1,4 @@
-"""Saves checkpoints, one after another; large ones while training goes on."""
+"""Saves checkpoints, one after another; large ones in the background."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ twelve seconds; and a whole core if one is free, or if the next checkpoint waits
 class Saver:
     """Writes checkpoints and commits them to a host. On the chief; not from several threads.
 
-    At most one is being written. If that fails, the next call raises its error. A full disk is only logged, as there
-    may be room later: it is an error if the last checkpoint finds no room.
+    At most one is written at a time. If that fails, the next call raises its error. A full disk is only logged, since
+    space may be freed later; for the last checkpoint it is an error.
 
     Args:
         host: `new_checkpoint` and `commit` are called, the latter also in a thread.

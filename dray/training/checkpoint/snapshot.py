@@ -1,4 +1,4 @@
-"""Copies of the state, so that training can go on while it is written.
+"""Copies of the state, so that training can continue while it is written.
 
 Like `torch.save` this pickles with the tensors' storages set aside; but it copies the storages, and unpickles. So the
 copy is as deep as by saving and loading: tensors that share memory share it in the copy, and all other objects are new.
@@ -38,7 +38,7 @@ class Snapshots:
         self._buffers: dict[tuple[int, bool], list[torch.Tensor]] = {}
 
     def take(self, value: T) -> tuple[T, Callable[[], None]]:
-        """A copy on the CPU, and a function that waits until it is complete: GPUs copy while training goes on.
+        """A copy on the CPU, and a function that waits until it is complete: GPUs copy while training continues.
 
         A GPU copies in the order of the current stream: before anything that is computed there after this call.
 
@@ -98,7 +98,7 @@ def _packed(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
     buffers: list[int] = []
     left = sorted(range(len(sizes)), key=lambda piece: -sizes[piece])
     while left:
-        # Also of what is empty: two storages at one place are taken for one.
+        # Empty storages too: two storages at one address would become one.
         needs = {piece: max(1, -(-sizes[piece] // ALIGNMENT)) * ALIGNMENT for piece in left}
         room = 1 << (sum(needs.values()) - 1).bit_length()
         if sum(needs.values()) < FILLED * room:

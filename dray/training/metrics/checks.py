@@ -1,4 +1,4 @@
-"""What a host checks in the reports of its trial: that the searcher's metric is there, and that no loss is NaN."""
+"""What a host checks in the reports of its trial: the searcher's metric is present, and no loss is NaN."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class MetricChecks:
         """The metric that the search compares; None if it compares nothing."""
 
     def of_program(self, report: Report | None, *, known: bool) -> None:
-        """Check a report of a program with a loop of its own; None: it has ended.
+        """Check a report of a program with its own loop; None: it has ended.
 
         Args:
-            known: the search has had the metric from this trial before.
+            known: the search has received the metric from this trial before.
 
         Raises:
-            SearcherMetricError: the search compares the metric, and has not had it, or it is not a number.
+            SearcherMetricError: the search compares the metric, which is missing or not a number.
         """
         validation = {} if report is None else report.validation
         if self.compared is not None and validation is not None and (report is None or report.compared):

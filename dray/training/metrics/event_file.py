@@ -1,7 +1,6 @@
 """TensorBoard's event files, with scalars and hyperparameters.
 
-TensorBoard's own writer takes too long to import for a short trial, and can't write the scalars of many batches at
-once.
+TensorBoard's own writer takes 0.2 s to import, as long as a short trial, and two to seven times as long per scalar.
 
 A file is a sequence of records: length (uint64), its checksum, an `Event` in protobuf's encoding, its checksum (uint32,
 little-endian; CRC-32C, rotated and shifted). The fields of an `Event`:

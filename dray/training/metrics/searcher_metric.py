@@ -19,7 +19,7 @@ def check_metric(
         metric: the searcher's.
         validation: metrics by name, as plain values.
         by: what provided them, and how it would provide the metric.
-        known: the search has had the metric from this trial before: then other validations need not have it.
+        known: the search has received the metric from this trial before: then it may be missing.
 
     Raises:
         SearcherMetricError: the metric is missing, or not a number.
@@ -37,8 +37,8 @@ def check_metric(
 
 
 def metric_warning(metric: str, validation: Mapping[str, object]) -> str:
-    """The warning with ``searcher: {name: single}``, which compares nothing, so that training goes on; "" if the metric
-    is there."""
+    """The warning with ``searcher: {name: single}``, which compares nothing, so that training continues; "" if the
+    metric is present."""
     if isinstance(validation.get(metric), (int, float)):
         return ""
     return (

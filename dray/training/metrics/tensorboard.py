@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from dray.training.metrics import event_file
 from dray.training.metrics.event_file import EventFile
+from dray.training.metrics.values import as_number, to_numpy
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
 log = logging.getLogger(__name__)
 
-#: For `TorchWriter`, which is not told its trial.
+#: For `TorchWriter`, which does not get its trial.
 _latest: weakref.ref[TensorBoard] | None = None
 
 
 class TensorBoard:
     """The event files of one process of a trial. None is made before there is something to write.
 
-    The trainer's scalars go to a file of their own, until the trial asks for a `SummaryWriter`: then to its file, since
+    The trainer's scalars go to a separate file until the trial asks for a `SummaryWriter`, then to its file, since
     TensorBoard follows only one file of a directory at a time.
 
     Args:
@@ -69,6 +70,26 @@ class TensorBoard:
             first = [event_file.hparams(time.time(), hparams)] if hparams else []
             self._write(itertools.chain(first, (event_file.scalars(*row) for row in rows)))
 
+    def write_batches(self, first: int, times: Iterable[float], rows: Iterable[Mapping[str, float]]) -> None:
+        """Write the trainer's metrics of consecutive batches, one row each.
+
+        Args:
+            first: the number of the first batch.
+            times: of each batch, in seconds since the epoch.
+            rows: the metrics of each batch.
+        """
+        self.write(
+            (at, step, _tagged(row)) for step, (at, row) in enumerate(zip(times, rows, strict=False), first) if row
+        )
+
+    def write_metrics(self, batches: int, metrics: Mapping[str, Any]) -> None:
+        """Write the trainer's metrics after so many batches; values other than numbers are left out."""
+        if not self.enabled:
+            return
+        numbers = {name: as_number(to_numpy(value)) for name, value in metrics.items()}
+        if row := {name: number for name, number in numbers.items() if number is not None}:
+            self.write([(time.time(), batches, _tagged(row))])
+
     def _write(self, events: Iterable[bytes]) -> None:
         try:
             if self._writer is not None:
@@ -111,6 +132,10 @@ def _write_by(writer: Any, events: Iterable[bytes]) -> None:
         event = Event.FromString(encoded)
         files.add_event(event, event.step, event.wall_time)
     writer.flush()
+
+
+def _tagged(row: Mapping[str, float]) -> dict[str, float]:
+    return {f"Determined/{name}": value for name, value in row.items()}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | float | str]]:

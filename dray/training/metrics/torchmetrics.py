@@ -47,7 +47,7 @@ class TorchMetricReducer(MetricReducer):
     def per_slot_reduce(self) -> dict[str, tuple[int, dict[str, Any]]]:
         """(number of updates, state) of each metric in it, on the CPU."""
         if isinstance(self.metric, sys.modules["torchmetrics"].MetricCollection):
-            # items() gives metrics that share their state in a collection a state of their own.
+            # items() separates the state of metrics that share it in a collection.
             list(self.metric.items())
         return {
             name: (part._update_count, {key: _to_cpu(value) for key, value in part.metric_state.items()})
@@ -84,7 +84,7 @@ def _merged(states: list[Any], reduction: Any) -> Any:
 
 def _to_cpu(state: Any) -> Any:
     if isinstance(state, torch.Tensor):
-        # A copy: the metric goes on to update its own.
+        # A copy, since the metric will update its own.
         return state.detach().to("cpu", copy=True)
     if isinstance(state, (list, tuple)):
         return [_to_cpu(item) for item in state]

@@ -1,7 +1,7 @@
-"""A model trained data-parallel by the processes of a trial: DistributedDataParallel, in a process group of its own.
+"""Data-parallel training by the processes of a trial: DistributedDataParallel, in a separate process group.
 
-Gradients have a process group apart from that of the ranks' other messages, so that a rank that leaves can cut it off,
-and all ranks can still agree on what to do; see `dray.training.parallel.agreement`.
+Gradients have another process group than the ranks' messages, so that a rank that leaves can close it, and all ranks
+can still agree on what to do; see `dray.training.parallel.agreement`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.utils import _sync_module_states
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,7 +24,7 @@ BUCKET_BYTES = 250 << 20
 """How many bytes of weights are sent together, which takes as much memory again; as in DistributedDataParallel."""
 
 
-class SpreadModel(DistributedDataParallel):
+class DDPModel(DistributedDataParallel):
     """DistributedDataParallel that also reads and sets the attributes of the wrapped model.
 
     Without gradients (in a validation) it only calls the wrapped model: ranks may have different numbers of batches.
@@ -62,13 +63,13 @@ class SpreadModel(DistributedDataParallel):
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         return self.module(*inputs, **kwargs)
 
-    def share_buffers(self) -> None:
-        """Give all ranks the chief's buffers (running means), as each forward pass in training does."""
+    def sync_buffers(self) -> None:
+        """Send the chief's buffers to all ranks (running means), as each forward pass in training does."""
         if self.connected and self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
             self._sync_buffers()  # type: ignore[no-untyped-call]
 
-    def let_go(self) -> None:
-        """Give up the connections to the other ranks. Only the wrapped model remains."""
+    def release(self) -> None:
+        """Release the connections to the other ranks. Only the wrapped model remains."""
         self.connected = False
         # The reducer and its logger hold the group too; its sockets close with the last reference.
         for name in ("reducer", "logger", "process_group"):
@@ -76,8 +77,26 @@ class SpreadModel(DistributedDataParallel):
         self._comm_hooks.clear()  # so do they
 
 
-def share_weights(model: torch.nn.Module) -> None:
-    """Give all ranks the chief's weights of a model that is not trained, as DistributedDataParallel does of others."""
+def data_parallel(
+    model: torch.nn.Module, device: torch.device, ddp_kwargs: dict[str, Any], *, compress_gradients: bool
+) -> torch.nn.Module:
+    """A model on a device with the chief's weights on all ranks, and averaged gradients if it is trained.
+
+    Args:
+        compress_gradients: send gradients in float16.
+    """
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        broadcast_weights(model)
+        return model
+    device_ids = [device] if device.type == "cuda" else None
+    wrapped = DDPModel(model, **{"device_ids": device_ids, **ddp_kwargs})
+    if compress_gradients:
+        wrapped.register_comm_hook(wrapped.process_group, fp16_compress_hook)
+    return wrapped
+
+
+def broadcast_weights(model: torch.nn.Module) -> None:
+    """Send the chief's weights of an untrained model to all ranks; DistributedDataParallel does so for the others."""
     assert dist.group.WORLD is not None
     _sync_module_states(model, dist.group.WORLD, BUCKET_BYTES, src=0, params_and_buffers_to_ignore=())
 
@@ -105,7 +124,7 @@ class _Group:
         # With the timeout of the default group, which its backend has among its options.
         options = getattr(world._get_backend(world._device_types[0]), "options", None)
         self.group: Any = dist.new_group(timeout=getattr(options, "_timeout", None))
-        self.models: weakref.WeakSet[SpreadModel] = weakref.WeakSet()
+        self.models: weakref.WeakSet[DDPModel] = weakref.WeakSet()
 
 
 _gradients: _Group | None = None
@@ -124,7 +143,7 @@ def _forget_group() -> Any:
     if _gradients is None:
         return None
     for model in list(_gradients.models):
-        model.let_go()
+        model.release()
     group, _gradients = _gradients.group, None
     return group
 
@@ -143,7 +162,7 @@ def queues_collectives(device: torch.device) -> bool:
 
 
 def disconnect(device: torch.device) -> None:
-    """Close this process's connections for gradients on a device, so that no rank waits for it in vain. Later models
+    """Close this process's connections for gradients on a device, so that no rank waits for it. Later models
     get new ones.
 
     With gloo a collective that another rank waits in fails at once.
@@ -156,7 +175,7 @@ def disconnect(device: torch.device) -> None:
 def end(device: torch.device, group: Any = None) -> None:
     """End a process group for collectives on a device; the default one with all others."""
     if queues_collectives(device):
-        # Destroying the group would wait for what is queued, which may wait for a rank that has left.
+        # Destroying the group would wait for queued work, which may wait for a rank that has left.
         c10d._abort_process_group(group)
     else:
         dist.destroy_process_group(group)
@@ -203,6 +222,6 @@ def is_aborted() -> bool:
     return _aborted is not None and _aborted is dist.group.WORLD
 
 
-def is_cut_off(error: BaseException) -> bool:
+def is_disconnected(error: BaseException) -> bool:
     """Whether this is what a rank sees when another one has disconnected, or when its collectives were aborted."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))

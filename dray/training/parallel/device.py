@@ -56,7 +56,7 @@ def check_gpus(device: torch.device, allgather: Callable[[Any], list[Any]]) -> N
         if len(sharing) > 1:
             raise NoGpuOfItsOwn(
                 f"ranks {', '.join(map(str, sharing))} of this trial would all train on the GPU {uuid} of {host}, "
-                f"where each of them sees {count} GPU{'s' * (count != 1)}, but each rank needs a GPU of its own; start "
+                f"where each of them sees {count} GPU{'s' * (count != 1)}, but each rank needs its own GPU; start "
                 "at most as many processes on a machine as it has GPUs (torchrun --nproc-per-node, ray start "
                 "--num-gpus), or train on CPUs (CUDA_VISIBLE_DEVICES='', resources.slot: cpu)"
             )

@@ -252,7 +252,7 @@ def _too_late(timeout_s: float) -> TimeoutError:
 
 
 class TorchTransport:
-    """Over torch.distributed, in a gloo group of its own: its collectives may wait for as long as a rank works alone,
+    """Over torch.distributed, in a separate gloo group: its collectives may wait for as long as a rank works alone,
     and are counted apart from those of the user's code."""
 
     ROOM = 8192

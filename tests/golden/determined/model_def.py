@@ -81,26 +81,14 @@ class Plain(pytorch.PyTorchTrial):
         return {"validation_loss": nn.functional.mse_loss(self.model(batch[0]), batch[1])}
 
 
-class Shuffled(Plain):
-    """A new order each epoch, drawn as torch draws it."""
-
-    def build_training_data_loader(self):
-        return pytorch.DataLoader(self.data, batch_size=self.context.get_per_slot_batch_size(), shuffle=True)
-
-
-class Still(Shuffled):
+class Still(Plain):
     """A new order each epoch, and nothing else that is drawn."""
 
     def drop(self):
         return []
 
-
-class Workers(Still):
-    """The same, loaded by other processes, which are told of batches ahead."""
-
     def build_training_data_loader(self):
-        size = self.context.get_per_slot_batch_size()
-        return pytorch.DataLoader(self.data, batch_size=size, shuffle=True, num_workers=2)
+        return pytorch.DataLoader(self.data, batch_size=self.context.get_per_slot_batch_size(), shuffle=True)
 
 
 class Own(Plain):

@@ -1,0 +1,76 @@
+"""Metrics' values as numbers, NumPy arrays and JSON."""
+
+from __future__ import annotations
+
+import json
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def as_number(value: Any) -> float | None:
+    """The value as a float, if it is a number that a float can hold, or holds exactly one; else None."""
+    if isinstance(value, (int, float, numbers.Real, np.number, np.bool_)):
+        try:
+            return float(value)
+        except OverflowError:
+            return None
+    if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "fiub":
+        return float(value.reshape(()))
+    return None
+
+
+def to_numpy(value: Any) -> Any:
+    """Tensors as NumPy arrays, also in dicts, lists and tuples; the rest as it is."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
+        if value.dtype is torch.bfloat16:
+            value = value.float()
+        return value.cpu().numpy()
+    if isinstance(value, dict):
+        return {key: to_numpy(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_numpy(item) for item in value) if not hasattr(value, "_fields") else value
+    return value
+
+
+def detached(value: Any) -> Any:
+    """A tensor as a copy without gradients, since the user may change it in place; the rest as it is."""
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def jsonable(metrics: Mapping[str, Any], *, source: str) -> dict[str, Any]:
+    """The metrics as plain numbers, strings, lists and dicts.
+
+    Raises:
+        TypeError: a metric, which it names, is not JSON-serialisable.
+    """
+    return {str(name): _plain(value, name=str(name), source=source) for name, value in metrics.items()}
+
+
+def _plain(value: Any, *, name: str, source: str) -> Any:
+    if value is None or isinstance(value, (bool, float, str)):
+        return value
+    value = to_numpy(value)
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "fiubU":
+        return value.item() if value.size == 1 else value.tolist()
+    number = as_number(value)
+    if number is not None:
+        return int(value) if isinstance(value, numbers.Integral) else number
+    if isinstance(value, numbers.Real):
+        raise TypeError(f"{source} returned the metric {name!r} with a number that is larger than any float")
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, name=name, source=source) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item, name=f"{name}.{key}", source=source) for key, item in value.items()}
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{source} returned the metric {name!r} of type {type(value).__name__}, which is not JSON-serialisable; "
+            "return numbers, strings, or lists and dicts of them"
+        ) from None
+    return value

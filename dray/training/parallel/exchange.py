@@ -1,0 +1,133 @@
+"""Exchanges between ranks, which a failure of one rank ends on all.
+
+A rank that leaves does so for a `Reason`, which the others learn in their next exchange. A rank that has failed waits
+`FAIL_S` seconds for the others to reach it. Then it raises its error, and its host ends the others, whatever they are
+doing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from dray.training.errors import DataExhausted, InvalidHP, PeerFailed, ShouldExit
+from dray.training.parallel.distributed import DistributedContext
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FAIL_S = 20.0
+"""How long a rank that has failed waits for the others."""
+
+
+class Reason(enum.IntEnum):
+    """Why a rank leaves. Of several ranks' reasons the greatest counts."""
+
+    #: Its collectives failed or were aborted, because another rank leaves.
+    DISCONNECTED = 0
+    EXIT = 1
+    EXHAUSTED = 2
+    INVALID_HP = 3
+    FAILED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """What the other ranks get of the exception that a rank leaves with, which may not be picklable.
+
+    Args:
+        reason: why it leaves.
+        save: whether to save what was trained.
+        message: what happened.
+        aborted: whether its process groups were aborted: then its tensors may hold garbage.
+    """
+
+    reason: Reason
+    save: bool = True
+    message: str = ""
+    aborted: bool = False
+
+    @classmethod
+    def because_of(cls, error: BaseException) -> Leave:
+        match error:
+            case ShouldExit():
+                return cls(reason=Reason.EXIT, save=not error.skip_exit_checkpoint)
+            case InvalidHP():
+                return cls(reason=Reason.INVALID_HP, message=error.msg)
+            case DataExhausted():
+                return cls(reason=Reason.EXHAUSTED, message=str(error))
+        return cls(reason=Reason.FAILED, message=repr(error))
+
+    def as_error(self, rank: int, doing: str) -> Exception:
+        """The exception for the other ranks."""
+        match self.reason:
+            case Reason.EXIT:
+                return ShouldExit(skip_exit_checkpoint=not self.save)
+            case Reason.INVALID_HP:
+                return InvalidHP(self.message)
+            case Reason.EXHAUSTED:
+                return DataExhausted(self.message)
+        return PeerFailed(f"rank {rank} failed while {doing}: {self.message}")
+
+
+@contextlib.contextmanager
+def all_or_none(peers: DistributedContext, doing: str) -> Iterator[None]:
+    """A block that all ranks run and leave together. They must not communicate in it.
+
+    Args:
+        doing: for the message on the other ranks: "rank 1 failed while <doing>".
+
+    Raises:
+        ShouldExit, InvalidHP: on every rank, if one raised it.
+        PeerFailed: on the ranks that did not fail.
+    """
+    error: BaseException | None = None
+    try:
+        yield
+    except (Exception, SystemExit) as caught:
+        error = caught
+    leave = None if error is None else Leave.because_of(error)
+    _raise_any(error, exchange(peers, leave, leave, error), doing)
+
+
+def on_chief(peers: DistributedContext, doing: str, work: Callable[[], T], mine: Any = None) -> tuple[T, list[Any]]:
+    """Call a function on the chief; returns, on all ranks, its result and the list of all ranks' `mine`.
+
+    If it fails, all ranks raise, as with `all_or_none`. There is a single exchange, since each takes a millisecond.
+    """
+    value: Any = None
+    error: BaseException | None = None
+    if peers.rank == 0:
+        try:
+            value = work()
+        except (Exception, SystemExit) as caught:
+            error = caught
+    leave = None if error is None else Leave.because_of(error)
+    ranks = exchange(peers, (value, leave, mine), leave, error)
+    _raise_any(error, [row[1] for row in ranks], doing)
+    return ranks[0][0], [row[2] for row in ranks]
+
+
+def exchange(peers: DistributedContext, mine: T, leave: Leave | None, error: BaseException | None) -> list[T]:
+    """An allgather; a rank that has failed does not wait long for the others, and raises its error."""
+    if leave is None or error is None or leave.reason is not Reason.FAILED:
+        return peers.allgather(mine)
+    try:
+        return peers.allgather(mine, timeout_s=FAIL_S)
+    except TimeoutError:
+        log.error("rank %d failed, and the other ranks did not respond within %g s", peers.rank, FAIL_S)
+        raise error from None
+
+
+def _raise_any(error: BaseException | None, leaves: Sequence[Leave | None], doing: str) -> None:
+    """Raise this rank's error, or else that of the first rank that has one."""
+    if error is not None:
+        raise error
+    for rank, leave in enumerate(leaves):
+        if leave is not None:
+            raise leave.as_error(rank, doing)
