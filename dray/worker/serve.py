@@ -43,13 +43,12 @@ from dray.worker.exits import Ends
 from dray.worker.gpu_share import limit_gpu_memory
 from dray.worker.hang import ended_if_it_hangs
 from dray.worker.host import Experiment, Lease, LeaseLost, RayHost
-from dray.worker.isolation.baseline import Baseline
-from dray.worker.isolation.handlers import handlers_of_a_trial
+from dray.worker.isolation.handlers import redirect_handlers
+from dray.worker.isolation.snapshot import ProcessSnapshot
 from dray.worker.log.trial_log import (
     TrialLog,
     log_as_python_starts,
     log_as_the_command_line,
-    print_as_python_does,
     printed_to,
 )
 from dray.worker.process_group import joined
@@ -65,7 +64,6 @@ def serve(work: dict[str, Any]) -> None:
     place = Path(context.get_storage().local_working_directory)
     place.mkdir(parents=True, exist_ok=True)
     os.chdir(place)
-    print_as_python_does()
     load = work["load_trial"]
     try:
         code = load.place()
@@ -94,7 +92,7 @@ def _serve(work: dict[str, Any], program: Program, code: Path | None, distribute
     rank, size = distributed.rank, distributed.size
     distributed.side_store()  # now, on all ranks together: later each asks for it at another time
     desk, group, start = work["desk"], work["group"], work["start"]
-    baseline = Baseline()
+    snapshot = ProcessSnapshot()
     number = 0
     with contextlib.closing(LogCopies()) as copies:
         while True:
@@ -109,7 +107,7 @@ def _serve(work: dict[str, Any], program: Program, code: Path | None, distribute
                 copies.begin(_log(trial, rank), trial.store.root)
             if work["shared_by"] > 1 and ray.get_gpu_ids():
                 limit_gpu_memory(work["shared_by"])
-            left, stale = baseline.run(functools.partial(_run_trial, program, code, trial, work, distributed))
+            left, stale = snapshot.run(functools.partial(_run_trial, program, code, trial, work, distributed))
             copies.end(_log(trial, rank))
             left = left.without(work["experiment"].secrets)
             if left.failure is not None and left.failure.kind in _SPOILT:
@@ -174,7 +172,7 @@ def _run_trial(
     ends = Ends(distributed.side_store(), lease.number, distributed.rank, distributed.size)
     with printed_to(_log(lease, distributed.rank), experiment.secrets) as log:
         try:
-            with _watched(host, lease, work, distributed.rank, log), use_host(host, distributed), handlers_of_a_trial():
+            with _watched(host, lease, work, distributed.rank, log), use_host(host, distributed), redirect_handlers():
                 outcome: Outcome | None = host.go_on() if distributed.rank == 0 else None
                 host.latest_checkpoint, outcome = distributed.broadcast((host.latest_checkpoint, outcome))
                 if outcome is None:

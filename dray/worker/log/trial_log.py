@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import fcntl
 import logging
@@ -13,8 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
-
-from ray.train.v2._internal.logging.patch_print import _original_print
 
 from dray.masking import forms
 from dray.worker.log import writer
@@ -134,11 +131,6 @@ def printed_to(path: Path, secrets: Sequence[str] = ()) -> Iterator[TrialLog]:
 
 def _lines(descriptor: int) -> IO[str]:
     return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-
-
-def print_as_python_does() -> None:
-    """Undo Ray Train's replacement of ``print`` in a worker, which also writes each line to Ray's own log."""
-    builtins.print = _original_print
 
 
 def log_as_python_starts() -> None:
