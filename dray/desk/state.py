@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dray.desk.failure import LOW_MEMORY, Failure, Kind
+from dray.desk.failure import LOW_MEMORY, Failure, FailureKind
 from dray.desk.messages import Outcome, Verdict
 from dray.desk.wakeup import Signal
 
@@ -62,5 +62,5 @@ class Group:
         if ranks and self.size > 1:
             who = f"the processes of ranks {ranks}" if len(dead) > 1 else f"the process of rank {ranks}"
         why = next((told for told in dead.values() if told), "")
-        kind: Kind = "oom" if LOW_MEMORY in why else "died"
+        kind: FailureKind = "oom" if LOW_MEMORY in why else "died"
         return f"{who} of worker group {self.name} died{why and f': {why}'}", Failure(kind=kind, batches=batches)

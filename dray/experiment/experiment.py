@@ -329,7 +329,7 @@ class Experiment:
             from dray.cluster import ray_output
             from dray.cluster.connection import connect
 
-            quiet.enter_context(ray_output.kept_in(directory.path / ray_output.FILE))
+            quiet.enter_context(ray_output.redirect_ray_output(directory.path / ray_output.FILE))
             with ThreadPoolExecutor(1) as pool:
                 # Ray's start is mostly waiting for its processes: meanwhile Train and Tune are imported.
                 modules = pool.submit(importlib.import_module, "dray.experiment.run")

@@ -12,7 +12,7 @@ from dray.desk.failure import Failure
 from dray.display.display import Display
 from dray.experiment.log_policies import forbidden, printed
 from dray.records.directory import ExperimentDirectory
-from dray.worker.log.tail import with_last_words
+from dray.worker.log.tail import with_log_tail
 from searchers.journal import Journal
 
 
@@ -52,7 +52,7 @@ class Restarts:
         failures.append(failure)
         why = why_given_up(failures, self._config.max_restarts) or self._forbidden(trial, error)
         if failure.kind == "died" or dead:  # it could not report why itself
-            error = self._with_last_words(error, trial, dead)
+            error = self._with_log_tail(error, trial, dead)
         if why:
             self.gave_up(trial, error, why, failure, kept)
             return False
@@ -75,11 +75,11 @@ class Restarts:
         store = directory.storage.child(f"trial_{trial}")
         return forbidden(policies, printed(error, directory.trial(trial) / "logs", store))
 
-    def _with_last_words(self, error: str, trial: int, dead: Sequence[int]) -> str:
+    def _with_log_tail(self, error: str, trial: int, dead: Sequence[int]) -> str:
         """An error about dead processes, with the last lines that the first of them printed."""
         logs = self._directory.trial(trial) / "logs"
         if self._has_logs and dead and (log := logs / f"rank_{dead[0]}.log").exists():
-            return with_last_words(error, log)
+            return with_log_tail(error, log)
         return f"{error}; what it printed is in {logs}"
 
 

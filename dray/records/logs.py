@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dray.config.schema import ExperimentConfig
-from dray.desk.failure import PRINTED
+from dray.desk.failure import LOG_TAIL
 from dray.storage.logs import NAME
 from searchers.domains import searched
 from searchers.errors import JournalError
@@ -21,7 +21,7 @@ POLL_S = 0.3
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
 """How each line of a trial's output begins: the time in UTC."""
 _WHERE = re.compile(r"[^\s:]+ at (.+:\d+ in \S+)")
-_HEAD_ENDS = re.compile(rf"\n\n(?:Traceback \(most recent call last\):\n|{PRINTED})")
+_HEAD_ENDS = re.compile(rf"\n\n(?:Traceback \(most recent call last\):\n|{LOG_TAIL})")
 
 
 class Tail:

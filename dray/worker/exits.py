@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dray.desk.failure import users_line_now
+from dray.desk.failure import running_users_line
 
 LOOK_S = 1.0
 ENDED_POLL_S = 0.1
@@ -67,7 +67,7 @@ class Ends:
             with contextlib.suppress(RuntimeError):  # the store is gone with another rank, whose end is told otherwise
                 while not over.wait(LOOK_S):
                     if (missing := self._missing()) is not None:
-                        line = users_line_now(sys._current_frames()[program], code)
+                        line = running_users_line(sys._current_frames()[program], code)
                         what = f"rank {self._rank} waits in a collective operation for rank {missing}"
                         self._store.set(self._waits, "\n".join([f"{what}, which has left the program", *line]))
                         return

@@ -23,7 +23,7 @@ import ray.train
 
 from dray import core, pytorch
 from dray.code.startup_hook import run_startup_hook_once
-from dray.desk.failure import PRINTED, Failure, failure_of, told_first, users_line
+from dray.desk.failure import LOG_TAIL, Failure, failure_of, users_line, with_users_line
 from dray.desk.messages import Outcome
 from dray.hosts import use_host
 from dray.masking import hidden_text
@@ -47,9 +47,9 @@ from dray.worker.isolation.handlers import redirect_handlers
 from dray.worker.isolation.snapshot import ProcessSnapshot
 from dray.worker.log.trial_log import (
     TrialLog,
-    log_as_python_starts,
-    log_as_the_command_line,
-    printed_to,
+    log_to_stderr,
+    redirect_output,
+    reset_logging,
 )
 from dray.worker.process_group import joined
 from dray.worker.program_host import RayProgramHost
@@ -170,7 +170,7 @@ def _run_trial(
     kind = RayProgramHost if script else RayHost
     host = kind(desk=work["desk"], lease=lease, experiment=experiment, code_dir=code)
     ends = Ends(distributed.side_store(), lease.number, distributed.rank, distributed.size)
-    with printed_to(_log(lease, distributed.rank), experiment.secrets) as log:
+    with redirect_output(_log(lease, distributed.rank), experiment.secrets) as log:
         try:
             with _watched(host, lease, work, distributed.rank, log), use_host(host, distributed), redirect_handlers():
                 outcome: Outcome | None = host.go_on() if distributed.rank == 0 else None
@@ -179,13 +179,13 @@ def _run_trial(
                     with _cluster_info(host, lease, experiment, distributed):
                         if isinstance(program, Script):
                             assert code is not None, "a program lies in a directory"
-                            log_as_python_starts()
+                            reset_logging()
                             # pytorch.init() does it again; code before that call should be reproducible too.
                             rng.seed_all(lease.trial_seed)
                             with ends.of_others_seen(code), _free_to_end(host):
                                 program.run(code)
                         else:
-                            log_as_the_command_line(work["log_format"])
+                            log_to_stderr(work["log_format"])
                             _train(program, code, experiment, host)
                     if isinstance(program, Script):
                         if not (host.watched or host.trained):  # the others may train, and wait for this rank
@@ -211,11 +211,11 @@ def _run_trial(
         except SearcherMetricError as e:
             return _Left(outcome="errored", error=str(e), fatal=True)
         except ScriptFailed as e:
-            told = "\n".join([str(e), *users_line(e, code), "", f"{PRINTED} ({log.path}):", log.end()])
+            told = "\n".join([str(e), *users_line(e, code), "", f"{LOG_TAIL} ({log.path}):", log.tail()])
             return _Left(outcome="errored", error=told, failure=failure_of(e, host.batches))
         except BaseException as e:  # also SystemExit: a class may call sys.exit(), which would end the process
             trace = users_traceback(e, code) if script and code is not None else traceback.format_exc()
-            told = told_first(e, trace, code)
+            told = with_users_line(e, trace, code)
             print(told, end="", file=sys.stderr)
             return _Left(outcome="errored", error=told, failure=failure_of(e, host.batches))
         finally:

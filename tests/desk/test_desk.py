@@ -11,7 +11,7 @@ import pytest
 
 from dray.desk import desk as desk_module
 from dray.desk.desk import Desk
-from dray.desk.failure import Failure, Kind
+from dray.desk.failure import Failure, FailureKind
 from dray.desk.messages import Message, Result
 
 REPORT = {"rows": [], "step": 1, "value": 0.5, "final": False}
@@ -531,7 +531,7 @@ def test_what_the_first_word_on_a_failure_says_of_it_is_passed_on() -> None:
 @pytest.mark.parametrize(
     ("told", "kind"), [("", "died"), ("Ray has lost the node", "died"), ("its node was running low on memory", "oom")]
 )
-def test_a_process_that_died_is_told_from_one_that_ray_has_killed_for_its_memory(told: str, kind: Kind) -> None:
+def test_a_process_that_died_is_told_from_one_that_ray_has_killed_for_its_memory(told: str, kind: FailureKind) -> None:
     async def play(desk: Desk) -> None:
         await lend(desk, 3)
         await desk.ended("g", 1, {0: told})

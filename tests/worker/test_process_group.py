@@ -1,4 +1,4 @@
-"""Programs that make, and end, the process group that a worker has already."""
+"""Programs that create, and destroy, the process group that their worker already has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def group(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.api("3.5")
-def test_group_outlives_a_program_that_makes_and_destroys_one(group: None) -> None:
+def test_group_survives_a_program_that_creates_and_destroys_one(group: None) -> None:
     before = dist.group.WORLD
     with _kept():
         for _ in range(2):
@@ -29,7 +29,7 @@ def test_group_outlives_a_program_that_makes_and_destroys_one(group: None) -> No
     assert dist.group.WORLD is before
 
 
-def test_other_groups_are_a_programs_own(group: None) -> None:
+def test_other_groups_are_created_and_destroyed_as_usual(group: None) -> None:
     with _kept():
         mine = dist.new_group([0])
         dist.destroy_process_group(mine)
@@ -37,7 +37,7 @@ def test_other_groups_are_a_programs_own(group: None) -> None:
             dist.get_rank(mine)
 
 
-def test_both_functions_are_torchs_own_again_afterwards(group: None) -> None:
+def test_torchs_functions_are_restored_afterwards(group: None) -> None:
     before = dist.init_process_group, dist.destroy_process_group
     with _kept():
         assert before[0] is not dist.init_process_group
