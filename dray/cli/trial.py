@@ -157,7 +157,7 @@ def logs(
     with told(), reading(experiment) as read, contextlib.ExitStack() as stack:
         from dray.records.logs import Tail as Lines
         from dray.records.logs import followed, trial_lines
-        from dray.storage.logs import bring_logs
+        from dray.storage.logs import fetch_logs
         from searchers.journal import Journal
 
         if json and follow:
@@ -166,7 +166,7 @@ def logs(
         directory = read.it.directory
         here, afar = directory.trial(number) / "logs", Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if not directory.storage.is_local:
-            bring_logs(directory.storage.child(f"trial_{number}"), here, afar)
+            fetch_logs(directory.storage.child(f"trial_{number}"), here, afar)
         new = trial_lines(afar, here, rank=rank)
         lines = new(not follow)
         if json:

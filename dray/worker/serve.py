@@ -30,7 +30,7 @@ from dray.masking import hidden_text
 from dray.pytorch.class_entrypoint import train
 from dray.script import Script, ScriptFailed, users_traceback
 from dray.storage.checkpoints import RemoteStore
-from dray.storage.logs import LogCopies
+from dray.storage.logs import LogUploader
 from dray.storage.remote import PATIENCE_S
 from dray.training import rng
 from dray.training.determinism import deterministic
@@ -94,7 +94,7 @@ def _serve(work: dict[str, Any], program: Program, code: Path | None, distribute
     desk, group, start = work["desk"], work["group"], work["start"]
     snapshot = ProcessSnapshot()
     number = 0
-    with contextlib.closing(LogCopies()) as copies:
+    with contextlib.closing(LogUploader()) as uploader:
         while True:
             lease = ray.get(desk.next_lease.remote(group, start, rank, size, number))
             if lease is None:
@@ -104,11 +104,11 @@ def _serve(work: dict[str, Any], program: Program, code: Path | None, distribute
                 desk.begun.remote(number)
             trial: Lease = lease["lease"]
             if isinstance(trial.store, RemoteStore) and not _is_the_drivers(trial.trial_dir):
-                copies.begin(_log(trial, rank), trial.store.root)
+                uploader.begin(_log(trial, rank), trial.store.root)
             if work["shared_by"] > 1 and ray.get_gpu_ids():
                 limit_gpu_memory(work["shared_by"])
             left, stale = snapshot.run(functools.partial(_run_trial, program, code, trial, work, distributed))
-            copies.end(_log(trial, rank))
+            uploader.end(_log(trial, rank))
             left = left.without(work["experiment"].secrets)
             if left.failure is not None and left.failure.kind in _SPOILT:
                 stale.insert(0, _SPOILT[left.failure.kind])
@@ -122,7 +122,7 @@ def _serve(work: dict[str, Any], program: Program, code: Path | None, distribute
 
 
 def _is_the_drivers(trial_dir: Path) -> bool:
-    """Whether the driver sees this directory too: it then copies what trials print to the object store."""
+    """Whether the driver sees this directory too: it then uploader what trials print to the object store."""
     return (trial_dir.parent / "journal.jsonl").exists()
 
 

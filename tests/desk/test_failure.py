@@ -93,7 +93,7 @@ def report_of(tmp_path: Path, source: str, *, code: Path | None) -> list[str]:
     """The report on the error that this program raises."""
     (tmp_path / "model_def.py").write_text(source)
     script = Script(command="python3 model_def.py", file="model_def.py")
-    with pytest.raises(Exception, match=".") as raised:
+    with pytest.raises(Exception, match=r".") as raised:
         script.run(tmp_path)
     return with_users_line(raised.value, "Traceback (most recent call last):\n...", code).splitlines()
 

@@ -99,9 +99,9 @@ def test_its_pulse_changes_with_every_batch_and_while_it_waits_for_its_store(tmp
     assert host.pulse() == first
     progress = (1, 0)
     assert host.pulse() != first
-    store.activity.heard()
+    store.activity.progressed()
     assert host.pulse() != host.pulse()
-    store.activity.over()
+    store.activity.ended()
     assert host.pulse() == host.pulse()
 
 
