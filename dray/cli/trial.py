@@ -155,8 +155,7 @@ def logs(
     dray t logs digits best -n 20
     """
     with told(), reading(experiment) as read, contextlib.ExitStack() as stack:
-        from dray.records.logs import Tail as Lines
-        from dray.records.logs import followed, trial_lines
+        from dray.records.logs import GrowingFile, followed, trial_lines
         from dray.storage.logs import fetch_logs
         from searchers.journal import Journal
 
@@ -174,11 +173,11 @@ def logs(
             return
         show.lines(lines, tail)
         if follow:
-            journal, ended = Lines(directory.journal), False
+            journal, ended = GrowingFile(directory.journal), False
 
             def goes_on() -> bool:
                 nonlocal ended
-                for event in _starts_and_ends(number, journal.lines()):
+                for event in _starts_and_ends(number, journal.new_lines()):
                     ended = event == "exited"  # it starts again if the search is extended
                 return not ended and Journal.writer(directory.journal) is not None
 

@@ -19,7 +19,7 @@ from dray.display.board import Board, duration
 from dray.display.forecast import Forecast
 from dray.display.terminal import stderr
 from dray.records.directory import results
-from dray.records.logs import in_short
+from dray.records.logs import short_error
 from dray.records.outcomes import FAILED, diverged_told, failures_told, no_best_told, ranked
 from searchers.preview import is_simulated, preview
 from searchers.search import Search
@@ -212,7 +212,7 @@ class Display:
         """
         self._failures += 1
         if self._failures <= SHOWN_TRIALS:
-            told = in_short(error)
+            told = short_error(error)
             what, *where = ["the same error again"] if self._told.get(trial) == told else told
             self._told[trial] = told
             who = f"the extension of trial {trial}" if kept else f"trial {trial}"

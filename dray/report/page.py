@@ -15,7 +15,7 @@ import pandas as pd
 import dray
 from dray.errors import ExperimentError
 from dray.records.listing import found
-from dray.records.logs import alike, last_line, where
+from dray.records.logs import grouped_failures, last_line, where
 from dray.records.lookup import Name
 from dray.records.outcomes import FAILED, diverged_told, failures_told, no_best_told, since_told
 from dray.records.result import flat
@@ -291,7 +291,7 @@ how much worse a random forest predicts a trial's rank when one hyperparameter i
         told = f"<p>{invalid:,} trial{'s' * (invalid != 1)} had invalid hyperparameters.</p>" if invalid else ""
         if not failed:
             return f"<section><h2>Failures</h2>{told or '<p>None.</p>'}</section>"
-        kinds = alike(failed)
+        kinds = grouped_failures(failed)
         parts = [f"<section><h2>Failures</h2>{told}"]
         ended = sum(record["event"] == "gave_up" for record in failed)
         parts.append(
