@@ -200,7 +200,7 @@ def _chosen(experiment: str, trial: str, batches: int | None) -> Iterator[tuple[
                 wanted = "no checkpoint" if batches is None else f"no checkpoint after {batches} batches"
                 more = f"; there are checkpoints after {there} batches" if there else ""
                 raise NoExperiment(f"trial {number} of {read.stored.name} has {wanted}{more}")
-            place = Location.of(path).like(read.stored.directory.storage)
+            place = Location.of(path).with_secrets_of(read.stored.directory.storage)
             yield place, f"{read.stored.name}-trial_{number}-{place.name}"
     except FileNotFoundError as error:
         raise NoExperiment(str(error)) from None

@@ -137,10 +137,10 @@ def _failures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line for all failures that came from the same line of the user's code."""
-    from dray.records.logs import alike, last_line, where
+    from dray.records.logs import grouped_failures, last_line, where
 
     lines = []
-    for kind in alike(failures):
+    for kind in grouped_failures(failures):
         place = where(kind[-1])
         what = last_line(kind[-1]["error"]) + (f" ({place})" if place else "")
         times = Counter(failure["trial"] for failure in kind)

@@ -308,14 +308,14 @@ def _ask(question: str) -> None:
 
 def _follow(path: Path, known: int, config: ExperimentConfig) -> None:
     """Print a journal's new records, after the first ``known``."""
-    from dray.records.logs import Tail, event_lines, followed
+    from dray.records.logs import GrowingFile, event_lines, followed
     from searchers.journal import Journal
 
-    lines, seen = Tail(path), 0
+    lines, seen = GrowingFile(path), 0
 
     def new(_: bool) -> list[str]:
         nonlocal seen
-        texts = lines.lines()
+        texts = lines.new_lines()
         begin, seen = seen, seen + len(texts)
         records = Journal.parse("\n".join([*texts, ""]).encode(), where=str(path))
         return list(event_lines(config, records[max(0, known - begin) :]))

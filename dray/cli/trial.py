@@ -159,8 +159,8 @@ def logs(
     dray t logs digits best -n 20
     """
     with handle_errors(), read_experiment(experiment) as read, contextlib.ExitStack() as stack:
-        from dray.records.logs import Tail, followed, trial_lines
-        from dray.storage.logs import bring_logs
+        from dray.records.logs import GrowingFile, followed, trial_lines
+        from dray.storage.logs import fetch_logs
         from searchers.journal import Journal
 
         if json and follow:
@@ -169,7 +169,7 @@ def logs(
         directory = read.stored.directory
         here, afar = directory.trial(number) / "logs", Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if not directory.storage.is_local:
-            bring_logs(directory.storage.child(f"trial_{number}"), here, afar)
+            fetch_logs(directory.storage.child(f"trial_{number}"), here, afar)
         new = trial_lines(afar, here, rank=rank)
         lines = new(not follow)
         if json:
@@ -177,11 +177,11 @@ def logs(
             return
         show.lines(lines, tail)
         if follow:
-            journal, ended = Tail(directory.journal), False
+            journal, ended = GrowingFile(directory.journal), False
 
             def goes_on() -> bool:
                 nonlocal ended
-                for event in _starts_and_ends(number, journal.lines()):
+                for event in _starts_and_ends(number, journal.new_lines()):
                     ended = event == "exited"  # it starts again if the search is extended
                 return not ended and Journal.writer(directory.journal) is not None
 

@@ -1,8 +1,8 @@
-"""Redirects what Ray prints and logs in the driver's process to a file, away from the experiment's own output.
+"""Redirects what Ray prints and logs in the driver's process to a file, apart from the experiment's own output.
 
-Ray tells every driver when a worker dies ("(raylet) A worker died ..."); dray reports it itself, with the trial. A
-connection made with `log_to_driver`, as by `ray.init()`, also gets the output of all of Ray's processes. Ray has no
-public way to redirect either; the private interfaces used for it are in this file.
+Ray tells every driver when a worker dies ("(raylet) A worker died ..."); dray reports it itself, with the trial. To a
+connection made with `log_to_driver`, as by `ray.init()`, Ray also forwards what all its processes print. Ray has no
+public way to redirect either; the internal APIs that this takes are used in this file alone.
 """
 
 from __future__ import annotations
@@ -14,44 +14,42 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import ray._private.worker as rays
+import ray._private.worker as ray_worker
 
 FILE = "ray.log"
-_PRINTS = "ray_print_logs"
+_PRINT_HANDLER = "ray_print_logs"
+"""Ray's name of the handler that prints."""
 
 
 @contextlib.contextmanager
 def redirect_ray_output(path: Path) -> Iterator[None]:
-    """In the block, append to ``path`` what Ray prints and logs in this process."""
+    """Append to ``path`` what Ray prints and logs in this process within the block."""
     handler = logging.FileHandler(path, encoding="utf-8", delay=True)
     handler.setFormatter(formatter := logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%SZ"))
     formatter.converter = time.gmtime
-    into = logging.Logger("ray's output")
-    into.addHandler(handler)
+    file_log = logging.Logger("ray's prints")
+    file_log.addHandler(handler)
 
-    def note(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
+    def write(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
         for line in data["lines"]:
-            into.info("(%s) %s", data.get("actor_name") or data.get("pid"), str(line).rstrip())
+            file_log.info("(%s) %s", data.get("actor_name") or data.get("pid"), str(line).rstrip())
 
-    dispatcher, printed, log = (
-        rays.global_worker_stdstream_dispatcher,
-        rays.print_to_stdstream,
-        logging.getLogger("ray"),
-    )
-    prints = [print_them for name, print_them in dispatcher.handlers if name == _PRINTS]
+    dispatcher, log = ray_worker.global_worker_stdstream_dispatcher, logging.getLogger("ray")
+    print_function = ray_worker.print_to_stdstream
+    printers = [printer for name, printer in dispatcher.handlers if name == _PRINT_HANDLER]
     handlers = list(log.handlers)
     log.handlers[:] = [handler]
     # A connection made within the block registers the module's function; one made before has registered it already.
-    rays.print_to_stdstream = note
-    dispatcher.remove_handler(_PRINTS)
-    if prints:
-        dispatcher.add_handler(_PRINTS, note)
+    ray_worker.print_to_stdstream = write
+    dispatcher.remove_handler(_PRINT_HANDLER)
+    if printers:
+        dispatcher.add_handler(_PRINT_HANDLER, write)
     try:
         yield
     finally:
-        rays.print_to_stdstream = printed
-        dispatcher.remove_handler(_PRINTS)
-        for print_them in prints:
-            dispatcher.add_handler(_PRINTS, print_them)
+        ray_worker.print_to_stdstream = print_function
+        dispatcher.remove_handler(_PRINT_HANDLER)
+        for printer in printers:
+            dispatcher.add_handler(_PRINT_HANDLER, printer)
         log.handlers[:] = handlers
         handler.close()

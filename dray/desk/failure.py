@@ -1,4 +1,4 @@
-"""The kind and place of a trial's failure, by which restarts and the reuse of processes are decided."""
+"""The kind and location of a trial's failure, which decide on restarts and on the reuse of processes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from typing import Literal, cast
 
 from dray.imports import is_installed
 
-Kind = Literal["error", "oom", "device", "collective", "died", "hung"]
-"""An exception; out of memory, of the machine or of a GPU; a GPU error, after which this process can't use the GPU any
-more; an error in a collective, which another rank's end may have caused; a process that died without an error; no
+FailureKind = Literal["error", "oom", "device", "collective", "died", "hung"]
+"""An exception; out of memory, on the machine or a GPU; a GPU error, after which this process can't use the GPU any
+more; an error in a collective, perhaps because another rank exited; a process that died without an exception; no
 progress for ``hang_timeout_s``."""
 
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "is killed by signal: killed")
-_OF_DEVICES = ("cuda error", "cudnn", "cublas", "cuda driver error")
-_OF_COLLECTIVES = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
+_DEVICE_ERRORS = ("cuda error", "cudnn", "cublas", "cuda driver error")
+_COLLECTIVE_ERRORS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer")
 LOW_MEMORY = "running low on memory"
-"""What Ray says about a process that it has killed to save the others on its node."""
+"""Ray's words for a node on which it killed a process to save the others."""
+LOG_TAIL = "the last lines of its log"
+"""Heads the output in an error without a traceback."""
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
@@ -31,22 +33,21 @@ class Failure:
     """How a trial failed.
 
     Attributes:
-        kind: see ``Kind``.
-        where: the exception's type, and the innermost line of the user's code; "" without an exception.
-        batches: trained when it failed; -1 if unknown.
+        kind: See ``FailureKind``.
+        where: The exception's type, and the innermost line of the user's code; "" without an exception.
+        batches: Batches trained before it failed; -1 if unknown.
     """
 
-    kind: Kind
+    kind: FailureKind
     where: str = ""
     batches: int = -1
 
 
 def failure_of(error: BaseException, batches: int) -> Failure:
-    """The failure that this exception of a trial is."""
+    """Classify an exception that a trial raised after this many batches; its causes count too."""
     kinds = [_kind(each) for each in _chain(error)]
-    # An exception's causes count too; "error" is none of the other kinds.
     kind = next((each for each in ("oom", "device", "collective") if each in kinds), "error")
-    return Failure(kind=cast(Kind, kind), where=_where(error), batches=batches)
+    return Failure(kind=cast(FailureKind, kind), where=_where(error), batches=batches)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -59,7 +60,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         each = each.__cause__ or each.__context__
 
 
-def _kind(error: BaseException) -> Kind:
+def _kind(error: BaseException) -> FailureKind:
     # By name: torch has renamed these classes, and not every version has all of them.
     names = {kind.__name__ for kind in type(error).__mro__}
     text = str(error).lower()
@@ -68,25 +69,23 @@ def _kind(error: BaseException) -> Kind:
     if isinstance(error, (RuntimeError, OSError)) and any(words in text for words in _OUT_OF_MEMORY):
         return "oom"
     if names & {"DistError", "PeerFailed"} or (
-        isinstance(error, RuntimeError) and any(words in text for words in _OF_COLLECTIVES)
+        isinstance(error, RuntimeError) and any(words in text for words in _COLLECTIVE_ERRORS)
     ):
         return "collective"
-    if "AcceleratorError" in names or (isinstance(error, RuntimeError) and any(words in text for words in _OF_DEVICES)):
+    if "AcceleratorError" in names or (
+        isinstance(error, RuntimeError) and any(words in text for words in _DEVICE_ERRORS)
+    ):
         return "device"
     return "error"
 
 
-PRINTED = "the end of what it printed"
-"""Heads the output in an error that has no traceback."""
-
-
-def told_first(error: BaseException, trace: str, code: Path | None) -> str:
+def with_users_line(error: BaseException, trace: str, code: Path | None) -> str:
     """A traceback, preceded by what a user looks for: the error, and the line of their own code that it came from.
 
     Args:
-        error: of a trial.
-        trace: its traceback, as text.
-        code: the directory of the user's code, which is left out of file names.
+        error: Raised by a trial.
+        trace: Its traceback, as text.
+        code: The directory of the user's code, which is left out of file names.
 
     Returns:
         The traceback alone, if no line of the user's code led to it. Otherwise, above it and an empty line::
@@ -97,35 +96,35 @@ def told_first(error: BaseException, trace: str, code: Path | None) -> str:
     """
     for each in _chain(error):
         if lines := users_line(each, code):
-            said = str(each).strip().partition("\n")[0]
+            message = str(each).strip().partition("\n")[0]
             kind = type(each).__qualname__
-            return "\n".join([f"{kind}: {said}" if said else kind, *lines, "", trace])
+            return "\n".join([f"{kind}: {message}" if message else kind, *lines, "", trace])
     return trace
 
 
 def users_line(error: BaseException, code: Path | None) -> list[str]:
-    """The innermost line of the user's own code that led to an error, below its place; [] if there is none.
+    """The innermost line of the user's code that led to an error, below its location; [] if there is none.
 
     Args:
-        error, code: as in ``told_first``.
+        error, code: As in ``with_users_line``.
     """
-    return _shown(_users_frames(error), code)
+    return _formatted(_users_frames(error), code)
 
 
-def users_line_now(frame: FrameType, code: Path | None) -> list[str]:
-    """The same for what a thread is doing now.
+def running_users_line(frame: FrameType, code: Path | None) -> list[str]:
+    """The innermost line of the user's code that a thread is running, formatted as by ``users_line``.
 
     Args:
-        frame: the thread's innermost frame.
-        code: as in ``told_first``.
+        frame: The thread's innermost frame.
+        code: As in ``with_users_line``.
     """
-    return _shown(_users(traceback.extract_stack(frame)), code)
+    return _formatted(_users(traceback.extract_stack(frame)), code)
 
 
-def _shown(users: Sequence[traceback.FrameSummary], code: Path | None) -> list[str]:
-    if not users:
+def _formatted(frames: Sequence[traceback.FrameSummary], code: Path | None) -> list[str]:
+    if not frames:
         return []
-    frame, file = users[-1], Path(users[-1].filename)
+    frame, file = frames[-1], Path(frames[-1].filename)
     if code is not None and file.resolve().is_relative_to(code.resolve()):
         file = file.resolve().relative_to(code.resolve())
     return [f"  {file}:{frame.lineno}, in {frame.name}", *([f"    {frame.line}"] if frame.line else [])]
@@ -141,19 +140,19 @@ def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def _users(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    return [one for one in frames if is_users(one.filename)]
+    return [frame for frame in frames if is_users_file(frame.filename)]
 
 
-def is_users(file: str) -> bool:
-    """Whether a code file is the user's own."""
+def is_users_file(file: str) -> bool:
+    """Whether a source file is the user's own: neither installed nor part of dray."""
     return not file.startswith(("<", _PACKAGE)) and not is_installed(file)
 
 
 def _where(error: BaseException) -> str:
-    users = _users_frames(error)
+    frames = _users_frames(error)
     kind = type(error).__qualname__
-    if not users:
-        # Such as an exit code: only the message tells it from others.
+    if not frames:
+        # Such as an exit code: only the message distinguishes it from others.
         return f"{kind}: {error}"
-    # Not the whole path: the code may be elsewhere on another node.
-    return f"{kind} at {Path(users[-1].filename).name}:{users[-1].lineno} in {users[-1].name}"
+    # Not the whole path: the code may be in another place on another node.
+    return f"{kind} at {Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}"

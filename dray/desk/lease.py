@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from dray.desk.failure import LOW_MEMORY, Failure, Kind
+from dray.desk.failure import LOW_MEMORY, Failure, FailureKind
 from dray.desk.messages import Decision, LeaseOutcome
 
 
@@ -93,5 +93,5 @@ class Group:
         if ranks and self.size > 1:
             who = f"the processes of ranks {ranks}" if len(dead) > 1 else f"the process of rank {ranks}"
         cause = next((each for each in dead.values() if each), "")
-        kind: Kind = "oom" if LOW_MEMORY in cause else "died"
+        kind: FailureKind = "oom" if LOW_MEMORY in cause else "died"
         return f"{who} of worker group {self.name} died{cause and f': {cause}'}", Failure(kind=kind, batches=batches)

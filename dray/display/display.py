@@ -20,7 +20,7 @@ from dray.display.forecast import Forecast
 from dray.display.terminal import stderr
 from dray.display.text import duration
 from dray.records.directory import results_root
-from dray.records.logs import in_short
+from dray.records.logs import short_error
 from dray.records.outcomes import FAILED, divergence_summary, failure_summary, no_best_reason, ranked
 from searchers.preview import is_simulated, preview
 from searchers.search import Search
@@ -213,7 +213,7 @@ class Display:
         """
         self._failures += 1
         if self._failures <= SHOWN_TRIALS:
-            short = in_short(error)
+            short = short_error(error)
             what, *where = ["the same error again"] if self._shown_errors.get(trial) == short else short
             self._shown_errors[trial] = short
             who = f"the extension of trial {trial}" if kept else f"trial {trial}"

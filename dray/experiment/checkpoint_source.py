@@ -85,4 +85,4 @@ def _place(where: str, config: ExperimentConfig) -> Location:
     place, own = Location.of(where), config.checkpoint_storage.location
     if place.secrets:
         raise ValueError("must not contain credentials, as it is stored; set them in the environment")
-    return place if own is None else place.like(own)
+    return place if own is None else place.with_secrets_of(own)

@@ -11,7 +11,7 @@ from pathlib import Path
 from dray.config.log_policies import LogPolicy
 from dray.records.logs import STAMP, trial_lines
 from dray.storage import Location, StorageError
-from dray.storage.logs import bring_logs
+from dray.storage.logs import fetch_logs
 
 LONGEST = 10_000
 """Only this many characters of a line are searched: a regular expression can take quadratic time."""
@@ -46,5 +46,5 @@ def printed(error: str, logs: Path, store: Location) -> Iterator[str]:
     if not store.is_local:
         with tempfile.TemporaryDirectory(prefix="dray-logs-") as directory:
             with contextlib.suppress(StorageError):  # then only the local logs are searched
-                bring_logs(store, logs, Path(directory))
+                fetch_logs(store, logs, Path(directory))
             yield from trial_lines(Path(directory))(True)

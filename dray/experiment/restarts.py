@@ -14,7 +14,7 @@ from dray.desk.messages import TrialLeft
 from dray.display.display import Display
 from dray.experiment.log_policies import forbidden, printed
 from dray.records.directory import ExperimentDirectory
-from dray.worker.log.tail import with_last_words
+from dray.worker.log.tail import with_log_tail
 from searchers.events import Reason
 from searchers.journal import Journal
 
@@ -92,7 +92,7 @@ class Restarts:
         """An error about dead processes, with the end of the first one's log."""
         logs = self._directory.trial(trial) / "logs"
         if self._has_logs and dead and (log := logs / f"rank_{dead[0]}.log").exists():
-            return with_last_words(error, log)
+            return with_log_tail(error, log)
         return f"{error}; what it printed is in {logs}"
 
 

@@ -23,7 +23,11 @@ from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from ray.train.v2._internal.util import ObjectRefWrapper
 from ray.util.placement_group import PlacementGroup
 
+from dray.environment import set_variables
 from dray.worker.entry import NoCollectives
+
+# Else print() in a worker also writes each line to Ray's own log.
+_NO_PRINT_PATCH = {"RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}
 
 
 class Worker(NamedTuple):
@@ -90,6 +94,7 @@ def start_workers(
             each
             for worker in workers
             for each in (
+                worker.actor.execute.remote(set_variables, _NO_PRINT_PATCH),
                 worker.actor.init_train_context.remote(
                     train_run_context=run,
                     distributed_context=worker.distributed_context,

@@ -1,4 +1,4 @@
-"""The events of an experiment and the output of its trials as lines; also while it runs."""
+"""An experiment's events and its trials' output as lines of text, also while it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dray.config.schema import ExperimentConfig
-from dray.desk.failure import PRINTED
+from dray.desk.failure import LOG_TAIL
 from dray.storage.logs import NAME
 from searchers.domains import searched
 from searchers.errors import JournalError
@@ -19,24 +19,24 @@ from searchers.space import Space, parse
 POLL_S = 0.3
 """How often a growing file is read."""
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
-"""How each line of a trial's output begins: the time in UTC."""
+"""The UTC time at the beginning of each line of a trial's output."""
 _WHERE = re.compile(r"[^\s:]+ at (.+:\d+ in \S+)")
-_HEAD_ENDS = re.compile(rf"\n\n(?:Traceback \(most recent call last\):\n|{PRINTED})")
+_HEAD_ENDS = re.compile(rf"\n\n(?:Traceback \(most recent call last\):\n|{LOG_TAIL})")
 
 
-class Tail:
+class GrowingFile:
     """The lines of a file that another process appends to.
 
     Args:
-        path: the file, which need not exist yet.
+        path: The file, which need not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
         self._path, self._read = path, 0
-        self._torn = b""
+        self._partial = b""
 
-    def lines(self, *, all_of_it: bool = False) -> list[str]:
-        """The lines since the last call; with ``all_of_it`` also an unfinished last line."""
+    def new_lines(self, *, final: bool = False) -> list[str]:
+        """The lines since the last call; with ``final`` also an incomplete last line."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._read)
@@ -44,35 +44,35 @@ class Tail:
         except FileNotFoundError:
             return []
         self._read += len(data)
-        *whole, self._torn = (self._torn + data).split(b"\n")
-        if all_of_it and self._torn:
-            whole.append(self._torn)
-            self._torn = b""
-        return [line.decode(errors="replace") for line in whole]
+        *complete, self._partial = (self._partial + data).split(b"\n")
+        if final and self._partial:
+            complete.append(self._partial)
+            self._partial = b""
+        return [line.decode(errors="replace") for line in complete]
 
 
 def trial_lines(*logs: Path, rank: int | None = None) -> Callable[[bool], list[str]]:
     """The output of a trial's ranks, sorted by time; with several ranks, each line begins with its rank.
 
     Args:
-        logs: directories with logs of the trial.
-        rank: only this rank.
+        logs: Directories with logs of the trial.
+        rank: Only this rank's output; by default that of all ranks.
 
     Returns:
-        A function that returns the lines since its last call; its argument is that of ``Tail.lines``.
+        A function that returns the lines since its last call; its argument is ``final`` of ``GrowingFile.new_lines``.
     """
-    tails: dict[Path, tuple[int, Tail]] = {}
+    files: dict[Path, tuple[int, GrowingFile]] = {}
 
-    def new(all_of_it: bool) -> list[str]:
-        # The names sort a rank's files by age; this machine's own file is the last.
+    def new(final: bool) -> list[str]:
+        # Sorted by name, a rank's files are in the order of their age, with this machine's own file last.
         for path in (path for directory in logs for path in sorted(directory.glob("rank_*.log"))):
             match = NAME.fullmatch(path.name)
             if match and rank in (None, int(match.group(1))):
-                tails.setdefault(path, (int(match.group(1)), Tail(path)))
-        many = len({number for number, _ in tails.values()}) > 1
+                files.setdefault(path, (int(match.group(1)), GrowingFile(path)))
+        many = len({number for number, _ in files.values()}) > 1
         lines, at = [], ""
-        for number, tail in tails.values():
-            for line in tail.lines(all_of_it=all_of_it):
+        for number, file in files.values():
+            for line in file.new_lines(final=final):
                 stamp = STAMP.match(line)
                 at = stamp.group() if stamp else at
                 lines.append((at, f"rank {number} | {line}" if many else line))
@@ -81,14 +81,14 @@ def trial_lines(*logs: Path, rank: int | None = None) -> Callable[[bool], list[s
     return new
 
 
-def followed(new: Callable[[bool], list[str]], goes_on: Callable[[], bool]) -> Iterator[str]:
-    """Lines as they are written, until no more can come.
+def followed(new: Callable[[bool], list[str]], is_running: Callable[[], bool]) -> Iterator[str]:
+    """Lines as they are written, until their writer has exited.
 
     Args:
-        new: returns the lines since its last call.
-        goes_on: whether more may come.
+        new: Returns the lines since its last call.
+        is_running: Whether the writer is running.
     """
-    while goes_on():
+    while is_running():
         yield from new(False)
         time.sleep(POLL_S)
     # Lines that were written after the last read.
@@ -96,27 +96,27 @@ def followed(new: Callable[[bool], list[str]], goes_on: Callable[[], bool]) -> I
 
 
 def event_lines(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """A journal for a person: one line per record, without those that only the driver needs.
+    """A journal in readable form: one line per record, without the records that only the driver needs.
 
     Raises:
-        JournalError: a record is not as dray writes it.
+        JournalError: A record does not have the fields that dray writes.
     """
     metric, unit, space = config.searcher.metric, config.searcher.unit, parse(config.hyperparameters)
     for record in records:
         try:
-            told = _told(record, metric, unit, space)
+            line = _event_line(record, metric, unit, space)
         except (KeyError, TypeError, AttributeError):
             raise JournalError(f"not a record of an experiment's journal: {record}") from None
-        if told is not None:
+        if line is not None:
             time = record.get("time")
             stamp = "" if time is None else datetime.datetime.fromtimestamp(time).strftime("%b %d %H:%M:%S  ")
-            yield stamp + told
+            yield stamp + line
 
 
-def in_short(error: object) -> list[str]:
-    """An error of the journal in at most three lines: the error, and the line of the user's code that raised it.
+def short_error(error: object) -> list[str]:
+    """A journaled error in at most three lines: the error, and the line of the user's code that raised it.
 
-    If no line of the user's code is involved, only the last line of the error.
+    Without a line of the user's code, only the error's last line.
     """
     head, *rest = _HEAD_ENDS.split(str(error or "").strip(), maxsplit=1)
     # The head of an error with a cause may be the cause's traceback.
@@ -129,9 +129,8 @@ def last_line(error: object) -> str:
     return lines[-1].strip() if lines else "no reason given"
 
 
-def alike(failures: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Failures of the journal, grouped by the line of the user's code, or else by the error's last line; the largest
-    group first."""
+def grouped_failures(failures: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Failure records grouped by the line of the user's code, or else by the error's last line; largest group first."""
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for failure in failures:
         kinds.setdefault(failure.get("where") or last_line(failure.get("error")), []).append(failure)
@@ -139,12 +138,12 @@ def alike(failures: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]
 
 
 def where(failure: Mapping[str, Any]) -> str:
-    """The line of the user's code that raised a failure: ``model_def.py:14 in __init__``; "" if there is none."""
+    """The line of the user's code that raised a failure, ``model_def.py:14 in __init__``; "" if there is none."""
     found = _WHERE.fullmatch(failure.get("where") or "")
     return found[1] if found else ""
 
 
-def _told(record: Mapping[str, Any], metric: str, unit: str, space: Space) -> str | None:
+def _event_line(record: Mapping[str, Any], metric: str, unit: str, space: Space) -> str | None:
     trial = f"trial {record.get('trial')}"
     match record.get("event"):
         case "opened":
@@ -157,9 +156,9 @@ def _told(record: Mapping[str, Any], metric: str, unit: str, space: Space) -> st
         case "exited":
             return f"{trial} {_ENDED.get(record['reason'], record['reason'])}{_decided(record)}"
         case "restarted":
-            return f"{trial} failed and is restarted: {in_short(record.get('error'))[0]}"
+            return f"{trial} failed, restarting: {short_error(record.get('error'))[0]}"
         case "gave_up":
-            why = record.get("why") or in_short(record.get("error"))[0]
+            why = record.get("why") or short_error(record.get("error"))[0]
             if kept := record.get("kept"):
                 return f"the extension of {trial} failed for good, so it is still {kept}: {why}"
             return f"{trial} failed for good: {why}"
@@ -182,7 +181,7 @@ _ENDED = {
 
 
 def _decided(record: Mapping[str, Any]) -> str:
-    """The search's decisions on a record, without the creation of trials that wait."""
+    """The search's decisions on a record, except to create trials."""
     decided = [action for action in record.get("actions", ()) if action["action"] != "create"]
     words = []
     for action in decided:

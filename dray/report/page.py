@@ -16,7 +16,7 @@ import dray
 from dray.errors import ExperimentError
 from dray.records.hparams import flatten
 from dray.records.listing import open_experiment
-from dray.records.logs import alike, last_line, where
+from dray.records.logs import grouped_failures, last_line, where
 from dray.records.lookup import Name
 from dray.records.outcomes import FAILED, divergence_summary, failure_summary, nan_since_text, no_best_reason
 from dray.records.timeline import PHASES
@@ -294,7 +294,7 @@ reached: how much worse a random forest predicts a trial's rank when one hyperpa
         note = f"<p>{invalid:,} trial{'s' * (invalid != 1)} had invalid hyperparameters.</p>" if invalid else ""
         if not failed:
             return f"<section><h2>Failures</h2>{note or '<p>None.</p>'}</section>"
-        kinds = alike(failed)
+        kinds = grouped_failures(failed)
         parts = [f"<section><h2>Failures</h2>{note}"]
         ended = sum(record["event"] == "gave_up" for record in failed)
         parts.append(

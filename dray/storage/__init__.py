@@ -1,4 +1,4 @@
-"""Checkpoint stores, in a directory or an object store: stage, commit all or nothing, verify, fall back."""
+"""Checkpoint stores, in a directory or an object store: stage, commit atomically, verify, fall back."""
 
 from dray.storage.checkpoints import CheckpointStore, opened, store_at
 from dray.storage.errors import CheckpointError, StorageError, StorageFull, writing

@@ -1,8 +1,8 @@
-"""The checkpoints of one trial, each a directory `checkpoint_<batches>` in the trial's own.
+"""The checkpoints of one trial, each a directory `checkpoint_<batches>` in the trial's directory.
 
-A checkpoint is staged in a directory beside them, gets its `manifest.json` (format version, sizes, checksums) last, and
-is then renamed into place; or uploaded, with the manifest last. A directory without a valid manifest is no checkpoint:
-readers fall back to the one before.
+A checkpoint is written into a staging directory, gets its `manifest.json` (format version, sizes, checksums) last, and
+is then renamed into place; or uploaded, with the manifest last. A directory without a valid manifest is not a
+checkpoint: readers fall back to the previous one.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ log = logging.getLogger(__name__)
 _NAME = re.compile(r"checkpoint_(\d+)")
 _STAGING, _REPLACED, _OPENED = ".staging-", ".replaced-", ".opened-"
 
-Tell = Callable[[str, str], None]
-"""Called with the id of a checkpoint that is passed over, and the reason."""
+OnDamage = Callable[[str, str], None]
+"""Called with the id of a checkpoint that is skipped, and the reason."""
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def _warn(checkpoint: str, why: str) -> None:
-    """Once per process: a damaged checkpoint is looked at again and again."""
-    if why not in _told:
-        _told.add(why)
+    """Warn once per process: a damaged checkpoint is read again and again."""
+    if why not in _warned:
+        _warned.add(why)
         log.warning("skipping a checkpoint: %s", why)
 
 
 class CheckpointStore:
     """The checkpoints of one trial, in a local directory. A checkpoint's id is its path.
 
-    The store can be pickled. `commit` may be called from another thread, one at a time.
+    The store can be pickled. `commit` may be called from any thread, but not concurrently.
 
     Args:
-        trial_dir: need not exist yet.
+        trial_dir: The trial's directory, which need not exist yet.
     """
 
     #: Whether a commit goes over a network.
@@ -68,27 +68,27 @@ class CheckpointStore:
 
     def __init__(self, trial_dir: Path) -> None:
         self.trial_dir = trial_dir
-        #: Of a remote store: true while a transfer is under way, or being retried.
+        #: True while a transfer with a remote store is running, or being retried.
         self.activity = Activity()
         self._patience_s = PATIENCE_S
 
     @property
     def outputs(self) -> Location:
-        """The place of what a trial writes beside its checkpoints, and which is not deleted with them."""
+        """The location of a trial's other files, which are not deleted with its checkpoints."""
         return Location.of(self.trial_dir).child("outputs")
 
     def id_of(self, batches: int) -> str:
-        """The id that the checkpoint at this number of batches has, or would have."""
+        """The id of the checkpoint at this number of batches, which need not exist."""
         return str(self.trial_dir / f"checkpoint_{batches}")
 
     def batches_of(self, checkpoint: str) -> int:
-        """The batches that `id_of` has made this id of."""
-        named = _NAME.fullmatch(Location.of(checkpoint).name)
-        assert named is not None, f"{checkpoint} is not the id of a checkpoint of this trial"
-        return int(named[1])
+        """The number of batches in an id from `id_of`."""
+        match = _NAME.fullmatch(Location.of(checkpoint).name)
+        assert match is not None, f"{checkpoint} is not the id of a checkpoint of this trial"
+        return int(match[1])
 
     def stage(self, batches: int) -> Path:
-        """An empty local directory to write the next checkpoint into."""
+        """A new, empty local directory for the files of the next checkpoint."""
         staging = self.trial_dir / f"{_STAGING}{batches}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         staging.mkdir(parents=True)
         return staging
@@ -100,12 +100,18 @@ class CheckpointStore:
         digests: Mapping[str, str] | None = None,
         others: Mapping[str, Listed] | None = None,
     ) -> str:
-        """Turn a staged directory into the checkpoint at this number of batches, all or nothing, and return its id.
+        """Turn a staging directory into the checkpoint at this number of batches, atomically, and return its id.
 
-        A checkpoint already there is replaced. `digests` is as for `write_manifest`; `others` is what `add` returned.
+        An existing checkpoint is replaced.
+
+        Args:
+            staging: From `stage`.
+            batches: Batches trained.
+            digests: As in `write_manifest`.
+            others: The files that other machines have uploaded with `add`.
 
         Raises:
-            OSError: see `dray.storage.writing`. Of a remote store also `StorageError`, after minutes.
+            OSError: See `dray.storage.writing`; for a remote store also `StorageError`, after minutes of retries.
         """
         assert not others, "in a directory all files of a checkpoint are staged together"
         write_manifest(staging, digests)
@@ -121,42 +127,42 @@ class CheckpointStore:
         return str(target)
 
     def add(self, staging: Path, batches: int) -> dict[str, Listed]:
-        """Upload a part of the checkpoint that another machine will commit.
+        """Upload this machine's part of a checkpoint that another machine will commit.
 
-        For a remote store: in a directory that all machines see, parts are staged together.
+        Only for a remote store: in a directory that all machines share, parts are staged together.
         """
         raise AssertionError("parts of a checkpoint in a directory are staged together")
 
     def force_to_disk(self, batches: int) -> None:
-        """Return once the checkpoint would survive a power failure: a commit does not wait for the disk.
+        """Make the checkpoint survive a power failure: a commit does not wait for the disk.
 
-        To be called before another checkpoint is deleted in its favour.
+        Call it before deleting the checkpoint that this one replaces.
 
         Raises:
-            FileNotFoundError: there is none.
-            OSError: the disk fails.
+            FileNotFoundError: There is no such checkpoint.
+            OSError: The disk fails.
         """
         force_to_disk(Path(self.id_of(batches)))
 
     def listed(self) -> list[tuple[int, str]]:
-        """(batches, id) of everything named like a checkpoint, the latest first; not verified."""
+        """(batches, id) of each directory named like a checkpoint, latest first; not verified."""
         paths = self.trial_dir.iterdir() if self.trial_dir.is_dir() else ()
         found = [int(match[1]) for path in paths if (match := _NAME.fullmatch(path.name))]
         return [(batches, self.id_of(batches)) for batches in sorted(found, reverse=True)]
 
     def find(self, batches: int) -> str | None:
-        """The id of the checkpoint at this number of batches; None if there is none, or it is damaged.
+        """The id of the checkpoint at this number of batches; None if it does not exist or is damaged.
 
-        In a remote store only names and sizes of files are checked; `open` checks their content.
+        In a remote store only the names and sizes of files are checked; `open` checks their contents.
         """
         try:
-            self._look_at(self.id_of(batches))
+            self._check(self.id_of(batches))
         except (CheckpointError, FileNotFoundError):
             return None
         return self.id_of(batches)
 
     def is_complete(self, batches: int) -> bool:
-        """Whether the checkpoint has a manifest: otherwise it is being written, or deleted."""
+        """Whether the checkpoint has a manifest; otherwise it is being written or deleted."""
         try:
             self.read(batches, MANIFEST)
         except FileNotFoundError:
@@ -167,60 +173,60 @@ class CheckpointStore:
         """The content of a small file of the checkpoint; not verified.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: There is no such file.
         """
         return (Path(self.id_of(batches)) / name).read_bytes()
 
-    def latest(self, tell: Tell = _warn) -> str | None:
-        """The id of the latest valid checkpoint; damaged ones are passed over.
+    def latest(self, on_damage: OnDamage = _warn) -> str | None:
+        """The id of the latest valid checkpoint.
 
         Args:
-            tell: called for each that is passed over. By default a warning, once.
+            on_damage: Called for each damaged checkpoint, which is skipped. By default warns once.
         """
-        found = self.open_latest(tell)
+        found = self.open_latest(on_damage)
         return None if found is None else found[0]
 
-    def open_latest(self, tell: Tell = _warn) -> tuple[str, Path] | None:
-        """As `latest`, with the local directory that `open` returns."""
+    def open_latest(self, on_damage: OnDamage = _warn) -> tuple[str, Path] | None:
+        """The id of the latest valid checkpoint, and its local directory from `open`; arguments as in `latest`."""
         for _, checkpoint in self.listed():
             try:
                 return checkpoint, self.open(checkpoint)
             except (CheckpointError, FileNotFoundError) as error:
-                tell(checkpoint, str(error))
+                on_damage(checkpoint, str(error))
         return None
 
     def open(self, checkpoint: str) -> Path:
-        """The local directory of a checkpoint, verified: one of this trial by its id, any other by path or URI.
+        """The verified local directory of a checkpoint of this trial by its id, or of any other by path or URI.
 
-        A remote one is downloaded first, by one of the machine's processes, and stays until `close`.
+        A remote checkpoint is downloaded by one of the machine's processes, and the copy is kept until `close`.
 
         Raises:
-            FileNotFoundError: there is none.
-            CheckpointError: it is damaged.
-            StorageError: it can't be reached.
+            FileNotFoundError: There is no such checkpoint.
+            CheckpointError: It is damaged.
+            StorageError: The store can't be reached.
         """
         location = self._location(checkpoint)
         if location.is_local:
-            # A checkpoint of this trial may be half written or half deleted; another path is one that the user gave.
+            # A checkpoint of this trial may be half written or half deleted; any other path was given by the user.
             return verify(location.path, without_manifest=location.path.parent != self.trial_dir)
         return _downloaded(self._remote(location), self.trial_dir)
 
     def filesystem_of(self, checkpoint: str) -> tuple[Any, str]:
-        """The `pyarrow.fs.FileSystem` that has the checkpoint, and the path in it."""
+        """The checkpoint's `pyarrow.fs.FileSystem`, and its path there."""
         return self._location(checkpoint).filesystem()
 
     def close(self) -> None:
-        """Remove what `open` downloaded."""
+        """Remove the copies that `open` downloaded."""
         _remove(self.trial_dir, _OPENED)
 
     def delete(self, batches: int) -> None:
-        """Remove a checkpoint, if it is there; its manifest first, so that one half deleted is none."""
+        """Remove a checkpoint, if it exists; its manifest first, so that a half-deleted one is invalid."""
         path = Path(self.id_of(batches))
         (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what a killed writer left behind. Only for the trial's single writer, before it writes."""
+        """Remove the temporary files of a killed writer. Only for the trial's single writer, before it writes."""
         _remove(self.trial_dir, _STAGING, _REPLACED, _OPENED)
 
     def _remote(self, location: Location) -> RemoteDirectory:
@@ -229,19 +235,19 @@ class CheckpointStore:
     def _location(self, checkpoint: str) -> Location:
         return Location.of(checkpoint)
 
-    def _look_at(self, checkpoint: str) -> None:
+    def _check(self, checkpoint: str) -> None:
         verify(Path(checkpoint))
 
 
 class RemoteStore(CheckpointStore):
     """The checkpoints of one trial in an object store; their ids are URIs.
 
-    What fails because the store can't be reached is retried, for minutes.
+    Requests that fail because the store can't be reached are retried for minutes.
 
     Args:
-        root: the trial's place in the store.
-        scratch: a local directory, in which checkpoints are staged and opened.
-        patience_s: how long to retry.
+        root: The trial's location in the store.
+        scratch: A local directory, in which checkpoints are staged and opened.
+        patience_s: How long to retry.
     """
 
     is_remote = True
@@ -275,7 +281,7 @@ class RemoteStore(CheckpointStore):
         return listed_in(staging)
 
     def force_to_disk(self, batches: int) -> None:
-        """Nothing to do: an upload that was acknowledged is durable."""
+        """Nothing to do: an acknowledged upload is durable."""
 
     def listed(self) -> list[tuple[int, str]]:
         names = {name.partition("/")[0] for name in self._remote(self.root).sizes() if "/" in name}
@@ -292,27 +298,28 @@ class RemoteStore(CheckpointStore):
         return self.root.child(f"checkpoint_{batches}")
 
     def _location(self, checkpoint: str) -> Location:
-        return Location.of(checkpoint).like(self.root)
+        return Location.of(checkpoint).with_secrets_of(self.root)
 
-    def _look_at(self, checkpoint: str) -> None:
+    def _check(self, checkpoint: str) -> None:
         directory = self._remote(self._location(checkpoint))
         check_files(directory.sizes(), parse_manifest(directory.read(MANIFEST), checkpoint), checkpoint)
 
 
 def store_at(location: Location, scratch: Path) -> CheckpointStore:
-    """The store of the trial at this place; `scratch` as for `RemoteStore`."""
+    """The store of the trial at this location; `scratch` as in `RemoteStore`."""
     return CheckpointStore(location.path) if location.is_local else RemoteStore(location, scratch)
 
 
 @contextmanager
 def opened(checkpoint: str | os.PathLike[str] | Location, *, without_manifest: bool = False) -> Iterator[Path]:
-    """The local directory of any checkpoint, by its path, URI or location; verified, and there until the block ends.
+    """The verified local directory of any checkpoint, by path, URI or location, until the block ends.
 
     Args:
-        without_manifest: as for `verify`; only of a local directory.
+        checkpoint: If it is remote, it is downloaded for the block.
+        without_manifest: As in `verify`; only for a local directory.
 
     Raises:
-        FileNotFoundError, CheckpointError, StorageError: as `CheckpointStore.open`.
+        FileNotFoundError, CheckpointError, StorageError: As in `CheckpointStore.open`.
     """
     with tempfile.TemporaryDirectory(prefix="dray-checkpoint-") as scratch:
         place = Location.of(checkpoint)
@@ -323,14 +330,14 @@ def opened(checkpoint: str | os.PathLike[str] | Location, *, without_manifest: b
 
 
 def _downloaded(remote: RemoteDirectory, scratch: Path) -> Path:
-    """A remote checkpoint as a local directory in `scratch`, verified."""
+    """A verified copy of a remote checkpoint in `scratch`."""
     name = remote.location
     sizes = remote.sizes()
     if not sizes:
         raise FileNotFoundError(f"there is no checkpoint {str(name)!r}: nothing exists there")
     key = hashlib.sha256(str(name).encode())
     if MANIFEST in sizes:
-        # The key has the manifest in it, as a checkpoint can be replaced by another of the same name.
+        # The key includes the manifest: another checkpoint may have replaced one of the same name.
         manifest = remote.read(MANIFEST)
         check_files(sizes, parse_manifest(manifest, name), name)
         key.update(manifest)

@@ -1,4 +1,4 @@
-"""Forcing files to the disk, so that they survive a power failure."""
+"""Flushes files to the disk, so that they survive a power failure."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 
 
 def force_to_disk(directory: Path) -> None:
-    """Return once a directory is on the disk, with all that is in it, its name, and its parent's name.
+    """Flush a directory to the disk: its contents, its name, and its parent's name.
 
     Raises:
         OSError: the disk fails.
         FileNotFoundError: the directory, or something in it, is gone.
     """
-    # Strings: pathlib takes as long as the disk.
+    # Strings, because pathlib takes as long as the disk.
     root = os.path.abspath(directory)
     folders, files = [os.path.dirname(root), os.path.dirname(os.path.dirname(root))], []
     for folder, _, names in os.walk(root, onerror=_raise):
         folders.append(folder)
         paths = [os.path.join(folder, name) for name in names]
         files += [path for path in paths if not os.path.islink(path)]
-    # Writing all of them is begun before the first is waited for: that halves the time.
+    # All writes are started before the first is waited for, which halves the time.
     for path in files:
         _with(path, begin_writing)
     for path in files:
@@ -33,12 +33,12 @@ def force_to_disk(directory: Path) -> None:
 
 
 def begin_writing(file: int) -> None:
-    """Have the system begin to write a file's cached pages to the disk, and drop the clean ones; does not wait.
+    """Ask the system to start writing a file's cached pages to the disk, and to drop the clean ones; does not wait.
 
     Args:
-        file: a descriptor.
+        file: A file descriptor.
     """
-    # This is advice, which not every system and file system takes.
+    # This is advice, which not every system and file system accepts.
     with contextlib.suppress(OSError, AttributeError):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -46,7 +46,7 @@ def begin_writing(file: int) -> None:
 def _fsync_folder(folder: int) -> None:
     try:
         os.fsync(folder)
-    except OSError as error:  # not every file system can do that for a directory
+    except OSError as error:  # not every file system can flush a directory
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
 

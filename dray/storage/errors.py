@@ -1,4 +1,4 @@
-"""Errors of storage, by what the user has to do about them."""
+"""Storage errors, one class for each thing that the user can do about them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class CheckpointError(ValueError):
-    """A directory is not a checkpoint, or a damaged one."""
+    """A directory is not a checkpoint, or the checkpoint is damaged."""
 
 
 class StorageFull(OSError):
-    """There is no room for a checkpoint. Earlier ones are untouched."""
+    """The disk has no room for a checkpoint. Earlier checkpoints are intact."""
 
 
 class StorageError(OSError):
-    """A remote storage refuses, or could not be reached for all of the time that it was tried."""
+    """An object store refused a request, or could not be reached in spite of retries."""
 
 
 @contextlib.contextmanager
 def writing(staging: Path) -> Iterator[None]:
-    """Wraps what writes and commits a checkpoint: if that fails, what was written is removed.
+    """Write and commit a checkpoint in the block. If that fails, the staged files are removed.
 
     Raises:
-        StorageFull: in place of the error, if its cause was a full disk, a quota, or a limit on file size.
+        StorageFull: Instead of an error whose cause is a full disk, a quota, or a limit on file size.
     """
     try:
         yield
@@ -44,7 +44,7 @@ def writing(staging: Path) -> Iterator[None]:
 
 
 def is_full(error: BaseException | None) -> OSError | None:
-    """The error of a full disk that caused this one, if any: `torch.save` raises a RuntimeError instead of it."""
+    """The full-disk error that caused this one, or None: `torch.save` raises a RuntimeError because of it."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
             return error

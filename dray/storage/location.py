@@ -1,8 +1,8 @@
-"""Where files are: a local directory, or a prefix in an object store.
+"""The location of files: a local directory, or a prefix in an object store.
 
-A remote place is a URI, with the options of its filesystem in the query, as in
-`s3://bucket/results?endpoint_override=minio:9000&scheme=http`. Secrets are kept beside it, and never shown.
-S3 and GCS are pyarrow's; anything else (`az://`, `abfs://`, ...) is fsspec's, by way of pyarrow.
+A remote location is a URI with its filesystem's options in the query, such as
+`s3://bucket/results?endpoint_override=minio:9000&scheme=http`. Secrets are kept apart, and never shown.
+S3 and GCS are accessed by pyarrow; all others (`az://`, `abfs://`, ...) by fsspec.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _SECRET = re.compile(r".*(key|secret|token|password|passphrase|credential|connec
 _GCS = ("scheme", "endpoint_override", "project_id", "anonymous")
 _PAIR = "s3://KEY:SECRET@BUCKET/PREFIX"
 S3_TIMEOUT_S = 30.0
-"""How long S3 may take to answer; a busy store takes longer than pyarrow's default, 3 s."""
+"""How long S3 may take to answer. A busy store takes longer than pyarrow's default, 3 s."""
 
 
 def bucket_uri(scheme: str, bucket: str | None, prefix: str | None, endpoint_url: str | None = None) -> str:
-    """A place in a bucket as a URI.
+    """The URI of a prefix in a bucket.
 
     >>> bucket_uri("s3", "bucket", "/results/", "http://minio:9000/")
     's3://bucket/results?endpoint_override=minio:9000&scheme=http'
@@ -40,12 +40,12 @@ def bucket_uri(scheme: str, bucket: str | None, prefix: str | None, endpoint_url
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place for files.
+    """A local directory, or a prefix in an object store.
 
     Args:
         uri: `s3://bucket/prefix?region=...`, or the path of a local directory.
-        secrets: secret arguments of its filesystem, as (name, value): access_key and secret_key of S3, account_key of
-            Azure, ... By default those of the environment.
+        secrets: Secret arguments of its filesystem as (name, value): access_key and secret_key of S3, account_key of
+            Azure, ... By default the credentials of the environment are used.
     """
 
     uri: str
@@ -53,10 +53,10 @@ class Location:
 
     @classmethod
     def of(cls, where: str | os.PathLike[str] | Location) -> Location:
-        """From a path or a URI, which may have credentials in it (`s3://KEY:SECRET@bucket`, `?account_key=...`).
+        """From a path or a URI, which may contain credentials (`s3://KEY:SECRET@bucket`, `?account_key=...`).
 
         Raises:
-            ValueError: the URI can't be used; says why.
+            ValueError: The URI is invalid; says why.
         """
         if isinstance(where, Location):
             return where
@@ -69,11 +69,11 @@ class Location:
         scheme, place, query = match.group(1).lower(), match.group(2).strip("/"), match.group(3) or ""
         found = parse_qsl(query, keep_blank_values=True)
         secrets = [(name, value) for name, value in found if _SECRET.fullmatch(name)]
-        if ":" in place.partition("/")[0]:  # no bucket's name has one; a secret may have a slash
+        if ":" in place.partition("/")[0]:  # bucket names have no colon; a secret may contain a slash
             pair, at, rest = place.partition("@")
             if scheme != "s3" or not at:
                 raise ValueError(
-                    f"{scheme}://...:... is not a valid place; write {scheme}://BUCKET/PREFIX, for S3 also {_PAIR}"
+                    f"{scheme}://...:... is not a valid location; write {scheme}://BUCKET/PREFIX, for S3 also {_PAIR}"
                 )
             key, _, secret = pair.partition(":")
             secrets += [("access_key", unquote(key)), ("secret_key", unquote(secret))]
@@ -93,22 +93,22 @@ class Location:
 
     @property
     def path(self) -> Path:
-        """The directory of a local one."""
+        """The directory of a local location."""
         assert self.is_local, f"{self.uri} is not a local directory"
         return Path(self.uri)
 
     @property
     def name(self) -> str:
-        """The last part of its path."""
+        """The last part of the path."""
         return self.uri.partition("?")[0].rpartition("/")[2]
 
     def child(self, *names: str) -> Location:
-        """A place below this one."""
+        """The location below this one with these names."""
         base, mark, query = self.uri.partition("?") if not self.is_local else (self.uri, "", "")
         return Location("/".join((base.rstrip("/"), *names)) + mark + query, self.secrets)
 
-    def like(self, other: Location) -> Location:
-        """The same place with the other's secrets, if it has none and is in the same store."""
+    def with_secrets_of(self, other: Location) -> Location:
+        """This location with the other's secrets, if it has none and is in the same store."""
         mine, its = (_REMOTE.fullmatch(each.uri) for each in (self, other))
         if self.secrets or mine is None or its is None:
             return self
@@ -116,10 +116,10 @@ class Location:
         return Location(self.uri, other.secrets) if same[0] == same[1] else self
 
     def filesystem(self) -> tuple[Any, str]:
-        """The `pyarrow.fs.FileSystem`, one for all places in a store, and the path in it.
+        """The `pyarrow.fs.FileSystem`, shared by all locations in a store, and the path in it.
 
         Raises:
-            ValueError, ImportError: there is no such filesystem here.
+            ValueError, ImportError: The filesystem is unknown, or its package is not installed.
         """
         from pyarrow.fs import LocalFileSystem
 
@@ -140,10 +140,10 @@ def _filesystem(scheme: str, bucket: str, query: str, secrets: tuple[tuple[str, 
     options: dict[str, Any] = {**dict(parse_qsl(query, keep_blank_values=True)), **dict(secrets)}
     match scheme:
         case "s3":
-            # The AWS tools obey it, pyarrow does not.
-            named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-            if named and "endpoint_override" not in options:
-                scheme, _, options["endpoint_override"] = named.rstrip("/").rpartition("://")
+            # AWS tools read these variables, pyarrow does not.
+            endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+            if endpoint and "endpoint_override" not in options:
+                scheme, _, options["endpoint_override"] = endpoint.rstrip("/").rpartition("://")
                 options.setdefault("scheme", scheme or "https")
             if "region" not in options and "endpoint_override" not in options:
                 options["region"] = _region(bucket)
@@ -151,7 +151,7 @@ def _filesystem(scheme: str, bucket: str, query: str, secrets: tuple[tuple[str, 
                 **options,
                 request_timeout=S3_TIMEOUT_S,
                 connect_timeout=S3_TIMEOUT_S / 3,
-                # Retries are ours, and last longer.
+                # dray retries, for longer.
                 retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=2),
                 # So that a small file takes one request.
                 allow_delayed_open=True,
@@ -165,17 +165,16 @@ def _filesystem(scheme: str, bucket: str, query: str, secrets: tuple[tuple[str, 
     try:
         return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem(scheme, **options)))
     except ImportError as error:
-        more = "; for Azure: pip install 'dray[azure]'" if scheme in ("az", "abfs", "abfss") else ""
-        raise ImportError(f"{scheme}:// needs a package that is not installed: {error}{more}") from error
+        hint = "; for Azure: pip install 'dray[azure]'" if scheme in ("az", "abfs", "abfss") else ""
+        raise ImportError(f"{scheme}:// needs a package that is not installed: {error}{hint}") from error
 
 
 def _region(bucket: str) -> str | None:
     from pyarrow.fs import resolve_s3_region
 
-    named = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    if named:
-        return named
+    if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
+        return region
     try:
         return str(resolve_s3_region(bucket))
-    except OSError:  # there is a better error when the bucket is used
+    except OSError:  # using the bucket raises a better error
         return None

@@ -1,4 +1,4 @@
-"""`manifest.json`, which makes a directory a checkpoint: the size and checksum of each of its files."""
+"""`manifest.json`, which completes a checkpoint: the size and checksum of each of its files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PROGRESS = "progress.json"
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A file in the manifest: its size in bytes, and its SHA-256."""
+    """A file's entry in the manifest: its size in bytes, and its SHA-256."""
 
     size: int
     sha256: str
@@ -33,23 +33,23 @@ class Listed:
 def write_manifest(
     directory: Path, digests: Mapping[str, str] | None = None, others: Mapping[str, Listed] | None = None
 ) -> None:
-    """Complete a directory: the files that are in it now are the checkpoint.
+    """Write a checkpoint's manifest, which lists the files in the directory.
 
     Args:
-        directory: of the files.
-        digests: the SHA-256 of files by name, as far as known; other files are read.
-        others: files of the checkpoint that are uploaded already.
+        directory: Of the files.
+        digests: The known SHA-256 of files by name; other files are read.
+        others: Files of the checkpoint that other machines have uploaded.
     """
     listed = sorted((listed_in(directory, digests) | dict(others or {})).items())
     files = {name: {"size": each.size, "sha256": each.sha256} for name, each in listed}
-    # Under another name first, so that the manifest is whole even where renaming the directory copies it.
-    unnamed = directory / (MANIFEST + ".tmp")
-    unnamed.write_text(json.dumps({"format_version": FORMAT_VERSION, "files": files}, indent=1))
-    unnamed.rename(directory / MANIFEST)
+    # Renamed when complete: some file systems copy a directory to rename it, and could copy half a manifest.
+    partial = directory / (MANIFEST + ".tmp")
+    partial.write_text(json.dumps({"format_version": FORMAT_VERSION, "files": files}, indent=1))
+    partial.rename(directory / MANIFEST)
 
 
 def listed_in(directory: Path, digests: Mapping[str, str] | None = None) -> dict[str, Listed]:
-    """The files in a directory, by name; `digests` as for `write_manifest`."""
+    """The manifest's entries for a directory, by file name; `digests` as in `write_manifest`."""
     known = digests or {}
     return {
         name: Listed(os.stat(f"{directory}/{name}").st_size, known.get(name) or _sha256(directory / name))
@@ -58,22 +58,22 @@ def listed_in(directory: Path, digests: Mapping[str, str] | None = None) -> dict
 
 
 def parse_manifest(content: bytes, checkpoint: object) -> dict[str, Listed]:
-    """The files that a manifest lists, by name.
+    """The entries of a manifest, by file name.
 
     Args:
-        content: the manifest's.
-        checkpoint: its name in errors.
+        content: The manifest file's content.
+        checkpoint: The checkpoint's name in errors.
 
     Raises:
-        CheckpointError: it is not a manifest, or one of another version.
+        CheckpointError: The content is not a manifest, or has another format version.
     """
     try:
         manifest = json.loads(content)
         version = manifest["format_version"]
         if version == FORMAT_VERSION:
             return {
-                str(name): Listed(size=_of(int, listed["size"]), sha256=_of(str, listed["sha256"]))
-                for name, listed in _of(dict, manifest["files"]).items()
+                str(name): Listed(size=_typed(int, listed["size"]), sha256=_typed(str, listed["sha256"]))
+                for name, listed in _typed(dict, manifest["files"]).items()
             }
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
@@ -87,10 +87,15 @@ def parse_manifest(content: bytes, checkpoint: object) -> dict[str, Listed]:
 
 
 def check_files(sizes: dict[str, int], listed: dict[str, Listed], checkpoint: object) -> None:
-    """Check that a checkpoint has the files that its manifest lists, of these sizes in bytes, and no others.
+    """Check that a checkpoint has exactly the files that its manifest lists.
+
+    Args:
+        sizes: Size in bytes of each file that the checkpoint has.
+        listed: The manifest's entries.
+        checkpoint: The checkpoint's name in errors.
 
     Raises:
-        CheckpointError: it has not.
+        CheckpointError: A file is missing, has another size, or is not listed.
     """
 
     def damaged(what: str) -> CheckpointError:
@@ -101,22 +106,22 @@ def check_files(sizes: dict[str, int], listed: dict[str, Listed], checkpoint: ob
             raise damaged(f"{name} is missing")
         if sizes[name] != expected.size:
             raise damaged(f"{name} has {sizes[name]} bytes, but its manifest says {expected.size}")
-    if more := next((name for name in sorted(sizes.keys() - listed.keys()) if not _is_aside(name)), None):
-        raise damaged(f"{more} is not in its manifest")
+    if extra := next((name for name in sorted(sizes.keys() - listed.keys()) if not _is_harmless(name)), None):
+        raise damaged(f"{extra} is not in its manifest")
 
 
 def verify(checkpoint: Path, name: object = None, *, without_manifest: bool = False) -> Path:
-    """Return `checkpoint` if it is valid. One that Determined wrote can't be checked, and passes.
+    """Return `checkpoint` if it is valid. A checkpoint that Determined wrote has no checksums, and passes.
 
     Args:
-        checkpoint: a local directory.
-        name: its name in errors; by default its path.
-        without_manifest: also accept, with a warning, one of dray's that lacks its manifest. For a path that a user
-            gave: it may be a copy that was made in `on_checkpoint_write_end`, before the manifest was written.
+        checkpoint: A local directory.
+        name: Its name in errors; by default its path.
+        without_manifest: Also accept, with a warning, a checkpoint of dray without a manifest. For a path given by the
+            user: it may be a copy made in `on_checkpoint_write_end`, before the manifest was written.
 
     Raises:
-        FileNotFoundError: there is no such directory.
-        CheckpointError: it has no manifest, one of another version, or files that are missing, changed or too many.
+        FileNotFoundError: There is no such directory.
+        CheckpointError: It has no manifest, or one of another version, or files are missing, changed or not listed.
     """
     name = checkpoint if name is None else name
     if not checkpoint.is_dir():
@@ -137,12 +142,12 @@ def verify(checkpoint: Path, name: object = None, *, without_manifest: bool = Fa
 
 
 def never_completed(checkpoint: object) -> CheckpointError:
-    """The error of a directory without a manifest."""
+    """The error about a directory without a manifest."""
     return CheckpointError(f"{checkpoint} is not a checkpoint: it has no {MANIFEST}, so it was never completed")
 
 
 def holds_a_trial(directory: Path) -> bool:
-    """Whether a directory has a trial's state, dray's or Determined's; it may be incomplete."""
+    """Whether a directory has a trial's state, of dray or of Determined; it may be incomplete."""
     return (directory / _PROGRESS).is_file() or determined_state(directory) is not None
 
 
@@ -158,21 +163,21 @@ def is_determined(names: Collection[str]) -> bool:
     return DETERMINED_STATE in names and MANIFEST not in names and _PROGRESS not in names
 
 
-def _is_aside(name: str) -> bool:
-    """Whether a file that the manifest does not list is harmless: Ray's `.metadata.json`, a file system's own, and
-    bytecode of code/, which Python checks against the source."""
+def _is_harmless(name: str) -> bool:
+    """Whether a file need not be listed: Ray's `.metadata.json`, hidden files of file systems, and bytecode in code/,
+    which Python checks against its source."""
     parts = name.split("/")
     return name == MANIFEST or parts[-1].startswith(".") or "__pycache__" in parts
 
 
-def _of(kind: type, value: Any) -> Any:
+def _typed(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise TypeError(f"expected {kind.__name__}, got {value!r}")
     return value
 
 
 def _files(directory: Path) -> list[str]:
-    # Plain strings: pathlib takes longer than the disk.
+    # Strings, because pathlib takes longer than the disk.
     start = len(os.path.join(directory, ""))
     return [
         os.path.join(root, name)[start:].replace(os.sep, "/") for root, _, names in os.walk(directory) for name in names

@@ -1,4 +1,4 @@
-"""Reports of what fails and is tried again: when it begins to fail, and when it works again, each time."""
+"""Warns once when something that is retried starts to fail, and once when it works again."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import logging
 
 
 class Outage:
-    """A kind of failure that comes and goes.
+    """A failure that comes and goes.
 
     Args:
-        log: for the reports.
-        fails: reported with the error when it fails for the first time, or again after it worked.
-        works: reported when it works again.
+        log: Receives the warnings.
+        fails: The warning at the first failure, and at the first after a success; the error is appended.
+        works: The warning at the first success after a failure.
     """
 
     def __init__(self, log: logging.Logger, *, fails: str, works: str) -> None:
@@ -19,13 +19,13 @@ class Outage:
         self._on = False
 
     def began(self, error: BaseException) -> None:
-        """It has failed."""
+        """An attempt has failed."""
         if not self._on:
             self._log.warning("%s: %s", self._fails, error)
         self._on = True
 
     def ended(self) -> None:
-        """All of it has worked, with what failed before."""
+        """An attempt has succeeded, and nothing that failed before is missing."""
         if self._on:
             self._log.warning("%s", self._works)
         self._on = False

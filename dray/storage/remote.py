@@ -1,4 +1,4 @@
-"""A directory of files in an object store: list, upload, download, delete; retried while the store is away."""
+"""A directory of files in an object store: list, upload, download, delete; with retries."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ T = TypeVar("T")
 PATIENCE_S = 600.0
 """How long to retry while a store can't be reached."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 15.0
-AT_ONCE = 8
+PARALLEL = 8
 """Files transferred at a time."""
 CHUNK_BYTES = 8 << 20
 SILENCE_S = 120.0
-"""After so long without a sign a transfer counts as stuck: an attempt ends in less time."""
+"""A transfer without progress for this long is stuck: an attempt ends earlier."""
 
 
 class Activity:
-    """Transfers under way with a store, in all threads."""
+    """The running transfers with a store, in all threads."""
 
     def __init__(self) -> None:
-        self._heard: dict[int, float] = {}
+        self._progress: dict[int, float] = {}
 
     def __bool__(self) -> bool:
-        """Whether a transfer is under way, or being retried."""
-        return time.monotonic() - max(list(self._heard.values()), default=-math.inf) < SILENCE_S
+        """Whether a transfer is running, or being retried."""
+        return time.monotonic() - max(list(self._progress.values()), default=-math.inf) < SILENCE_S
 
-    def heard(self) -> None:
-        """This thread has begun an attempt, or transferred a chunk."""
-        self._heard[threading.get_ident()] = time.monotonic()
+    def progressed(self) -> None:
+        """This thread has started an attempt, or transferred a chunk."""
+        self._progress[threading.get_ident()] = time.monotonic()
 
-    def over(self) -> None:
+    def ended(self) -> None:
         """This thread's transfer has ended."""
-        self._heard.pop(threading.get_ident(), None)
+        self._progress.pop(threading.get_ident(), None)
 
 
-# Errors of the AWS SDK, GCS and Azure that a retry does not cure.
+# Errors of the AWS SDK, GCS and Azure that retries do not fix.
 _REFUSED = re.compile(
     r"NO_SUCH_BUCKET|ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|INVALID_CLIENT_TOKEN|UNRECOGNIZED_"
     r"CLIENT|EXPIRED_TOKEN|MISSING_AUTHENTICATION|HTTP status: (?:401|403)|response code 40[13]|FORBIDDEN"
@@ -60,14 +60,14 @@ _REFUSED = re.compile(
 
 
 class RemoteDirectory:
-    """The files below a place in an object store.
+    """The files below a location in an object store.
 
-    Every method raises `StorageError` if the store refuses, or can't be reached for `patience_s`.
+    Every method raises `StorageError` if the store refuses a request, or can't be reached for `patience_s`.
 
     Args:
-        location: the place.
-        patience_s: how long to retry what fails.
-        activity: told of the transfers.
+        location: In an object store; a local directory works too.
+        patience_s: How long to retry failed requests.
+        activity: Records the transfers.
     """
 
     def __init__(self, location: Location, *, patience_s: float = PATIENCE_S, activity: Activity | None = None) -> None:
@@ -76,28 +76,28 @@ class RemoteDirectory:
         self._activity = Activity() if activity is None else activity
 
     def sizes(self) -> dict[str, int]:
-        """Size in bytes of every file, by its name below this place; empty if there is none."""
+        """The size in bytes of each file, by its name relative to this location; empty without files."""
 
-        def look(filesystem: Any, path: str) -> dict[str, int]:
+        def listing(filesystem: Any, path: str) -> dict[str, int]:
             from pyarrow.fs import FileSelector, FileType
 
             selector = FileSelector(path, recursive=True, allow_not_found=True)
             found = filesystem.get_file_info(selector)
             prefix = len(path) + 1
-            # An empty name is a marker that stands for a directory.
+            # An empty name is a marker object for a directory.
             return {
                 info.path.lstrip("/")[prefix:]: info.size or 0
                 for info in found
                 if info.type == FileType.File and len(info.path.lstrip("/")) > prefix
             }
 
-        return self._tried("list", look)
+        return self._tried("list", listing)
 
     def read(self, name: str) -> bytes:
         """A small file's content.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: There is no such file.
         """
 
         def fetch(filesystem: Any, path: str) -> bytes:
@@ -107,7 +107,7 @@ class RemoteDirectory:
         return self._tried("read", fetch)
 
     def write(self, name: str, content: bytes) -> None:
-        """Write, or replace, a small file."""
+        """Write a small file, or replace it."""
 
         def put(filesystem: Any, path: str) -> None:
             with filesystem.open_output_stream(f"{path}/{name}") as file:
@@ -116,58 +116,55 @@ class RemoteDirectory:
         self._tried("write to", put)
 
     def upload(self, directory: Path, *, last: str, keep: Collection[str] = ()) -> None:
-        """Replace this place's files, but for those to `keep`, by those of a local directory, with `last` at the end.
+        """Replace the files here, except those in `keep`, by a local directory's files; the file `last` is sent last.
 
-        An earlier file of that name is removed first: what it completed is incomplete from then on.
+        An earlier file of that name is removed first, so that the directory is incomplete in the meantime.
         """
         before = self.sizes()
         if last in before:
             if self.read(last) == (directory / last).read_bytes() and self._has(directory):
-                return  # uploaded before, and the answer was lost
+                return  # uploaded before, but the response was lost
             self._remove(last)
         names = [path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*")) if path.is_file()]
         for name in before.keys() - set(names) - {last} - set(keep):
             self._remove(name)
-        _all_at_once(lambda name: self._send(directory, name), [name for name in names if name != last])
+        _in_parallel(lambda name: self._send(directory, name), [name for name in names if name != last])
         self._send(directory, last)
 
     def add(self, directory: Path, *, without: str) -> None:
-        """Add a local directory's files to those here, after removing the file called `without`, which would complete
-        them."""
+        """Add a local directory's files to those here. The file `without`, which marks them as complete, is removed."""
         if without in self.sizes():
             self._remove(without)
         names = [path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*")) if path.is_file()]
-        _all_at_once(lambda name: self._send(directory, name), names)
+        _in_parallel(lambda name: self._send(directory, name), names)
 
     def download(self, directory: Path, names: Iterable[str]) -> None:
-        """Download these files into a local directory, which is made.
+        """Download these files into a local directory, which is created.
 
         Raises:
-            FileNotFoundError: one is gone.
+            FileNotFoundError: A file is gone.
         """
         directory.mkdir(parents=True, exist_ok=True)
         for name in names:
-            # Names come from the store: they must stay below the directory.
+            # The names come from the store, and must not lead out of the directory.
             if ".." in name.split("/") or name.startswith("/"):
-                raise CheckpointError(
-                    f"{self.location} has a file {name!r}, a name that no file of a checkpoint may have"
-                )
-        _all_at_once(lambda name: self._fetch(directory, name), names)
+                raise CheckpointError(f"{self.location} has a file {name!r}, which is not a valid name in a checkpoint")
+        _in_parallel(lambda name: self._fetch(directory, name), names)
 
     def delete(self, *, first: str | None = None) -> None:
-        """Remove all files, the one called `first` before all others."""
+        """Remove all files, the file `first` before all others."""
         names = sorted(self.sizes(), key=lambda name: name != first)
         if names and names[0] == first:
             self._remove(names.pop(0))
-        _all_at_once(self._remove, names)
+        _in_parallel(self._remove, names)
 
     def probe(self) -> None:
-        """Check the store: write a file here, read it, remove it."""
+        """Check access: write a file here, read it, and remove it."""
         name, content = f".dray-probe-{secrets.token_hex(8)}", secrets.token_bytes(16)
         self.write(name, content)
         try:
             if self.read(name) != content:
-                raise StorageError(f"{self.location} returns something else than was written to it")
+                raise StorageError(f"{self.location} returns other content than was written to it")
         finally:
             self._remove(name)
 
@@ -180,7 +177,7 @@ class RemoteDirectory:
             with (directory / name).open("rb") as source, filesystem.open_output_stream(f"{path}/{name}") as target:
                 while chunk := source.read(CHUNK_BYTES):
                     target.write(chunk)
-                    self._activity.heard()
+                    self._activity.progressed()
 
         self._tried("write to", send)
 
@@ -191,7 +188,7 @@ class RemoteDirectory:
             with filesystem.open_input_stream(f"{path}/{name}") as source, file.open("wb") as target:
                 while chunk := source.read(CHUNK_BYTES):
                     target.write(chunk)
-                    self._activity.heard()
+                    self._activity.progressed()
 
         self._tried("read", fetch)
 
@@ -203,39 +200,39 @@ class RemoteDirectory:
         self._tried("delete from", remove)
 
     def _tried(self, doing: str, work: Callable[[Any, str], T]) -> T:
-        """Call `work` until it succeeds, is refused, or `patience_s` are over."""
+        """Call `work` until it succeeds, is refused, or `patience_s` have passed."""
         try:
             return self._tried_again(doing, work)
         finally:
-            self._activity.over()
+            self._activity.ended()
 
     def _tried_again(self, doing: str, work: Callable[[Any, str], T]) -> T:
         deadline, wait = time.monotonic() + self._patience_s, FIRST_WAIT_S
         warned = False
         while True:
-            self._activity.heard()
+            self._activity.progressed()
             try:
                 return work(*self.location.filesystem())
             except FileNotFoundError:
                 raise
             except (ValueError, TypeError, ImportError) as error:
                 raise StorageError(f"can't {doing} {self.location}: {error}") from error
-            except Exception as error:  # each filesystem of fsspec has its own
+            except Exception as error:  # each filesystem of fsspec raises its own
                 if is_full(error):
                     raise
-                told = " ".join(str(error).split())
-                if _REFUSED.search(told) or time.monotonic() + wait > deadline:
-                    raise StorageError(f"can't {doing} {self.location}: {told}") from error
+                message = " ".join(str(error).split())
+                if _REFUSED.search(message) or time.monotonic() + wait > deadline:
+                    raise StorageError(f"can't {doing} {self.location}: {message}") from error
                 if not warned:
-                    log.warning("can't %s %s; retrying for %.0f s: %s", doing, self.location, self._patience_s, told)
+                    log.warning("can't %s %s; retrying for %.0f s: %s", doing, self.location, self._patience_s, message)
                     warned = True
                 time.sleep(wait)
                 wait = min(2 * wait, LONGEST_WAIT_S)
 
 
-def _all_at_once(work: Callable[[str], None], names: Iterable[str]) -> None:
-    """Several at a time; raises the first error, and begins none after it."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+def _in_parallel(work: Callable[[str], None], names: Iterable[str]) -> None:
+    """Call `work` on several names at a time. Raises the first error, and starts no more calls after it."""
+    with ThreadPoolExecutor(PARALLEL) as pool:
         futures = [pool.submit(work, name) for name in names]
         try:
             for future in futures:

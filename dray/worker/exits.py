@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dray.desk.failure import users_line_now
+from dray.desk.failure import running_users_line
 
 CHECK_EVERY_S = 1.0
 POLL_S = 0.1
@@ -78,7 +78,7 @@ class ProgramExits:
             while not done.wait(CHECK_EVERY_S):
                 if (exited := self._awaited_rank()) is not None:
                     what = f"rank {self._rank} is blocked in a collective; rank {exited} already exited"
-                    line = users_line_now(sys._current_frames()[program], code)
+                    line = running_users_line(sys._current_frames()[program], code)
                     self._store.set(self._blocked, "\n".join([what, *line]))
                     return
 

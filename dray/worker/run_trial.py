@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import ray
 
 from dray import core, pytorch
-from dray.desk.failure import PRINTED, Failure, failure_of, told_first, users_line
+from dray.desk.failure import LOG_TAIL, Failure, failure_of, users_line, with_users_line
 from dray.desk.messages import LeaseOutcome
 from dray.hosts import use_host
 from dray.masking import hidden_text
@@ -29,9 +29,9 @@ from dray.training.units import ENDLESS
 from dray.worker.exits import ProgramExits
 from dray.worker.hang import exit_if_hung
 from dray.worker.host import RayHost, RayProgramHost
-from dray.worker.isolation.handlers import handlers_of_a_trial
+from dray.worker.isolation.handlers import redirect_handlers
 from dray.worker.lease import LeaseLost, TrialLease
-from dray.worker.log.trial_log import TrialLog, log_as_python_starts, log_as_the_command_line, printed_to
+from dray.worker.log.trial_log import TrialLog, log_to_stderr, redirect_output, reset_logging
 
 Program: TypeAlias = type[pytorch.PyTorchTrial] | Script
 
@@ -82,10 +82,10 @@ def run_trial(
     """
     kind = RayProgramHost if isinstance(program, Script) else RayHost
     host = kind(desk=work["desk"], lease=lease, settings=work["settings"], code_dir=code)
-    with printed_to(log_path(lease, distributed.rank), work["settings"].secrets) as log:
+    with redirect_output(log_path(lease, distributed.rank), work["settings"].secrets) as log:
         try:
             watched = _exit_if_hung(host, work["desk"], distributed.rank, log)
-            with watched, use_host(host, distributed), handlers_of_a_trial():
+            with watched, use_host(host, distributed), redirect_handlers():
                 return _run(program, code, host, work["log_format"], distributed)
         except BaseException as error:  # also SystemExit: a class may call sys.exit(), which would end the process
             return _left_by(error, host, code, log)
@@ -109,7 +109,7 @@ def _run(
                 return left
         else:
             assert not isinstance(program, Script)
-            log_as_the_command_line(log_format)
+            log_to_stderr(log_format)
             _run_class(program, code, host)
     # Only the chief's host knows of reports.
     has_trained = is_chief and (host.has_trained or not isinstance(program, Script))
@@ -138,7 +138,7 @@ def _run_program(
 ) -> Left | None:
     """Run a trial that is a program. Returns how it failed, if it ended without an exception but badly."""
     assert code is not None, "a program lies in a directory"
-    log_as_python_starts()
+    reset_logging()
     # pytorch.init() does it again; code before that call should be reproducible too.
     rng.seed_all(host.trial_seed)
     exits = ProgramExits(distributed.side_store(), host.lease.number, distributed.rank, distributed.size)
@@ -181,11 +181,11 @@ def _left_by(error: BaseException, host: RayHost, code: Path | None, log: TrialL
         case SearcherMetricError():
             return Left(outcome="errored", error=str(error), fatal=True)
         case ScriptFailed():
-            text = "\n".join([str(error), *users_line(error, code), "", f"{PRINTED} ({log.path}):", log.end()])
+            text = "\n".join([str(error), *users_line(error, code), "", f"{LOG_TAIL} ({log.path}):", log.tail()])
         case _:
             is_program = isinstance(host, RayProgramHost)
             trace = users_traceback(error, code) if is_program and code is not None else traceback.format_exc()
-            text = told_first(error, trace, code)
+            text = with_users_line(error, trace, code)
             print(text, end="", file=sys.stderr)
     return Left(outcome="errored", error=text, failure=failure_of(error, host.batches))
 

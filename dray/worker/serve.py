@@ -18,15 +18,14 @@ import ray.train
 from dray import core
 from dray.code.startup_hook import run_startup_hook_once
 from dray.storage.checkpoints import RemoteStore
-from dray.storage.logs import LogCopies
+from dray.storage.logs import LogUploader
 from dray.training.determinism import deterministic
 from dray.training.parallel import ddp
 from dray.training.parallel.device import NoGpuOfItsOwn
 from dray.worker.entry import give_up
 from dray.worker.gpu_share import limit_gpu_memory
-from dray.worker.isolation.baseline import Baseline
+from dray.worker.isolation.snapshot import ProcessSnapshot
 from dray.worker.lease import SharedSettings, TrialLease
-from dray.worker.log.trial_log import print_as_python_does
 from dray.worker.process_group import joined
 from dray.worker.run_trial import Left, Program, log_path, run_trial
 
@@ -42,7 +41,6 @@ def serve(work: dict[str, Any]) -> None:
     directory = Path(context.get_storage().local_working_directory)
     directory.mkdir(parents=True, exist_ok=True)
     os.chdir(directory)
-    print_as_python_does()
     load = work["load_trial"]
     try:
         code = load.place()
@@ -80,9 +78,9 @@ def serve_joined(
     """
     distributed.side_store()  # now, on all ranks together: later each asks for it at another time
     desk, settings, rank = work["desk"], work["settings"], distributed.rank
-    baseline = Baseline()
+    snapshot = ProcessSnapshot()
     number = 0
-    with contextlib.closing(LogCopies()) as copies:
+    with contextlib.closing(LogUploader()) as uploader:
         while True:
             granted = ray.get(desk.next_lease.remote(work["group"], work["start"], rank, distributed.size, number))
             if granted is None:
@@ -92,11 +90,11 @@ def serve_joined(
                 desk.begun.remote(number)
             log = log_path(lease, rank)
             if isinstance(lease.store, RemoteStore) and not _is_shared_with_driver(lease):
-                copies.begin(log, lease.store.root)
+                uploader.begin(log, lease.store.root)
             if work["shared_by"] > 1 and ray.get_gpu_ids():
                 limit_gpu_memory(work["shared_by"])
-            left, leaks = baseline.run(functools.partial(run_trial, program, code, lease, work, distributed))
-            copies.end(log)
+            left, leaks = snapshot.run(functools.partial(run_trial, program, code, lease, work, distributed))
+            uploader.end(log)
             left = left.masked(settings.secrets)
             stale = "; ".join([*_reasons_to_replace(left, settings), *leaks])
             ending: dict[str, Any] = {"failure": left.failure, "alone": left.alone, "stale": stale}
@@ -104,7 +102,7 @@ def serve_joined(
 
 
 def _is_shared_with_driver(lease: TrialLease) -> bool:
-    """Whether the driver sees the trial's directory: it then copies the trial's logs to the object store."""
+    """Whether the driver sees the trial's directory: it then uploader the trial's logs to the object store."""
     return (lease.trial_dir.parent / "journal.jsonl").exists()
 
 

@@ -58,9 +58,6 @@ USES = [
         {
             "ray._private.parameter:RayParams": {"no_monitor", "include_log_monitor"},
             "ray._private.node:Node.start_api_server": {"include_dashboard", "raise_on_failure"},
-            "ray._private.services:get_node": {"gcs_address", "node_id"},
-            "ray._raylet:GcsClient": None,
-            "ray._raylet:InnerGcsClient.get_all_node_info": None,
         },
     ),
     Use(
@@ -126,11 +123,6 @@ USES = [
             "ray._private.worker:global_worker_stdstream_dispatcher.add_handler": {"name", "handler"},
             "ray._private.worker:global_worker_stdstream_dispatcher.remove_handler": {"name"},
         },
-    ),
-    Use(
-        "dray/worker/log/trial_log.py",
-        "undo what Ray Train does to print() in its workers, so that a trial's output is logged once",
-        {"ray.train.v2._internal.logging.patch_print:_original_print": None},
     ),
     Use(
         "searchers/ray_tune.py",
@@ -208,6 +200,10 @@ VARIABLES = {
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": (
         "ray.tune.execution.experiment_state",
         "silence a warning about Tune's checkpoints, of which there are none",
+    ),
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": (
+        "ray.train.v2._internal.constants",
+        "keep print() as it is in workers, so that a trial's output is logged once",
     ),
     "RAY_AIR_NEW_OUTPUT": ("ray.tune.experimental.output", "leave out Tune's progress tables"),
 }
@@ -313,13 +309,6 @@ def test_processes_of_a_cluster_that_dray_starts_get_no_signal_of_its_group_and_
         started.wait()
 
 
-def test_start_of_ray_still_looks_for_its_node_by_the_function_that_dray_has_wait() -> None:
-    from ray._private import node
-
-    source = inspect.getsource(node.Node.__init__)
-    assert "ray._private.services.get_node(" in source, "see dray/cluster/connection.py"
-
-
 def test_handler_of_sigterm_is_still_set_by_the_function_that_dray_leaves_out() -> None:
     from ray._private import node, worker
 
@@ -327,21 +316,6 @@ def test_handler_of_sigterm_is_still_set_by_the_function_that_dray_leaves_out() 
         source = inspect.getsource(module)
         assert "ray._private.utils.set_sigterm_handler(" in source, "see dray/cluster/connection.py"
         assert "signal.signal(" not in source, "see dray/cluster/connection.py"
-
-
-def test_print_is_pythons_own_again_after_train_has_put_its_own_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    import builtins
-
-    from ray.train.v2._internal.logging.patch_print import patch_print_function
-
-    from dray.worker.log.trial_log import print_as_python_does
-
-    before = builtins.print
-    monkeypatch.setattr(builtins, "print", before)
-    patch_print_function()
-    assert builtins.print is not before
-    print_as_python_does()
-    assert builtins.print is before
 
 
 def test_ray_still_says_of_a_worker_that_it_was_killed_for_its_memory() -> None:

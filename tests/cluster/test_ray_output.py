@@ -1,4 +1,4 @@
-"""What Ray prints and logs in the driver is in a file within the block, and where it was before and after."""
+"""Within the block, what Ray prints and logs in the driver goes to a file, and before and after it to the terminal."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def says(text: str) -> None:
-    """As Ray tells of a worker's death; as it hands on what a worker prints; and as it logs."""
+    """Report a worker's death, forward a worker's output, and log, each as Ray does."""
     rays.print_to_stdstream({"lines": [f"{text}, died"], "pid": "raylet", "is_err": False}, ignore_prefix=False)
     rays.global_worker_stdstream_dispatcher.emit({"lines": [f"{text}, printed\n"], "pid": 7, "is_err": True})
     logging.getLogger("ray.tune.anything").error("%s, logged", text)
 
 
-def test_ray_says_it_into_the_file_and_nowhere_else(
+def test_rays_output_goes_to_the_file_alone(
     tmp_path: Path, printed: list[str], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     handlers = list(logging.getLogger("ray").handlers)
@@ -48,14 +48,14 @@ def test_ray_says_it_into_the_file_and_nowhere_else(
     with redirect_ray_output(tmp_path / "ray.log"):
         says("meanwhile")
     says("after")
-    told = [re.sub(f"^{STAMP}", "", line) for line in (tmp_path / "ray.log").read_text().splitlines()]
-    assert told == ["(raylet) meanwhile, died", "(7) meanwhile, printed", "meanwhile, logged"]
+    logged = [re.sub(f"^{STAMP}", "", line) for line in (tmp_path / "ray.log").read_text().splitlines()]
+    assert logged == ["(raylet) meanwhile, died", "(7) meanwhile, printed", "meanwhile, logged"]
     assert [line.strip() for line in printed] == ["before, died", "before, printed", "after, died", "after, printed"]
     assert "meanwhile" not in "".join(capfd.readouterr())
     assert logging.getLogger("ray").handlers == handlers
 
 
-def test_without_a_word_there_is_no_file(tmp_path: Path) -> None:
+def test_no_file_is_made_without_output(tmp_path: Path) -> None:
     with pytest.raises(KeyError), redirect_ray_output(tmp_path / "ray.log"):
         raise KeyError
     assert not (tmp_path / "ray.log").exists()

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dray.desk.failure import Failure, Kind
+from dray.desk.failure import Failure, FailureKind
 from dray.desk.lease import Group, Lease, State
 from dray.desk.leases import CAUSE_GRACE, PEERS_GRACE_S, Leases
 from dray.desk.messages import (
@@ -499,7 +499,9 @@ def test_a_failed_trial_is_reported_once_and_with_its_own_error_even_if_a_proces
 @pytest.mark.parametrize(
     ("cause", "kind"), [("", "died"), ("Ray has lost the node", "died"), ("its node was running low on memory", "oom")]
 )
-def test_a_process_that_ray_killed_for_its_memory_was_out_of_memory(scene: Scene, cause: str, kind: Kind) -> None:
+def test_a_process_that_ray_killed_for_its_memory_was_out_of_memory(
+    scene: Scene, cause: str, kind: FailureKind
+) -> None:
     scene.lend(3)
     scene.leases.end_group("g", 1, {0: cause}, "")
     [left] = scene.news_of(TrialLeft)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from dray.config.load import load_config
-from dray.desk.failure import Failure, Kind
+from dray.desk.failure import Failure, FailureKind
 from dray.desk.messages import TrialLeft
 from dray.display.display import Display
 from dray.experiment.restarts import Restarts, record, recorded, why_given_up
@@ -23,7 +23,7 @@ CONFIG = {
 }
 
 
-def error(batches: int, where: str = "ValueError at model.py:3 in train_batch", kind: Kind = "error") -> Failure:
+def error(batches: int, where: str = "ValueError at model.py:3 in train_batch", kind: FailureKind = "error") -> Failure:
     return Failure(kind=kind, where=where, batches=batches)
 
 

@@ -69,7 +69,7 @@ def check(result: dray.Result, expected: dict[str, list[str] | None]) -> None:
         if begins in (DIED, DIED_FIRST, DIED_LAST, CRASHED_LAST):
             rank = int(begins in (DIED_LAST, CRASHED_LAST))
             told, _, printed = errors[trial].partition("\n\n")
-            where = f"the end of what it printed ({result.path}/trial_{trial}/logs/rank_{rank}.log):"
+            where = f"the last lines of its log ({result.path}/trial_{trial}/logs/rank_{rank}.log):"
             if begins is CRASHED_LAST:
                 assert told.endswith(", in do"), "the user's own line, which is in no traceback"
                 assert printed.startswith(f"{where}\n    | Fatal Python error: Segmentation fault\n")

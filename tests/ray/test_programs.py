@@ -157,7 +157,7 @@ def test_exit_code_is_told_with_the_end_of_what_was_printed(codes: dray.Result) 
         told, where, line, *end = error.splitlines()
         assert (told, line) == (f"{command} exited with code 3", "    sys.exit(3)")
         assert where.startswith("  program.py:")
-        assert end == ["", f"the end of what it printed ({log}):", "    | no data for it"]
+        assert end == ["", f"the last lines of its log ({log}):", "    | no data for it"]
     assert printed(codes.path, 1) == ["no data for it"] * 2
     [failure] = [r["error"] for r in journal(codes.path) if r["event"] == "restarted" and r["trial"] == 2]
     assert failure.splitlines()[-1] == "OSError: what comes after training failed"

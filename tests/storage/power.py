@@ -1,4 +1,4 @@
-"""What a power failure leaves of a directory: what was forced to the disk, and nothing else."""
+"""Simulates a power failure, which leaves of a directory only what was flushed to the disk."""
 
 from __future__ import annotations
 

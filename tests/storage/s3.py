@@ -1,4 +1,4 @@
-"""A local S3, which can be away for a while, and a wire to it that breaks."""
+"""A local S3 server that can be stopped, and a connection to it that breaks."""
 
 from __future__ import annotations
 

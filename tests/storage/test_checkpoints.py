@@ -1,4 +1,4 @@
-"""A checkpoint is there whole, or not at all."""
+"""Commits are atomic: a checkpoint is complete, or does not exist."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_committed_checkpoint_is_verified_and_found(tmp_path: Path) -> None:
     assert sorted(path.name for path in store.trial_dir.iterdir()) == ["checkpoint_10", "checkpoint_2"]
 
 
-def test_what_is_staged_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_staging_directory_is_not_a_checkpoint(tmp_path: Path) -> None:
     staging = CheckpointStore(tmp_path).stage(5)
     (staging / "state-dict.pth").write_text("half")
     assert CheckpointStore(tmp_path).latest() is None
@@ -54,28 +54,28 @@ def test_what_is_staged_is_no_checkpoint(tmp_path: Path) -> None:
         (lambda path: (path / "state-dict.pth").write_text("stale"), "not what was written"),
     ],
 )
-def test_damage_is_told(tmp_path: Path, damage, says: str) -> None:  # type: ignore[no-untyped-def]
+def test_damage_is_named_in_the_error(tmp_path: Path, damage, says: str) -> None:  # type: ignore[no-untyped-def]
     damaged = save(CheckpointStore(tmp_path), 6)
     damage(damaged)
     with pytest.raises(CheckpointError, match=says):
         verify(damaged)
 
 
-def test_a_checkpoint_of_a_newer_dray_says_so(tmp_path: Path) -> None:
+def test_the_error_about_a_newer_format_asks_to_upgrade(tmp_path: Path) -> None:
     path = save(CheckpointStore(tmp_path), 5)
     (path / "manifest.json").write_text('{"format_version": 99, "files": {}}')
     with pytest.raises(CheckpointError, match="format version 99, but this version of dray reads 1; upgrade dray"):
         verify(path)
 
 
-def test_a_damaged_one_is_replaced_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_replaced_completely(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     (save(store, 5, "old") / "manifest.json").unlink()
     assert (verify(save(store, 5, "new")) / "state-dict.pth").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_5"]
 
 
-def test_what_a_killed_writer_left_can_be_swept(tmp_path: Path) -> None:
+def test_temporary_files_of_a_killed_writer_are_swept(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     path = save(store, 5)
     store.stage(6)
@@ -84,7 +84,7 @@ def test_what_a_killed_writer_left_can_be_swept(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_missing_directory_is_told_apart(tmp_path: Path) -> None:
+def test_a_missing_directory_has_its_own_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no such directory"):
         verify(tmp_path / "checkpoint_1")
 
@@ -96,7 +96,7 @@ def test_a_file_may_be_empty(tmp_path: Path) -> None:
     verify(Path(store.commit(staging, 1)))
 
 
-def test_what_is_on_the_disk_outlives_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flushed_checkpoint_survives_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
     store = CheckpointStore(tmp_path / "trial")
     save(store, 5)
@@ -111,7 +111,7 @@ def test_what_is_on_the_disk_outlives_a_power_failure(tmp_path: Path, monkeypatc
         store.force_to_disk(15)
 
 
-def test_one_is_replaced_only_by_what_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_replaced_only_by_one_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
     store = CheckpointStore(tmp_path / "trial")
     save(store, 5, "before")
@@ -133,14 +133,14 @@ def test_one_is_replaced_only_by_what_is_on_the_disk(tmp_path: Path, monkeypatch
         assert (verify(path) / "state-dict.pth").read_text() == "after"
 
 
-def test_links_in_it_are_left_alone(tmp_path: Path) -> None:
+def test_symbolic_links_are_not_followed(tmp_path: Path) -> None:
     """Code may have some, also broken ones."""
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "folder").symlink_to(tmp_path)
     force_to_disk(tmp_path)
 
 
-def test_a_file_system_that_knows_no_fsync_of_directories_will_do(
+def test_file_systems_without_fsync_of_directories_are_supported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, failure = os.fsync, errno.EINVAL

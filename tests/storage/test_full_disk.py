@@ -1,4 +1,4 @@
-"""A disk that is really full while a checkpoint is written: training goes on, the user is told, the old one stands."""
+"""The disk is really full while a checkpoint is written: training continues, and the previous checkpoint is intact."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ TRAIN = textwrap.dedent(
         ),
     ],
 )
-def test_training_outlasts_it(tmp_path: Path, kind: str) -> None:
+def test_training_continues_on_a_full_disk(tmp_path: Path, kind: str) -> None:
     (tmp_path / "script.py").write_text(TRAIN)
     (tmp_path / "disk").mkdir()
     # In a mount namespace of its own: nobody else sees that disk, and it goes with the process.
@@ -87,9 +87,11 @@ def test_training_outlasts_it(tmp_path: Path, kind: str) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["trained"] == BATCHES, "training went on"
-    told = "File too large" if kind == "limit" else "No space left on device"
-    assert told in done.stderr, "the user is told"
-    assert f"no room for a checkpoint in {found['run']} on {platform.node()}: {told}; " in done.stderr + found["ended"]
+    message = "File too large" if kind == "limit" else "No space left on device"
+    assert message in done.stderr
+    assert (
+        f"no room for a checkpoint in {found['run']} on {platform.node()}: {message}; " in done.stderr + found["ended"]
+    )
     run = Path(found["run"]) if kind == "limit" else tmp_path / "copy" / "run"
     saved = [batches for batches, _ in CheckpointStore(run).listed()]
     assert 0 < len(saved) < BATCHES

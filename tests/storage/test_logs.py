@@ -1,4 +1,4 @@
-"""Logs in an object store: each file under a name of its own, copied while it grows, brought together again."""
+"""Logs in an object store: each file has its own name, is uploaded while it grows, and can be fetched."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dray.storage import Location, RemoteDirectory, StorageError, logs
-from dray.storage.logs import LogCopies, bring_logs, stored_as
+from dray.storage.logs import LogUploader, fetch_logs, stored_as
 
 MORNING, EVENING = "2026-11-21T09:02:02.123Z", "2026-11-21T19:02:02.456Z"
 
@@ -38,48 +38,50 @@ def names(trial: Location) -> list[str]:
 
 
 def copied(path: Path, trial: Location) -> None:
-    copies = LogCopies()
-    copies.begin(path, trial)
-    copies.close()
+    uploader = LogUploader()
+    uploader.begin(path, trial)
+    uploader.close()
 
 
-def test_name_is_that_of_the_first_line(tmp_path: Path) -> None:
+def test_the_name_in_the_store_has_the_time_of_the_first_line(tmp_path: Path) -> None:
     assert stored_as(log(tmp_path, f"{MORNING} one", f"{EVENING} two")) == "rank_0.20261121T090202.123Z.log"
     assert stored_as(log(tmp_path, "of an older version", rank=12)) == "rank_12.log"
 
 
-def test_logs_of_several_machines_are_side_by_side_and_each_there_once(tmp_path: Path, trial: Location) -> None:
+def test_logs_of_several_machines_are_stored_and_fetched_once_each(tmp_path: Path, trial: Location) -> None:
     first = log(tmp_path / "first", f"{MORNING} one")
     copied(first, trial)
     log(tmp_path / "first", f"{MORNING} one", f"{MORNING} two")
     copied(first, trial)
     copied(log(tmp_path / "second", f"{EVENING} three"), trial)
     assert names(trial) == ["logs/rank_0.20261121T090202.123Z.log", "logs/rank_0.20261121T190202.456Z.log"]
-    bring_logs(trial, tmp_path / "nowhere", tmp_path / "all")
+    fetch_logs(trial, tmp_path / "nowhere", tmp_path / "all")
     assert [path.read_text() for path in sorted((tmp_path / "all").iterdir())] == [
         f"{MORNING} one\n{MORNING} two\n",
         f"{EVENING} three\n",
     ]
-    bring_logs(trial, tmp_path / "first", tmp_path / "others")
+    fetch_logs(trial, tmp_path / "first", tmp_path / "others")
     assert [path.name for path in (tmp_path / "others").iterdir()] == ["rank_0.20261121T190202.456Z.log"]
 
 
-def test_a_log_is_copied_while_its_trial_runs(tmp_path: Path, trial: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_is_uploaded_while_its_trial_runs(
+    tmp_path: Path, trial: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logs, "EVERY_S", 0.01)
-    copies = LogCopies()
+    uploader = LogUploader()
     path = tmp_path / "rank_0.log"
     remote = RemoteDirectory(trial.child("logs"))
-    copies.begin(path, trial)  # there is no such file yet
+    uploader.begin(path, trial)  # there is no such file yet
     for lines in ([f"{MORNING} one"], [f"{MORNING} one", f"{EVENING} two"]):
         log(tmp_path, *lines)
         until(lambda: bool(remote.sizes()) and remote.read(stored_as(path)) == path.read_bytes())
-    copies.end(path)
-    until(lambda: not copies._growing)
-    copies.close()
-    copies.end(path)
+    uploader.end(path)
+    until(lambda: not uploader._growing)
+    uploader.close()
+    uploader.end(path)
 
 
-def test_a_store_that_is_away_is_told_of_once_and_written_to_when_it_is_back(
+def test_an_unreachable_store_is_one_warning_and_gets_the_log_later(
     tmp_path: Path, trial: Location, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(logs, "EVERY_S", 0.01)
@@ -92,21 +94,21 @@ def test_a_store_that_is_away_is_told_of_once_and_written_to_when_it_is_back(
         write(self, name, content)
 
     monkeypatch.setattr(RemoteDirectory, "write", refused)
-    copies = LogCopies()
+    uploader = LogUploader()
     path = log(tmp_path, f"{MORNING} one")
     with caplog.at_level(logging.WARNING):
-        copies.begin(path, trial)
-        copies.end(path)
-        until(lambda: not copies._growing)
-    copies.close()
+        uploader.begin(path, trial)
+        uploader.end(path)
+        until(lambda: not uploader._growing)
+    uploader.close()
     assert names(trial) == ["logs/rank_0.20261121T090202.123Z.log"]
     assert [record.getMessage() for record in caplog.records] == [
-        "the trials' logs can't be copied beside their checkpoints for now, will try again: no store",
-        "the trials' logs are copied beside their checkpoints again, and nothing is missing there",
+        "can't upload the trials' logs to the checkpoint storage, will retry: no store",
+        "the trials' logs are uploaded to the checkpoint storage again, and none is missing",
     ]
 
 
-def test_a_last_copy_that_fails_names_the_log(
+def test_a_failed_last_upload_names_the_log(
     tmp_path: Path, trial: Location, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refused(self: RemoteDirectory, name: str, content: bytes) -> None:
@@ -118,10 +120,10 @@ def test_a_last_copy_that_fails_names_the_log(
     [record] = caplog.records
     assert record.levelno == logging.ERROR
     assert record.getMessage().startswith(f"the end of {path} on ")
-    assert record.getMessage().endswith("is not in the trial's store: no store")
+    assert record.getMessage().endswith("was not uploaded: no store")
 
 
-def test_a_long_log_is_copied_more_rarely(tmp_path: Path, trial: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_log_is_uploaded_less_often(tmp_path: Path, trial: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     path = log(tmp_path, f"{MORNING} {'x' * (30 * logs.BYTES_PER_S)}")
     waits: list[float] = []
 
@@ -130,8 +132,8 @@ def test_a_long_log_is_copied_more_rarely(tmp_path: Path, trial: Location, monke
             waits.append(timeout_s)
             return len(waits) == 3
 
-    copies = LogCopies()
-    copies._over = Over()  # type: ignore[assignment]
-    copies._growing[path] = RemoteDirectory(trial.child("logs"))
-    copies._run()
+    uploader = LogUploader()
+    uploader._over = Over()  # type: ignore[assignment]
+    uploader._growing[path] = RemoteDirectory(trial.child("logs"))
+    uploader._run()
     assert waits == [logs.EVERY_S, pytest.approx(30, rel=0.01), logs.EVERY_S]

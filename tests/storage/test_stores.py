@@ -1,4 +1,4 @@
-"""What every store of checkpoints does, in a directory, in S3 and by way of fsspec."""
+"""The behavior of every checkpoint store: in a directory, in S3 and through fsspec."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def store(root: Location, tmp_path: Path) -> CheckpointStore:
 
 
 @pytest.fixture(autouse=True)
-def nothing_told_yet() -> None:
-    checkpoints_module._told.clear()
+def no_warnings_yet() -> None:
+    checkpoints_module._warned.clear()
 
 
 def save(store: CheckpointStore, batches: int, state: bytes = STATE, **more: bytes) -> str:
@@ -113,11 +113,11 @@ def test_a_checkpoint_of_the_same_name_is_replaced(store: CheckpointStore) -> No
     assert not (store.open(store.id_of(9)) / "notes").exists()
 
 
-def test_committing_again_what_is_there_changes_nothing(store: CheckpointStore) -> None:
+def test_committing_the_same_checkpoint_again_changes_nothing(store: CheckpointStore) -> None:
     assert save(store, 9) == save(store, 9) == store.latest()
 
 
-def test_deleted_it_is_gone_and_the_others_stay(store: CheckpointStore) -> None:
+def test_delete_removes_one_checkpoint_alone(store: CheckpointStore) -> None:
     for batches in (8, 9, 10):
         save(store, batches)
     store.delete(9)
@@ -143,7 +143,7 @@ DAMAGES: dict[str, Callable[[Raw, str], None]] = {
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_of_any_file_makes_readers_take_the_one_before(
+def test_damage_of_any_file_makes_readers_fall_back(
     store: CheckpointStore, root: Location, name: str, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     before, damaged = save(store, 9), save(store, 10)
@@ -152,13 +152,13 @@ def test_damage_of_any_file_makes_readers_take_the_one_before(
         assert store.latest() == before
         with pytest.raises(ValueError, match=r"damaged|never completed"):
             store.open(damaged)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1, "the event is reported once"
-    assert told[0].startswith(f"skipping a checkpoint: {damaged}")
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"skipping a checkpoint: {damaged}")
 
 
 @pytest.mark.parametrize("name", ["extra.pth", "gradients/rank_0.pth", "code/model_def.py", "state_dict.pth"])
-def test_a_file_too_many_is_damage_too(store: CheckpointStore, root: Location, name: str) -> None:
+def test_an_unlisted_file_is_damage(store: CheckpointStore, root: Location, name: str) -> None:
     before, damaged = save(store, 9), save(store, 10)
     Raw(root.child("checkpoint_10")).filesystem.create_dir(
         str(Path(Raw(root.child("checkpoint_10")).path, name).parent), recursive=True
@@ -193,7 +193,7 @@ def test_a_manifest_of_another_checkpoint_is_damage(store: CheckpointStore, root
     ],
     ids=range(11),
 )
-def test_what_is_no_manifest_makes_no_checkpoint(tmp_path: Path, manifest: bytes) -> None:
+def test_a_malformed_manifest_is_damage(tmp_path: Path, manifest: bytes) -> None:
     store = CheckpointStore(tmp_path)
     before, damaged = save(store, 9), save(store, 10)
     (Path(damaged) / "manifest.json").write_bytes(manifest)
@@ -201,7 +201,7 @@ def test_what_is_no_manifest_makes_no_checkpoint(tmp_path: Path, manifest: bytes
 
 
 @pytest.mark.slow
-def test_every_bit_of_a_manifest_counts(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_a_manifest_is_never_misread(tmp_path: Path) -> None:
     """Whichever bit is turned: the checkpoint is refused, or it reads as what was written."""
     store = CheckpointStore(tmp_path)
     path = Path(save(store, 9, b"x")) / "manifest.json"
@@ -233,16 +233,16 @@ def test_any_checkpoint_is_opened_by_its_uri(s3: LocalS3, tmp_path: Path, monkey
 
 
 @pytest.mark.slow
-def test_processes_of_a_machine_bring_a_checkpoint_once(
+def test_processes_of_a_machine_download_a_checkpoint_once(
     s3: LocalS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = RemoteStore(s3.place(tmp_path.name), tmp_path / "scratch")
     checkpoint = save(store, 9)
-    brought: list[str] = []
+    fetched: list[str] = []
     real = RemoteDirectory.download
 
     def download(remote: RemoteDirectory, directory: Path, names: Any) -> None:
-        brought.append(str(remote.location))
+        fetched.append(str(remote.location))
         real(remote, directory, names)
 
     monkeypatch.setattr(RemoteDirectory, "download", download)
@@ -252,11 +252,11 @@ def test_processes_of_a_machine_bring_a_checkpoint_once(
         rank.start()
     for rank in ranks:
         rank.join()
-    assert (len(found), brought) == (1, [checkpoint])
+    assert (len(found), fetched) == (1, [checkpoint])
 
 
 @pytest.mark.slow
-def test_an_upload_that_is_cut_anywhere_is_no_checkpoint(s3: LocalS3, tmp_path: Path) -> None:
+def test_an_interrupted_upload_is_not_a_checkpoint(s3: LocalS3, tmp_path: Path) -> None:
     """The connection breaks after every 64 KiB of what travels, and does not come back."""
     store = RemoteStore(s3.place(tmp_path.name), tmp_path / "whole")
     before = save(store, 9)
@@ -286,14 +286,14 @@ def test_an_upload_that_is_cut_anywhere_is_no_checkpoint(s3: LocalS3, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_store_that_is_away_is_tried_again_until_it_is_back(
+def test_an_unreachable_store_is_retried_until_it_is_back(
     s3: LocalS3, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = RemoteStore(s3.place(tmp_path.name), tmp_path / "scratch")
     before = save(store, 9)
 
     class Returns(logging.Handler):
-        """The store, when it is told that it is missed."""
+        """Starts the store at the first warning that it can't be reached."""
 
         def emit(self, record: logging.LogRecord) -> None:
             s3.start()
@@ -304,11 +304,11 @@ def test_a_store_that_is_away_is_tried_again_until_it_is_back(
     assert save(store, 10) == store.latest()
     assert [batches for batches, _ in store.listed()] == [10, 9]
     assert (store.open(before) / "state-dict.pth").read_bytes() == STATE
-    [told] = [record.getMessage() for record in caplog.records]
-    assert "; retrying for 600 s" in told
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "; retrying for 600 s" in warning
 
 
-def test_what_waits_for_a_store_is_active_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activity_lasts_as_long_as_transfers_and_their_retries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = RemoteStore(Location.of(f"memory://results{tmp_path}"), tmp_path / "scratch")
     real, seen = Location.filesystem, []
 
@@ -327,17 +327,17 @@ def test_what_waits_for_a_store_is_active_and_nothing_else(tmp_path: Path, monke
     assert not store.activity
 
 
-def test_a_store_that_never_answers_is_active_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activity_ends_if_the_store_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     activity = remote.Activity()
     now = time.monotonic()
-    activity.heard()
+    activity.progressed()
     for passed, active in ((0.0, True), (remote.SILENCE_S - 1, True), (remote.SILENCE_S + 60, False)):
         monkeypatch.setattr(remote.time, "monotonic", lambda passed=passed: now + passed)
         assert bool(activity) == active
 
 
 @pytest.mark.slow
-def test_patience_ends(s3: LocalS3, tmp_path: Path) -> None:
+def test_retries_end_with_an_error(s3: LocalS3, tmp_path: Path) -> None:
     s3.stop()
     try:
         store = RemoteStore(s3.place(tmp_path.name), tmp_path / "scratch", patience_s=0)
@@ -348,22 +348,22 @@ def test_patience_ends(s3: LocalS3, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_bucket_that_is_not_there_is_told_at_once(s3: LocalS3) -> None:
+def test_a_missing_bucket_fails_at_once(s3: LocalS3) -> None:
     place = Location(Location.of(s3.uri("results", bucket="elsewhere")).uri, s3.place().secrets)
     with pytest.raises(StorageError, match=r"can't write to s3://elsewhere/results.*NO_SUCH_BUCKET"):
         RemoteDirectory(place).probe()
 
 
 @pytest.mark.slow
-def test_wrong_credentials_are_told_at_once_and_not_shown(s3: LocalS3) -> None:
+def test_wrong_credentials_fail_at_once_and_are_not_shown(s3: LocalS3) -> None:
     place = Location(s3.place("results").uri, (("access_key", "WRONG"), ("secret_key", "S3CR3T")))
     s3.demand_keys(True)
     try:
-        with pytest.raises(StorageError, match=r"can't write to s3://bucket/results.*INVALID_ACCESS_KEY_ID") as told:
+        with pytest.raises(StorageError, match=r"can't write to s3://bucket/results.*INVALID_ACCESS_KEY_ID") as raised:
             RemoteDirectory(place).probe()
     finally:
         s3.demand_keys(False)
-    assert "S3CR3T" not in str(told.value)
+    assert "S3CR3T" not in str(raised.value)
 
 
 def test_a_probe_leaves_nothing(root: Location) -> None:
@@ -373,8 +373,8 @@ def test_a_probe_leaves_nothing(root: Location) -> None:
 
 
 @pytest.mark.slow
-def test_a_store_can_write_nothing_outside_of_where_it_is_brought(s3: LocalS3, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a name that no file of a checkpoint may have"):
+def test_a_download_writes_nothing_outside_its_directory(s3: LocalS3, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is not a valid name in a checkpoint"):
         RemoteDirectory(s3.place("x")).download(tmp_path / "in", ["../out"])
     assert not (tmp_path / "out").exists()
 
@@ -390,22 +390,22 @@ def test_a_store_can_write_nothing_outside_of_where_it_is_brought(s3: LocalS3, t
         ("relative", "relative", {}),
     ],
 )
-def test_a_place_is_a_path_or_a_uri(given: str, uri: str, secrets: dict[str, str]) -> None:
+def test_a_location_is_a_path_or_a_uri(given: str, uri: str, secrets: dict[str, str]) -> None:
     place = Location.of(given)
     assert (place.uri, dict(place.secrets)) == (uri, secrets)
     assert Location.of(place) is place
 
 
-def test_places_below_keep_the_query_and_the_secrets() -> None:
+def test_child_locations_keep_the_query_and_the_secrets() -> None:
     place = Location("s3://bucket/a?region=x", (("secret_key", "S"),)).child("b", "c")
     assert (place.uri, place.secrets, place.name) == ("s3://bucket/a/b/c?region=x", (("secret_key", "S"),), "c")
-    assert Location("s3://bucket/z?region=x").like(place).secrets == place.secrets
+    assert Location("s3://bucket/z?region=x").with_secrets_of(place).secrets == place.secrets
     for other in ("s3://other/z?region=x", "s3://bucket/z", "gs://bucket/z?region=x", "/bucket/z"):
-        assert Location(other).like(place).secrets == ()
+        assert Location(other).with_secrets_of(place).secrets == ()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("adlfs") is not None, reason="it is installed")
-def test_a_filesystem_that_is_not_installed_says_what_to_do() -> None:
+def test_the_error_about_a_missing_filesystem_package_names_it() -> None:
     with pytest.raises(
         StorageError, match=r"az:// needs a package that is not installed: .*pip " r"install 'dray\[azure\]'"
     ):

@@ -18,7 +18,7 @@ from dray import pytorch
 from dray.hosts import use_host
 from dray.training import warm
 from dray.worker.isolation import compiled as compiled_module
-from dray.worker.isolation.baseline import Baseline
+from dray.worker.isolation.snapshot import ProcessSnapshot
 from tests.pytorch.fakes import FakeHost
 
 pytestmark = pytest.mark.slow  # the compiler takes a second to import, and some tenths for each function
@@ -52,9 +52,9 @@ class Net(nn.Module):
 
 
 @pytest.fixture
-def baseline() -> Iterator[Baseline]:
+def snapshot() -> Iterator[ProcessSnapshot]:
     torch._dynamo.reset()
-    yield Baseline()
+    yield ProcessSnapshot()
     torch._dynamo.reset()
 
 
@@ -106,7 +106,7 @@ class Trial(pytorch.PyTorchTrial):
 
 @pytest.mark.parametrize("before", [True, False])
 def test_trials_that_differ_in_lr_and_weight_decay_compile_once(
-    baseline: Baseline, before: bool, tmp_path_factory: pytest.TempPathFactory
+    snapshot: ProcessSnapshot, before: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     weights: list[float] = []
     alive: list[weakref.ref[Any]] = []
@@ -121,7 +121,7 @@ def test_trials_that_differ_in_lr_and_weight_decay_compile_once(
 
     began, counts = compilations(), []
     for number in range(16):
-        baseline.run(lambda number=number: trial(number))  # type: ignore[misc]
+        snapshot.run(lambda number=number: trial(number))  # type: ignore[misc]
         counts.append(compilations() - began)
     assert counts == [2] * 16, "one to train, and one, without gradients, to validate"
     assert len(set(weights)) == 16
@@ -151,14 +151,14 @@ def zeros(self: Any, x: torch.Tensor) -> torch.Tensor:
     ids=["global", "function", "class attribute", "method", "torch's method", "torch's function", "default dtype"],
 )
 def test_what_a_trial_patches_is_what_it_and_only_it_runs(
-    baseline: Baseline, change: Callable[[pytest.MonkeyPatch], None]
+    snapshot: ProcessSnapshot, change: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
-    plain, _ = baseline.run(outputs)[0]
+    plain, _ = snapshot.run(outputs)[0]
     with pytest.MonkeyPatch.context() as patches:
-        found, expected = baseline.run(lambda: outputs(lambda: change(patches)))[0]
+        found, expected = snapshot.run(lambda: outputs(lambda: change(patches)))[0]
         assert torch.equal(found, expected)
         assert found.dtype != plain.dtype or not torch.equal(found, plain), "the change is one"
-    assert torch.equal(baseline.run(outputs)[0][0], plain)
+    assert torch.equal(snapshot.run(outputs)[0][0], plain)
 
 
 @pytest.mark.parametrize(
@@ -167,22 +167,23 @@ def test_what_a_trial_patches_is_what_it_and_only_it_runs(
         lambda: setattr(torch._dynamo.config, "capture_scalar_outputs", True),
         lambda: setattr(inductor, "max_autotune", True),
         lambda: torch.use_deterministic_algorithms(True),
-        lambda: setattr(torch.backends.mkldnn, "deterministic", True),
         lambda: torch.backends.cuda.enable_flash_sdp(False),
     ],
-    ids=["dynamo", "inductor", "determinism", "mkldnn", "attention"],
+    ids=["dynamo", "inductor", "determinism", "attention"],
 )
-def test_trials_with_other_settings_compile_for_themselves(baseline: Baseline, change: Callable[[], Any]) -> None:
+def test_trials_with_other_settings_compile_for_themselves(
+    snapshot: ProcessSnapshot, change: Callable[[], Any]
+) -> None:
     began, counts = compilations(), []
     for each in (lambda: None, lambda: None, change, change, lambda: None):
-        baseline.run(lambda each=each: outputs(each))  # type: ignore[misc]
+        snapshot.run(lambda each=each: outputs(each))  # type: ignore[misc]
         counts.append(compilations() - began)
     assert counts[:4] == [1, 1, 2, 2]
     # torch's own guards keep both, ours the last one only.
     assert counts[4] in (2, 3)
 
 
-def test_settings_of_the_compiler_are_those_of_the_modules_and_end_with_the_trial(baseline: Baseline) -> None:
+def test_settings_of_the_compiler_are_those_of_the_modules_and_end_with_the_trial(snapshot: ProcessSnapshot) -> None:
     config = torch._dynamo.config
 
     def trial() -> tuple[bool, int]:
@@ -192,24 +193,26 @@ def test_settings_of_the_compiler_are_those_of_the_modules_and_end_with_the_tria
 
     default = config.accumulated_recompile_limit
     with config.patch(capture_scalar_outputs=True):  # as by a module of the model's code, before the first trial
-        assert [baseline.run(trial)[0] for _ in range(2)] == [(True, default)] * 2
+        assert [snapshot.run(trial)[0] for _ in range(2)] == [(True, default)] * 2
 
 
-def test_each_trial_may_compile_as_often_as_the_first(baseline: Baseline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_trial_may_compile_as_often_as_the_first(
+    snapshot: ProcessSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiled_module, "MOST", 20)
     began = compilations()
     # More shapes than torch compiles for a function (8), in trials of three each.
     for number in range(0, 36, 3):
-        baseline.run(lambda number=number: [outputs(width=number + i + 1) for i in range(3)])  # type: ignore[misc]
+        snapshot.run(lambda number=number: [outputs(width=number + i + 1) for i in range(3)])  # type: ignore[misc]
         assert compilations() - began == number + 3
         assert compiled_module._compilations() <= 20
 
 
-def test_a_trial_that_is_out_of_compilations_leaves_the_next_ones_as_many_as_ever(baseline: Baseline) -> None:
+def test_a_trial_that_is_out_of_compilations_leaves_the_next_ones_as_many_as_ever(snapshot: ProcessSnapshot) -> None:
     counts = []
     for widths in ([1], range(10, 22), [1], [2]):
         began = compilations()
-        baseline.run(lambda widths=widths: [outputs(width=width) for width in widths])  # type: ignore[misc]
+        snapshot.run(lambda widths=widths: [outputs(width=width) for width in widths])  # type: ignore[misc]
         counts.append(compilations() - began)
     limit = torch._dynamo.config.recompile_limit
     assert counts == [1, limit, 1, 1]

@@ -98,9 +98,9 @@ def test_pulse_changes_with_every_batch_and_while_waiting_for_the_store(tmp_path
     assert host.pulse() == first
     progress = (1, 0)
     assert host.pulse() != first
-    store.activity.heard()
+    store.activity.progressed()
     assert host.pulse() != host.pulse()
-    store.activity.over()
+    store.activity.ended()
     assert host.pulse() == host.pulse()
 
 

@@ -1,4 +1,4 @@
-"""What a trial prints, by whatever way, is in its own file; what is printed before and after is not."""
+"""All output of a trial is in its log file; output before and after it is not."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import pytest
 
 from dray.worker.children import children
 from dray.worker.log import trial_log
-from dray.worker.log.trial_log import Stamper, log_as_python_starts, log_as_the_command_line, printed_to
-from dray.worker.log.writer import _begun
+from dray.worker.log.trial_log import LogWriter, log_to_stderr, redirect_output, reset_logging
+from dray.worker.log.writer import partial_secret
 
 STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3})Z ")
 
@@ -38,11 +38,11 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
-def test_all_that_a_trial_prints_is_in_its_file_in_order(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_all_output_of_a_trial_is_in_its_file_in_order(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trial_3" / "logs" / "rank_0.log"
     print("before")
     for turn in range(2):
-        with printed_to(path):
+        with redirect_output(path):
             print("printed", turn)
             print("to stderr", file=sys.stderr)
             os.write(1, b"by the system\n")
@@ -54,16 +54,16 @@ def test_all_that_a_trial_prints_is_in_its_file_in_order(tmp_path: Path, capfd: 
     assert capfd.readouterr().out == "before\nafter\n"
 
 
-def test_secrets_are_crossed_out_also_where_they_come_in_pieces(tmp_path: Path) -> None:
+def test_secrets_are_masked_even_if_printed_in_pieces(tmp_path: Path) -> None:
     secrets = ["c4n4ry-t0k3n", "c4n4ry-t0k3n-and-more", 'with "quotes"']
-    with printed_to(tmp_path / "log", secrets) as log:
+    with redirect_output(tmp_path / "log", secrets) as log:
         print("one c4n4ry-t0k3n, two c4n4ry-t0k3n, and c4n4ry")
         subprocess.run(["echo", "c4n4ry-t0k3n-and-more"], check=True)
         print(repr('with "quotes"'), '{"a": "with \\"quotes\\""}')
         for piece in ("pieces: c4n4", "ry-t0", "k3n\n", "none: c4n4", "bis\n", "no end: c4n4ry"):
             os.write(1, piece.encode())
-            time.sleep(0.01)  # most probably each is read by itself; the outcome does not depend on it
-        assert log.end().endswith("    | no end: c4n4ry")
+            time.sleep(0.01)  # so each is probably read alone; the result does not depend on it
+        assert log.tail().endswith("    | no end: c4n4ry")
     assert printed(tmp_path / "log") == [
         f"one {'x' * 12}, two {'x' * 12}, and c4n4ry",
         "x" * 21,
@@ -77,37 +77,37 @@ def test_secrets_are_crossed_out_also_where_they_come_in_pieces(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("data", "held"), [(b"", 0), (b"none", 0), (b"a", 1), (b"xaab", 3), (b"aabaab", 3), (b"aabaabc", 0), (b"aa", 2)]
 )
-def test_what_may_be_the_beginning_of_a_secret_waits(data: bytes, held: int) -> None:
-    assert _begun(b"aabc", data) == held
+def test_a_possible_beginning_of_a_secret_is_held_back(data: bytes, held: int) -> None:
+    assert partial_secret(b"aabc", data) == held
 
 
-def test_end_shows_the_last_lines_of_this_block_alone(tmp_path: Path) -> None:
-    with printed_to(tmp_path / "log") as log:
+def test_tail_shows_only_lines_of_this_redirection(tmp_path: Path) -> None:
+    with redirect_output(tmp_path / "log") as log:
         print("an earlier attempt")
-    with printed_to(tmp_path / "log") as log:
-        assert log.end() == "    | (nothing)"
+    with redirect_output(tmp_path / "log") as log:
+        assert log.tail() == "    | (nothing)"
         for number in range(100):
             print("line", number)
-        assert log.end().splitlines() == [f"    | line {number}" for number in range(80, 100)]
+        assert log.tail().splitlines() == [f"    | line {number}" for number in range(80, 100)]
 
 
-def test_streams_are_put_back_after_an_error_and_after_being_closed(tmp_path: Path) -> None:
+def test_streams_are_restored_after_an_error_and_after_being_closed(tmp_path: Path) -> None:
     before = sys.stdout, sys.stderr
-    with pytest.raises(KeyError), printed_to(tmp_path / "log"):
+    with pytest.raises(KeyError), redirect_output(tmp_path / "log"):
         sys.stdout.close()
         raise KeyError
     assert before == (sys.stdout, sys.stderr)
 
 
-def test_a_programs_own_logging_config_has_its_effect(tmp_path: Path) -> None:
+def test_a_programs_own_logging_config_takes_effect(tmp_path: Path) -> None:
     root = logging.getLogger()
     before = root.level, list(root.handlers)
     try:
-        with printed_to(tmp_path / "log"):
-            log_as_python_starts()
+        with redirect_output(tmp_path / "log"):
+            reset_logging()
             logging.basicConfig(level=logging.DEBUG, format="mine: %(message)s")
             logging.debug("small")
-            log_as_the_command_line("%(levelname)s: %(message)s")
+            log_to_stderr("%(levelname)s: %(message)s")
             logging.info("large")
             logging.debug("not shown")
     finally:
@@ -119,9 +119,9 @@ def test_a_programs_own_logging_config_has_its_effect(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, subprocess, sys, threading
 from pathlib import Path
-from dray.worker.log.trial_log import printed_to
+from dray.worker.log.trial_log import redirect_output
 
-with printed_to(Path(sys.argv[1])):
+with redirect_output(Path(sys.argv[1])):
     for number in range(20_000):
         print("line", number)
     os.write(2, b"by the system\\n")
@@ -132,7 +132,7 @@ with printed_to(Path(sys.argv[1])):
 
 
 @pytest.mark.slow
-def test_nothing_that_a_killed_process_printed_is_lost(tmp_path: Path) -> None:
+def test_output_of_a_killed_process_is_complete(tmp_path: Path) -> None:
     log = tmp_path / "log"
     for _ in range(2):
         assert subprocess.run([sys.executable, "-c", KILLED, log], check=False).returncode == -signal.SIGKILL
@@ -141,13 +141,13 @@ def test_nothing_that_a_killed_process_printed_is_lost(tmp_path: Path) -> None:
     assert printed(log) == 2 * lines
 
 
-def test_each_line_has_the_time_at_which_it_was_printed(tmp_path: Path) -> None:
+def test_each_line_has_the_time_when_it_was_printed(tmp_path: Path) -> None:
     times = []
-    with printed_to(tmp_path / "log") as log:
+    with redirect_output(tmp_path / "log") as log:
         for part in ("one\ntw", "o\n", "\n", "three"):
             before = time.time()
             os.write(1, part.encode())
-            log.end()  # waits until it is written
+            log.tail()  # waits until it is written
             times.append((before, time.time()))
     assert printed(tmp_path / "log") == ["one", "two", "", "three"]
     stamps = [
@@ -158,29 +158,29 @@ def test_each_line_has_the_time_at_which_it_was_printed(tmp_path: Path) -> None:
     assert all(before - 0.001 <= stamp <= after for stamp, (before, after) in zip(stamps, within, strict=True))
 
 
-def test_what_a_daemon_of_the_trial_prints_later_is_in_its_log_too(tmp_path: Path) -> None:
+def test_later_output_of_a_trials_daemon_is_in_its_log(tmp_path: Path) -> None:
     go, log = tmp_path / "go", tmp_path / "log"
     daemon = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\nprint('from a daemon')"
-    with printed_to(log):
+    with redirect_output(log):
         process = subprocess.Popen([sys.executable, "-c", daemon, go])
         print("from the trial")
-    with printed_to(tmp_path / "other"):
+    with redirect_output(tmp_path / "other"):
         go.touch()
         process.wait()
     assert (printed(log), (tmp_path / "other").read_text()) == (["from the trial", "from a daemon"], "")
 
 
-def test_the_writer_is_no_child_which_the_end_of_a_trial_would_end(tmp_path: Path) -> None:
-    with printed_to(tmp_path / "log"):
+def test_the_writer_is_not_a_child_process(tmp_path: Path) -> None:
+    with redirect_output(tmp_path / "log"):
         assert children() == {}
 
 
-def test_a_killed_writer_has_a_successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # By which it is told from those of others on this machine.
+def test_a_killed_writer_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Distinguishes it from writers of other tests on this machine.
     mark = f"DRAY_TEST={tmp_path}"
     monkeypatch.setenv(*mark.split("="))
-    stamper = Stamper()
-    monkeypatch.setattr(trial_log, "_stamper", stamper)
+    log_writer = LogWriter()
+    monkeypatch.setattr(trial_log, "_writer", log_writer)
 
     def writers() -> list[int]:
         found = []
@@ -190,15 +190,15 @@ def test_a_killed_writer_has_a_successor(tmp_path: Path, monkeypatch: pytest.Mon
                     found.append(int(process.name))
         return found
 
-    with printed_to(tmp_path / "first"):
+    with redirect_output(tmp_path / "first"):
         print("one")
     [writer] = writers()
     os.kill(writer, signal.SIGKILL)
     wait_for(lambda: not writers(), "its end")
     for name in ("second", "third"):
-        with printed_to(tmp_path / name):
+        with redirect_output(tmp_path / name):
             print(name)
     assert [printed(tmp_path / name) for name in ("first", "second", "third")] == [["one"], ["second"], ["third"]]
     assert len(writers()) == 1
-    stamper.close()
-    wait_for(lambda: not writers(), "the end of the one that is needed no more")
+    log_writer.close()
+    wait_for(lambda: not writers(), "the end of the writer that is no longer needed")

@@ -36,8 +36,7 @@ class Compiled:
     """
 
     def __init__(self, settings: Sequence[Setting]) -> None:
-        # torch.compile() turns this off, the first time that it is called in a process; and guards see it.
-        self._settings = [setting for setting in settings if setting.name != "the validation of distributions"]
+        self._settings = settings
         self._state: State | None = None  # of what is compiled; None if nothing is
         self._classes: dict[type, dict[str, Any]] = {}
         self._limit: int | None = None

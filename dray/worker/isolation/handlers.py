@@ -1,6 +1,6 @@
-"""Signal and exit handlers that a trial's code registers for a process that is not its own.
+"""Signal and exit handlers that a trial's code registers, as if the process were its own.
 
-A worker's process serves many trials, its main thread is Ray's, and a trial runs in another thread, where
+A worker's process serves many trials, Ray owns its main thread, and a trial runs in another one, where
 ``signal.signal()`` raises an error. That would end programs which only want to stop gracefully.
 """
 
@@ -19,73 +19,50 @@ from dray.imports import is_installed
 
 log = logging.getLogger("dray")
 
-# Signals of timers, which end a process without a handler.
-_TIMERS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
-
 
 @contextlib.contextmanager
-def handlers_of_a_trial() -> Iterator[None]:
-    """Redirect the registration of handlers within the block.
+def redirect_handlers() -> Iterator[None]:
+    """Accept handlers of signals and of the process's exit within the block.
 
-    Signal handlers are remembered and returned by ``signal.getsignal()``, but never called. A program's handler would
-    save its work when it is told to end; here dray does that.
+    Signal handlers are never called: a program's handler would save its work when the program is asked to stop, and
+    here dray does that. Handlers of SIGALRM are refused as Python refuses them outside the main thread.
 
     Exit handlers that the trial's own code registers with ``atexit`` are called at the end of the block, the last one
-    first, as at the end of a process. Those of libraries, which stay imported, are called when this process ends.
-
-    Raises:
-        ValueError: by ``signal.signal()`` for a timer's signal, which would not reach the trial's code.
+    first. Those of libraries, which stay imported, are called when the process exits.
     """
-    before = signal.signal, signal.getsignal, atexit.register, atexit.unregister
-    handlers: dict[int, Any] = {}
+    original = signal.signal, atexit.register, atexit.unregister
     exits: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
 
     def set_handler(signalnum: int, handler: Any) -> Any:
-        if threading.current_thread() is threading.main_thread():  # Ray's, or that of a process the trial has started
-            return before[0](signalnum, handler)
-        number = signal.Signals(signalnum)
-        if number in _TIMERS:
-            raise ValueError(
-                f"a handler of {number.name} would never be called: signals reach only the main thread, and a trial "
-                "of an experiment runs in another one; use threading.Timer, or check time.monotonic() in the training "
-                "loop"
-            )
+        # The main thread is Ray's, or that of a process that the trial has forked.
+        if threading.current_thread() is threading.main_thread() or signalnum == signal.SIGALRM:
+            return original[0](signalnum, handler)
         if callable(handler):
             log.warning(
-                "the handler of %s will not be called: Ray handles a worker's signals; dray itself saves trials that "
-                "are told to stop",
-                number.name,
+                "the handler of %s will not be called: Ray handles a worker's signals, and dray saves trials that are "
+                "asked to stop",
+                signal.Signals(signalnum).name,
             )
-        previous = get_handler(number)
-        handlers[number] = handler
-        return previous
-
-    def get_handler(signalnum: int) -> Any:
-        return handlers[signalnum] if signalnum in handlers else before[1](signalnum)
+        return signal.getsignal(signalnum)
 
     def register(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         if is_installed(sys._getframe(1).f_code.co_filename):
-            return before[2](func, *args, **kwargs)
+            return original[1](func, *args, **kwargs)
         exits.append((func, args, kwargs))
         return func
 
     def unregister(func: Callable[..., Any], /) -> None:
         exits[:] = [entry for entry in exits if entry[0] != func]
-        before[3](func)
+        original[2](func)
 
-    _put(set_handler, get_handler, register, unregister)
+    signal.signal, atexit.register, atexit.unregister = set_handler, register, unregister
     try:
         yield
     finally:
-        _put(*before)
+        signal.signal, atexit.register, atexit.unregister = original
         while exits:
-            function, arguments, keywords = exits.pop()
+            func, args, kwargs = exits.pop()
             try:
-                function(*arguments, **keywords)
+                func(*args, **kwargs)
             except Exception:  # as Python does
                 log.exception("an exit handler failed")
-
-
-def _put(set_handler: Any, get_handler: Any, register: Any, unregister: Any) -> None:
-    signal.signal, signal.getsignal = set_handler, get_handler
-    atexit.register, atexit.unregister = register, unregister

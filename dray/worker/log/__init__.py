@@ -1,1 +1,1 @@
-"""The output of a trial: written to its log file, with timestamps."""
+"""A trial's output in its log file, with timestamps."""

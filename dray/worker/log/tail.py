@@ -1,4 +1,4 @@
-"""The last lines that a trial printed, for the error of a trial that can't tell what happened."""
+"""The last lines of a trial's log, for the error of a process that died without saying why."""
 
 from __future__ import annotations
 
@@ -6,78 +6,79 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from dray.desk.failure import PRINTED, is_users
+from dray.desk.failure import LOG_TAIL, is_users_file
 from dray.worker.log import writer
 
-_SHOWN_LINES = 20
-_SHOWN_BYTES = 20_000
+_LINES = 20
+_BYTES = 20_000
 _CRASH = re.compile(r"Fatal Python error: (.+)")
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
-_OF_A_CRASH = re.compile(r"\s*$|\s+File |\s+\.\.\.|Stack |Thread |Current thread |Extension modules: |  <")
-"""How lines begin that Python writes about a crash; see `faulthandler`."""
+_CRASH_LINE = re.compile(r"\s*$|\s+File |\s+\.\.\.|Stack |Thread |Current thread |Extension modules: |  <")
+"""The beginnings of lines that Python writes about a crash; see `faulthandler`."""
 
 
-def last_printed(log: Path, since: int = 0) -> str:
-    """The last lines of a trial's log; after a crash, those that tell where.
+def log_tail(log: Path, start: int = 0) -> str:
+    """The last lines of a trial's log, indented; after a crash, the first lines about it.
 
     Args:
-        log: need not exist.
-        since: the number of bytes at its beginning to leave out.
+        log: Need not exist.
+        start: The number of bytes at the file's beginning to leave out.
     """
-    lines = _end(log, since)
-    return "\n".join(f"    | {line}" for line in lines[_crash(lines) :][:_SHOWN_LINES]) or "    | (nothing)"
+    lines = _last_lines(log, start)
+    return "\n".join(f"    | {line}" for line in lines[_crash(lines) :][:_LINES]) or "    | (nothing)"
 
 
-def with_last_words(error: str, log: Path) -> str:
-    """The error of a process that died, with what it printed last.
+def with_log_tail(error: str, log: Path) -> str:
+    """The error of a process that died, with the last lines of its log.
 
     Args:
-        error: says that it died.
-        log: of its trial and rank.
+        error: Says that it died.
+        log: Of its trial and rank.
 
     Returns:
-        If it has crashed, the kind of crash and the innermost line of the user's code come first::
+        After a crash, the kind of crash and the innermost line of the user's code come first::
 
             a process of worker group group-0 died: Segmentation fault
               model_def.py:12, in train_batch
 
-            the end of what it printed (...
+            the last lines of its log (...
     """
-    how = "\n".join(_crashed(log))
-    return f"{error}{how and ': '}{how}\n\n{PRINTED} ({log}):\n{last_printed(log)}"
+    crash = "\n".join(_described_crash(log))
+    return f"{error}{crash and ': '}{crash}\n\n{LOG_TAIL} ({log}):\n{log_tail(log)}"
 
 
-def _crashed(log: Path) -> list[str]:
-    lines = _end(log)
-    if (how := _CRASH.match(lines[_crash(lines)] if lines else "")) is None:
+def _described_crash(log: Path) -> list[str]:
+    lines = _last_lines(log)
+    crash = lines[_crash(lines) :]
+    if not crash or (kind := _CRASH.match(crash[0])) is None:
         return []
     frames = [
         frame
-        for frame in map(_FRAME.match, lines[_crash(lines) :])
-        if frame and is_users(frame[1]) and not _is_ours(Path(frame[1]))
+        for frame in map(_FRAME.match, crash)
+        if frame and is_users_file(frame[1]) and not _is_ours(Path(frame[1]))
     ]
-    return [how[1], *(f"  {Path(frame[1]).name}:{frame[2]}, in {frame[3]}" for frame in frames[:1])]
+    return [kind[1], *(f"  {Path(frame[1]).name}:{frame[2]}, in {frame[3]}" for frame in frames[:1])]
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether it is a file of dray, which may be elsewhere on the node that it ran on."""
+    """Whether this is a file of dray, which may be in another place on the node that it ran on."""
     _, dray, inner = "/".join(file.parts).rpartition("/dray/")
     return bool(dray) and (Path(__file__).parents[2] / inner).exists()
 
 
-def _end(log: Path, since: int = 0) -> list[str]:
+def _last_lines(log: Path, start: int = 0) -> list[str]:
     if not log.exists():
         return []
     size = log.stat().st_size
     with log.open("rb") as file:
-        file.seek(max(since, size - _SHOWN_BYTES))
+        file.seek(max(start, size - _BYTES))
         lines = file.read().decode(errors="replace").splitlines()
     return [line[writer.STAMP_LENGTH :] for line in lines]
 
 
 def _crash(lines: Sequence[str]) -> int:
-    """Where a crash begins at the end of these lines; without one, where the last lines to show begin."""
-    at = len(lines) - 1
-    while at >= 0 and _OF_A_CRASH.match(lines[at]):
-        at -= 1
-    return at if at >= 0 and _CRASH.match(lines[at]) else max(0, len(lines) - _SHOWN_LINES)
+    """Index of the first line about a crash, if the log ends with one; otherwise of the first line to show."""
+    index = len(lines) - 1
+    while index >= 0 and _CRASH_LINE.match(lines[index]):
+        index -= 1
+    return index if index >= 0 and _CRASH.match(lines[index]) else max(0, len(lines) - _LINES)

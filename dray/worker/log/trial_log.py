@@ -1,10 +1,8 @@
-"""Writes what a trial, its subprocesses and its libraries print and log to a file of its own."""
+"""Redirects the output of a trial, its subprocesses and its libraries to the trial's log file."""
 
 from __future__ import annotations
 
-import builtins
 import contextlib
-import fcntl
 import logging
 import os
 import socket
@@ -14,43 +12,38 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from ray.train.v2._internal.logging.patch_print import _original_print
-
 from dray.masking import forms
 from dray.worker.log import writer
-from dray.worker.log.tail import last_printed
+from dray.worker.log.tail import log_tail
 
-_WRITTEN_S = 10.0
-"""How long it may take to write all that was printed."""
-_PIPE_BYTES = 1 << 20
+_FLUSH_S = 10.0
+"""How long writing all output may take."""
 
 
-class Stamper:
+class LogWriter:
     """The process that writes this process's logs; see `dray.worker.log.writer`. It is started when first needed."""
 
     def __init__(self) -> None:
         self._control: socket.socket | None = None
 
     def pipe_to(self, path: Path, secrets: Sequence[str] = ()) -> int:
-        """A file descriptor: what is written to it goes to ``path``, line by line, without the secrets."""
+        """Returns a file descriptor: what is written to it is appended to ``path``, with the secrets masked."""
         reading, writing = os.pipe()
-        with contextlib.suppress(OSError):  # it may be more than a user is allowed
-            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         try:
             self._send(b"\0".join([os.fsencode(path), *forms(secrets)]), reading)
         finally:
             os.close(reading)
         return writing
 
-    def written(self) -> None:
-        """Wait until all that was printed is in its file."""
+    def flush(self) -> None:
+        """Wait until all output is in its file."""
         try:
             self._send(b"?")
             assert self._control is not None
-            told = self._control.recv(1)
+            answer = self._control.recv(1)
         except OSError:
-            told = b""
-        if not told:  # the process was killed, or has stopped; the next output gets another one
+            answer = b""
+        if not answer:  # the process was killed, or is stuck; the next output gets another one
             self.close()
 
     def close(self) -> None:
@@ -59,98 +52,97 @@ class Stamper:
             self._control.close()
             self._control = None
 
-    def _send(self, message: bytes, *ends: int) -> None:
+    def _send(self, message: bytes, *descriptors: int) -> None:
         if self._control is not None:
             try:
-                socket.send_fds(self._control, [message], ends)
+                socket.send_fds(self._control, [message], descriptors)
                 return
             except OSError:  # it was killed
                 self.close()
-        self._control, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.settimeout(_WRITTEN_S)
-        with its:
-            command = [sys.executable, "-I", "-S", writer.__file__, str(its.fileno())]
-            nowhere = subprocess.DEVNULL
-            subprocess.run(command, pass_fds=[its.fileno()], stdin=nowhere, stdout=nowhere, stderr=nowhere,
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(_FLUSH_S)
+        with theirs:
+            command = [sys.executable, "-I", "-S", writer.__file__, str(theirs.fileno())]
+            null = subprocess.DEVNULL
+            subprocess.run(command, pass_fds=[theirs.fileno()], stdin=null, stdout=null, stderr=null,
                            start_new_session=True, check=True)  # fmt: skip
-        socket.send_fds(self._control, [message], ends)
+        socket.send_fds(self._control, [message], descriptors)
 
 
-_stamper = Stamper()
+_writer = LogWriter()
 
 
 class TrialLog:
-    """The file that ``printed_to`` writes.
+    """The log file of a trial's rank, while output is redirected to it.
 
     Attributes:
-        path: of the file.
-        descriptor: what is written to it goes to the file too.
+        path: Of the file.
+        descriptor: A file descriptor; what is written to it is appended to the file.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path, self.descriptor = path, descriptor
-        self._began = path.stat().st_size if path.exists() else 0
+        self._start = path.stat().st_size if path.exists() else 0
 
-    def end(self) -> str:
-        """The last lines printed since the block began, for an error."""
+    def tail(self) -> str:
+        """The last lines since the redirection began, for an error message."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        _stamper.written()
-        return last_printed(self.path, self._began)
+        _writer.flush()
+        return log_tail(self.path, self._start)
 
 
 @contextlib.contextmanager
-def printed_to(path: Path, secrets: Sequence[str] = ()) -> Iterator[TrialLog]:
-    """Append to ``path`` whatever this process and its children print in the block, each line with the time in UTC.
+def redirect_output(path: Path, secrets: Sequence[str] = ()) -> Iterator[TrialLog]:
+    """Append to ``path`` everything that this process and its children print in the block, each line with the UTC time.
 
-    All of it is in the file when the block ends, or soon after the process is killed in it. Each byte of a secret that
-    was printed is replaced by an x.
+    All of it is in the file when the block ends, or soon after the process is killed in it.
+
+    Args:
+        path: Of the file; its directory is created.
+        secrets: Each byte of a secret in the output is replaced by an x.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _stamper.pipe_to(path, secrets)
+    descriptor = _writer.pipe_to(path, secrets)
     log = TrialLog(path, descriptor)
-    before = sys.stdout, sys.stderr
-    for stream in before:
+    streams = sys.stdout, sys.stderr
+    for stream in streams:
         stream.flush()
     saved = os.dup(1), os.dup(2)
     try:
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
-        sys.stdout, sys.stderr = _lines(1), _lines(2)
+        sys.stdout, sys.stderr = _text(1), _text(2)
         try:
             yield log
         finally:
             for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(ValueError, OSError):  # the trial has closed it, or nobody reads it any more
+                with contextlib.suppress(ValueError, OSError):  # the trial has closed it, or the writer was killed
                     stream.flush()
     finally:
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = streams
         os.dup2(saved[0], 1)
         os.dup2(saved[1], 2)
         for number in (*saved, descriptor):
             os.close(number)
-        _stamper.written()
+        _writer.flush()
 
 
-def _lines(descriptor: int) -> IO[str]:
+def _text(descriptor: int) -> IO[str]:
     return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
-def print_as_python_does() -> None:
-    """Undo Ray Train's replacement of ``print`` in a worker, which also writes each line to Ray's own log."""
-    builtins.print = _original_print
-
-
-def log_as_python_starts() -> None:
-    """Remove all handlers, so that a program's own ``logging.basicConfig()`` takes effect."""
+def reset_logging() -> None:
+    """Remove Ray's handlers from the root logger, so that a program's own ``logging.basicConfig()`` takes effect."""
     root = logging.getLogger()
     root.handlers.clear()
     root.setLevel(logging.WARNING)
 
 
-def log_as_the_command_line(log_format: str) -> None:
-    """Log as ``dray experiment create --local`` does: everything from INFO on, to stderr."""
+def log_to_stderr(log_format: str) -> None:
+    """Log everything from INFO on to stderr, as ``dray experiment create --local`` does."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(log_format))
     root = logging.getLogger()
-    root.handlers[:] = [logging.StreamHandler(sys.stderr)]
-    root.handlers[0].setFormatter(logging.Formatter(log_format))
+    root.handlers[:] = [handler]
     root.setLevel(logging.INFO)

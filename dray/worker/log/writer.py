@@ -1,8 +1,8 @@
-"""Writes what comes through pipes to files, with the UTC time before each line: a process beside each worker.
+"""The process beside each worker that writes trial logs: it copies pipes to files, with the UTC time before each line.
 
-What is in a pipe outlives the process that wrote it: whatever a worker, its C libraries and its children have printed
-gets to its file, even if the worker is killed. `dray.worker.log.trial_log` starts this file as a program, which imports
-only small parts of the standard library: that takes some 20 ms and 8 MB.
+Data in a pipe outlives the process that wrote it: all output of a worker, its C libraries and its children reaches the
+file, even if the worker is killed. `dray.worker.log.trial_log` runs this file as a program. It imports only small parts
+of the standard library, which takes some 20 ms and 8 MB.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ import sys
 import time
 
 STAMP_LENGTH = len("2026-11-21T19:02:02.123Z ")
-_AT_ONCE = 1 << 16
+_READ_BYTES = 1 << 16
 
 
 class _Pipe:
-    """A pipe's reading end, and the file at ``path`` that it is written to, with an x for each byte of a secret."""
+    """A pipe's reading end, copied to the file at ``path`` with an x for each byte of a secret."""
 
     def __init__(self, path: str, end: int, secrets: list[bytes]) -> None:
         os.set_blocking(end, False)
         self.end = end
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         size = os.fstat(self._file).st_size
-        if size and os.pread(self._file, 1, size - 1) != b"\n":  # its last writer was killed
+        if size and os.pread(self._file, 1, size - 1) != b"\n":  # the previous writer was killed
             os.write(self._file, b"\n")
         self._in_line = False
         self._secrets, self._held = secrets, b""
 
     def drain(self) -> bool:
-        """Write all that there is; False if nobody can write into the pipe any more."""
+        """Copy everything in the pipe. Returns False once nobody can write into it any more."""
         while True:
             try:
-                data = os.read(self.end, _AT_ONCE)
+                data = os.read(self.end, _READ_BYTES)
             except BlockingIOError:
                 return True
             if not data:
@@ -43,52 +43,50 @@ class _Pipe:
             data = self._held + data
             for secret in self._secrets:
                 data = data.replace(secret, b"x" * len(secret))
-            # What may be the beginning of a secret waits for its end.
-            whole = len(data) - max((_begun(secret, data) for secret in self._secrets), default=0)
-            self._held = data[whole:]
-            self._keep(data[:whole])
+            # A possible beginning of a secret is held back until the rest arrives.
+            complete = len(data) - max((partial_secret(secret, data) for secret in self._secrets), default=0)
+            self._held = data[complete:]
+            self._write(data[:complete])
 
     def flush(self) -> None:
-        """Write what was held back: no more of it comes."""
+        """Write what was held back: no more of it will come."""
         held, self._held = self._held, b""
-        self._keep(held)
-
-    def _keep(self, data: bytes) -> None:
-        # The disk may be full: what comes meanwhile is lost, later output need not be.
-        with contextlib.suppress(OSError):
-            if data:
-                self._write(data)
-
-    def _write(self, data: bytes) -> None:
-        stamp = stamped(time.time())
-        whole = data.endswith(b"\n")
-        lines = (data[:-1] if whole else data).replace(b"\n", b"\n" + stamp)
-        left = memoryview((b"" if self._in_line else stamp) + lines + (b"\n" if whole else b""))
-        self._in_line = not whole
-        while left:
-            left = left[os.write(self._file, left) :]
+        self._write(held)
 
     def close(self) -> None:
         os.close(self.end)
         os.close(self._file)
 
+    def _write(self, data: bytes) -> None:
+        if not data:
+            return
+        stamp = timestamp(time.time())
+        ends_line = data.endswith(b"\n")
+        lines = (data[:-1] if ends_line else data).replace(b"\n", b"\n" + stamp)
+        left = memoryview((b"" if self._in_line else stamp) + lines + (b"\n" if ends_line else b""))
+        self._in_line = not ends_line
+        # A full disk loses the output of that time, but not what is printed later.
+        with contextlib.suppress(OSError):
+            while left:
+                left = left[os.write(self._file, left) :]
 
-def _begun(secret: bytes, data: bytes) -> int:
-    """How many of a secret's first bytes, but not all, the data end with."""
+
+def partial_secret(secret: bytes, data: bytes) -> int:
+    """The length of the longest proper prefix of a secret that the data end with."""
     return next((length for length in range(len(secret) - 1, 0, -1) if data.endswith(secret[:length])), 0)
 
 
-def stamped(seconds: float) -> bytes:
-    """A time as it stands before a line."""
+def timestamp(seconds: float) -> bytes:
+    """A time as it appears before a line."""
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
     return f"{whole}.{int(seconds % 1 * 1000):03}Z ".encode()
 
 
 def serve(control: socket.socket) -> None:
-    """Serve until the worker, and everything that could still print to its pipes, is gone.
+    """Serve until the worker, and every process that could still write into its pipes, is gone.
 
-    The worker sends a file's path and secrets with a pipe's reading end; or b"?", which is answered once everything
-    printed before is written.
+    The worker sends a file's path and secrets together with a pipe's reading end; or b"?", which is answered once
+    everything printed before is written.
     """
     with selectors.DefaultSelector() as ready:
         ready.register(control, selectors.EVENT_READ)
@@ -100,11 +98,11 @@ def serve(control: socket.socket) -> None:
                     ready.unregister(pipe.end)
                     pipe.close()
             if any(key.data is None for key in events):
-                asked, ends, _, _ = socket.recv_fds(control, _AT_ONCE, 1)
-                if not asked:
+                message, ends, _, _ = socket.recv_fds(control, _READ_BYTES, 1)
+                if not message:
                     ready.unregister(control)
                 elif ends:
-                    path, *secrets = asked.split(b"\0")
+                    path, *secrets = message.split(b"\0")
                     pipe = _Pipe(os.fsdecode(path), ends[0], secrets)
                     ready.register(pipe.end, selectors.EVENT_READ, pipe)
                 else:

@@ -1,0 +1,103 @@
+"""What a trial leaves running or in memory: ended or freed if possible, otherwise a reason to replace the process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from dray.imports import is_installed
+from dray.memory import MACHINE_MEMORY, give_back
+from dray.pytorch.cached import drop_all, unheld
+from dray.worker.children import END_S, children, end_children
+
+LEAK = 1 / 20
+"""How much more memory (as a share of the machine's, or of a GPU's) a process may keep after a trial than after the
+first one: little enough for the workers of eight GPUs at once, and enough that only a real leak restarts processes,
+which takes seconds."""
+
+_DRAY = Path(__file__).parents[2]
+# searchers is not imported: trials have no use for it.
+_OURS = tuple(f"{place}{os.sep}" for place in (_DRAY, _DRAY.parent / "searchers"))
+
+
+class Leaks:
+    """Finds threads, child processes and memory that a trial leaves behind.
+
+    Threads and children that exist when the object is created are not the trials'.
+    """
+
+    def __init__(self) -> None:
+        self._threads = set(sys._current_frames())
+        self._children = set(children())
+        self._memory: tuple[int, int] | None = None
+
+    def has_children(self) -> bool:
+        """Whether a trial's child process is running."""
+        return bool(children(self._children))
+
+    def found(self) -> list[str]:
+        """The reasons to run no other trial in this process; empty if it is clean. Ends child processes."""
+        return [*self._threads_in_users_code(), *self._running_children(), *self._grown_memory()]
+
+    def _threads_in_users_code(self) -> list[str]:
+        """Many libraries keep a thread that waits, and serves the whole process: only the user's code counts."""
+        deadline = time.monotonic() + END_S
+        while running := {
+            ident: line
+            for ident, frame in sys._current_frames().items()
+            if ident not in self._threads and ident != threading.get_ident() and (line := _users_line(frame))
+        }:
+            if time.monotonic() > deadline:
+                names = {thread.ident: thread.name for thread in threading.enumerate()}
+                return [
+                    f"thread {names.get(ident, ident)} is still running, at {line}" for ident, line in running.items()
+                ]
+            time.sleep(0.01)
+        return []
+
+    def _running_children(self) -> list[str]:
+        """Ended children count too: their ends of pipes and queues in this process may be unusable."""
+        ended = end_children(spare=self._children)
+        return [f"process {child} was still running: {command}" for child, command in ended.items()]
+
+    def _grown_memory(self) -> list[str]:
+        memory, gpu_memory = unheld()
+        if self._memory is None:
+            # Measured after the first trial: what it has imported and warmed up serves later ones too.
+            self._memory = memory, gpu_memory
+        reasons, limit = [], LEAK * MACHINE_MEMORY
+        grown = memory - self._memory[0]
+        # Freeing memory takes time. Cached values may have grown since they were made: they are dropped last.
+        for cached in (False, True):
+            if grown > limit and (not cached or drop_all()):
+                give_back()
+                grown = unheld()[0] - self._memory[0]
+        if grown > limit:
+            reasons.append(
+                f"its memory has grown by {_mib(grown)} since its first trial: something keeps trials' objects alive"
+            )
+        gpu_grown = gpu_memory - self._memory[1]
+        if gpu_memory and gpu_grown > LEAK * torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory:
+            reasons.append(f"{_mib(gpu_grown)} more of its GPU memory is in use than after its first trial")
+        return reasons
+
+
+def _users_line(frame: FrameType | None) -> str:
+    """The innermost line of this stack that is neither in an installed package nor in dray; "" if there is none."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        # Code made from a string, such as the methods of a dataclass, has no file.
+        if not file.startswith(("<", *_OURS)) and not is_installed(file):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.0f} MiB"

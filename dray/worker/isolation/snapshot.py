@@ -1,0 +1,139 @@
+"""Isolates trials that share a process: each starts from the state that the first one found, or in a new process.
+
+A trial runs in its own thread, so thread-local state ends with it. Process-wide state is restored after it: the
+settings listed in ``dray.worker.isolation.settings``, and here loggers, warnings and GPU memory. What can't be restored
+(``dray.worker.isolation.leaks``) is a reason to replace the process. Compiled code is kept while it is valid for the
+next trial (``dray.worker.isolation.compiled``).
+
+Not undone: what a trial writes into modules (a patched library function, a global of its own module), and the many
+settings that trials rarely change. ``resources.reuse_workers: false`` gives each trial new processes.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import torch
+
+from dray.imports import is_installed
+from dray.memory import gpu_in_use
+from dray.worker.isolation.compiled import Compiled
+from dray.worker.isolation.leaks import Leaks
+from dray.worker.isolation.settings import PYTHON, TORCH
+
+T = TypeVar("T")
+
+COLLECT_EVERY = 100
+"""Garbage collections are at least this many times their own duration apart."""
+
+
+class ProcessSnapshot:
+    """The state of this process when the object is created, which is before the first trial."""
+
+    def __init__(self) -> None:
+        # Later collections then visit only objects of trials, which takes 1 ms instead of 100. There is no collection
+        # first: it would delay the first batch by those 100 ms, and free little.
+        gc.freeze()
+        self._collect_at = 0.0
+        self._compiled = Compiled(TORCH)
+        self._settings = [(setting, setting.get()) for setting in (*PYTHON, *TORCH)]
+        self._threads = torch.get_num_threads()
+        self._loggers = {logger: _state(logger) for logger in _loggers()}
+        self._device = torch.cuda.current_device() if gpu_in_use() else None
+        self._leaks = Leaks()
+
+    def run(self, trial: Callable[[], T]) -> tuple[T, list[str]]:
+        """Run a trial in a new thread, then restore this process.
+
+        Returns:
+            The trial's result, and the reasons to run no other trial in this process; empty if it is clean.
+
+        Raises:
+            BaseException: raised by the trial.
+        """
+        result: Future[T] = Future()
+        compiled = self._compiled.for_a_trial()
+
+        def run() -> None:
+            if self._device is not None:
+                torch.cuda.set_device(self._device)  # of this thread
+            try:
+                with compiled():
+                    result.set_result(trial())
+            except BaseException as error:
+                result.set_exception(error)
+
+        with warnings.catch_warnings():
+            thread = threading.Thread(target=run, name="trial", daemon=True)
+            thread.start()
+            thread.join()
+            logging.captureWarnings(False)
+        del thread
+        reasons = self._restore()
+        return result.result(), reasons
+
+    def _restore(self) -> list[str]:
+        # First: garbage may own worker processes, threads, files and memory.
+        self._collect()
+        reasons = []
+        for setting, value in self._settings:
+            try:
+                # Only if it has changed: some setters take milliseconds.
+                if setting.get() != value:
+                    setting.put(value)
+            except Exception as error:
+                reasons.append(f"can't restore {setting.name}: {error}")
+        # Always: torch.get_num_threads() is the number of the calling thread, not of the trial's.
+        torch.set_num_threads(self._threads)
+        self._restore_loggers()
+        # A warning that is shown once per process is shown again to the next trial.
+        warnings.onceregistry.clear()  # type: ignore[attr-defined]
+        try:
+            if gpu_in_use():
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+            return reasons + self._leaks.found()
+        except RuntimeError as error:  # after an error on the device, every call fails
+            return [*reasons, f"the GPU fails: {error}"]
+
+    def _collect(self) -> None:
+        """Collect the garbage of trials: at once if worker processes or GPU memory may depend on it.
+
+        Otherwise so seldom that it takes no more than 1% of the time: it is slow once a trial has imported much.
+        """
+        start = time.monotonic()
+        if start >= self._collect_at or gpu_in_use() or self._leaks.has_children():
+            gc.collect()
+            end = time.monotonic()
+            self._collect_at = end + COLLECT_EVERY * (end - start)
+
+    def _restore_loggers(self) -> None:
+        for logger in _loggers():
+            if logger not in self._loggers:
+                # A library sets up its loggers once, when it is imported. All other loggers are the trial's own.
+                module = sys.modules.get(logger.name.partition(".")[0])
+                file = getattr(module, "__file__", None)
+                self._loggers[logger] = _state(logger) if file and is_installed(file) else _NEW
+            if (state := self._loggers[logger]) != _state(logger):
+                logger.setLevel(state[0])
+                logger.propagate, logger.disabled, logger.handlers[:] = state[1:]
+
+
+_NEW: tuple[Any, ...] = (logging.NOTSET, True, False, [])
+
+
+def _loggers() -> list[logging.Logger]:
+    loggers = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
+    return [logging.root, *loggers]
+
+
+def _state(logger: logging.Logger) -> tuple[Any, ...]:
+    return logger.level, logger.propagate, logger.disabled, logger.handlers[:]
