@@ -1,7 +1,7 @@
 """The rows of API.md, in few words, and which tests show them.
 
 A test says so by itself: `@pytest.mark.api("2.11")` above it, within `pytest.param(..., marks=...)`, or in the file's
-`pytestmark`. `python -m tests.api.rows` writes docs/api-rows.md out of that.
+`pytestmark`. `python -m tests.api.rows` writes rows.md, beside this file, from them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "api-rows.md"
+DOCUMENT = Path(__file__).with_suffix(".md")
 
 TITLES = {
     1: "Trial",
@@ -201,7 +201,7 @@ def _rows(mark: ast.expr) -> Iterator[str]:
 
 
 def document(shown: Sequence[Shown]) -> str:
-    """docs/api-rows.md.
+    """The content of rows.md.
 
     Args:
         shown: all of ``tests()``.
@@ -241,5 +241,4 @@ def _places(mine: list[Shown]) -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.parent.mkdir(exist_ok=True)
     DOCUMENT.write_text(document(list(tests())))

@@ -48,7 +48,7 @@ def test_commands_are_those_that_the_check_knows() -> None:
 
 
 def test_what_is_said_to_be_missing_is() -> None:
-    table = PAGE.split("## What there is not")[1].split("## ")[0]
+    table = PAGE.split("## What is missing")[1].split("## ")[0]
     named = re.findall(r"`(determined\.[\w.]+)`", table)
     assert len(named) >= 6
     assert [name for name in named if missing(name) is None] == []
