@@ -17,23 +17,22 @@ MIGRATION_PAGE = Path(__file__).parent / "migration.md"
 CONFIG_INTRODUCTION = """\
 # The experiment file
 
-Written by `docs/generate.py` out of what `dray config schema` prints: change `dray/config/`, not this.
+<!-- Written by docs/generate.py from the config's JSON Schema: change dray/config/, not this. -->
 
-The format is that of Determined's experiment configuration. What a search does with it: [searches](search.md); where
-results go: [checkpoints](checkpoints.md); slots: [clusters](clusters.md). Mistakes are told before anything starts, all
-of them at once (the first 20, if there are more), each with its path. [An editor](cli.md#the-config-in-an-editor) can
-complete and check it as you write. YAML's anchors and merges (`<<`) work. A config has at most 100,000 values, counting
-each where an anchor repeats it, 100 levels, 100,000,000 trials and integers of 64 bits.
+The format is Determined's experiment configuration. See also [searches](search.md), [checkpoints](checkpoints.md) for where results
+go, and [slots](clusters.md#slots). Errors are reported before anything starts, all at once (the first 20), each with its path.
+[An editor](cli.md#the-config-in-an-editor) can complete and check the file as you type. YAML anchors and merges (`<<`) work. Limits:
+100,000 values, counting each where an anchor repeats it, 100 levels, 100,000,000 trials, and 64-bit integers.
 
-A field that is null has its default; what has none, and is not required, may be left out, but for `max_length` where
-nothing else says how long a trial trains. An experiment without a `name` has its file's; without an `experiment_seed`,
-one is drawn, which the experiment's copy of the config then names.
+A null field has its default. A field without a default may be omitted unless it is required; `max_length` is required unless something
+else says how long a trial trains. Without a `name`, an experiment is named after its file. Without an `experiment_seed`, one is
+drawn and stored in the experiment's copy of the config.
 
-A **length** is `{batches: 100}`, `{epochs: 16}` or `{records: 64000}`; a plain number as `max_length` counts batches.
+A **length** is `{batches: 100}`, `{epochs: 16}` or `{records: 64000}`; for `max_length`, a plain number means batches.
 
 ## Hyperparameters
 
-Each is a constant (a number, string, list, ...), a space to search, or a mapping of nested hyperparameters:
+Each is a constant (a number, string, list, ...), a range to search, or a mapping of nested hyperparameters:
 
 ```yaml
 hyperparameters:
@@ -86,7 +85,7 @@ def _section(
     """A table of its fields, some of which are sections too; with ``goes_with``, a column that says which of several
     things each is for: what these are, which fields each has, and which it needs."""
     kinds, having, needing = goes_with or ("", {}, {})
-    columns = ["field", "what it is", "value", "default", "example", *([kinds] if kinds else [])]
+    columns = ["field", "meaning", "value", "default", "example", *([kinds] if kinds else [])]
     parts = [f"## {title}\n", section["description"].replace("``", "`") + "\n"]
     parts += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for name, field in section["properties"].items():
@@ -178,7 +177,7 @@ def migration_page() -> str:
     """The page as it is, with the table of today."""
     begin, end = "<!-- fields -->\n", "<!-- end of fields -->"
     before, rest = MIGRATION_PAGE.read_text().split(begin)
-    lines = ["| field | here | what it does, or what there is instead |", "|---|---|---|"]
+    lines = ["| field | here | what it does, or what to use instead |", "|---|---|---|"]
     for path, (state, what) in determined_fields().items():
         section, _, name = path.partition(".")
         shown = f"`{section}`: `{name}`" if section == "log_policies" and name else f"`{path}`"

@@ -23,14 +23,13 @@ STYLE = """
 
 
 def floors() -> list[list[str]]:
-    """The packages, top floor first; `searchers`, which imports nothing of dray, is on the lowest."""
+    """The packages, top floor first; `searchers`, which imports nothing of dray, is the ground floor."""
     [layers] = [
         contract["layers"]
         for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
         if contract["type"] == "layers"
     ]
-    rows = [[room.strip() for room in layer.split(":")] for layer in layers]
-    return [*rows[:-1], [*rows[-1], "searchers"]]
+    return [*([room.strip() for room in layer.split(":")] for layer in layers), ["searchers"]]
 
 
 def imports(rooms: Sequence[str]) -> dict[str, set[str]]:

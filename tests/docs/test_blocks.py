@@ -72,8 +72,8 @@ def test_every_page_with_python_has_a_test_that_runs_it() -> None:
 
 def test_languages_are_those_that_are_tested() -> None:
     assert {block.language for block in blocks()} <= {"python", "yaml", "sh", "text"}
-    # What dray prints, compared in the test of its page; and two diagrams.
-    pages = ["README.md", "installing.md", "looking.md", "migration.md", "architecture.md", "concepts.md"]
+    # What dray prints, compared in the test of its page; and a directory's listing.
+    pages = ["README.md", "installing.md", "looking.md", "migration.md", "concepts.md"]
     assert Counter(block.page for block in blocks("text")) <= Counter(pages)
 
 
