@@ -35,7 +35,7 @@ def test_the_check_says_what_the_page_says(
 
 
 @pytest.mark.slow
-def test_the_program_of_ones_own_runs(tmp_path: Path) -> None:
+def test_script_with_the_alias_runs(tmp_path: Path) -> None:
     [program] = [block.text for block in blocks("python", page="migration.md") if "install()" in block.text]
     assured = f"{program}\nimport dray.pytorch\nassert pytorch is dray.pytorch\nassert info is None\n"
     subprocess.run([sys.executable, "-c", assured], cwd=tmp_path, check=True, timeout=250)
@@ -43,8 +43,8 @@ def test_the_program_of_ones_own_runs(tmp_path: Path) -> None:
 
 def test_commands_are_those_that_the_check_knows() -> None:
     table = PAGE.split("The commands:\n\n")[1].split("\n\n")[0]
-    told = dict(re.findall(r"^\| `det ([^`]+)` \| (.*) \|$", table, flags=re.MULTILINE))
-    assert {command: instead.replace("`", "") for command, instead in told.items()} == COMMANDS
+    documented = dict(re.findall(r"^\| `det ([^`]+)` \| (.*) \|$", table, flags=re.MULTILINE))
+    assert {command: instead.replace("`", "") for command, instead in documented.items()} == COMMANDS
 
 
 def test_what_is_said_to_be_missing_is() -> None:
