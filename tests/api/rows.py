@@ -1,7 +1,7 @@
 """The rows of API.md, in few words, and which tests show them.
 
 A test says so by itself: `@pytest.mark.api("2.11")` above it, within `pytest.param(..., marks=...)`, or in the file's
-`pytestmark`. `python -m tests.api.rows` writes rows.md, beside this file, from them.
+`pytestmark`. `python -m tests.api.rows` prints a table of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = Path(__file__).with_suffix(".md")
 
 TITLES = {
     1: "Trial",
@@ -201,17 +200,12 @@ def _rows(mark: ast.expr) -> Iterator[str]:
 
 
 def document(shown: Sequence[Shown]) -> str:
-    """The content of rows.md.
-
-    Args:
-        shown: all of ``tests()``.
-    """
+    """The rows with their tests, in Markdown, from all of ``tests()``."""
     lines = [
         "# The PyTorch API, row by row",
         "",
         "Each row of the specification (API.md), the tests that show it, and its state: *shown* by tests that run "
-        "anywhere, by tests that need a *GPU*, or not here. Written by `python -m tests.api.rows`; a test says that it "
-        "is up to date, and that no row is without a test.",
+        "anywhere, by tests that need a *GPU*, or not here.",
         "",
     ]
     for section, title in TITLES.items():
@@ -241,4 +235,4 @@ def _places(mine: list[Shown]) -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(document(list(tests())))
+    print(document(list(tests())))
