@@ -113,6 +113,7 @@ gpu: $(INSTALLED)
 
 docs: $(INSTALLED)
 	@$(BIN)/python docs/generate.py
+	@$(BIN)/python docs/rooms.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/docs/index.html"
 

@@ -1,4 +1,4 @@
-"""What the README shows is so: its trial trains, its search is the example's, its commands exist."""
+"""README.md: its trial trains, its search is the example's, its commands exist."""
 
 from __future__ import annotations
 
@@ -16,23 +16,17 @@ import dray
 from dray import imports
 from dray.cli import app
 from dray.config.load import ConfigError, load_config
+from tests.docs.pages import PAGES, ROOT, blocks
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
-
-
-TRIAL, DRIVER = blocks("python")
-[SEARCH] = blocks("yaml")
-[FAULTS] = blocks("text")
+README = PAGES["README.md"]
+TRIAL, DRIVER = (block.text for block in blocks("python", page="README.md"))
+[SEARCH] = (block.text for block in blocks("yaml", page="README.md"))
+[FAULTS] = (block.text for block in blocks("text", page="README.md"))
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory with the files that the README tells to write."""
+    """A directory with the README's files."""
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))
     path = list(sys.path)
     (tmp_path / "code").mkdir()
@@ -50,7 +44,7 @@ def test_search_is_the_examples() -> None:
 
 
 @pytest.mark.slow
-def test_trial_trains_in_this_process_as_the_readme_says(project: Path) -> None:
+def test_trial_trains_in_this_process(project: Path) -> None:
     result = CliRunner().invoke(
         app, ["experiment", "create", str(project / "asha.yaml"), str(project), "--local"], catch_exceptions=False
     )
@@ -60,7 +54,7 @@ def test_trial_trains_in_this_process_as_the_readme_says(project: Path) -> None:
     assert list(run.glob("checkpoint_*/manifest.json"))
 
 
-def test_driver_uses_names_that_are_there() -> None:
+def test_driver_uses_public_names() -> None:
     used = {
         node.attr
         for node in ast.walk(ast.parse(DRIVER))
@@ -71,7 +65,7 @@ def test_driver_uses_names_that_are_there() -> None:
 
 
 def test_commands_exist() -> None:
-    shell = "\n".join(blocks("sh"))
+    shell = "\n".join(block.text for block in blocks("sh", page="README.md"))
     targets = re.findall(r"^make (\w+)", shell, flags=re.MULTILINE)
     assert targets == ["demo", "check", "test"]
     assert all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE) for target in targets)
@@ -85,7 +79,7 @@ def test_files_exist() -> None:
         assert (ROOT / name).exists(), name
 
 
-def test_faults_are_told_in_these_words(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_errors_are_as_shown(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     Path("asha.yaml").write_text(SEARCH.replace("divisor: 4", "divisor: 1, max_trails: 64"))
     with pytest.raises(ConfigError) as caught:

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
-    ("words", "page"), [("early stopping", "early-stopping.html"), ("spot machines", "clusters.html")]
+    ("words", "page"), [("early stopping", "early-stopping.html"), ("spot machines", "operating-clusters.html")]
 )
 def test_search_finds_a_page_from_disk(words: str, page: str, site: Path, browser: Any) -> None:  # noqa: F811
     browser.get((site / "index.html").as_uri())

@@ -1,6 +1,6 @@
-"""Every block of code in the docs and the README is true: Python runs, YAML is a config, commands are commands.
+"""Every block of code in the docs and the README works: Python runs, YAML is a config, commands are commands.
 
-The Python of a page is run by that page's own test, which knows what should come of it.
+The Python of a page is run by that page's own test, which knows the expected result.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ PYTHON = {
     "looking.md": "tests/docs/test_looking_page.py",
     "migration.md": "tests/docs/test_migration_page.py",
     "porting.md": "tests/docs/test_porting.py",
-    # Out of the docstrings: tests/pytorch/test_doctests.py runs what is an example there.
-    "pytorch-api.md": "tests/docs/test_api_page.py",
     "results.md": "tests/docs/test_results_page.py",
     "warm.md": "tests/docs/test_how_to.py",
 }
@@ -56,7 +54,7 @@ READING = {
     ("trial", "logs"),
     ("checkpoint", "export"),
 }
-"""Commands that are run here, on an experiment that is there, in some tenths of a second each."""
+"""Commands that are run here, on an existing experiment, in some tenths of a second each."""
 
 DRAY = typer.main.get_command(app)
 BASE = {
@@ -72,25 +70,25 @@ def test_every_page_with_python_has_a_test_that_runs_it() -> None:
         assert page in (ROOT / test).read_text(), f"{test} does not read {page}"
 
 
-def test_languages_are_those_that_are_tested() -> None:
+def test_every_language_is_tested() -> None:
     assert {block.language for block in blocks()} <= {"python", "yaml", "sh", "text"}
-    # Words to be read, in no language: what dray says. Each is compared in the test of its page.
-    pages = ["README.md", "installing.md", "looking.md", "migration.md"]
+    # What dray prints, compared in the test of its page; and a directory's listing.
+    pages = ["README.md", "installing.md", "looking.md", "migration.md", "concepts.md"]
     assert Counter(block.page for block in blocks("text")) <= Counter(pages)
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_no_code_escapes(page: str) -> None:
-    outside = re.sub(r"^```.*?^```$", "", PAGES[page], flags=re.MULTILINE | re.DOTALL)
+def test_all_code_is_fenced(page: str) -> None:
+    outside = re.sub(r"^```.*?^```$|^    options: .*$", "", PAGES[page], flags=re.MULTILINE | re.DOTALL)
     assert "```" not in outside
     assert re.findall(r"^(?:    |\t).*$", outside, flags=re.MULTILINE) == [], "code by indentation: fence it"
 
 
-def test_few_blocks_are_not_run() -> None:
+def test_only_blocks_that_need_a_cluster_are_not_run() -> None:
     assert [(block.page, block.parsed_only) for block in blocks() if block.parsed_only is not None] == [
-        ("clusters.md", "needs a cloud"),
         ("clusters.md", "needs a cluster with a dashboard"),
-        ("clusters.md", "needs a cluster"),
+        ("operating-clusters.md", "needs a cloud"),
+        ("operating-clusters.md", "needs a cluster"),
     ]
 
 
@@ -122,7 +120,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def parse(command: Any, words: list[str], parent: Any = None) -> None:
-    """As click does, down to the command itself, which is not called."""
+    """Parse as click does, without calling the command."""
     name, *arguments = words
     if hasattr(command, "commands") and (not arguments or arguments[0] in ("--install-completion", "--help")):
         return
@@ -134,10 +132,10 @@ def parse(command: Any, words: list[str], parent: Any = None) -> None:
 
 
 def check(words: list[str], page: str) -> None:
-    """One command.
+    """Check one command.
 
     Raises:
-        Exception: it is none.
+        Exception: it is not a valid one.
     """
     match words:
         case ["dray", *_]:
@@ -161,7 +159,7 @@ def check(words: list[str], page: str) -> None:
         case ["chmod", "600", _]:
             pass
         case _:
-            raise AssertionError(f"{page}: nothing here knows {words}")
+            raise AssertionError(f"{page}: unknown command {words}")
 
 
 @pytest.mark.parametrize(
@@ -179,21 +177,21 @@ def test_commands_are_commands(block: Block) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_in_the_text_are_commands(page: str) -> None:
+def test_inline_commands_are_commands(page: str) -> None:
     for code in re.findall(r"`(dray [a-z][^`\n]*)`", PAGES[page]):
         if code.removeprefix("dray ") not in HAS:  # there the name stands for what it does
             for words in commands(re.sub(r"[][]", "", re.sub(r"\bN\b", "1", code))):
                 check(words, page)
 
 
-def test_a_command_that_is_none_is_found() -> None:
+def test_invalid_commands_are_rejected() -> None:
     for code in ("dray experiment crate asha.yaml", "dray trial logs latest 7 --tial 3", "dray preview"):
         with pytest.raises(Exception, match=r"crate|tial|config"):
             check(code.split(), "index.md")
 
 
 @pytest.mark.parametrize("page", ["README.md", "cli.md", "index.md"])
-def test_commands_that_read_run(page: str, home: Path, dray: Callable[..., Said]) -> None:  # noqa: F811
+def test_read_only_commands_run(page: str, home: Path, dray: Callable[..., Said]) -> None:  # noqa: F811
     logs = home / "digits-1" / "trial_7" / "logs"
     logs.mkdir()
     (logs / "rank_0.log").write_text("one\n")
@@ -209,7 +207,7 @@ def test_commands_that_read_run(page: str, home: Path, dray: Callable[..., Said]
 
 # -------------------------------------------------------------------------------------------------------------- files
 @pytest.mark.parametrize("page", PAGES)
-def test_files_of_the_repository_that_are_named_exist(page: str) -> None:
+def test_named_files_of_the_repository_exist(page: str) -> None:
     code = re.findall(r"`([^`\n]+)`", PAGES[page])
     named = {path for each in code for path in re.findall(r"\b(?:docs|examples|bench|tests)/[\w/.-]*\w", each)}
     assert [name for name in named if not (ROOT / name).exists()] == []

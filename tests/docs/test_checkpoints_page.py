@@ -45,6 +45,6 @@ def test_the_code_loads_a_trial(tmp_path: Path) -> None:
     assert all(torch.equal(state[name], loaded[name]) for name in state)
 
 
-def test_kinds_of_storage_are_those_that_there_are() -> None:
+def test_every_kind_of_storage_is_in_the_table() -> None:
     for kind in STORAGE_FIELDS.keys() - {None, "uri"}:
         assert f"{{type: {kind}, " in PAGES["checkpoints.md"]

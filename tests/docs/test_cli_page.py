@@ -15,21 +15,24 @@ from torch import nn
 from tests.cli.conftest import _made, dray, home  # noqa: F401 - fixtures
 from tests.cli.said import Said
 from tests.cli.test_commands import HAS, READING
+from tests.docs.pages import PAGES, blocks
 
 Dray = Callable[..., Said]
 
-PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+PAGE = PAGES["cli.md"]
 ROWS = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", PAGE, flags=re.MULTILINE))
 
 
 def test_every_command_is_on_the_page() -> None:
-    told = {" ".join(re.findall(r"^dray ((?:[a-z]+ ?)+)", row)).strip() for row in ROWS if row.startswith("dray ")}
-    assert told == HAS
+    documented = {
+        " ".join(re.findall(r"^dray ((?:[a-z]+ ?)+)", row)).strip() for row in ROWS if row.startswith("dray ")
+    }
+    assert documented == HAS
 
 
-def test_every_command_shown_is_one() -> None:
-    [shell] = re.findall(r"^```sh\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
-    for line in shell.splitlines():
+def test_commands_shown_exist() -> None:
+    [shell] = blocks("sh", page="cli.md")
+    for line in shell.text.splitlines():
         assert " ".join(line.split()[1:3]) in HAS, line
 
 
@@ -60,13 +63,13 @@ def test_fields_of_a_preview_are_on_the_page(home: Path, dray: Dray) -> None:  #
     assert found <= set(re.findall(r"`(\w+)`", ROWS["preview"] + ROWS["cluster status"]))
 
 
-def test_the_code_loads_what_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [code] = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+def test_code_loads_exported_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [code] = blocks("python", page="cli.md")
     monkeypatch.chdir(tmp_path)
     Path("model").mkdir()
     trained = nn.Sequential(nn.Linear(64, 3), nn.ReLU(), nn.Linear(3, 10))
     torch.save(trained.state_dict(), "model/model.pt")
     Path("model/hparams.json").write_text(json.dumps({"hidden": 3}))
     scope: dict[str, Any] = {}
-    exec(code, scope)
+    exec(code.text, scope)
     assert torch.equal(scope["model"][2].weight, trained[2].weight)

@@ -1,4 +1,4 @@
-"""docs/core-api.md: its programs run by themselves, and the first as a trial of its own search, in this process."""
+"""docs/core-api.md: its programs run standalone, and the first as a trial of its search."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "validations"), [("train.py", 16), ("operations.py", 1)])
-def test_programs_of_the_page_run_by_themselves(program: str, validations: int, model: Path) -> None:
+def test_programs_run_standalone(program: str, validations: int, model: Path) -> None:
     subprocess.run([sys.executable, program], cwd=model, check=True, timeout=250, env={**os.environ})
     [run] = (model.parent / "results" / "local").iterdir()
     assert sum("validation" in row for row in rows(run)) == validations
     assert len(list(run.glob("checkpoint_*"))) == (16 if program == "train.py" else 0)
 
 
-def test_the_program_is_a_trial_of_the_search_beside_it(model: Path) -> None:
+def test_program_runs_as_a_trial_of_its_search(model: Path) -> None:
     config = load_config(yaml.safe_load(FILES["asha.yaml"]))
     run = run_local(config, model)
     found = rows(run)
@@ -50,7 +50,7 @@ def test_the_program_is_a_trial_of_the_search_beside_it(model: Path) -> None:
     assert metadata == {"steps_completed": 1600}
 
 
-def test_operations_are_those_of_the_search_beside_it_also_in_this_process(model: Path) -> None:
+def test_operations_are_those_of_the_search(model: Path) -> None:
     searcher = {"name": "asha", "metric": "error", "max_trials": 4, "max_length": {"epochs": 16}, "num_rungs": 3}
     run = run_local(load_config({"entrypoint": "python3 operations.py", "searcher": searcher}), model)
     assert [row["validation"] for row in rows(run)] == [{"error": 1.0}, {"error": 0.25}, {"error": 0.0625}]

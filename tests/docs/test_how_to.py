@@ -1,4 +1,4 @@
-"""The pages under "How to" are true: their trials and programs train here, and do what the page says of them.
+"""The pages under "How to": their trials and programs train here, and do what the page says.
 
 early-stopping.md, hugging-face.md, images.md, torchmetrics.md, tracking.md, warm.md; tests/ray/test_how_to.py runs the
 searches of one.
@@ -82,7 +82,7 @@ class Context(SimpleNamespace):
         ([3.0, 2.8, 2.6, 2.4], None),
     ],
 )
-def test_early_stopping_asks_after_its_patience_also_when_it_was_interrupted(
+def test_early_stopping_stops_after_its_patience_even_if_interrupted(
     losses: list[float], validations: int | None
 ) -> None:
     stopping = module("early-stopping.md", "model_def.py").EarlyStopping
@@ -102,7 +102,7 @@ def test_early_stopping_asks_after_its_patience_also_when_it_was_interrupted(
 
 
 @pytest.mark.slow
-def test_the_trial_of_early_stopping_ends_by_itself(tmp_path: Path) -> None:
+def test_early_stopping_trial_ends_early(tmp_path: Path) -> None:
     losses = [each["validation_loss"] for each in validations("early-stopping.md", tmp_path)]
     assert 3 < len(losses) < 200
     assert min(losses[:-3]) < min(losses[-3:])
@@ -110,14 +110,14 @@ def test_the_trial_of_early_stopping_ends_by_itself(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------- hugging-face.md
 @pytest.mark.slow
-def test_the_trial_with_a_model_of_hugging_faces_learns(tmp_path: Path) -> None:
+def test_hugging_face_model_learns_in_a_trial(tmp_path: Path) -> None:
     found = validations("hugging-face.md", tmp_path, "trial.yaml", hyperparameters={"lr": 3e-3})
     assert found[-1]["batches"] == 160
     assert found[-1]["accuracy"] > 0.85
 
 
 @pytest.mark.slow
-def test_the_program_with_hugging_faces_trainer_learns_by_itself(tmp_path: Path) -> None:
+def test_hugging_face_trainer_learns_standalone(tmp_path: Path) -> None:
     code = project("hugging-face.md", tmp_path / "code")
     subprocess.run([sys.executable, "train.py"], cwd=code, check=True, timeout=300, env={**os.environ})
     [run] = (tmp_path / "results" / "local").iterdir()
@@ -130,13 +130,13 @@ def test_the_program_with_hugging_faces_trainer_learns_by_itself(tmp_path: Path)
 
 # ---------------------------------------------------------------------------------------- images.md
 @pytest.mark.slow
-def test_the_image_classifier_learns(tmp_path: Path) -> None:
+def test_image_classifier_learns(tmp_path: Path) -> None:
     found = validations("images.md", tmp_path)
     assert found[-1]["batches"] == 6 * 22
     assert found[-1]["accuracy"] > 0.85
 
 
-def test_augmentation_moves_each_image_by_itself_and_no_further_than_it_says() -> None:
+def test_augmentation_moves_each_image_independently_and_within_its_bounds() -> None:
     images = module("images.md", "images.py")
     dot = torch.zeros(64, 1, 33, 33)
     dot[:, :, 16, 16] = 1  # in the middle: turning and scaling leave it there
@@ -150,7 +150,7 @@ def test_augmentation_moves_each_image_by_itself_and_no_further_than_it_says() -
     assert all((each[0] == each.max()).nonzero()[0].tolist() == [16, 16] for each in same)
 
 
-def test_the_code_on_a_busy_gpu_reads_the_machines_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_busy_gpu_code_reads_the_machines_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = simulated(tmp_path / "experiment", 8).path
     exec(files("images.md")["busy.py"].replace('"latest"', repr(str(path))), {})
     assert "training_s" in capsys.readouterr().out
@@ -161,7 +161,7 @@ def test_the_code_on_a_busy_gpu_reads_the_machines_figures(tmp_path: Path, capsy
 
 # ---------------------------------------------------------------------------------------- torchmetrics.md
 @pytest.mark.slow
-def test_torchmetrics_are_those_of_all_the_data(tmp_path: Path) -> None:
+def test_torchmetrics_are_computed_over_all_data(tmp_path: Path) -> None:
     found = validations("torchmetrics.md", tmp_path)
     assert len(found) == 4
     last = found[-1]
@@ -173,7 +173,7 @@ def test_torchmetrics_are_those_of_all_the_data(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------- tracking.md
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_the_runs_in_mlflow_are_the_searchs_trials(
+def test_mlflow_runs_are_the_searchs_trials(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # without a server MLflow keeps artifacts there
@@ -195,7 +195,7 @@ def test_the_runs_in_mlflow_are_the_searchs_trials(
 
 
 @pytest.mark.slow
-def test_the_callback_for_wandb_logs_what_is_reported(tmp_path: Path) -> None:
+def test_wandb_callback_logs_reports(tmp_path: Path) -> None:
     code = project("tracking.md", tmp_path / "code")
     (code / "model_def.py").write_text(files("index.md")["model_def.py"])
     subprocess.run([sys.executable, "train.py"], cwd=code, check=True, timeout=300, env={**os.environ})
@@ -204,7 +204,7 @@ def test_the_callback_for_wandb_logs_what_is_reported(tmp_path: Path) -> None:
     assert sum("training/loss" in row for row in history) >= 6
 
 
-def test_the_loggers_of_the_page_are_loggers() -> None:
+def test_loggers_of_the_page_are_valid() -> None:
     found = [load_config({**BASE, **yaml.safe_load(block.text)}) for block in blocks("yaml", page="tracking.md")]
     assert [config.to_dict()["loggers"] for config in found] == [
         {"mlflow": {}, "wandb": {}},
@@ -226,7 +226,7 @@ def test_every_page_of_the_section_is_tested_here() -> None:
 
 
 # ---------------------------------------------------------------------------------------- warm.md
-def test_data_sets_of_the_page_are_made_once_and_the_same_in_every_process() -> None:
+def test_data_sets_are_made_once_and_equal_in_every_process() -> None:
     one, other = module("warm.md", "data.py"), module("warm.md", "data.py")
     assert one.datasets(held_out=360) is one.datasets(360)
     assert one.datasets(360)[0].indices == other.datasets(360)[0].indices
@@ -234,7 +234,7 @@ def test_data_sets_of_the_page_are_made_once_and_the_same_in_every_process() -> 
 
 
 @pytest.mark.slow
-def test_the_compiled_trial_of_the_page_learns(tmp_path: Path) -> None:
+def test_compiled_trial_learns(tmp_path: Path) -> None:
     single = {"name": "single", "metric": "validation_loss", "max_length": {"epochs": 2}}
     found = validations("warm.md", tmp_path, "random.yaml", searcher=single, hyperparameters={"lr": 0.01})
     assert found[-1]["validation_loss"] < 1.0  # at chance it is 2.3

@@ -49,7 +49,7 @@ def python(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("installer", INSTALLERS)
-def test_what_is_installed_from_git_is_whole(installer: str, requirement: str, python: Path, tmp_path: Path) -> None:
+def test_installation_from_git_is_complete(installer: str, requirement: str, python: Path, tmp_path: Path) -> None:
     def run(*words: str | Path) -> str:
         done = subprocess.run(words, cwd=tmp_path, env=CLEAN, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -65,7 +65,7 @@ def test_what_is_installed_from_git_is_whole(installer: str, requirement: str, p
 
 
 @pytest.mark.slow
-def test_the_wheel_has_all_files_of_both_packages(requirement: str, tmp_path: Path) -> None:
+def test_wheel_has_all_files_of_both_packages(requirement: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-index", *OFFLINE.split(), "-w", tmp_path, requirement]
     subprocess.run(command, check=True)
     [wheel] = tmp_path.glob("*.whl")
@@ -74,7 +74,7 @@ def test_the_wheel_has_all_files_of_both_packages(requirement: str, tmp_path: Pa
     assert packed == set(git("ls-tree", "-r", "--name-only", "HEAD", "dray", "searchers").splitlines())
 
 
-def test_requirements_and_extras_of_the_page() -> None:
+def test_requirements_and_extras_are_those_of_pyproject() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     table = re.findall(r"^\| `(\w+)` \|", PAGES[PAGE], flags=re.MULTILINE)
     assert set(table) == set(project["optional-dependencies"])

@@ -34,7 +34,7 @@ def test_migrate_prints_what_the_page_shows(
 
 
 @pytest.mark.slow
-def test_the_program_of_ones_own_runs(tmp_path: Path) -> None:
+def test_script_with_the_alias_runs(tmp_path: Path) -> None:
     [program] = [block.text for block in blocks("python", page="migration.md") if "install()" in block.text]
     assured = f"{program}\nimport dray.pytorch\nassert pytorch is dray.pytorch\nassert info is None\n"
     subprocess.run([sys.executable, "-c", assured], cwd=tmp_path, check=True, timeout=250)
@@ -42,12 +42,12 @@ def test_the_program_of_ones_own_runs(tmp_path: Path) -> None:
 
 def test_commands_are_those_of_the_code() -> None:
     table = PAGE.split("The commands:\n\n")[1].split("\n\n")[0]
-    told = dict(re.findall(r"^\| `det ([^`]+)` \| (.*) \|$", table, flags=re.MULTILINE))
-    assert {command: instead.replace("`", "") for command, instead in told.items()} == COMMANDS
+    documented = dict(re.findall(r"^\| `det ([^`]+)` \| (.*) \|$", table, flags=re.MULTILINE))
+    assert {command: instead.replace("`", "") for command, instead in documented.items()} == COMMANDS
 
 
 def test_what_is_said_to_be_missing_is() -> None:
-    table = PAGE.split("## What there is not")[1].split("## ")[0]
+    table = PAGE.split("## What is missing")[1].split("## ")[0]
     named = re.findall(r"`(determined\.[\w.]+)`", table)
     assert len(named) >= 6
     assert [name for name in named if missing(name) is None] == []

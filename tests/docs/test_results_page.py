@@ -15,16 +15,17 @@ from dray.records.timeline import PHASES
 from dray.report import data as report_data
 from dray.report import figures
 from dray.training import usage
+from tests.docs.pages import PAGES, blocks
 from tests.report.simulated import simulated
 
-PAGE = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
+PAGE = PAGES["results.md"]
 
 
 def section(title: str) -> str:
     return PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
-def test_columns_of_the_tables(tmp_path: Path) -> None:
+def test_columns_are_those_of_the_tables(tmp_path: Path) -> None:
     result = dray.Result(simulated(tmp_path / "experiment", 4).path)
     for line in section("Tables").splitlines():
         if line.startswith("| `result."):
@@ -34,14 +35,14 @@ def test_columns_of_the_tables(tmp_path: Path) -> None:
             assert re.findall(r"`([^`]+)`", columns) == list(dict.fromkeys(found))
 
 
-def test_figures_of_the_machine_and_phases() -> None:
-    told = set(re.findall(r"^\| `(\w+)` \|", section("The machine"), re.MULTILINE)) - {"name"}
+def test_machine_figures_and_phases_are_complete() -> None:
+    documented = set(re.findall(r"^\| `(\w+)` \|", section("The machine"), re.MULTILINE)) - {"name"}
     written = set(re.findall(r'"(\w+_s|\w+_second)"', inspect.getsource(usage.Usage.flush)))
-    assert told == written | usage.MERGED.keys() | {"starting_s"}
+    assert documented == written | usage.MERGED.keys() | {"starting_s"}
     assert set(re.findall(r"`([a-z]+)`", section("The timeline"))) == set(PHASES)
 
 
-def test_numbers() -> None:
+def test_limits_of_the_report_are_those_of_the_code() -> None:
     report = " ".join(section("The report").split())
     for number in (report_data.MAX_CURVES, report_data.MAX_TRIALS, report_data.MAX_POINTS, figures.MAX_STRETCHES):
         assert f"{number:,}" in report
@@ -53,8 +54,8 @@ def test_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = simulated(tmp_path / "experiment", 8).path
     monkeypatch.chdir(tmp_path)
     names = {"path": path, "result": dray.Result(path)}
-    for code in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
-        exec(code, names)
+    for code in blocks("python", page="results.md"):
+        exec(code.text, names)
     best: pd.DataFrame = names["best"]  # type: ignore[assignment]
     trials = dray.Result(path).trials.sort_values("best_metric")
     assert best["trial_id"].tolist() == trials["trial_id"].head(5).tolist()

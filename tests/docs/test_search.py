@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from random import Random
 
 import yaml
 
 from dray.config.searcher import SEARCHER_FIELDS, Searcher
 from searchers import parse_space
+from tests.docs.pages import PAGES, blocks
 
-PAGE = (Path(__file__).parents[2] / "docs" / "search.md").read_text()
+PAGE = PAGES["search.md"]
 
 
-def test_every_field_and_method_is_there_and_none_besides() -> None:
+def test_page_has_exactly_the_methods_and_fields() -> None:
     table = [line for line in PAGE.splitlines() if line.startswith("| `")]
     named = set(re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table)))
     assert named == set(SEARCHER_FIELDS)
@@ -22,7 +22,7 @@ def test_every_field_and_method_is_there_and_none_besides() -> None:
     assert set(Searcher.model_fields) - {"name"} <= fields
 
 
-def test_each_methods_fields_are_those_of_its_row() -> None:
+def test_each_row_has_its_methods_fields() -> None:
     rows = {line.split("|")[1]: line.split("|")[3] for line in PAGE.splitlines() if line.startswith("| `")}
     common = SEARCHER_FIELDS["single"]
     own = {names: set(re.findall(r"`(\w+)`", cell)) for names, cell in rows.items()}
@@ -35,8 +35,8 @@ def test_each_methods_fields_are_those_of_its_row() -> None:
 
 
 def test_conditional_hyperparameters_exist_where_their_value_is_chosen() -> None:
-    snippet, _ = re.findall(r"^```yaml\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
-    space = parse_space(yaml.safe_load(snippet)["hyperparameters"])
+    snippet, _ = blocks("yaml", page="search.md")
+    space = parse_space(yaml.safe_load(snippet.text)["hyperparameters"])
     seen = [space.sample(Random(n))["optimizer"] for n in range(50)]
     assert {frozenset(each) for each in seen} == {frozenset({"name", "momentum"}), frozenset({"name"})}  # type: ignore[call-overload]
     assert all(("momentum" in each) == (each["name"] == "sgd") for each in seen)  # type: ignore[index, operator]

@@ -1,4 +1,4 @@
-"""The site that MkDocs makes of docs/: no broken link, nothing fetched from elsewhere, nothing lost on the way."""
+"""The site that MkDocs makes of docs/: no broken link, nothing fetched from elsewhere, no Markdown left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PUBLIC = {"ray.io", "squidfunk.github.io", "www.mkdocs.org"}
 
 
 class Page(HTMLParser):
-    """What a page of the site links to, what it fetches, its anchors, and its text outside of code."""
+    """A page of the site: its links, what it fetches, its anchors, and its text outside of code."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def test_every_page_is_in_the_navigation() -> None:
     assert sorted(named(CONFIG["nav"])) == sorted(path.name for path in DOCS.glob("*.md"))
 
 
-def test_links_of_the_readme_lead_somewhere() -> None:
+def test_links_of_the_readme_work() -> None:
     for target in re.findall(r"\]\(([^)]+)\)", PAGES["README.md"]):
         if urlsplit(target).scheme:
             assert urlsplit(target).hostname in PUBLIC
@@ -96,6 +96,6 @@ def test_site(site: Path) -> None:
             elif name != "404.html":
                 there = pages[target.path] if target.path not in ("", ".") else page
                 assert not target.fragment or target.fragment in there.anchors, (name, link)
-        # What Markdown has not understood stands there as it was written.
+        # Markdown that was not understood remains in the text.
         left = re.findall(r"^[ \t]*(?:[-*] |\|.*\||#+ ).*$|```|\*\*", page.text, flags=re.MULTILINE)
         assert left == [], name

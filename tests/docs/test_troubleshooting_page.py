@@ -1,0 +1,34 @@
+"""docs/troubleshooting.md quotes messages that dray prints."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT
+
+MESSAGES = re.findall(r"^### `(.+)`$", PAGES["troubleshooting.md"], flags=re.MULTILINE)
+
+
+@cache
+def literals() -> str:
+    """All text in dray's strings, with a newline in place of each value that is filled in."""
+    texts = []
+    for package in ("dray", "searchers"):
+        for file in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    texts.append(node.value)
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_message_is_one_of_drays(message: str) -> None:
+    # What stands for itself: not "...", nor numbers and names that the example fills in.
+    parts = [part.strip(" ,;:") for part in re.split(r"\.\.\.|\d+ \w+:.*?(?=unknown)|Python 3\.\d+", message)]
+    quoted = [part for part in parts if len(part) > 6]
+    assert quoted
+    assert [part for part in quoted if part not in literals()] == []
