@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Inspect and check the Ray cluster that experiments run on.", no_args_is_help=True)
 
 
-@app.callback()
-def _group() -> None:
-    """Keeps this a group although it has only one command."""
-
-
 @app.command()
 def status(
     address: Annotated[

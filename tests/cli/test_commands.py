@@ -175,7 +175,7 @@ def test_an_experiment_that_has_not_begun_is_one_line(command: str, digits: Expe
 
 
 @pytest.mark.parametrize("command", sorted(name for name in ON_ONE if name.startswith(("trial", "checkpoint"))))
-def test_a_trial_that_is_not_there_is_one_line(command: str, home: Path, dray: Dray) -> None:
+def test_a_trial_that_is_missing_is_one_line(command: str, home: Path, dray: Dray) -> None:
     if command == "trial list":
         return
     told = dray(*command.split(), "digits", "99").is_one_line()
@@ -379,7 +379,7 @@ def test_a_trials_logs_are_what_its_ranks_print(digits: ExperimentDirectory, dra
     assert "has printed nothing" in dray("t", "logs", "digits", "1").err
 
 
-def test_failures_are_told_with_the_error(digits: ExperimentDirectory, dray: Dray) -> None:
+def test_failures_are_reported_with_the_error(digits: ExperimentDirectory, dray: Dray) -> None:
     error = 'Traceback ...\n  File "model_def.py", line 7, in train_batch\nZeroDivisionError: division by zero'
     where = "ZeroDivisionError at model_def.py:7 in train_batch"
     with Journal(digits.journal) as journal:
@@ -400,7 +400,7 @@ def test_failures_are_told_with_the_error(digits: ExperimentDirectory, dray: Dra
     assert dray("t", "describe", "digits", "3", "--json").value["errors"] == [error, error]
 
 
-def test_a_failed_extension_is_told_beside_the_state_that_the_trial_keeps(
+def test_a_failed_extension_is_reported_beside_the_state_that_the_trial_keeps(
     digits: ExperimentDirectory, dray: Dray
 ) -> None:
     error = "ValueError: the learning rate schedule OneCycleLR has ended"
@@ -526,7 +526,7 @@ def test_a_running_experiment_can_be_looked_at(command: str, held: Journal, home
     assert dray(*command.split(), "digits", *ON_ONE[command]).code == 0
 
 
-def test_a_running_experiment_is_told_to_run_and_is_not_deleted(
+def test_a_running_experiment_is_shown_as_running_and_cannot_be_deleted(
     held: Journal, digits: ExperimentDirectory, dray: Dray
 ) -> None:
     assert dray("e", "list", "--json").value[0]["state"] == "RUNNING"

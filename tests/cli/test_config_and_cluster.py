@@ -49,7 +49,7 @@ def test_without_a_cluster_it_says_what_an_experiment_would_do(home: Path, dray:
     assert dray("cluster", "status", "--json").value["address"] is None
 
 
-def test_a_cluster_that_does_not_answer_is_told_of(home: Path, dray: Dray) -> None:
+def test_a_cluster_that_does_not_answer_is_an_error(home: Path, dray: Dray) -> None:
     said = dray("cluster", "status", "--address", "127.0.0.1:1")
     assert said.code == 1
     assert said.err.startswith("dray: no Ray cluster answers at 127.0.0.1:1")
@@ -89,7 +89,7 @@ def test_a_shell_completes_experiments_and_trials(
 
 
 @pytest.mark.ray
-def test_a_clusters_nodes_are_told_with_what_is_free(tmp_path: Path) -> None:
+def test_cluster_status_lists_nodes_and_free_resources(tmp_path: Path) -> None:
     code = (
         "import ray, sys\n"
         "ray.init(address='local', num_cpus=3, num_gpus=1, include_dashboard=False, log_to_driver=False)\n"

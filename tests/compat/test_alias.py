@@ -252,7 +252,7 @@ def test_a_missing_module_of_a_package_that_is_there(alias: None) -> None:
 
 
 @pytest.mark.parametrize("use", ["'a' in {}", "list({})", "{}[0]", "exec('with {}(): pass')", "exec('with {}: pass')"])
-def test_a_constant_that_is_missing_is_told_too(use: str, alias: None) -> None:
+def test_a_constant_that_is_missing_is_reported_too(use: str, alias: None) -> None:
     with pytest.raises(
         compat.NotSupported, match=r"^determined\.common\.util\._LEGACY_TRAINING: .*replace it by code of yours"
     ):
@@ -295,7 +295,7 @@ def test_an_exception_of_what_is_missing_can_be_caught_and_raised(alias: None, n
         raise exception("mine")
 
 
-def test_an_attribute_that_a_class_lacks_is_told(alias: None) -> None:
+def test_an_attribute_that_a_class_lacks_is_reported(alias: None) -> None:
     """To `hasattr`, which programs ask to run with several versions, it is not there."""
     import determined as det
     from determined import core
@@ -552,7 +552,7 @@ def test_the_real_package_goes_first_with_a_warning(real: Path, caplog: pytest.L
     assert "pip uninstall determined" in warned
 
 
-def test_a_class_of_the_real_package_is_told_with_the_cure(real: Path, model_dir: Path) -> None:
+def test_a_class_of_the_real_package_is_an_error_with_the_fix(real: Path, model_dir: Path) -> None:
     with pytest.raises(EntrypointError) as told:
         load_trial_class("det_model_def:Trial", model_dir)
     assert len(told.value.faults) == 1

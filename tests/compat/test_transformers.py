@@ -172,9 +172,7 @@ def test_metrics_are_chosen_by_their_names_and_the_searchs_own_is_kept(
     assert [report.training for report in host.reports if report.training] == [{"batches": 2, "epochs": 0.5}]
 
 
-def test_a_local_run_keeps_its_output_where_it_is_told_to(
-    callback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_run_writes_where_path_says(callback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "home"))
     args = arguments(tmp_path, eval_strategy="no", save_strategy="no")
     with core.init() as context:

@@ -280,7 +280,7 @@ def test_picture_shows_restarts_where_there_are_some(monkeypatch: pytest.MonkeyP
     assert (first[place : place + 1], second[place]) == ("", "2")
 
 
-def test_curve_of_a_trial_that_goes_on_after_a_resume_has_its_earlier_values() -> None:
+def test_curve_of_a_trial_that_continues_after_a_resume_has_its_earlier_values() -> None:
     made = search(Started(trial=0), Reported(trial=0, step=1, value=0.5), Reported(trial=0, step=2, value=0.25))
     board = Board(name="digits", metric="error", smaller_is_better=True, unit="epochs")
     records = [{"event": "reported", "trial": 0, "step": step, "value": value} for step, value in ((1, 0.5), (2, 0.25))]
@@ -396,7 +396,7 @@ def test_a_path_or_a_command_is_never_cut_into_lines() -> None:
     assert screen.text == f"resume with: dray experiment resume {LONG_PATH}\n"
 
 
-def test_end_before_the_end_tells_how_far_it_was_and_the_next_run_that_it_goes_on() -> None:
+def test_an_interrupted_run_reports_its_progress_and_the_next_run_that_it_resumes() -> None:
     made, screen = search(*ended(0, 0.5), Started(trial=1)), Screen()
     screen.display.begin(made, [])
     screen.display.interrupted()
@@ -409,7 +409,7 @@ def test_end_before_the_end_tells_how_far_it_was_and_the_next_run_that_it_goes_o
 TRACEBACK = "Traceback (most recent call last):\n  File ...\nKeyError: 'lr'\n"
 
 
-def test_failure_is_told_by_the_users_line() -> None:
+def test_a_failure_shows_the_users_line() -> None:
     screen = Screen()
     error = f"KeyError: 'lr'\n  model_def.py:7, in __init__\n    hparams['lr']\n\n{TRACEBACK}"
     screen.display.failure(3, error)
@@ -418,7 +418,7 @@ def test_failure_is_told_by_the_users_line() -> None:
     assert screen.text.splitlines()[3:] == ["trial 3 failed for good (out of memory twice): the same error again"]
 
 
-def test_failure_without_a_line_of_the_users_is_told_by_its_last_line_and_not_for_ever() -> None:
+def test_a_failure_outside_user_code_shows_its_last_line_and_not_forever() -> None:
     screen = Screen()
     for trial in range(30):
         screen.display.failure(trial, TRACEBACK)
@@ -429,14 +429,14 @@ def test_failure_without_a_line_of_the_users_is_told_by_its_last_line_and_not_fo
     assert "dray experiment describe" in told[-1]
 
 
-def test_failure_with_a_cause_is_told_by_its_own_last_line() -> None:
+def test_a_failure_with_a_cause_shows_its_own_last_line() -> None:
     screen = Screen()
     between = "The above exception was the direct cause of the following exception:"
     screen.display.failure(0, f"{TRACEBACK}\n{between}\n\n{TRACEBACK.replace('lr', 'momentum')}")
     assert screen.text == "trial 0 failed: KeyError: 'momentum'\n"
 
 
-def test_an_error_without_words_is_told_too() -> None:
+def test_an_error_without_a_message_is_shown_too() -> None:
     screen = Screen()
     screen.display.failure(0, " \n")
     assert screen.text == "trial 0 failed: no reason given\n"

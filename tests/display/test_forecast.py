@@ -78,7 +78,7 @@ def search(method: Method, *events: Event) -> Search:
     return made
 
 
-def test_nothing_is_told_until_trials_have_trained_for_a_while() -> None:
+def test_no_time_is_forecast_until_trials_have_trained_for_a_while() -> None:
     method = RandomSearch(max_trials=8, max_concurrent_trials=2, max_length=10)
     made = search(method, Started(trial=0), Started(trial=1))
     forecast, first = Forecast(preview(method)), None

@@ -60,12 +60,12 @@ def test_loggers_are_named_in_a_list_or_with_fields(written: Any, means: dict[st
         ([3], r"loggers: must be a mapping, got \[3\] \(a list\); for example loggers: \[mlflow, wandb\]"),
     ],
 )
-def test_a_bad_logger_is_told_by_its_field(written: Any, told: str) -> None:
+def test_an_invalid_logger_is_an_error_at_its_field(written: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         with_loggers(written)
 
 
-def test_a_missing_library_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_library_is_reported_before_anything_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = loggers.importlib.util.find_spec
     monkeypatch.setattr(
         loggers.importlib.util, "find_spec", lambda name: None if name in ("mlflow", "wandb") else found(name)

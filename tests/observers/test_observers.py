@@ -97,7 +97,7 @@ TOLD: Told = {
 }
 
 
-def test_an_observer_is_told_everything_once_in_a_thread_of_its_own(tmp_path: Path) -> None:
+def test_an_observer_receives_every_event_once_in_its_own_thread(tmp_path: Path) -> None:
     notes = Notebook()
     story = Followed(tmp_path / "experiment", {"notes": lambda: notes})
     tell(story)
@@ -109,7 +109,7 @@ def test_an_observer_is_told_everything_once_in_a_thread_of_its_own(tmp_path: Pa
     assert story.said == []
 
 
-def test_one_that_follows_a_resumed_run_is_told_its_past_too(tmp_path: Path) -> None:
+def test_an_observer_of_a_resumed_run_receives_its_past_too(tmp_path: Path) -> None:
     story = Followed(tmp_path / "experiment", {})
     tell(story)
     story.close()
@@ -141,7 +141,7 @@ def test_nothing_is_made_before_there_is_something_to_write(tmp_path: Path) -> N
     story.close()
 
 
-def test_one_that_fails_is_told_of_once_and_others_go_on(tmp_path: Path) -> None:
+def test_a_failing_observer_is_reported_once_and_others_continue(tmp_path: Path) -> None:
     notes, failing = Notebook(), Notebook(fails=lambda: True)
     story = Followed(tmp_path / "experiment", {"bad": lambda: failing, "notes": lambda: notes})
     tell(story)
@@ -154,7 +154,7 @@ def test_one_that_fails_is_told_of_once_and_others_go_on(tmp_path: Path) -> None
     assert failing.done is None
 
 
-def test_one_that_can_not_be_made_ends_nothing(tmp_path: Path) -> None:
+def test_an_observer_that_cannot_be_created_stops_nothing(tmp_path: Path) -> None:
     def make() -> Notebook:
         raise ConnectionError("no such host\nin many words")
 
@@ -186,7 +186,7 @@ def test_one_that_waits_holds_up_no_other(tmp_path: Path) -> None:
     assert waiting.told == notes.told == TOLD
 
 
-def test_at_the_end_one_that_failed_is_told_everything_again(tmp_path: Path) -> None:
+def test_a_failed_observer_receives_everything_again_at_the_end(tmp_path: Path) -> None:
     made: list[Notebook] = []
     begun = threading.Event()
 
@@ -221,7 +221,7 @@ def test_one_whose_experiment_was_deleted_is_not_made_anew(tmp_path: Path) -> No
     assert story.said == []  # the run says it
 
 
-def test_one_that_failed_is_made_anew_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_observer_is_created_again_during_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dray.observers.observer, "AGAIN_S", 0.0)
     made: list[Notebook] = []
     all_told, again = threading.Event(), threading.Event()

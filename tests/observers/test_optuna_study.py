@@ -91,7 +91,7 @@ def test_written_again_it_is_the_same_and_holds_nothing_twice(tmp_path: Path) ->
     assert now == [*EXPECTED[:3], (TrialState.PRUNED, 0.125, {10: 0.375, 20: 0.125}, "STOPPED"), EXPECTED[4]]
 
 
-def test_a_file_that_optuna_can_not_read_is_made_anew(tmp_path: Path) -> None:
+def test_a_file_that_optuna_cannot_read_is_replaced(tmp_path: Path) -> None:
     story = told(tmp_path, config())
     story.directory.study.write_bytes(b"no database" * 100)
     assert [values(trial) for trial in written(story.directory).trials] == EXPECTED
@@ -167,7 +167,7 @@ def test_categories_are_shown_by_their_values_and_branches_by_their_names(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_paused_trial_runs_and_one_that_goes_on_after_its_end_has_no_value(tmp_path: Path) -> None:
+def test_a_paused_trial_runs_and_one_that_continues_after_its_end_has_no_value(tmp_path: Path) -> None:
     base = config().to_dict()
     searcher = {
         "name": "asha",

@@ -66,7 +66,7 @@ def test_time_without_a_driver_does_not_count(tmp_path: Path) -> None:
     assert (overview.began, overview.last, overview.ran_s) == (100, 2007, 37)
 
 
-def test_an_extended_search_goes_on_and_invalid_trials_are_not_the_best(tmp_path: Path) -> None:
+def test_an_extended_search_continues_and_invalid_trials_are_not_the_best(tmp_path: Path) -> None:
     directory = simulated(tmp_path / "one", 4)
     directory.journal.unlink()
     done = [{"action": "done", "reason": "completed"}]
@@ -144,7 +144,7 @@ def test_an_experiment_in_a_storage_of_its_own_is_found_by_its_name_too(
     assert list((tmp_path / "results").iterdir()) == []
 
 
-def test_a_link_to_an_experiment_that_is_not_there_is_passed_over(
+def test_a_link_to_an_experiment_that_is_missing_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAY_HOME", str(tmp_path / "results"))

@@ -20,7 +20,7 @@ def test_start_of_a_trial_tells_what_was_drawn_for_it_by_dotted_names() -> None:
     assert list(event_lines(config, records)) == ["trial 3 started: optimizer.lr=0.12346 width=[6, 12]"]
 
 
-def test_a_choice_between_mappings_is_told_whole() -> None:
+def test_a_choice_between_mappings_is_shown_in_full() -> None:
     space = {"optimizer": {"type": "categorical", "vals": [{"name": "SGD"}, {"name": "Adam", "eps": 0.1}]}}
     searcher = {"name": "single", "metric": "loss", "max_length": {"batches": 1}}
     config = load_config({"entrypoint": "a:A", "searcher": searcher, "hyperparameters": space})

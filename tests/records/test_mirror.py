@@ -191,7 +191,7 @@ def test_the_last_copy_is_tried_for_longer(experiment: ExperimentDirectory, monk
     assert (patience[0], patience[-1]) == (mirror.PATIENCE_S, mirror.LAST_PATIENCE_S)
 
 
-def test_a_file_that_can_not_be_read_is_an_outage_too(
+def test_a_file_that_cannot_be_read_is_an_outage_too(
     experiment: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It ended the thread, and nothing more was copied."""
@@ -278,7 +278,7 @@ def test_a_local_experiment_has_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "says"), [("memory://results/nothing", "no experiment in memory://results/nothing"), ("s3://", "BUCKET")]
 )
-def test_what_is_no_experiment_is_told(elsewhere: Path, where: str, says: str) -> None:
+def test_a_place_without_an_experiment_is_an_error(elsewhere: Path, where: str, says: str) -> None:
     with pytest.raises(NoExperiment, match=says):
         fetch_experiment(where)
     assert list(elsewhere.iterdir()) == []

@@ -66,7 +66,7 @@ def test_a_share_of_a_slot_counts_as_such(tmp_path: Path) -> None:
     assert read(tmp_path, events) == [("g", 0.25, -1, "booting", 0, 8)]
 
 
-def test_what_is_told_takes_no_more_than_there_was_and_gaps_are_waiting(tmp_path: Path) -> None:
+def test_reported_phases_fit_their_lease_and_gaps_are_waiting(tmp_path: Path) -> None:
     found = read(
         tmp_path,
         [(0, "starts", G), (0, "joined", G), (1, "granted", {**G, "trial": 0}), (8, "left", {**G, "trial": 0})],
@@ -81,7 +81,7 @@ def test_what_is_told_takes_no_more_than_there_was_and_gaps_are_waiting(tmp_path
     ]
 
 
-def test_a_group_that_dies_is_started_again_and_its_trial_goes_on_elsewhere(tmp_path: Path) -> None:
+def test_a_group_that_dies_is_started_again_and_its_trial_continues_elsewhere(tmp_path: Path) -> None:
     found = read(
         tmp_path,
         [

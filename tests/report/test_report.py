@@ -382,7 +382,7 @@ def test_one_trial_alone_is_in_no_table_of_the_best(tmp_path: Path, monkeypatch:
     assert "1 best" not in text
 
 
-def test_failures_of_one_line_are_told_together_whatever_they_say(tmp_path: Path) -> None:
+def test_failures_of_one_line_are_grouped_whatever_their_message(tmp_path: Path) -> None:
     story = told(tmp_path, config())
     where = "KeyError at model_def.py:14 in train_batch"
     for trial in (4, 5):
@@ -392,7 +392,7 @@ def test_failures_of_one_line_are_told_together_whatever_they_say(tmp_path: Path
     assert "lr4" not in text
 
 
-def test_choices_with_hyperparameters_of_their_own_are_told_as_a_person_writes_them() -> None:
+def test_choices_with_nested_hyperparameters_are_shown_in_full() -> None:
     sgd = {"name": "sgd", "momentum": {"type": "double", "minval": 0, "maxval": 0.9}}
     space = parse_space({"opt": {"type": "categorical", "vals": [sgd, {"name": "adam"}, None]}})
     [(_, domain)] = space.root.domains
@@ -433,7 +433,9 @@ def test_numbers_and_names_cannot_break_the_page() -> None:
     assert json.loads(told) == {"y": [1.0, None, None], "name": "</script><b>", "3": [True, None]}
 
 
-def test_what_is_missing_is_told(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_experiment_or_package_is_an_error(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(NoExperiment, match="no experiment in"):
         write_report(tmp_path)
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
