@@ -1,6 +1,6 @@
 """Which group trains which trial, which lease counts, and whether a score is the best so far.
 
-Pure: no clock, no asyncio. Methods take events and change the state. News for the driver accumulate in ``messages``;
+Pure: no clock, no asyncio. Methods take events and change the state. What the driver reads accumulates in ``messages``;
 the groups and leases whose waiting ranks should look again accumulate in ``changed``.
 """
 

@@ -24,6 +24,8 @@ SETTLE_S = 5.0
 """How long a start waits for resources that the nodes have: a group that has just ended frees its resources within a
 second; those that others use don't become free."""
 LOOK_S = 0.05
+TAKEN_S = 30.0
+"""How long a group may wait for slots that were free when it started: after that, others must have taken them."""
 
 
 class Room:
@@ -119,6 +121,10 @@ class Elastic:
             return 0
         self._up = None  # only once, unless its processes come up again
         return size
+
+    def may_shrink(self) -> bool:
+        """Whether a group that still waits for its slots should make way for a smaller one: others took them."""
+        return self._size > self._sizes[0] and time.monotonic() - self._began > TAKEN_S
 
     def close(self) -> None:
         """Release the slots that are held."""

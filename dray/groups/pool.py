@@ -224,7 +224,7 @@ class Groups:
         return not self._few_cores or time.monotonic() - self._trains_since > start_took
 
     def _look_at_cluster(self) -> bool:
-        """Find groups that wait for nodes, end those without a trial, and let an elastic one grow.
+        """Find groups that wait for nodes, end those without a trial, and resize an elastic one.
 
         False if it is too early for that.
         """
@@ -233,7 +233,7 @@ class Groups:
         self._looked_at = time.monotonic()
         self._without_nodes = {name for name in self._starting if not self._groups[name].is_placed}
         if self._elastic is not None:
-            self._let_grow(self._elastic)
+            self._resize(self._elastic)
         elif surplus := self._surplus():
             # First those that wait for nodes. The desk knows which of the others have no trial.
             ends = sorted(self._without_nodes)[:surplus]
@@ -257,10 +257,14 @@ class Groups:
             return surplus
         return 0
 
-    def _let_grow(self, elastic: Elastic) -> None:
-        """Replace an elastic group by a larger one, if there is room."""
+    def _resize(self, elastic: Elastic) -> None:
+        """Replace an elastic group by a larger one if there is room, or by a smaller one if others took its slots."""
         for name, group in list(self._groups.items()):
-            if name not in self._starting and group not in self._draining and (size := elastic.may_grow()):
+            if name in self._without_nodes and elastic.may_shrink():
+                self._display.say(f"others took slots of worker group {name}: its trial continues with fewer")
+                self._end(name)
+                self._start(name)
+            elif name not in self._starting and group not in self._draining and (size := elastic.may_grow()):
                 self._display.say(
                     f"there is room for more slots than worker group {name} has: its trial continues with {size}"
                 )

@@ -48,7 +48,7 @@ def experiment(path: Path, per_run: int) -> Experiment:
     return made
 
 
-def test_search_ends_in_one_call_however_often_the_desk_dies_while_trials_report(tmp_path: Path) -> None:
+def test_one_call_ends_the_search_however_often_the_desk_dies_while_trials_report(tmp_path: Path) -> None:
     lost = experiment(tmp_path / "experiment", per_run=1)
     result = lost.run()
     assert lost.runs == 5
@@ -56,7 +56,7 @@ def test_search_ends_in_one_call_however_often_the_desk_dies_while_trials_report
     assert sum(record["event"] == "opened" for record in Journal.read(result.path / "journal.jsonl")) == 5
 
 
-def test_desk_that_dies_again_and_again_without_a_report_ends_the_run_with_the_command_to_go_on(tmp_path: Path) -> None:
+def test_a_desk_that_keeps_dying_without_a_report_ends_the_run_with_the_command_to_resume(tmp_path: Path) -> None:
     lost = experiment(tmp_path / "experiment", per_run=0)
     with pytest.raises(dray.ExperimentError, match=f"dray experiment resume {tmp_path / 'experiment'}"):
         lost.run()

@@ -141,6 +141,20 @@ def test_the_boot_of_a_machine_does_not_count_as_the_groups_start(world: World) 
     assert elastic.may_grow() == 2
 
 
+def test_a_group_that_waits_for_slots_that_others_took_makes_way_for_a_smaller_one(world: World) -> None:
+    world.join(2)
+    elastic = Elastic(SLOTS, SIZES, name="run")
+    assert elastic.start() == 2
+    world.free = 1
+    world.now += elastic_module.TAKEN_S - 1
+    assert not elastic.may_shrink()
+    world.now += 2
+    assert elastic.may_shrink()
+    assert elastic.start() == 1
+    world.now += elastic_module.TAKEN_S + 1
+    assert not elastic.may_shrink(), "there is no smaller size"
+
+
 def test_no_slots_are_held_after_the_end(world: World) -> None:
     world.join(1)
     elastic = Elastic(SLOTS, SIZES, name="run")

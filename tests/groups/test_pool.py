@@ -400,7 +400,7 @@ class Sizes:
     """An elastic group's size, as a test says."""
 
     def __init__(self) -> None:
-        self.size, self.grows_to = 2, 0
+        self.size, self.grows_to, self.shrinks = 2, 0, False
 
     def start(self) -> int:
         return self.size
@@ -412,6 +412,9 @@ class Sizes:
 
     def may_grow(self) -> int:
         return self.grows_to
+
+    def may_shrink(self) -> bool:
+        return self.shrinks
 
 
 def test_an_elastic_group_is_drained_to_grow_and_replaced_by_a_larger_one(worlds: Any) -> None:
@@ -443,6 +446,21 @@ def test_an_elastic_group_that_has_lost_a_node_is_replaced_by_a_smaller_one(worl
     ends(groups, world.made[0], lost=True)
     groups.reconcile()
     assert (groups.count, world.made[1].slots.per_trial) == (1, 1)
+
+
+def test_an_elastic_group_whose_slots_others_took_is_replaced_by_a_smaller_one(worlds: Any) -> None:
+    world, sizes = worlds(8, own=False), Sizes()
+    groups = world.groups(elastic=sizes, capacity=Capacity(world.slots, None, 1))
+    world.trials = 1
+    groups.start()
+    sizes.shrinks, sizes.size = True, 1
+    world.later(groups, LOOK_S)
+    assert len(world.made) == 1, "it has its slots"
+    world.made[0].is_placed = False
+    world.later(groups, LOOK_S)
+    assert world.made[0].was_ended
+    assert world.made[1].slots.per_trial == 1
+    assert world.display.lines == ["others took slots of worker group group-0: its trial continues with fewer"]
 
 
 # --------------------------------------------------------------------------------------------------------- at the end

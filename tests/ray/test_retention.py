@@ -12,6 +12,7 @@ import dray
 from dray.desk.messages import CheckpointSaved, Message
 from dray.experiment.retention import Policy, Saved, checkpoints_needed, saved_in
 from dray.storage import CheckpointStore, verify
+from tests.experiment.test_retention import kept_by
 from tests.ray.harness import TRIALS, journal, promotion, recorded
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
@@ -62,7 +63,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
             )
             told.append(saved)
             trials = experiment.last_run.search.trials
-            kept = POLICY.keeps(told, needs=lambda trial: checkpoints_needed(trials[trial]))
+            kept = kept_by(POLICY, told, {trial.id: checkpoints_needed(trial) for trial in trials.values()})
             looks.append(Look(there=len(list(path.glob("trial_*/checkpoint_*"))), implied=len(kept)))
 
     result = experiment.run(on_message=look)
@@ -79,7 +80,7 @@ def test_disk_use_never_passes_what_the_policy_implies_and_what_is_in_flight(swe
 
 
 def test_in_the_end_there_is_what_the_policy_keeps(sweep: Sweep) -> None:
-    kept = POLICY.keeps(sweep.told)
+    kept = kept_by(POLICY, sweep.told)
     assert len(kept) < len(sweep.told) / 2
     there = {str(path) for path in sweep.result.path.glob("trial_*/checkpoint_*")}
     assert there == {each.checkpoint for each in kept}
@@ -89,7 +90,7 @@ def test_in_the_end_there_is_what_the_policy_keeps(sweep: Sweep) -> None:
 
 def test_the_journal_tells_of_each(sweep: Sweep) -> None:
     records = journal(sweep.result.path)
-    assert {each.checkpoint for each in saved_in(records)} == {each.checkpoint for each in POLICY.keeps(sweep.told)}
+    assert {each.checkpoint for each in saved_in(records)} == {each.checkpoint for each in kept_by(POLICY, sweep.told)}
     assert sum(record["event"] == "saved" for record in records) == len({each.checkpoint for each in sweep.told})
 
 
