@@ -161,7 +161,7 @@ def test_a_context_shows_what_was_wrapped_and_where_it_is(host: FakeHost) -> Non
 
 
 @pytest.mark.api("2.24", "9.2", "9.7")
-def test_the_state_of_a_scaler_of_ones_own_is_in_the_checkpoint_and_comes_back(fit: Fit, host: FakeHost) -> None:
+def test_the_state_of_a_wrapped_scaler_is_saved_and_restored(fit: Fit, host: FakeHost) -> None:
     class Scaling(OneWeight):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             self.scaler = context.wrap_scaler(torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1))
@@ -273,7 +273,7 @@ def test_torchs_loader_gets_the_arguments() -> None:
 
 
 @pytest.mark.api("4.7")
-def test_shuffled_data_go_on_in_the_order_that_they_had(fit: Fit, host: FakeHost) -> None:
+def test_shuffled_data_resume_in_the_same_order(fit: Fit, host: FakeHost) -> None:
     class Watching(OneWeight):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             super().__init__(context)

@@ -670,7 +670,7 @@ CASES = {
 @pytest.mark.api("8.1", "8.3", "8.7", "8.12", "8.16")
 @pytest.mark.api("9.2", "9.3b", "9.4", "9.7")
 @pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in CASES.items()])
-def test_mistake_is_told(case: Case, tmp_path: Path) -> None:
+def test_a_mistake_is_an_error_with_the_cure(case: Case, tmp_path: Path) -> None:
     with pytest.raises(case.kind) as caught:
         case.do(FakeHost(tmp_path))
     error = caught.value
@@ -682,5 +682,5 @@ def test_mistake_is_told(case: Case, tmp_path: Path) -> None:
 
 
 def test_rows_of_the_mistakes_are_those_of_the_marks() -> None:
-    marks = [mark for mark in vars(test_mistake_is_told)["pytestmark"] if mark.name == "api"]
+    marks = [mark for mark in vars(test_a_mistake_is_an_error_with_the_cure)["pytestmark"] if mark.name == "api"]
     assert {case.row for case in CASES.values()} == {row for mark in marks for row in mark.args}

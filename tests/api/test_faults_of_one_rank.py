@@ -74,7 +74,7 @@ def test_what_was_trained_is_saved_if_the_end_says_so(
             assert equal(rank[name(scenario)]["weights"], rank["sound_4"]["weights"]), "those of a run of four batches"
 
 
-def test_a_trial_that_one_rank_has_left_goes_on_from_its_last_checkpoint_as_if_nothing_had_been(
+def test_a_trial_that_one_rank_left_resumes_from_its_last_checkpoint_as_if_uninterrupted(
     ranks: list[dict[str, Any]], backend: str
 ) -> None:
     for rank in ranks:

@@ -189,7 +189,7 @@ def test_the_scale_adapts_once_a_batch_with_two_optimizers(fit: Fit, host: FakeH
 
 
 @pytest.mark.api("2.25")
-def test_a_resumed_trial_goes_on_with_the_scale_that_it_had(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
+def test_a_resumed_trial_has_the_gradient_scale_that_it_had(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
     prepare = scaling(growth_interval=2)
     fit(OneWeight, prepare=prepare, max_length=Batch(5), checkpoint_period=Batch(3))
     resumed = FakeHost(tmp_path / "resumed")

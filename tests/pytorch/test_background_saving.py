@@ -244,7 +244,7 @@ def test_what_is_being_written_is_completed_however_the_run_ends(
 
 @pytest.mark.parametrize("hook", ["on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end"])
 @pytest.mark.filterwarnings("ignore:callback .* on_checkpoint_end is deprecated:FutureWarning")
-def test_whoever_hears_of_checkpoints_hears_at_once(fit: Fit, held: Held, host: FakeHost, hook: str) -> None:
+def test_checkpoint_hooks_are_called_before_training_continues(fit: Fit, held: Held, host: FakeHost, hook: str) -> None:
     calls: list[Any] = []
     hearing = type("Hearing", (pytorch.PyTorchCallback,), {hook: lambda self, *args, **kwargs: calls.append(args)})
     fit(
@@ -281,7 +281,7 @@ def test_an_error_of_the_writer_ends_the_run_at_the_next_report(
     assert [report.batches for report in host.reports] == [2]
 
 
-def test_training_goes_on_while_the_disk_is_full_and_ends_with_an_error_if_it_still_is(
+def test_training_continues_while_the_disk_is_full_and_fails_at_the_end_if_it_still_is(
     fit: Fit, monkeypatch: pytest.MonkeyPatch, host: FakeHost, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(saver, "AT_ONCE_BYTES", 0)

@@ -228,7 +228,7 @@ class Augmenting(torch.utils.data.Dataset[tuple[int, float, float, float]]):
 @pytest.mark.slow
 @pytest.mark.api("9.8")
 @pytest.mark.parametrize("own", [False, True])
-def test_augmentation_in_worker_processes_goes_on_as_it_was(own: bool) -> None:
+def test_augmentation_in_worker_processes_resumes_with_the_same_random_numbers(own: bool) -> None:
     """From wherever the loader begins, and whatever the number of worker processes."""
 
     def made(num_workers: int) -> DataLoader:

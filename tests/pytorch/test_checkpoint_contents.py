@@ -100,7 +100,7 @@ def test_the_first_batch_is_known_where_the_host_knows_the_checkpoint(fit: Fit, 
 
 
 @pytest.mark.api("2.5", "9.8")
-def test_a_run_that_goes_on_has_the_seed_of_the_one_it_goes_on_from(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_seed_of_its_checkpoint(tmp_path: Path) -> None:
     seeds = []
 
     class Asking(resuming.Shuffled):
@@ -120,7 +120,7 @@ def test_a_run_that_goes_on_has_the_seed_of_the_one_it_goes_on_from(tmp_path: Pa
     assert seeds == [11, 11, 11]
 
 
-def test_a_rank_that_was_not_there_gets_numbers_of_its_own(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
+def test_a_rank_new_to_the_trial_gets_its_own_random_numbers(fit: Fit, host: FakeHost, tmp_path: Path) -> None:
     """Not those that it has trained its first batches with: as after a move from one process to two."""
     draws: list[float] = []
 
@@ -142,7 +142,7 @@ def test_a_rank_that_was_not_there_gets_numbers_of_its_own(fit: Fit, host: FakeH
 
 
 @pytest.mark.parametrize(("later", "warns"), [(8, False), (6, True)])
-def test_another_global_batch_size_is_gone_on_with_and_told(
+def test_resuming_with_another_global_batch_size_warns(
     host: FakeHost, tmp_path: Path, caplog: pytest.LogCaptureFixture, later: int, warns: bool
 ) -> None:
     def run(host: FakeHost, size: int, **fit: Any) -> resuming.Plain:

@@ -70,7 +70,7 @@ def test_data_are_repeated_then_sharded_by_batches_then_skipped(
 
 
 @pytest.mark.api("4.7")
-def test_each_epoch_is_a_permutation_of_its_own() -> None:
+def test_each_epoch_is_another_permutation() -> None:
     made = loader(6, batch_size=2, shuffle=True)
     found = batches(made, 9, repeat=True)
     epochs = [sum(found[i : i + 3], []) for i in (0, 3, 6)]  # noqa: RUF017

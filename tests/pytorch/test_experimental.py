@@ -126,7 +126,7 @@ def paused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     return run  # type: ignore[return-value]
 
 
-def test_a_run_that_was_paused_goes_on_after_the_batches_that_it_has_processed(paused: Any, home: Path) -> None:
+def test_a_paused_run_resumes_after_the_batches_that_it_has_processed(paused: Any, home: Path) -> None:
     paused(None, Paused)
     assert sorted(outputs(home)) == ["rank_0/0.json", "rank_0/1.json"]
     for path in home.glob("local/*/outputs/rank_0/*"):

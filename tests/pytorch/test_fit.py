@@ -189,7 +189,7 @@ def test_a_stop_iteration_of_the_trial_is_an_error_and_no_end(fit: Fit) -> None:
 
 
 @pytest.mark.api("8.7", "8.16")
-def test_policy_best_saves_what_the_host_finds_is_best(fit: Fit, host: FakeHost) -> None:
+def test_policy_best_saves_what_the_host_finds_best(fit: Fit, host: FakeHost) -> None:
     class Worse(OneWeight):
         lr = 1.5  # w goes 0, 3, -3, 9: each validation is worse than the one before
 

@@ -108,7 +108,7 @@ class BadCallbacks(OneWeight):
         (BadCallbacks, TypeError, r"build_callbacks\(\) must return a dict"),
     ],
 )
-def test_a_faulty_trial_is_told_what_to_do(fit: Fit, trial: type, kind: type[Exception], says: str) -> None:
+def test_the_error_of_a_faulty_trial_has_the_cure(fit: Fit, trial: type, kind: type[Exception], says: str) -> None:
     with pytest.raises(kind, match=says):
         fit(trial, max_length=Batch(2))
 
@@ -127,7 +127,7 @@ def test_a_faulty_trial_is_told_what_to_do(fit: Fit, trial: type, kind: type[Exc
         ({"max_length": Batch(3), "latest_checkpoint": "nowhere"}, FileNotFoundError, "nowhere"),
     ],
 )
-def test_a_faulty_call_is_told_what_to_do(
+def test_the_error_of_a_faulty_call_has_the_cure(
     fit: Fit, arguments: dict[str, Any], kind: type[Exception], says: str
 ) -> None:
     with pytest.raises(kind, match=says):

@@ -63,7 +63,7 @@ def test_the_searchers_length_goes_before_both(fit: Fit, tmp_path: Path, caplog:
     assert [message for message in caplog.messages if told in message] == [f"init{told}", f"fit{told}"]
 
 
-def test_what_is_not_known_yet_is_told_with_the_cure(fit: Fit, tmp_path: Path) -> None:
+def test_an_unknown_length_is_an_error_with_the_cure(fit: Fit, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"pass max_length to pytorch\.init\(\), not only to fit\(\)"):
         fit(Planned, max_length=Batch(3))
     with pytest.raises(RuntimeError, match=r"set searcher\.max_length"):

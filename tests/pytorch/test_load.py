@@ -94,7 +94,7 @@ def test_a_trial_is_built_from_its_class(fit: Fit, host: FakeHost) -> None:
 
 
 @pytest.mark.api("9.4")
-def test_a_trial_whose_constructor_takes_more_is_told_of_trial_kwargs(fit: Fit, host: FakeHost) -> None:
+def test_the_error_of_a_constructor_with_more_arguments_names_trial_kwargs(fit: Fit, host: FakeHost) -> None:
     class Wide(OneWeight):
         def __init__(self, context: pytorch.PyTorchTrialContext, width: int) -> None:
             super().__init__(context)
@@ -121,7 +121,7 @@ def test_validating_again_gives_the_reported_metric(fit: Fit, host: FakeHost) ->
 
 
 @pytest.mark.api("9.6")
-def test_a_context_of_ones_own_gives_other_hyperparameters(fit: Fit, host: FakeHost) -> None:
+def test_a_context_in_trial_kwargs_gives_other_hyperparameters(fit: Fit, host: FakeHost) -> None:
     class Tuned(OneWeight):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             self.lr = context.get_hparam("lr")

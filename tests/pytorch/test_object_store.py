@@ -55,7 +55,7 @@ def train(
     return trial, host
 
 
-def test_training_goes_on_while_the_store_is_away(s3: LocalS3, tmp_path: Path) -> None:
+def test_training_continues_while_the_store_is_unreachable(s3: LocalS3, tmp_path: Path) -> None:
     """It goes away before the first checkpoint, and comes back two batches later: if one waited, it never would."""
     store = RemoteStore(s3.place(tmp_path.name), tmp_path / "scratch")
 
@@ -71,7 +71,7 @@ def test_training_goes_on_while_the_store_is_away(s3: LocalS3, tmp_path: Path) -
     assert store.latest() == store.id_of(LENGTH)
 
 
-def test_a_run_goes_on_from_a_checkpoint_there(s3: LocalS3, tmp_path: Path) -> None:
+def test_a_run_resumes_from_a_checkpoint_in_the_object_store(s3: LocalS3, tmp_path: Path) -> None:
     store = RemoteStore(s3.place(tmp_path.name), tmp_path / "scratch")
     train(store, tmp_path / "first")
     for batches in (8, 12):

@@ -258,7 +258,7 @@ def test_a_position_that_is_none_is_refused(tmp_path: Path, content: Any) -> Non
         determined.read_progress(tmp_path)
 
 
-def test_what_is_left_of_one_of_ours_is_not_taken_for_an_old_one(
+def test_an_incomplete_dray_checkpoint_is_not_mistaken_for_a_determined_one(
     whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path
 ) -> None:
     rest = tmp_path / "checkpoint_5"
@@ -321,7 +321,7 @@ def test_a_type_that_the_user_allows_is_loaded(whole: Mapping[type[Trial], tuple
     assert loaded["best"].loss == 0.5
 
 
-def test_what_torch_loads_as_data_in_no_case_is_told_by_its_reason(
+def test_a_state_that_torch_never_loads_as_data_is_an_error_with_the_reason(
     whole: Mapping[type[Trial], tuple[Trial, Path]], tmp_path: Path
 ) -> None:
     old = write_old(tmp_path / "old", "0.38", whole[Trial][1])

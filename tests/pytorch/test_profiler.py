@@ -86,7 +86,7 @@ def test_without_set_profiler_there_is_none(fit: Fit) -> None:
 
 
 @pytest.mark.api("8.14")
-def test_determineds_own_profiler_is_accepted_and_said_to_do_nothing(
+def test_configure_profiler_is_accepted_and_logs_that_it_has_no_effect(
     host: FakeHost, caplog: pytest.LogCaptureFixture
 ) -> None:
     with use_host(host), pytorch.init() as context:

@@ -91,7 +91,7 @@ def state_of(trial: Any) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.api("1.2", "2.6", "7.3", "7.4", "9.7", "9.8")
 @pytest.mark.parametrize("kind", resuming.KINDS)
-def test_each_kind_of_run_goes_on_bit_for_bit_wherever_it_was_cut(tmp_path: Path, kind: str) -> None:
+def test_each_kind_of_run_resumes_bit_for_bit_wherever_it_was_interrupted(tmp_path: Path, kind: str) -> None:
     """Weights, optimizer, schedule, random numbers, data, metrics, numbering, callbacks' calls."""
     whole = resuming.run(kind, FakeHost(tmp_path / "whole"))
     for cut in resuming.cuts(kind):
@@ -104,7 +104,7 @@ def test_each_kind_of_run_goes_on_bit_for_bit_wherever_it_was_cut(tmp_path: Path
 
 @pytest.mark.gpu
 @pytest.mark.api("9.7")
-def test_the_random_numbers_of_a_gpu_go_on_too(tmp_path: Path) -> None:
+def test_the_random_numbers_of_a_gpu_continue_too(tmp_path: Path) -> None:
     whole = resuming.run("dropout", FakeHost(tmp_path / "whole"))
     assert "cuda" in whole["rng"]
     for cut in resuming.cuts("dropout"):
@@ -115,7 +115,7 @@ def test_the_random_numbers_of_a_gpu_go_on_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.api("2.12", "9.8")
-def test_a_run_that_is_asked_to_stop_anywhere_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_a_run_stopped_anywhere_resumes_as_if_uninterrupted(tmp_path: Path) -> None:
     """It stops at the next boundary, where nothing would have been saved otherwise."""
 
     class Stopping(resuming.Shuffled):

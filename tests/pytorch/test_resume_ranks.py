@@ -36,7 +36,7 @@ def ranks(backend: str, directory: Path, one: dict[str, Any]) -> list[dict[str, 
 
 @pytest.mark.api("9.8")
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_processes_go_on_bit_for_bit_wherever_they_were_cut(
+def test_two_processes_resume_bit_for_bit_wherever_they_were_interrupted(
     ranks: list[dict[str, Any]], directory: Path, kind: str
 ) -> None:
     for rank in ranks:
@@ -56,7 +56,7 @@ def test_both_ranks_count_epochs_by_the_chiefs_share(ranks: list[dict[str, Any]]
 
 @pytest.mark.api("9.9")
 @pytest.mark.parametrize("kind", MOVING)
-def test_two_processes_go_on_with_the_batches_of_one(
+def test_two_processes_resume_with_the_batches_of_one(
     ranks: list[dict[str, Any]], one: dict[str, dict[str, Any]], kind: str
 ) -> None:
     for cut in ranks[0][kind]["from one"]:
@@ -68,7 +68,7 @@ def test_two_processes_go_on_with_the_batches_of_one(
 
 @pytest.mark.api("9.9")
 @pytest.mark.parametrize("kind", MOVING)
-def test_one_process_goes_on_with_the_batches_of_two(
+def test_one_process_resumes_with_the_batches_of_two(
     ranks: list[dict[str, Any]], directory: Path, tmp_path: Path, kind: str
 ) -> None:
     whole = [rank[kind]["whole"] for rank in ranks]

@@ -106,13 +106,13 @@ def test_two_processes_resume_bit_for_bit(ranks: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.api("9.9")
-def test_two_processes_go_on_from_one(ranks: list[dict[str, Any]], one: dict[str, Any]) -> None:
+def test_two_processes_resume_a_checkpoint_of_one(ranks: list[dict[str, Any]], one: dict[str, Any]) -> None:
     assert_close(ranks[0]["from_one_process"]["weights"], one["weights"])
     assert [rank["from_one_process"]["opened"] for rank in ranks] == [1, 0], "verified once on a machine"
 
 
 @pytest.mark.api("9.9")
-def test_one_process_goes_on_from_two(ranks: list[dict[str, Any]], directory: Path, tmp_path: Path) -> None:
+def test_one_process_resumes_a_checkpoint_of_two(ranks: list[dict[str, Any]], directory: Path, tmp_path: Path) -> None:
     resumed = run(
         Regression,
         FakeHost(tmp_path),

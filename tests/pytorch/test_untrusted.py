@@ -116,7 +116,7 @@ def before_1_6(value: Any) -> bytes:
 
 @pytest.mark.parametrize("form", [zipped, before_1_6, pickle.dumps], ids=["zip", "before 1.6", "pickle"])
 @pytest.mark.parametrize("name", ["state-dict.pth", "rng/rank_0.pth", "gradients/rank_0.pth"])
-def test_malice_in_a_checkpoint_of_ours_is_not_run(
+def test_malicious_code_in_a_dray_checkpoint_is_not_run(
     saved: Path, tmp_path: Path, name: str, form: Callable[[Any], bytes]
 ) -> None:
     """Its manifest is right: whoever can write the one can write the other."""
@@ -135,7 +135,7 @@ def test_malice_in_a_checkpoint_of_ours_is_not_run(
 
 
 @pytest.mark.parametrize("form", [zipped, before_1_6, pickle.dumps], ids=["zip", "before 1.6", "pickle"])
-def test_malice_in_one_of_determineds_is_not_run(tmp_path: Path, form: Callable[[Any], bytes]) -> None:
+def test_malicious_code_in_a_determined_checkpoint_is_not_run(tmp_path: Path, form: Callable[[Any], bytes]) -> None:
     name, mark, old = DETERMINED_STATE, tmp_path / "it has run", tmp_path / "old"
     old.mkdir()
     (old / name).write_bytes(form({"models_state_dict": [Malice(mark)]}))
@@ -148,7 +148,7 @@ def test_malice_in_one_of_determineds_is_not_run(tmp_path: Path, form: Callable[
 
 
 @pytest.mark.parametrize("name", ["trial_state.pkl", "workload_sequencer.pkl"])
-def test_malice_in_a_position_of_determineds_is_not_run(saved: Path, tmp_path: Path, name: str) -> None:
+def test_malicious_code_in_a_determined_position_is_not_run(saved: Path, tmp_path: Path, name: str) -> None:
     mark, old = tmp_path / "it has run", tmp_path / "old"
     old.mkdir()
     shutil.copy(saved / "state-dict.pth", old / "state_dict.pth")
@@ -183,7 +183,7 @@ def test_a_compiled_program_in_the_place_of_a_state_is_refused(saved: Path, tmp_
 
 
 @pytest.mark.parametrize(("name", "content"), [("rng/rank_0.pth", [1]), ("gradients/rank_0.pth", {"a": 1})])
-def test_a_part_of_another_type_is_told(saved: Path, tmp_path: Path, name: str, content: Any) -> None:
+def test_a_part_of_another_type_is_an_error(saved: Path, tmp_path: Path, name: str, content: Any) -> None:
     copy = tmp_path / "checkpoint_3"
     shutil.copytree(saved, copy)
     torch.save(content, copy / name)

@@ -35,7 +35,7 @@ def test_progress_is_another_with_each_batch_that_is_trained_or_validated(fit: F
     assert host.progress()[0] == 3
 
 
-def test_a_failure_is_told_with_its_batch_and_the_executor_is_not_kept(
+def test_a_failure_names_its_batch_and_the_executor_is_not_kept(
     fit: Fit, host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executors: list[weakref.ref[Executor]] = []

@@ -43,18 +43,18 @@ def failing(rank: int, error: Exception) -> Callable[[int], None]:
     return work
 
 
-def test_ranks_that_all_come_through_go_on() -> None:
+def test_ranks_that_all_succeed_continue() -> None:
     assert ends(lambda rank: None) == ["done"] * 3
 
 
 @pytest.mark.api("8.13")
-def test_a_failure_is_that_of_its_rank_and_told_to_the_others() -> None:
+def test_a_failure_is_raised_on_its_rank_and_named_on_the_others() -> None:
     other = "PeerFailed: rank 1 failed while starting: KeyError('gone')"
     assert ends(failing(1, KeyError("gone"))) == [other, "KeyError: 'gone'", other]
 
 
 @pytest.mark.api("8.11", "8.12")
-def test_invalid_hyperparameters_and_the_wish_to_leave_are_everybodys() -> None:
+def test_invalid_hp_and_should_exit_are_raised_on_all_ranks() -> None:
     assert ends(failing(2, TooWide("width 99"))) == ["InvalidHP: width 99"] * 2 + ["TooWide: width 99"]
     assert ends(failing(0, ShouldExit(True))) == ["ShouldExit: True"] * 3
 
@@ -115,12 +115,12 @@ def ends_training(*works: Callable[[], int]) -> list[str]:
     return on_ranks(nodes(len(works)), on_rank)
 
 
-def test_without_a_reason_all_go_on_with_the_results_of_all() -> None:
+def test_without_a_reason_to_leave_all_get_the_results_of_all() -> None:
     assert ends_training(lambda: 3, lambda: 4, lambda: 5) == ["goes on with [3, 4, 5]"] * 3
 
 
 @pytest.mark.parametrize(("skip", "then"), [(False, "saves"), (True, "does not save")])
-def test_the_wish_of_one_rank_is_everybodys(skip: bool, then: str) -> None:
+def test_should_exit_on_one_rank_ends_all(skip: bool, then: str) -> None:
     assert ends_training(lambda: 3, raises(ShouldExit(skip)), lambda: 5) == [then] * 3
 
 
@@ -139,7 +139,7 @@ def test_the_strongest_reason_counts() -> None:
     ]
 
 
-def test_a_connection_that_another_rank_has_cut_is_no_reason_of_its_own() -> None:
+def test_a_disconnected_rank_leaves_for_the_reason_of_the_other() -> None:
     cut = dist.DistError("connection closed")
     assert ends_training(raises(cut), raises(ShouldExit())) == ["saves"] * 2
     assert ends_training(raises(cut), raises(InvalidHP("width 99"))) == ["InvalidHP: width 99"] * 2
@@ -188,7 +188,7 @@ class Collectives:
     ("error", "reason"),
     [(ShouldExit(), Reason.EXIT), (InvalidHP("width 99"), Reason.INVALID_HP), (KeyError("gone"), Reason.FAILED)],
 )
-def test_who_waits_for_a_rank_that_has_left_gets_garbage_and_knows_it(
+def test_a_rank_waiting_for_one_that_left_is_aborted_and_knows_it(
     monkeypatch: pytest.MonkeyPatch, error: Exception, reason: Reason
 ) -> None:
     collectives = Collectives(monkeypatch)

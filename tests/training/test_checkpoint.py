@@ -103,7 +103,7 @@ def test_code_config_and_hyperparameters_are_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.api("9.7")
-def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
+def test_random_numbers_continue_where_they_were(tmp_path: Path) -> None:
     def draw() -> tuple[float, ...]:
         return (random.gauss(0, 1), np.random.normal(), torch.randn(()).item(), random.random(), np.random.rand())
 

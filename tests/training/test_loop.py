@@ -117,7 +117,7 @@ def test_a_run_that_was_stopped_and_resumed_does_what_one_never_stopped_does(
 
 @given(plan=plans)
 @settings(max_examples=100, deadline=None)
-def test_every_stretch_ends_where_the_next_thing_is_due(plan: Plan) -> None:
+def test_each_train_command_ends_where_the_next_thing_is_due(plan: Plan) -> None:
     """An oracle that asks batch by batch."""
     log, _ = commands(plan)
     trained = [command.until for command in log if isinstance(command, Train)]
@@ -198,7 +198,7 @@ def test_a_stop_at_a_checkpoint_saves_no_second_one() -> None:
 
 
 @pytest.mark.api("8.11")
-def test_leaving_in_the_middle_of_a_stretch_saves_unless_told_not_to() -> None:
+def test_leaving_between_reports_saves_unless_asked_not_to() -> None:
     leave = lambda command: Outcome(batches=2, leave=True)  # noqa: E731
     log, at = commands(Plan(length=9, validate=Schedule(period=4)), answer=leave)
     assert shown(log) == "T4 P*."

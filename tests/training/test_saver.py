@@ -157,7 +157,7 @@ def test_an_error_is_raised_by_whatever_comes_next_and_once(host: SlowHost, meth
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_a_full_disk_is_told_and_outlasted(
+def test_a_full_disk_is_logged_and_training_continues(
     host: SlowHost, at_once: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The kernel's own: the state's file is /dev/full for a while."""

@@ -117,7 +117,7 @@ def test_rank_whose_training_has_failed_is_not_waited_for() -> None:
         assert ranks.must_stop(6)
 
 
-def test_without_the_others_training_goes_on() -> None:
+def test_without_the_others_training_continues() -> None:
     class Gone(FakeStore):
         def check(self, keys: list[str]) -> bool:
             raise ConnectionError("the chief has died")

@@ -41,7 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 CPU = torch.device("cpu")
 
 
-def test_time_is_told_by_phase_and_batches_by_second(clock: Clock) -> None:
+def test_time_is_reported_by_phase_and_batches_per_second(clock: Clock) -> None:
     measured = Usage(CPU)
     measured.data_s = 1.0
     measured.record("training", 4.0, batches=20)
@@ -63,7 +63,7 @@ def test_time_is_told_by_phase_and_batches_by_second(clock: Clock) -> None:
     assert measured.flush(at_once=True) == {"training_s": 1.0, "waiting_s": 0.25, "batches_per_second": 3.0}
 
 
-def test_figures_are_told_every_few_seconds_only(clock: Clock) -> None:
+def test_figures_are_reported_every_few_seconds_only(clock: Clock) -> None:
     measured = Usage(CPU)
     for _ in range(3):
         clock.now += usage.EVERY_S - 1
