@@ -1,4 +1,4 @@
-"""What a decision costs when many trials lie behind, and a search of a million trials on ten thousand workers.
+"""What a decision costs after many trials, and a search of a million trials on ten thousand workers.
 
 Per event: a method is driven through trials that start, report until they are stopped, and exit; the CPU time of the
 events is taken over a window of them once n trials have been created. dray's methods are to take at most 5 us an event
@@ -51,13 +51,13 @@ from searchers.simulate import Curve, simulate
 EVENT_US, ASK_MS = 5.0, 5.0
 SIMULATION_S = 60.0
 TRIALS, WORKERS = 1_000_000, 10_000
-PLACES = 64
+CONCURRENT = 64
 MAX_LENGTH, NUM_RUNGS, DIVISOR = 256, 5, 4
 WINDOW = 20_000
 """Events that are timed at each n."""
 
 
-def _asha(kind: type[ASHA], trials: int = 10**8, workers: int = PLACES) -> ASHA:
+def _asha(kind: type[ASHA], trials: int = 10**8, workers: int = CONCURRENT) -> ASHA:
     return kind(
         max_trials=trials,
         max_length=MAX_LENGTH,
@@ -74,16 +74,16 @@ METHODS: dict[str, Callable[[], Method]] = {
         max_trials=10**8,
         max_length=MAX_LENGTH,
         divisor=DIVISOR,
-        max_concurrent_trials=PLACES,
+        max_concurrent_trials=CONCURRENT,
     ),
 }
 
 
-class Told:
-    """Any part of a search, and the time that it takes for its events.
+class Timed:
+    """Calls a function for each event, and adds up the time it takes.
 
     Args:
-        on: takes an event.
+        on: Takes an event.
     """
 
     def __init__(self, on: Callable[[Event], list[Action]]) -> None:
@@ -99,8 +99,8 @@ class Told:
 
 
 def clock_ns() -> float:
-    """What a measurement of nothing shows: the clock's own cost, to be taken off."""
-    nothing = Told(lambda event: [])
+    """The cost of the clock itself, to be subtracted."""
+    nothing = Timed(lambda event: [])
     event = Started(trial=0)
     for _ in range(WINDOW):
         nothing(event)
@@ -108,11 +108,11 @@ def clock_ns() -> float:
 
 
 class Drive:
-    """Trials one after another, as far as each goes: the least that a driver can do.
+    """Runs trials one after another until each is stopped, paused or complete.
 
     Args:
-        first: the search's first actions.
-        rungs: where trials report.
+        first: The search's first actions.
+        rungs: Lengths at which trials report.
     """
 
     def __init__(self, first: list[Action], rungs: tuple[float, ...]) -> None:
@@ -121,24 +121,24 @@ class Drive:
         self._reached: dict[int, int] = {}
         self._random = Random(0)
         self.created = 0
-        self._carry(first)
+        self._follow(first)
 
     def step(self, on: Callable[[Event], list[Action]]) -> None:
-        """One trial, from getting its worker to losing it."""
+        """Run one trial from its start until it is stopped, paused or complete."""
         trial = self._queue.pop()
         self._stopped, self._paused = False, False
         self._trial = trial
-        self._carry(on(Started(trial=trial)))
+        self._follow(on(Started(trial=trial)))
         for rung in range(self._reached.pop(trial, 0), len(self._rungs)):
-            self._carry(on(Reported(trial=trial, step=self._rungs[rung], value=self._random.random())))
+            self._follow(on(Reported(trial=trial, step=self._rungs[rung], value=self._random.random())))
             if self._stopped:
                 break
             if self._paused:
                 self._reached[trial] = rung + 1
                 return
-        self._carry(on(Exited(trial=trial, reason="stopped" if self._stopped else "completed")))
+        self._follow(on(Exited(trial=trial, reason="stopped" if self._stopped else "completed")))
 
-    def _carry(self, actions: list[Action]) -> None:
+    def _follow(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Create(trial=trial):
@@ -157,23 +157,23 @@ class Drive:
 def per_event_us(
     first: list[Action], on: Callable[[Event], list[Action]], rungs: tuple[float, ...], sizes: list[int]
 ) -> dict[int, float]:
-    """CPU us of an event, once so many trials have been created."""
+    """CPU us per event, once this many trials have been created."""
     drive, found, idle = Drive(first, rungs), {}, clock_ns()
     for size in sizes:
         while drive.created < size:
             drive.step(on)
         windows = []
-        for _ in range(5):  # the median of five: the collector, and others on this machine, come and go
-            told = Told(on)
-            while told.events < WINDOW / 5:
-                drive.step(told)
-            windows.append((told.spent_ns / told.events - idle) / 1e3)
+        for _ in range(5):  # the median of five, since the garbage collector and other processes interfere
+            timed = Timed(on)
+            while timed.events < WINDOW / 5:
+                drive.step(timed)
+            windows.append((timed.spent_ns / timed.events - idle) / 1e3)
         found[size] = median(windows)
     return found
 
 
 def ask_ms(sizes: list[int]) -> dict[int, float]:
-    """CPU ms that dray's TPE takes for a proposal, once it was told of so many trials."""
+    """CPU ms that dray's TPE takes for a proposal, after the events of so many trials."""
     space, random, found = parse_space(SPACE), Random(0), {}
     rungs = tuple(dict.fromkeys(METHODS["ASHA, stopping"]().rungs))
     sampler, trials = OptunaSampler(space, seed=0, rungs=rungs), 0
@@ -264,7 +264,7 @@ def optuna_ask_ms(size: int) -> float:
 
 # -------------------------------------------------------------------------------------------------------------- figures
 def measure(paper: Paper, sizes: list[int], *, peers: bool) -> None:
-    """CPU us an event, of all that can be driven so far."""
+    """CPU us per event, for every method and peer."""
     rows = []
 
     def row(name: str, found: Mapping[int, float], target: float | None) -> None:

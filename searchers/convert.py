@@ -1,7 +1,7 @@
-"""Spaces written as Optuna distributions or as `ray.tune` domains, as the hyperparameters that `parse` takes.
+"""Optuna distributions and `ray.tune` domains converted into the hyperparameters that `parse` takes.
 
-Objects are known by the names of their classes and attributes, so neither library is imported. What comes back is plain
-JSON, which a configuration can hold: `parse(from_optuna({...}))`.
+Objects are recognized by the names of their classes and attributes, so neither library is imported. The result is plain
+JSON that a configuration can hold: `parse(from_optuna({...}))`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _value(value: object, path: str, leaf: Callable[[object], object], faults: F
 
 
 def _branches(vals: object, path: str, leaf: Callable[[object], object], faults: Faults) -> object:
-    """A category may be a space of its own."""
+    """A category may be a space itself."""
     if not isinstance(vals, list | tuple):
         return vals
     return [_value(val, f"{path}.vals[{i}]", leaf, faults) for i, val in enumerate(vals)]

@@ -1,8 +1,10 @@
-"""Domains of single hyperparameters, and mappings of them: how each is drawn, laid out as a grid, and checked.
+"""Domains of hyperparameters: how each is sampled, laid out on a grid, and how a given value is checked.
 
-The kinds are Determined's: const, categorical, int, double, log, nested. Beyond them: a `step` for numbers, `log` for
-integers, and categories that are domains themselves (a conditional space: the branch that is drawn has its own
-hyperparameters).
+The kinds are Determined's: const, categorical, int, double, log, nested. Additions: a `step` for numbers, `log` for
+integers, and categories that are domains themselves (a conditional space: only the drawn branch has hyperparameters).
+
+Every domain has `sample(rng)`, `grid(path, faults)` and `check(value, path, faults)`. The last two add what is wrong to
+`faults`, by path; `check` returns the value as it would be sampled.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from searchers.errors import SHOWN
 
 Faults = list[tuple[str, str]]
 
-_SLACK = 1e-9  # of a bound: base ** exponent, or a sum of steps, may be off by the last digit
+_SLACK = 1e-9  # relative: base ** exponent and sums of steps may be off in the last digit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,7 @@ class Const:
     val: object
 
     def sample(self, rng: Random) -> object:
-        return copy.deepcopy(self.val)  # else trials would share a list
+        return copy.deepcopy(self.val)  # or trials would share a list
 
     def grid(self, path: str, faults: Faults) -> list[object]:
         return [self.val]
@@ -44,7 +46,7 @@ class Const:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Categorical:
-    """One of `vals`, all equally likely. A value that is a domain is then drawn from."""
+    """One of `vals`, all equally likely; a value that is a domain is then sampled."""
 
     vals: tuple[object, ...]
 
@@ -66,19 +68,19 @@ class Categorical:
         branches = [val for val in self.vals if isinstance(val, DOMAINS)]
         if branches and isinstance(value, Mapping):
             # The branch that was meant has the same constants (such as a name), or else the fewest faults.
-            told: list[tuple[bool, int, Faults]] = []
+            candidates: list[tuple[bool, int, Faults]] = []
             for branch in branches:
-                its: Faults = []
-                branch.check(value, path, its)
-                told.append((_contradicts(branch, value), len(its), its))
-            faults.extend(min(told)[2])
+                found: Faults = []
+                branch.check(value, path, found)
+                candidates.append((_contradicts(branch, value), len(found), found))
+            faults.extend(min(candidates)[2])
         else:
             also = f"{shown and ', or one of '}{len(branches)} mappings" if branches else ""
             faults.append((path, f"must be one of {shown}{also}, got {value!r}"))
         return value
 
     def find(self, value: object) -> tuple[int | None, object]:
-        """The index in `vals` of this value, or of its domain, and the value as drawn; or (None, None)."""
+        """The index in `vals` of this value or of its domain, and the value as sampled; or (None, None)."""
         for choice, val in enumerate(self.vals):
             if isinstance(val, DOMAINS):
                 faults: Faults = []
@@ -92,9 +94,12 @@ class Categorical:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int:
-    """An integer from minval to maxval, both included; minval + k * step if there is a step.
+    """An integer from minval to maxval, both included, in steps of `step`.
 
-    Uniform, or, with `log`, uniform in its logarithm. `count`: points on a grid.
+    Uniform or, with `log`, uniform in its logarithm. `count`: points on a grid.
+
+    >>> Int(minval=1, maxval=9, count=3).grid("n", [])
+    [1, 5, 9]
     """
 
     minval: int
@@ -119,12 +124,12 @@ class Int:
     def grid(self, path: str, faults: Faults) -> list[object]:
         size = (self.maxval - self.minval) // self.step + 1
         count = self.count if self.count is not None else size if self.step != 1 else _missing(path, faults)
-        if _is_too_long(min(count, size), path, faults):
+        if _is_too_large(min(count, size), path, faults):
             return []
         if count >= size:
             return [self.minval + self.step * i for i in range(size)]
         points = _even(self.minval, self.maxval, count)
-        rounded = [_away(point) for point in points]
+        rounded = [_rounded(point) for point in points]
         return [self.nearest(value) for value in rounded] if self.step != 1 else list(rounded)
 
     def check(self, value: object, path: str, faults: Faults) -> object:
@@ -140,7 +145,7 @@ class Int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Double:
-    """A float, uniform from minval to maxval; minval + k * step if there is a step. `count`: points on a grid."""
+    """A float, uniform from minval to maxval; with `step`, one of minval + k * step. `count`: points on a grid."""
 
     minval: float
     maxval: float
@@ -169,7 +174,7 @@ class Double:
     def grid(self, path: str, faults: Faults) -> list[object]:
         steps = self.count is None and self.step is not None
         count = self.count if self.count is not None else self._steps() + 1 if steps else _missing(path, faults)
-        if _is_too_long(count, path, faults):
+        if _is_too_large(count, path, faults):
             return []
         if steps:
             return [self._nth(n) for n in range(count)]
@@ -188,7 +193,7 @@ class Double:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """base ** e, the exponent e uniform from minval to maxval; rounded to a multiple of `step` if there is one.
+    """base ** e, the exponent e uniform from minval to maxval; with `step`, rounded to a multiple of it.
 
     `count`: points on a grid.
     """
@@ -221,7 +226,7 @@ class Log:
 
     def grid(self, path: str, faults: Faults) -> list[object]:
         count = self.count if self.count is not None else _missing(path, faults)
-        if _is_too_long(count, path, faults):
+        if _is_too_large(count, path, faults):
             return []
         exponents = _even(Fraction(str(self.minval)), Fraction(str(self.maxval)), count)
         return list(dict.fromkeys(self.nearest(float(self.base ** float(exponent))) for exponent in exponents))
@@ -271,7 +276,7 @@ class Nested:
     def _check_one(value: Mapping[object, object], name: str, domain: Domain, path: str, faults: Faults) -> object:
         if name in value:
             return domain.check(value[name], path, faults)
-        if isinstance(domain, Const):  # there is nothing to choose, so it need not be said
+        if isinstance(domain, Const):  # may be left out
             return copy.deepcopy(domain.val)
         if isinstance(domain, Nested):
             return domain.check({}, path, faults)
@@ -283,10 +288,11 @@ Domain = Const | Categorical | Int | Double | Log | Nested
 DOMAINS = (Const, Categorical, Int, Double, Log, Nested)
 
 MAX_GRID = 1_000_000
-"""Most points of a grid, which is kept as a list."""
+"""Most points of a grid, which is kept in memory."""
 
 
 def _contradicts(branch: object, value: Mapping[str, object]) -> bool:
+    """Whether the value differs from the branch in a constant."""
     domains = branch.domains if isinstance(branch, Nested) else ()
     return any(
         isinstance(domain, Const) and name in value and not same(value[name], domain.val) for name, domain in domains
@@ -294,7 +300,7 @@ def _contradicts(branch: object, value: Mapping[str, object]) -> bool:
 
 
 def names(nested: Nested, *, prefix: str = "") -> Iterator[str]:
-    """Dotted names of all hyperparameters, with those of each conditional branch; some come twice."""
+    """Dotted names of all hyperparameters, including those of every conditional branch; some occur twice."""
     for name, domain in nested.domains:
         branches = domain.vals if isinstance(domain, Categorical) else (domain,)
         if not all(isinstance(branch, Nested) for branch in branches):
@@ -321,7 +327,7 @@ def closest(name: object, known: list[str]) -> str:
 
 
 def same(value: object, other: object) -> bool:
-    """Equality of JSON values: 1.0 equals 1, True does not, a tuple equals a list, NaN itself."""
+    """Equality of JSON values: 1.0 equals 1 but True does not, a tuple equals a list, NaN equals itself."""
     if isinstance(value, bool) or isinstance(other, bool):
         return value is other
     if isinstance(value, list | tuple) and isinstance(other, list | tuple):
@@ -335,7 +341,7 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _is_too_long(count: int, path: str, faults: Faults) -> bool:
+def _is_too_large(count: int, path: str, faults: Faults) -> bool:
     if count > MAX_GRID:
         faults.append(
             (path, f"must have at most {MAX_GRID} points on a grid, got {count}; use fewer, or random search")
@@ -349,13 +355,13 @@ def _missing(path: str, faults: Faults) -> int:
 
 
 def _even(low: Fraction | int, high: Fraction | int, count: int) -> list[Fraction]:
-    """`count` evenly spaced numbers with both ends, or just the middle for a count of 1. Exact."""
+    """`count` evenly spaced numbers including both ends, or only the middle if count is 1. Exact."""
     if count == 1:
         return [Fraction(low + high) / 2]
     return [low + Fraction(high - low) * i / (count - 1) for i in range(count)]
 
 
-def _away(value: Fraction) -> int:
-    """Rounded, halves away from zero."""
+def _rounded(value: Fraction) -> int:
+    """The nearest integer, halves away from zero."""
     whole = math.floor(abs(value) + Fraction(1, 2))
     return whole if value >= 0 else -whole

@@ -1,8 +1,8 @@
 """Random histories of a search, for the checks of `searchers.testing`.
 
-Trials start, report (in order, late, out of order, not finite), obey a stop or finish before it comes, pause at once or
-one report later, fail (also while paused), turn out invalid, are canceled; the search is extended, while it runs and
-when it is done.
+Trials start, report (in order, late, out of order, not finite), stop or complete before they could, pause at once or
+one report later, fail (also while paused), are invalid, are canceled; the search is extended while it runs and when it
+is done.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Extension:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What happened to a method: its first actions, then every event with the actions that followed."""
+    """The first actions of a method, then every event with the actions that followed."""
 
     first: list[Action]
     steps: list[tuple[Event | Extension, list[Action]]]
@@ -73,8 +73,8 @@ def play(
         length: Length at which trials end by themselves. An extension may change it.
         normalised: Report values as a method gets them; else also NaN, None and infinities, as a search does.
         always: Every trial ends this way, without a report.
-        extensions: Asked for in this order, at random moments, or at the latest when the search is done. Those that are
-            refused are not in the history.
+        extensions: Requested in this order at random moments, at the latest when the search is done. Refused ones are
+            not in the history.
     """
     player = _Player(
         subject=subject,
@@ -147,7 +147,7 @@ class _Player:
             self.tell(Reported(trial=trial, step=self.running[trial], value=self.value()))
 
     def step_paused(self, trial: int) -> None:
-        """A paused trial fails, is canceled, or reports, since it was not quite paused yet."""
+        """A paused trial fails, is canceled, or reports once more before its workers leave."""
         if self.rng.random() < 0.3:
             self.exit(trial, self.rng.choice(("errored", "canceled", "invalid_hp")))
         else:

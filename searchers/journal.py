@@ -1,7 +1,7 @@
-"""An append-only log, one JSON object a line: on disk before `append` returns, or, within `together`, before that ends.
+"""An append-only log, one JSON object per line, on disk before `append` returns or, in `together`, before that ends.
 
 A process can die while it writes, so the last line may be torn: it was never acknowledged, and is dropped. A bad line
-anywhere else means that the file was damaged, and is an error.
+anywhere else means that the file is damaged, and raises.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from searchers.errors import JournalError
 Record = dict[str, object]
 
 _LOCK_PATIENCE_S = 0.2
-"""How long to try for the lock: `Journal.writer` in another process may hold it for a moment."""
+"""How long to try for the lock, which `Journal.writer` in another process may hold for a moment."""
 
 
 class Journal:
-    """The journal at `path`, open for appending by this process alone; made, with its directory, if it is not there.
+    """The journal at `path`, open for appending by this process only; created, with its directory, if missing.
 
-    A torn last line is cut off at opening. The lock is a file beside it, `<path>.lock`, and ends with the process.
+    A torn last line is removed on opening. The lock is the file `<path>.lock`, and is released when the process ends.
 
     Args:
         path: e.g. `experiment/journal.jsonl`.
@@ -47,8 +47,8 @@ class Journal:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._mutex = threading.Lock()
-        self._later = b""
-        self._gathers: int | None = None
+        self._unwritten = b""
+        self._together_thread: int | None = None
         self._lock = _lock(self.path)
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -62,7 +62,7 @@ class Journal:
 
     @staticmethod
     def writer(path: str | os.PathLike[str]) -> int | None:
-        """The id, on its machine, of the process that has the journal at `path` open; 0 if unknown, None if none has.
+        """The process id of the writer that has the journal at `path` open; 0 if unknown, None if there is none.
 
         This takes the lock for a moment, which `Journal` waits out.
         """
@@ -80,41 +80,41 @@ class Journal:
         return None
 
     def append(self, record: Mapping[str, object], *, wait: bool = True) -> None:
-        """Write the record as one line, and return when it is on disk. Safe to call from several threads.
+        """Write the record as one line, and return once it is on disk. Thread-safe.
 
         Args:
-            record: plain data.
-            wait: False for a record that may be lost in a crash: it is written with the next record that is waited
-                for, or at `close`.
+            record: Plain data.
+            wait: False for a record that may be lost in a crash: it is written with the next record that waits, or at
+                `close`.
 
         Raises:
             ValueError: It is not strict JSON (NaN and infinities are not). Nothing is written.
-            OSError: The disk refused it. A part that was written is removed.
+            OSError: The write failed. A partly written line is removed.
         """
         line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         with self._mutex:
             assert self._lock >= 0, f"the journal {self.path} was closed"
-            if wait and self._gathers != threading.get_ident():
+            if wait and self._together_thread != threading.get_ident():
                 self._write(line)
             else:
-                self._later += line
+                self._unwritten += line
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Write what this thread appends in the block when the block ends: one wait for the disk for all of it.
+        """Write all records that this thread appends in the block at once, when the block ends.
 
         For one thread at a time.
         """
-        self._gathers = threading.get_ident()
+        self._together_thread = threading.get_ident()
         try:
             yield
         finally:
-            self._gathers = None
+            self._together_thread = None
             with self._mutex:
                 self._write(b"")
 
     def _write(self, line: bytes) -> None:
-        line, self._later = self._later + line, b""
+        line, self._unwritten = self._unwritten + line, b""
         if line:
             try:
                 written = 0
@@ -128,7 +128,7 @@ class Journal:
             self._size += len(line)
 
     def close(self) -> None:
-        """Give up the lock. Idempotent."""
+        """Write what is left, and release the lock. Idempotent."""
         with self._mutex:
             if self._lock >= 0:
                 try:
@@ -146,20 +146,20 @@ class Journal:
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> list[Record]:
-        """All whole records; the n-th one is line n + 1. Works while another process appends.
+        """All complete records; record n is line n + 1. Works while another process appends.
 
         Raises:
-            FileNotFoundError: There is no such file.
-            JournalError: A line other than the last one is no JSON object.
+            FileNotFoundError: The file does not exist.
+            JournalError: A line other than the last one is not a JSON object.
         """
         return Journal.parse(Path(path).read_bytes(), where=str(path))
 
     @staticmethod
     def parse(data: bytes, *, where: str) -> list[Record]:
-        """As `read`, from a journal's content; `where` is its name in errors."""
+        """Like `read`, from the content of a journal; `where` is its name in errors."""
         lines = data.count(b"\n")
         try:
-            # All at once takes half the time. If something is wrong, line by line tells what.
+            # All at once takes half the time. If that fails, line by line finds the bad one.
             whole = data[: data.rfind(b"\n")].replace(b"\n", b",")
             records: list[Record] = json.loads(b"[%b]" % whole) if lines else []
         except ValueError:
@@ -199,14 +199,14 @@ def _record(line: bytes) -> Record | None:
 
 
 def _whole_bytes(data: bytes) -> int:
-    """Length of the data up to the end of its last whole line; only the last two lines need a look."""
+    """Length of the data up to the end of its last complete line; only the last two lines are parsed."""
     end = data.rfind(b"\n") + 1
     begin = data.rfind(b"\n", 0, max(end - 1, 0)) + 1
     return end if end == begin or _record(data[begin:end]) is not None else begin
 
 
 def _lock(path: Path) -> int:
-    # A file of its own: closing *any* descriptor of a file can drop the process's lock on it where locks are POSIX's
+    # A separate file: closing *any* descriptor of a file can drop the process's lock on it where locks are POSIX's
     # (NFS), and the journal is read while it is open. It is never deleted: two processes could then hold two files.
     descriptor = os.open(_lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     deadline = time.monotonic() + _LOCK_PATIENCE_S

@@ -1,4 +1,4 @@
-"""What a search will do before it runs: brackets, rungs, trials at each, and the total length trained."""
+"""What a search will do: its brackets and rungs, the trials at each, and the total length trained."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from searchers.random_search import RandomSearch
 from searchers.simulate import Curve, simulate
 
 WORKERS = 16
-"""Of a simulation: methods have so many trials at a time by default."""
+"""Workers of a simulation; the default of `max_concurrent_trials`."""
 RUNS = 100
-"""How many searches `expected` simulates."""
+"""Most searches that `expected` simulates."""
 SIMULATED = 10_000
-"""How many trials it simulates at most, in all of these: a second's work."""
+"""Most trials that it simulates in all of them, about a second's work."""
 LEAST_RUNS = 5
 
 
@@ -31,7 +31,7 @@ class RungPreview:
 
     Attributes:
         length: In the unit of `max_length`; None where the search does not set the length of its trials.
-        trials: Trials that reach it; a mean, if it is left to chance.
+        trials: Trials that reach it; a mean if it depends on chance.
         last: Those of them that go no further.
     """
 
@@ -70,7 +70,7 @@ class Preview:
 
     Attributes:
         brackets: In the order in which their first trials are created.
-        likely: Nine of ten searches have a `total` in this range; None if it is certain, or not known.
+        likely: Nine of ten searches have a `total` in this range; None if the total is certain or unknown.
     """
 
     brackets: tuple[BracketPreview, ...]
@@ -89,14 +89,14 @@ class Preview:
 
 
 def preview(method: Method) -> Preview:
-    """What this new method will do, by Determined's rule: of n trials at a rung max(floor(n / divisor), 1) go on.
+    """What this new method will do, by Determined's rule: of n trials at a rung max(floor(n / divisor), 1) continue.
 
-    A method from elsewhere is simulated once, with random values at each rung: the number of trials at a rung is then
-    one draw of what may happen. This starts the method; make another one to run.
+    A custom method is simulated once, with random values at each rung, so its numbers of trials are one random outcome.
+    This starts the method; make another one to run.
 
     Raises:
-        TypeError: It is no method.
-        RuntimeError: It broke the rules in the simulation; see `searchers.testing.check_method`.
+        TypeError: It is not a method.
+        RuntimeError: It broke a rule in the simulation; see `searchers.testing.check_method`.
 
     >>> from searchers import ASHA
     >>> found = preview(ASHA(max_trials=64, max_length=16, num_rungs=3))
@@ -117,7 +117,7 @@ def preview(method: Method) -> Preview:
 
 
 def is_certain(method: Method) -> bool:
-    """Whether nothing about the lengths of its trials is left to chance."""
+    """Whether the lengths of its trials do not depend on chance."""
     return isinstance(method, RandomSearch)
 
 
@@ -136,15 +136,15 @@ def _halving(asha: SuccessiveHalving) -> BracketPreview:
 
 
 def expected(make: Callable[[], Method]) -> Preview:
-    """What a search does on average, and the range in which its total is likely to be, from simulations.
+    """What a search does on average, and the likely range of its total, from simulations.
 
-    `preview` is what Determined shows: a floor. A stopping ASHA lets more trials go on, because the first ones at a
-    rung have few to be compared with: small searches train half as much again. In these simulations a trial's rank
-    mostly stays from rung to rung, as it does in training. A search of thousands of trials is not simulated; it gets
-    the floor.
+    `preview` shows, as Determined does, a lower bound. With stopping ASHA more trials continue, because the first ones
+    at a rung are compared with few others: small searches train half as much again. In these simulations a trial's rank
+    mostly stays the same from rung to rung, as it does in training. For a search of thousands of trials, which would
+    take too long to simulate, the lower bound is returned.
 
     Args:
-        make: Makes the method, a new one at each call.
+        make: Returns a new method at each call.
 
     Raises:
         TypeError, RuntimeError: As `preview`.
@@ -206,7 +206,7 @@ def _simulated(method: Method, run: int) -> Preview:
 
 
 def _counted(rungs: Sequence[float], reached: Sequence[float]) -> BracketPreview:
-    """The trials at each rung, from the lengths that they reached."""
+    """The number of trials at each rung, from the lengths that trials reached."""
     lengths = tuple(dict.fromkeys(rungs))
     if not lengths:
         return BracketPreview(rungs=(RungPreview(length=None, trials=len(reached), last=len(reached)),))

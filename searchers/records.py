@@ -1,6 +1,6 @@
 """Events, actions and hyperparameters as strict JSON, for the records of a journal: NaN and infinities are strings.
 
-Numbers of other types (NumPy's, `Decimal`, a tensor of one element) become ints and floats here. What has no record is
+Numbers of other types (NumPy's, `Decimal`, a tensor of one element) become ints and floats here. Other values are
 refused, so `from_json(to_json(x))` is exactly what a replay will see.
 """
 
@@ -30,7 +30,7 @@ from searchers.events import (
 
 _NAMES: dict[type[Action], str] = {Create: "create", Stop: "stop", Pause: "pause", Resume: "resume"}
 FLOAT = "$float"
-"""The name in the journal of a hyperparameter's float that is not finite."""
+"""The key in the journal of a hyperparameter that is a float but not finite."""
 EVENT_KINDS = frozenset({"started", "reported", "exited"})
 
 
@@ -72,10 +72,10 @@ def event_to_json(event: Event) -> dict[str, object]:
 
 
 def event_from_json(record: Mapping[str, object]) -> Event:
-    """The event of a record that `event_to_json` made; other keys (`actions`, `hparams`) are ignored.
+    """The inverse of `event_to_json`; other keys (`actions`, `hparams`) are ignored.
 
     Raises:
-        ValueError: The record is not of a known event, or lacks a field, or a field has the wrong type.
+        ValueError: The event is unknown, or a field is missing or has the wrong type.
     """
     match record.get("event"), record.get("trial"):
         case "started", int(trial):
@@ -99,10 +99,10 @@ def action_to_json(action: Action) -> dict[str, object]:
 
 
 def action_from_json(record: Mapping[str, object]) -> Action:
-    """The action of a record that `action_to_json` made.
+    """The inverse of `action_to_json`.
 
     Raises:
-        ValueError: The record is not of a known action.
+        ValueError: The action is unknown.
     """
     match dict(record):
         case {"action": "done", "reason": reason}:
@@ -121,7 +121,7 @@ def action_from_json(record: Mapping[str, object]) -> Action:
 
 
 def number_to_json(value: object) -> object:
-    """A non-finite float as "nan", "inf" or "-inf"; anything else as it is."""
+    """A float that is not finite as "nan", "inf" or "-inf"; anything else unchanged."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -142,7 +142,7 @@ def hparams_to_json(value: object) -> object:
     """Hyperparameters as strict JSON: a float that is not finite becomes {"$float": "inf"}, a NumPy array a list.
 
     Raises:
-        ValueError: JSON has nothing like it; the message ends in what was given.
+        ValueError: JSON can't hold it.
     """
     match value:
         case None | bool():
@@ -182,7 +182,7 @@ def _number(value: object, *, or_bool: bool = False) -> float:
     """The number as an int or a float, whatever its type.
 
     Raises:
-        ValueError: It is none, or too large for a float.
+        ValueError: It is not a number, or too large for a float.
     """
     try:
         item = getattr(value, "item", None)  # of NumPy and torch

@@ -1,4 +1,4 @@
-"""Hyperparameter spaces in Determined's YAML: what may be drawn, and drawing it.
+"""Hyperparameter spaces: Determined's YAML parsed into domains, and points sampled from them.
 
     hyperparameters:
       global_batch_size: 64                                   # a scalar or a list is a constant
@@ -12,7 +12,7 @@
         vals: [{name: sgd, momentum: {type: double, minval: 0.0, maxval: 0.99}}, {name: adam}]
 
 Keys are visited in sorted order at every level, so one seed gives one sample, whatever the order in the file.
-`step`, `log` and conditional categories are ours; the rest is Determined's.
+`step`, `log` and conditional categories are additions to Determined's.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from searchers.errors import SHOWN, SpaceError
 from searchers.records import FLOAT, hparams_from_json, hparams_to_json
 
 MAX_DRAWS = 1000
-"""Points drawn for one trial before the constraint is taken to be unsatisfiable."""
+"""Points drawn for one trial before the constraint counts as unsatisfiable."""
 
 Constraint = Callable[[Mapping[str, object]], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """A parsed space. `parse` makes one.
+    """A parsed space, the result of `parse`.
 
     Attributes:
         root: Its domains.
-        constraint: Says whether a point is allowed; None: all are. It must depend on the point alone, or a search
-            can't be reproduced.
+        constraint: Whether a point is allowed; None: all are. It must depend only on the point, or a search can't be
+            reproduced.
         path: The space's name in errors.
     """
 
@@ -49,9 +49,9 @@ class Space:
     path: str = "hyperparameters"
 
     def sample(self, rng: Random) -> dict[str, object]:
-        """One point: a new dict of JSON values with sorted keys, also where nested. Constants draw nothing from `rng`.
+        """One point: a new dict of JSON values, with sorted keys at every level. Constants draw nothing from `rng`.
 
-        A point that the constraint refuses is drawn again, from the same `rng`.
+        A point that the constraint refuses is drawn again from the same `rng`.
 
         Raises:
             SpaceError: The constraint refused 1,000 points in a row.
@@ -74,17 +74,16 @@ class Space:
         )
 
     def allows(self, point: Mapping[str, object]) -> bool:
-        """Whether the constraint, if any, holds at the point."""
+        """Whether the constraint, if any, allows the point."""
         return self.constraint is None or bool(self.constraint(point))
 
     def grid(self) -> list[dict[str, object]]:
         """All points of the grid: the Cartesian product of all axes, the first name (sorted) changing slowest.
 
-        A constant has 1 point, a categorical all its values, and a number `count` points, evenly spaced (a log's in the
-        exponent), with both ends, or the middle for a count of 1. Integers are rounded, halves away from zero, and have
-        at most as many points as there are integers. A conditional category has the points of its own grid. A space
-        without hyperparameters has no points. Points that the constraint refuses are left out.
-        Source: Determined's grid search.
+        A constant has 1 point and a categorical all its values. A number has `count` evenly spaced points (for a log,
+        in the exponent) including both ends, or the middle if count is 1; integers are rounded, halves away from zero,
+        without repeats. A conditional category has the points of its own grid. A space without hyperparameters has no
+        points. Points that the constraint refuses are left out. Source: Determined's grid search.
 
         Raises:
             SpaceError: A number has neither `count` nor `step`, or there are more than a million points.
@@ -99,14 +98,14 @@ class Space:
         return [point for point in points if self.allows(point)]
 
     def check(self, point: object, *, path: str) -> dict[str, object]:
-        """The point as it would be drawn: whole floats as integers where those are due, constants filled in.
+        """The point as it would be sampled: whole floats as integers for `int`, constants filled in.
 
         Args:
-            point: Given by a user; its numbers may be of NumPy's types.
+            point: Given by a user; its numbers may have NumPy types.
             path: Its name in errors, e.g. `searcher.points[2]`.
 
         Raises:
-            SpaceError: It is no point of the space. All faults are named, by path.
+            SpaceError: It is not a point of the space. All faults are named, by path.
         """
         faults: Faults = []
         try:
@@ -121,13 +120,13 @@ class Space:
         return cast("dict[str, object]", checked)
 
     def faults(self, point: object, *, path: str) -> Faults:
-        """Why this is no point of the domains; [] if it is one. The constraint is not asked."""
+        """Why this is not a point of the domains; [] if it is. The constraint is not checked."""
         faults: Faults = []
         self.root.check(point, path, faults)
         return faults
 
     def names(self) -> list[str]:
-        """Dotted names of all hyperparameters ("model.layers"), sorted; with those of every conditional branch."""
+        """Dotted names of all hyperparameters ("model.layers"), sorted, including those of every conditional branch."""
         return sorted(set(names(self.root)))
 
 
@@ -139,7 +138,7 @@ def parse(
     Args:
         hyperparameters: Names to domains, as in the example at the top of this file.
         path: Its name in errors.
-        constraint: Says whether a point may be tried.
+        constraint: Whether a point is allowed.
 
     Raises:
         SpaceError: Something is invalid. `faults` names all of it, by path: "hyperparameters.lr.minval".
@@ -181,7 +180,7 @@ def _domain(spec: object, path: str, faults: Faults) -> Domain:
     before = len(faults)
     fields = _fields(spec, path, faults)
     if len(faults) > before:
-        return Const(val=None)  # never used: parse raises
+        return Const(val=None)  # unused, since parse raises
     match spec["type"]:
         case "const":
             return Const(val=_json(fields["val"], f"{path}.val", faults))
@@ -191,7 +190,7 @@ def _domain(spec: object, path: str, faults: Faults) -> Domain:
 
 
 def _fields(spec: Mapping[str, object], path: str, faults: Faults) -> dict[str, object]:
-    """The fields of a typed domain: all the required ones are there, and no unknown one."""
+    """The fields of a typed domain, after a check that none is missing or unknown."""
     kind = spec["type"]
     if not isinstance(kind, str) or kind not in _REQUIRED:
         known = ", ".join(_REQUIRED)
@@ -212,7 +211,7 @@ def _categorical(vals: object, path: str, faults: Faults) -> Categorical:
     if not isinstance(vals, list | tuple) or not vals:
         faults.append((path, f"must be a list of at least one value, got {vals!r}"))
         return Categorical(vals=())
-    # One with a domain inside makes them all spaces: {name: adam} beside {name: sgd, momentum: ...}.
+    # If one mapping contains a domain, all mappings are spaces: {name: adam} beside {name: sgd, momentum: ...}.
     conditional = any(map(_holds_domain, vals))
     return Categorical(
         vals=tuple(
@@ -225,14 +224,14 @@ def _categorical(vals: object, path: str, faults: Faults) -> Categorical:
 
 
 def _holds_domain(val: object) -> bool:
-    """Whether a category is a space of its own: a mapping like {"type": "relu"} is a plain value."""
+    """Whether a category is a space; a mapping like {"type": "relu"} is a plain value."""
     if not isinstance(val, Mapping):
         return False
     return ("type" in val and not _FIELDS.isdisjoint(val)) or any(map(_holds_domain, val.values()))
 
 
 def spaces_in_lists(hyperparameters: object, path: str) -> list[str]:
-    """The paths of what looks like a space, but is within a list, which is one constant as a whole.
+    """The paths of what looks like a space inside a list, which as a whole is one constant.
 
     >>> spaces_in_lists({"layers": [8, {"type": "int", "minval": 1, "maxval": 4}]}, "hyperparameters")
     ['hyperparameters.layers[1]']
@@ -304,7 +303,7 @@ def _whole(value: object, path: str, faults: Faults) -> float:
 
 
 def _fits(value: float) -> bool:
-    """Whether a float can hold it. 10 ** 400 could be drawn, but neither ranked nor shown."""
+    """Whether a float can hold it: 10 ** 400 can be neither ranked nor shown."""
     try:
         float(value)
     except OverflowError:
@@ -313,7 +312,7 @@ def _fits(value: float) -> bool:
 
 
 def _yaml_float(value: object) -> str:
-    """A hint: YAML 1.1 reads 1e-4, which has no point, as a string."""
+    """A hint, since YAML 1.1 reads 1e-4, without a decimal point, as a string."""
     try:
         return f" (a string; write {float(value)!r})" if isinstance(value, str) else ""
     except ValueError:
@@ -321,7 +320,7 @@ def _yaml_float(value: object) -> str:
 
 
 def _json(value: object, path: str, faults: Faults) -> object:
-    """The value as JSON holds it (tuples become lists), so that a journal gives back what was drawn."""
+    """The value as JSON (tuples become lists), so that a journal returns what was drawn."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int | float):

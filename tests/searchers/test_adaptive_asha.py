@@ -1,4 +1,4 @@
-"""Brackets of ASHA: trials in two brackets, numbered as one; who is created, what is told, when it is done."""
+"""Adaptive ASHA: trials of two brackets, numbered together; creations, decisions and the end."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_brackets_have_their_own_rungs_and_trials() -> None:
     assert (method.rungs, method.max_trials) == ((4, 16), 12)
 
 
-def test_first_trials_are_those_of_the_first_bracket_then_of_the_second() -> None:
+def test_the_first_bracket_creates_its_trials_first() -> None:
     method = two_brackets()
     assert method.start() == [Create(trial=trial) for trial in range(4)]
     assert report(method, 2, 4, 0.9) == report(method, 3, 4, 0.8) == [], "of the second bracket: no rung at 4"
@@ -69,7 +69,7 @@ def test_results_are_not_shared_between_brackets() -> None:
     assert report(method, 1, 4, 0.5) == [Stop(trial=1), Create(trial=4)]
 
 
-def test_trials_keep_their_numbers_when_brackets_create_in_turns() -> None:
+def test_trials_keep_their_numbers_when_brackets_alternate() -> None:
     method = two_brackets()
     method.start()
     assert leave(method, 3) == [Create(trial=4)], "of the second bracket"
@@ -79,7 +79,7 @@ def test_trials_keep_their_numbers_when_brackets_create_in_turns() -> None:
     assert report(method, 1, 4, 0.9) == [Stop(trial=1), Create(trial=6)]
 
 
-def test_done_when_every_bracket_is() -> None:
+def test_done_when_every_bracket_is_done() -> None:
     method = two_brackets(max_trials=3)
     assert [b.max_trials for b in method.brackets] == [2, 1]
     method.start()
@@ -98,7 +98,7 @@ def test_done_when_every_bracket_is() -> None:
         (["canceled", "canceled", "canceled"], "canceled"),
     ],
 )
-def test_how_it_ended(reasons: list[Reason], outcome: str) -> None:
+def test_reason_of_done(reasons: list[Reason], outcome: str) -> None:
     method = two_brackets(max_trials=3)
     method.start()
     *before, last = [leave(method, trial, reason) for trial, reason in enumerate(reasons)]
@@ -111,13 +111,13 @@ def test_invalid_trials_are_counted_over_all_brackets() -> None:
     method.start()
     assert leave(method, 0, "invalid_hp") == [Create(trial=4)]
     assert leave(method, 2, "invalid_hp") == [Create(trial=5)]
-    assert leave(method, 2, "invalid_hp") == [], "told twice, counted once"
+    assert leave(method, 2, "invalid_hp") == [], "a repeated exit is counted once"
     assert leave(method, 4, "invalid_hp") == [], "the third one: nothing is created any more, in no bracket"
     assert leave(method, 3) == leave(method, 5) == []
     assert leave(method, 1) == [Done(reason="invalid_hp")]
 
 
-def test_promotion_pauses_and_resumes_by_the_numbers_of_the_whole() -> None:
+def test_promotion_uses_the_trial_numbers_of_the_search() -> None:
     method = AdaptiveASHA(
         max_trials=8, max_length=16, bracket_rungs=[2, 1], max_concurrent_trials=2, variant="promotion", divisor=2
     )
@@ -137,21 +137,21 @@ def test_unknown_trial_is_illegal_and_changes_nothing() -> None:
     assert state(method) == before
 
 
-# ------------------------------------------------------------------------------------------------- weaknesses, mended
+# -------------------------------------------------------------------------------------------- where Determined was weak
 
 
-def test_weakness_4_exact_powers_have_all_their_rungs() -> None:
+def test_exact_powers_of_the_divisor_have_all_rungs() -> None:
     method = AdaptiveASHA(max_trials=1000, max_length=1000, divisor=10, mode="aggressive")
     assert math.floor(math.log(1000) / math.log(10)) + 1 == 3, "what floats say"
     assert [bracket.rungs for bracket in method.brackets] == [(1, 10, 100, 1000)]
 
 
-def test_weakness_5_brackets_never_have_more_trials_than_the_search() -> None:
+def test_brackets_never_have_more_trials_than_the_search() -> None:
     method = AdaptiveASHA(max_trials=2, max_length=16, bracket_rungs=[3, 2, 1])
     assert [bracket.max_trials for bracket in method.brackets] == [1, 1]
 
 
-def test_brackets_with_more_rungs_come_first_in_whatever_order_they_are_given() -> None:
+def test_brackets_are_sorted_by_rungs() -> None:
     method = AdaptiveASHA(max_trials=50, max_length=256, bracket_rungs=[1, 3, 2], max_concurrent_trials=4)
     assert [len(bracket.rungs) for bracket in method.brackets] == [3, 2, 1]
     assert [bracket.max_trials for bracket in method.brackets] == [32, 12, 6], "16/3 : 4/2 : 1"
@@ -161,14 +161,14 @@ def test_brackets_with_more_rungs_come_first_in_whatever_order_they_are_given() 
 @given(
     st.integers(1, 200), st.lists(st.integers(1, 8), min_size=1, max_size=8), st.sampled_from([1.1, 1.5, 2, 3, 4, 10])
 )
-def test_brackets_share_out_exactly_the_trials_there_are(max_trials: int, rungs: list[int], divisor: float) -> None:
+def test_brackets_have_exactly_max_trials_together(max_trials: int, rungs: list[int], divisor: float) -> None:
     trials = bracket_trials(max_trials, bracket_weights(rungs, divisor=divisor))
     assert sum(trials) == max_trials
     assert min(trials) >= min(1, max_trials // len(rungs)), "one each, as far as they go"
 
 
 @pytest.mark.parametrize("variant", ["stopping", "promotion"])
-def test_trials_created_are_those_of_the_budget(variant: str) -> None:
+def test_exactly_max_trials_are_created(variant: str) -> None:
     method = AdaptiveASHA(max_trials=50, max_length=16, variant=variant)  # type: ignore[arg-type]
     pending = [action.trial for action in method.start() if isinstance(action, Create)]
     assert len(pending) == 16
@@ -183,7 +183,7 @@ def test_trials_created_are_those_of_the_budget(variant: str) -> None:
 # -------------------------------------------------------------------------------------------------------- extension
 
 
-def test_more_trials_are_shared_out_by_the_same_weights() -> None:
+def test_more_trials_are_shared_by_the_same_weights() -> None:
     method = two_brackets(max_trials=3)
     method.start()
     for trial in range(3):
@@ -207,7 +207,7 @@ def test_a_longer_search_is_longer_in_every_bracket() -> None:
     assert leave(method, 2) == [Done(reason="completed")]
 
 
-def test_more_trials_for_a_space_that_is_invalid_too_often() -> None:
+def test_an_extension_allows_more_invalid_trials() -> None:
     method = two_brackets(max_trials=3, max_invalid=1)
     method.start()
     assert leave(method, 0, "invalid_hp") == [Create(trial=3)]
@@ -224,7 +224,7 @@ def test_more_trials_for_a_space_that_is_invalid_too_often() -> None:
     assert method.progress({}) < 1
 
 
-def test_an_extension_is_refused_where_the_budget_does_not_grow() -> None:
+def test_an_extension_must_enlarge_the_budget() -> None:
     method = two_brackets()
     method.start()
     before = state(method)

@@ -1,4 +1,4 @@
-"""ASHA's decisions in closed form: rungs 1, 4, 16, divisor 4; and the weaknesses of its model, mended."""
+"""ASHA's decisions in closed form: rungs 1, 4, 16, divisor 4; and where Determined's were weak."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def ranked(method: ASHA) -> list[list[tuple[int, float]]]:
 # ------------------------------------------------------------------------------------------------------------ traces
 
 
-def test_start_creates_as_many_as_may_run() -> None:
+def test_start_fills_every_slot() -> None:
     method = ASHA(max_trials=64, max_length=16, num_rungs=3, max_concurrent_trials=3)
     assert method.start() == [Create(trial=0), Create(trial=1), Create(trial=2)]
 
@@ -100,7 +100,7 @@ def test_first_rung_in_closed_form() -> None:
     ]
 
 
-def test_one_trial_through_all_rungs_ends_by_itself() -> None:
+def test_a_trial_that_passes_all_rungs_ends_by_itself() -> None:
     method = asha(max_trials=1)
     assert [report(method, 0, step, 0.5) for step in (1, 2, 3, 4, 8, 16)] == [[]] * 6
     assert ranked(method) == [[(0, 0.5)]] * 3
@@ -133,7 +133,7 @@ def test_late_report_counts_in_every_rung_it_crossed() -> None:
     assert ranked(method) == [[(0, 0.5), (1, 0.7)], [(0, 0.5)], []]
 
 
-def test_stops_give_one_successor_each_until_the_budget_is_spent() -> None:
+def test_each_stop_is_followed_by_a_new_trial_until_max_trials() -> None:
     method = asha(max_trials=5, max_concurrent_trials=3)
     report(method, 0, 1, 0.1)
     assert report(method, 1, 1, 0.2) == [Stop(trial=1), Create(trial=3)]
@@ -150,7 +150,7 @@ def test_constant_metric_stops_nobody() -> None:
 
 
 @pytest.mark.parametrize("reason", ["errored", "diverged"])
-def test_failed_or_diverged_trial_counts_as_the_worst_where_it_was_going(reason: Reason) -> None:
+def test_failed_or_diverged_trial_is_ranked_last_at_its_next_rung(reason: Reason) -> None:
     method = asha()
     report(method, 0, 1, 0.1)
     assert leave(method, 0, reason) == [Create(trial=4)]
@@ -158,7 +158,7 @@ def test_failed_or_diverged_trial_counts_as_the_worst_where_it_was_going(reason:
     assert ranked(method) == [[(0, 0.1), (1, math.inf)], [(0, math.inf)], []]
 
 
-def test_trial_that_fails_while_it_winds_down_is_not_ranked_again() -> None:
+def test_trial_that_fails_after_its_stop_is_not_ranked_again() -> None:
     method = asha()
     report(method, 0, 1, 0.1)
     report(method, 1, 1, 0.2)
@@ -174,7 +174,7 @@ def test_trial_that_fails_after_the_top_rung_is_not_ranked_again() -> None:
     assert ranked(method) == [[(0, 0.1)]] * 3
 
 
-def test_invalid_trial_leaves_no_trace_and_is_replaced() -> None:
+def test_invalid_trial_is_removed_from_its_rungs_and_replaced() -> None:
     method = asha(max_trials=4)
     report(method, 0, 4, 0.1)
     assert leave(method, 0, "invalid_hp") == [Create(trial=4)]
@@ -182,7 +182,7 @@ def test_invalid_trial_leaves_no_trace_and_is_replaced() -> None:
     assert report(method, 1, 1, 0.9) == [], "the first in the rung again"
 
 
-def test_trial_found_invalid_after_its_stop_is_replaced_once_in_total() -> None:
+def test_trial_that_is_invalid_after_its_stop_is_replaced_once() -> None:
     method = asha(max_trials=5)
     report(method, 0, 1, 0.1)
     assert report(method, 1, 1, 0.2) == [Stop(trial=1), Create(trial=4)]
@@ -191,7 +191,7 @@ def test_trial_found_invalid_after_its_stop_is_replaced_once_in_total() -> None:
     assert leave(method, 3) == []
 
 
-def test_space_that_is_always_invalid_ends() -> None:
+def test_search_of_an_always_invalid_space_ends() -> None:
     method = asha(max_trials=64, max_invalid=10)
     created, actions = 4, []
     for trial in range(100):
@@ -213,7 +213,7 @@ def test_space_that_is_always_invalid_ends() -> None:
         (["diverged", "canceled", "errored", "canceled"], "completed"),
     ],
 )
-def test_how_it_ended(reasons: list[Reason], outcome: str) -> None:
+def test_reason_of_done(reasons: list[Reason], outcome: str) -> None:
     method = asha(max_trials=4)
     *before, last = [leave(method, trial, reason) for trial, reason in enumerate(reasons)]
     assert before == [[]] * 3
@@ -234,10 +234,10 @@ def test_unknown_trial_is_illegal_and_changes_nothing() -> None:
     assert state(method) == before
 
 
-# ------------------------------------------------------------------------------------------------- weaknesses, mended
+# -------------------------------------------------------------------------------------------- where Determined was weak
 
 
-def test_weakness_1_trial_that_ends_by_itself_gets_a_successor() -> None:
+def test_trial_that_ends_by_itself_is_followed_by_a_new_one() -> None:
     method = asha(max_trials=6, max_concurrent_trials=2)
     assert leave(method, 0) == [Create(trial=2)], "before any rung"
     report(method, 1, 1, 0.5)
@@ -246,7 +246,7 @@ def test_weakness_1_trial_that_ends_by_itself_gets_a_successor() -> None:
     assert leave(method, 5) == [Done(reason="completed")], "all six have been"
 
 
-def test_weakness_2_report_after_a_stop_is_not_ranked_and_stops_nobody() -> None:
+def test_report_after_a_stop_changes_nothing() -> None:
     method = asha()
     report(method, 0, 1, 0.1)
     report(method, 1, 1, 0.2)
@@ -256,7 +256,7 @@ def test_weakness_2_report_after_a_stop_is_not_ranked_and_stops_nobody() -> None
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, None])
-def test_weakness_3_nan_is_the_worst_wherever_it_comes(bad: float | None) -> None:
+def test_nan_is_the_worst_even_as_the_first_value(bad: float | None) -> None:
     method = asha(max_concurrent_trials=8)
     assert report(method, 0, 1, bad) == [Stop(trial=0), Create(trial=8)], "even as the first in its rung"
     assert report(method, 1, 1, 0.9) == [], "and the first real value goes on"
@@ -270,11 +270,11 @@ def test_weakness_3_nan_is_the_worst_wherever_it_comes(bad: float | None) -> Non
     ("length", "divisor", "rungs"),
     [(1000, 10, 4), (999, 10, 3), (1, 4, 1), (3, 4, 1), (4, 4, 2), (243, 3, 6), (242, 3, 5), (10**15, 10, 16)],
 )
-def test_weakness_4_logarithms_are_exact(length: int, divisor: float, rungs: int) -> None:
+def test_number_of_rungs_is_exact(length: int, divisor: float, rungs: int) -> None:
     assert rungs_that_fit(length=length, divisor=divisor) == rungs
 
 
-def test_weakness_4_fractional_divisors_are_exact() -> None:
+def test_fractional_divisors_are_exact() -> None:
     assert rungs_that_fit(length=10, divisor=1.1) == 25  # 1.1 ** 24 = 9.85, 1.1 ** 25 = 10.83
     assert rung_lengths(max_length=121, num_rungs=3, divisor=1.1) == (100, 110, 121)
     assert math.floor(121 / 1.1**2) == 99, "what floats say"
@@ -301,7 +301,7 @@ def test_rung_lengths(max_length: int, num_rungs: int, divisor: float, lengths: 
     assert ASHA(max_trials=1, max_length=max_length, num_rungs=num_rungs, divisor=divisor).rungs == lengths
 
 
-def test_equal_rungs_are_all_decided_by_one_report() -> None:
+def test_one_report_is_ranked_at_all_equal_rungs() -> None:
     method = ASHA(max_trials=4, max_length=1, num_rungs=3)
     method.start()
     assert report(method, 0, 1, 0.5) == []
@@ -382,7 +382,7 @@ def done(values: list[float]) -> ASHA:
     return method
 
 
-def test_more_trials_follow_a_search_that_is_done() -> None:
+def test_more_trials_are_created_after_done() -> None:
     method = done([0.4, 0.5])
     assert method.extend(max_trials=4) == [Create(trial=2), Create(trial=3)]
     assert report(method, 2, 1, 0.5) == [Stop(trial=2)], "ranked with those that were before"
@@ -390,7 +390,7 @@ def test_more_trials_follow_a_search_that_is_done() -> None:
     assert leave(method, 3) == [Done(reason="completed")]
 
 
-def test_more_trials_for_a_search_that_runs_come_when_there_is_room() -> None:
+def test_more_trials_of_a_running_search_wait_for_a_slot() -> None:
     method = asha(max_trials=2, max_concurrent_trials=8)
     assert method.extend(max_trials=3) == [Create(trial=2)], "there were as many places as trials, and are 3 now"
     method = asha(max_trials=8, max_concurrent_trials=2)
@@ -400,7 +400,7 @@ def test_more_trials_for_a_search_that_runs_come_when_there_is_room() -> None:
     ]
 
 
-def test_a_longer_search_resumes_the_best_quarter_of_those_at_the_top() -> None:
+def test_a_longer_search_resumes_the_best_quarter_at_the_top_rung() -> None:
     method = done([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])  # each better than those before: all come to the top
     assert method.extend(max_length=64) == [Resume(trial=7), Resume(trial=6)]
     assert method.rungs == (1, 4, 16, 64)
@@ -410,7 +410,7 @@ def test_a_longer_search_resumes_the_best_quarter_of_those_at_the_top() -> None:
     assert leave(method, 6) == [Done(reason="completed")]
 
 
-def test_a_longer_search_ranks_at_the_old_top_who_comes_there_later() -> None:
+def test_after_a_longer_search_the_old_top_still_ranks() -> None:
     method = asha(max_trials=64)
     report(method, 0, 16, 0.5)
     assert method.extend(max_length=64) == [], "trial 0, the best of one, runs on"
@@ -420,7 +420,7 @@ def test_a_longer_search_ranks_at_the_old_top_who_comes_there_later() -> None:
     assert report(method, 2, 16, 0.6) == [Stop(trial=2), Create(trial=5)]
 
 
-def test_who_runs_at_the_old_top_is_stopped_unless_it_is_among_the_best() -> None:
+def test_trial_running_past_the_old_top_is_stopped_unless_among_the_best() -> None:
     method = ASHA(max_trials=64, max_length=16, num_rungs=1, max_concurrent_trials=3)
     method.start()
     for trial, value in enumerate([0.5, 0.3, 0.4]):
@@ -439,7 +439,7 @@ def test_no_stopped_or_failed_trial_is_revived() -> None:
     assert method.extend(max_length=64) == [Done(reason="completed")], "Done comes anew: nobody can go on"
 
 
-def test_a_second_extension_resumes_who_completed_the_first() -> None:
+def test_a_second_extension_resumes_trials_completed_in_the_first() -> None:
     method = done([0.5])
     assert method.extend(max_length=64) == [Resume(trial=0)]
     report(method, 0, 64, 0.4)
@@ -458,7 +458,7 @@ def test_a_second_extension_resumes_who_completed_the_first() -> None:
         ({}, "searcher: an extension needs max_trials > 64 or max_length > 16"),
     ],
 )
-def test_an_extension_is_refused_where_the_budget_does_not_grow(wanted: dict[str, int], message: str) -> None:
+def test_an_extension_must_enlarge_the_budget(wanted: dict[str, int], message: str) -> None:
     method = asha()
     before = state(method)
     with pytest.raises(MethodError) as caught:

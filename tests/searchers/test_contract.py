@@ -149,7 +149,7 @@ def test_no_trial_is_ranked_twice_in_a_rung(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in HALVING if "without" not in name])
-def test_no_trial_goes_past_the_rung_where_it_was_not_finite(name: str) -> None:
+def test_no_trial_passes_a_rung_with_a_value_that_is_not_finite(name: str) -> None:
     """All values are infinite: a trial reports once, at the rung it came to, and is stopped."""
     make, _ = METHODS[name]
     method = make()
@@ -230,7 +230,7 @@ class Deaf(ASHA):
 
 
 @pytest.mark.parametrize(
-    ("broken", "check", "told"),
+    ("broken", "check", "message"),
     [
         (Shared, check_equal_events_give_equal_actions, "seed 0: .* led to other actions the second time"),
         (Counting, check_repeated_and_late_events_change_nothing, "led to other actions after late or repeated events"),
@@ -239,11 +239,11 @@ class Deaf(ASHA):
         (Impatient, check_actions_name_trials_that_can_obey, "names a trial that is not paused"),
     ],
 )
-def test_contract_catches_a_broken_method(broken: type[ASHA], check: Callable[[Make, int], None], told: str) -> None:
+def test_contract_catches_a_broken_method(broken: type[ASHA], check: Callable[[Make, int], None], message: str) -> None:
     def make() -> ASHA:
         return broken(max_trials=12, max_length=16, num_rungs=3, max_concurrent_trials=3)
 
-    with pytest.raises(AssertionError, match=told):
+    with pytest.raises(AssertionError, match=message):
         check(make, 0)
 
 

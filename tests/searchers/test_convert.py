@@ -98,7 +98,7 @@ def test_medians_are_those_that_ray_draws() -> None:
     assert math.isclose(values[DRAWS // 2], 1e-3, rel_tol=0.2)  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_searched_is_told_at_once_by_path() -> None:
+def test_domains_without_a_counterpart_are_all_named_by_path() -> None:
     with pytest.raises(SpaceError) as caught:
         from_ray_tune(
             {

@@ -160,7 +160,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("m", "trials", "divisor", "places"), PLACES)
-def test_places_of_brackets(m: int, trials: list[int], divisor: float, places: list[int]) -> None:
+def test_slots_of_brackets(m: int, trials: list[int], divisor: float, places: list[int]) -> None:
     assert bracket_slots(m, trials, divisor=divisor) == places
 
 
@@ -238,7 +238,7 @@ def test_points_of_an_axis(axis: dict[str, object], points: list[object]) -> Non
     assert [point["x"] for point in grid] == pytest.approx(points) if points[0] != "a" else points
 
 
-def test_points_are_the_product_with_the_first_name_slowest_and_handed_out_from_the_end() -> None:
+def test_grid_is_the_product_and_trials_take_it_from_the_end() -> None:
     space = parse_space(
         {
             "b": {"type": "categorical", "vals": ["x", "y"]},

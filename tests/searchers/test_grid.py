@@ -9,7 +9,7 @@ from searchers.events import Reason
 from tests.searchers.states import state
 
 
-def test_each_end_makes_room_for_the_next_point() -> None:
+def test_each_end_is_followed_by_the_next_point() -> None:
     method = Grid(points=3, max_concurrent_trials=2)
     assert method.start() == [Create(trial=0), Create(trial=1)]
     assert method.on(Exited(trial=1, reason="completed")) == [Create(trial=2)]
@@ -46,7 +46,7 @@ def test_an_invalid_point_is_not_replaced() -> None:
         (["invalid_hp", "stopped"], "completed"),
     ],
 )
-def test_how_it_ended(reasons: list[Reason], outcome: str) -> None:
+def test_reason_of_done(reasons: list[Reason], outcome: str) -> None:
     method = Grid(points=2)
     method.start()
     first, last = [method.on(Exited(trial=trial, reason=reason)) for trial, reason in enumerate(reasons)]
@@ -54,7 +54,7 @@ def test_how_it_ended(reasons: list[Reason], outcome: str) -> None:
     assert last == [Done(reason=outcome)]  # type: ignore[arg-type]
 
 
-def test_a_grid_gets_no_more_points_and_may_get_longer() -> None:
+def test_a_grid_can_get_longer_but_not_larger() -> None:
     method = Grid(points=2, max_length=4)
     method.start()
     for trial in (0, 1):

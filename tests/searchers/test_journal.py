@@ -30,24 +30,24 @@ def numbered(path: Path, count: int) -> list[dict[str, object]]:
     return records
 
 
-def test_what_is_appended_is_read(tmp_path: Path) -> None:
+def test_appended_records_are_read(tmp_path: Path) -> None:
     records = numbered(tmp_path / "deep" / "er" / "journal.jsonl", 5)
     assert Journal.read(tmp_path / "deep" / "er" / "journal.jsonl") == records
 
 
-def test_it_is_one_json_object_a_line(tmp_path: Path) -> None:
+def test_each_line_is_a_json_object(tmp_path: Path) -> None:
     records = numbered(tmp_path / "j", 4)
     assert [json.loads(line) for line in (tmp_path / "j").read_text().splitlines()] == records
 
 
-def test_reopened_it_goes_on(tmp_path: Path) -> None:
+def test_a_reopened_journal_is_appended_to(tmp_path: Path) -> None:
     records = numbered(tmp_path / "j", 3)
     with Journal(tmp_path / "j") as journal:
         journal.append({"n": 3})
     assert Journal.read(tmp_path / "j") == [*records, {"n": 3}]
 
 
-def test_every_torn_end_reads_as_the_whole_lines_before_it(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "j"
     records = numbered(path, 4)
     whole = path.read_bytes()
@@ -63,7 +63,7 @@ def test_every_torn_end_reads_as_the_whole_lines_before_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("tail", [b"\0\0\0\0", b'{"n":\0\0\0}\n', b"\xff\xfe\n", b"[1]\n", b"\n"])
-def test_last_line_that_did_not_come_to_the_disk_whole_is_dropped(tmp_path: Path, tail: bytes) -> None:
+def test_a_damaged_last_line_is_dropped(tmp_path: Path, tail: bytes) -> None:
     path = tmp_path / "j"
     records = numbered(path, 3)
     before = path.read_bytes()
@@ -90,12 +90,12 @@ def test_opening_cuts_only_the_last_line_of_a_damaged_file(tmp_path: Path) -> No
     assert path.read_bytes() == b'{"n":0}\nrubbish\n{"n":2}\n'
 
 
-def test_no_file_is_no_journal(tmp_path: Path) -> None:
+def test_reading_a_missing_file_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Journal.read(tmp_path / "j")
 
 
-def test_what_is_not_strict_json_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
+def test_records_that_are_not_strict_json_are_refused(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
         for bad in ({"value": math.nan}, {"value": object()}):
             with pytest.raises((ValueError, TypeError)):
@@ -123,7 +123,7 @@ def test_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Monke
     assert Journal.read(tmp_path / "j") == [{"n": 0}, {"n": 2}]
 
 
-def test_it_is_on_disk_when_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_returns_after_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     real_write, real_fsync = os.write, os.fsync
 
@@ -247,7 +247,7 @@ def test_writer_killed_in_the_middle_of_a_line_leaves_the_lines_before_it(tmp_pa
     assert Journal.read(path) == [{"n": 0}, {"n": 1}]
 
 
-def test_what_is_not_waited_for_comes_before_the_next_that_is(tmp_path: Path) -> None:
+def test_records_without_wait_are_written_before_the_next_with_wait(tmp_path: Path) -> None:
     path = tmp_path / "j"
     with Journal(path) as journal:
         journal.append({"n": 0}, wait=False)
@@ -259,7 +259,7 @@ def test_what_is_not_waited_for_comes_before_the_next_that_is(tmp_path: Path) ->
     assert Journal.read(path) == [{"n": n} for n in range(4)]
 
 
-def test_it_costs_no_write_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_without_wait_cost_no_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     with Journal(tmp_path / "j") as journal:
         monkeypatch.setattr("os.fsync", synced.append)
@@ -268,7 +268,7 @@ def test_it_costs_no_write_of_its_own(tmp_path: Path, monkeypatch: pytest.Monkey
         assert len(synced) == 1
 
 
-def test_what_a_thread_appends_together_is_on_disk_at_the_end_by_one_write_and_what_others_append_at_once(
+def test_together_writes_once_at_its_end_and_other_threads_write_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "j"
@@ -291,7 +291,7 @@ def test_what_a_thread_appends_together_is_on_disk_at_the_end_by_one_write_and_w
         assert len(synced) == 3
 
 
-def test_who_writes_it_can_be_asked_and_asking_hinders_no_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_returns_the_process_and_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("searchers.journal._LOCK_PATIENCE_S", 10.0)
     path = tmp_path / "j"
     assert Journal.writer(path) is None, "there is none yet"

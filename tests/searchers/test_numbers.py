@@ -118,7 +118,7 @@ def test_a_metric_may_be_true_but_not_a_step(true: Any) -> None:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_what_is_no_number_is_refused(event: Event, says: str) -> None:
+def test_values_that_are_not_numbers_are_refused(event: Event, says: str) -> None:
     search, lines = running()
     before, logged = state(search), len(lines)
     with pytest.raises(IllegalEvent, match=says):
@@ -151,9 +151,9 @@ events = st.one_of(
 
 
 @given(st.lists(events, max_size=6))
-def test_whatever_it_is_told_it_can_be_replayed(told: list[Any]) -> None:
+def test_every_accepted_event_can_be_replayed(events: list[Any]) -> None:
     search, lines = running()
-    for event in told:
+    for event in events:
         before, logged = state(search), len(lines)
         try:
             search.on(event)
@@ -163,7 +163,7 @@ def test_whatever_it_is_told_it_can_be_replayed(told: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("wrong", [True, 9.0, "9", Decimal(9)])
-def test_an_extension_by_what_is_no_integer_changes_nothing(wrong: Any) -> None:
+def test_an_extension_that_is_not_an_integer_changes_nothing(wrong: Any) -> None:
     search, lines = running()
     before, logged = state(search), len(lines)
     for field in ("max_trials", "max_length"):
@@ -172,13 +172,13 @@ def test_an_extension_by_what_is_no_integer_changes_nothing(wrong: Any) -> None:
     assert (state(search), len(lines)) == (before, logged)
 
 
-def test_an_extension_may_be_by_an_integer_of_numpy() -> None:
+def test_an_extension_may_be_a_numpy_integer() -> None:
     search, lines = running()
     search.extend(max_trials=cast("Any", np.int64(9)))
     assert state(replayed(lines)) == state(search)
 
 
-def test_a_seed_may_be_an_integer_of_numpy_or_torch() -> None:
+def test_a_seed_may_be_a_numpy_or_torch_integer() -> None:
     lines: list[str] = []
     search = Search(
         asha(),
@@ -218,7 +218,7 @@ def started(sampler: Given) -> tuple[Search, list[str]]:
     return search, lines
 
 
-def test_a_sampler_may_return_types_of_numpy() -> None:
+def test_a_sampler_may_return_numpy_types() -> None:
     search, lines = started(Given(NUMPY_POINT))
     search.on(Started(trial=0))
     assert search.trials[0].hparams == PLAIN_POINT
@@ -226,7 +226,7 @@ def test_a_sampler_may_return_types_of_numpy() -> None:
     assert state(replayed(lines)) == state(search)
 
 
-def test_points_may_be_of_types_of_numpy() -> None:
+def test_points_may_have_numpy_types() -> None:
     assert FirstPoints(SPACE, [NUMPY_POINT], Given({})).ask(0) == PLAIN_POINT
 
 
@@ -243,7 +243,7 @@ def test_points_may_be_of_types_of_numpy() -> None:
         ({"layers": 10**400}, "larger than any float"),
     ],
 )
-def test_a_point_that_is_not_of_the_space_is_refused(change: dict[str, object], says: str) -> None:
+def test_a_point_outside_the_space_is_refused(change: dict[str, object], says: str) -> None:
     search, lines = started(Given(PLAIN_POINT | change))
     before, logged = state(search), len(lines)
     with pytest.raises(SpaceError, match=says):
@@ -263,6 +263,6 @@ def test_a_point_that_is_not_of_the_space_is_refused(change: dict[str, object], 
     ],
     ids=str,
 )
-def test_a_space_of_what_has_no_record_is_refused(spec: object, says: str) -> None:
+def test_a_space_of_values_that_are_not_json_is_refused(spec: object, says: str) -> None:
     with pytest.raises(SpaceError, match=says):
         parse_space({"lr": spec})

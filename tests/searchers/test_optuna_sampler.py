@@ -1,4 +1,4 @@
-"""Optuna's samplers: what they are told, what they answer, that replay gives the same, and what is refused."""
+"""Optuna's samplers: what they see, what they propose, that a replay gives the same, and invalid options."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ def seen(sampler: OptunaSampler) -> dict[int, tuple[str, float, float | None]]:
     return {trial.number: (trial.state.name, trial.params["x"], trial.value) for trial in others}
 
 
-# ---------------------------------------------------------------------------------------------------- what it is told
+# ---------------------------------------------------------------------------------------------------- what it sees
 
 
-def test_only_trials_that_came_far_are_compared_each_by_its_last_value(listening: OptunaSampler) -> None:
+def test_only_trials_above_the_floor_are_compared_by_their_last_value(listening: OptunaSampler) -> None:
     tell(listening, 0, 0.0, (1, 5.0), reason="stopped")
     tell(listening, 1, 0.1, (1, 4.0), (3.9, 3.5), reason="stopped")
     tell(listening, 2, 0.2, (1, 3.0), (4, 2.0), reason="stopped")
@@ -114,7 +114,7 @@ def test_only_trials_that_came_far_are_compared_each_by_its_last_value(listening
     }
 
 
-def test_a_stopped_trial_is_never_told_below_the_floor(listening: OptunaSampler) -> None:
+def test_a_trial_stopped_below_the_floor_is_not_shown(listening: OptunaSampler) -> None:
     for trial in range(50):
         tell(listening, trial, 0.5, (1, 0.0), reason="stopped")
     assert seen(listening) == {}
@@ -127,7 +127,7 @@ def test_the_floor_is_a_rung_a_fifth_of_the_length_or_above(listening: OptunaSam
     assert seen(sampler) == {1: ("COMPLETE", 0.1, 1.0)}
 
 
-def test_the_floor_follows_an_extension_when_enough_trials_came_there(listening: OptunaSampler) -> None:
+def test_the_floor_rises_after_an_extension_once_enough_trials_reached_it(listening: OptunaSampler) -> None:
     """16 -> 64: from rung 4 to rung 16, with the tenth trial that comes there."""
 
     def compared() -> list[int]:
@@ -148,7 +148,7 @@ def test_the_floor_follows_an_extension_when_enough_trials_came_there(listening:
     assert compared() == [*range(12, 21), 22, 24]
 
 
-def test_tpe_has_the_first_trials_for_its_background() -> None:
+def test_tpe_sees_the_first_trials_as_its_background() -> None:
     sampler = OptunaSampler(LINE, seed=7, rungs=RUNGS)
     for trial in range(100):
         tell(sampler, trial, 0.5, (1, 0.0), reason="stopped")
@@ -160,12 +160,12 @@ def test_tpe_has_the_first_trials_for_its_background() -> None:
     assert {trial.number: trial.state.name for trial in sampler.shown()} == first | later
 
 
-def test_one_that_completed_by_itself_is_compared_at_any_length(listening: OptunaSampler) -> None:
+def test_a_completed_trial_is_compared_at_any_length(listening: OptunaSampler) -> None:
     tell(listening, 0, 0.5, (2, 0.25), reason="completed")
     assert seen(listening) == {0: ("COMPLETE", 0.5, 0.25)}
 
 
-def test_what_failed_is_told_as_the_worst(listening: OptunaSampler) -> None:
+def test_failed_trials_are_shown_with_the_worst_value(listening: OptunaSampler) -> None:
     tell(listening, 0, 0.0, (16, 1.0), reason="completed")
     tell(listening, 1, 0.1, (16, 3.0), reason="completed")
     tell(listening, 2, 0.2, (4, 0.5), reason="errored")
@@ -180,13 +180,13 @@ def test_what_failed_is_told_as_the_worst(listening: OptunaSampler) -> None:
     }
 
 
-def test_what_diverged_is_told_as_the_worst(listening: OptunaSampler) -> None:
+def test_diverged_trials_are_shown_with_the_worst_value(listening: OptunaSampler) -> None:
     tell(listening, 0, 0.0, (16, 1.0), reason="completed")
     tell(listening, 1, 0.1, (1, math.inf), reason="stopped")
     assert seen(listening) == {0: ("COMPLETE", 0.0, 1.0), 1: ("COMPLETE", 0.1, 1.0)}
 
 
-def test_failures_are_no_more_than_what_they_are_compared_with(listening: OptunaSampler) -> None:
+def test_no_more_failures_than_compared_trials_are_shown(listening: OptunaSampler) -> None:
     for trial in range(9):
         tell(listening, trial, 0.5, reason="errored")
     assert seen(listening) == {}
@@ -194,7 +194,7 @@ def test_failures_are_no_more_than_what_they_are_compared_with(listening: Optuna
     assert seen(listening) == {8: ("COMPLETE", 0.5, 1.0), 9: ("COMPLETE", 0.9, 1.0)}
 
 
-def test_a_paused_trial_goes_on_where_it_was(listening: OptunaSampler) -> None:
+def test_a_resumed_trial_is_shown_once(listening: OptunaSampler) -> None:
     tell(listening, 0, 0.5, (4, 2.0))
     listening.tell(Started(trial=0), {"x": 0.5})
     tell(listening, 0, 0.5, (16, 1.0), reason="completed")
@@ -220,7 +220,7 @@ def test_without_rungs_completed_trials_are_compared(monkeypatch: pytest.MonkeyP
     assert seen(sampler) == {0: ("COMPLETE", 0.5, 1.0), 1: ("RUNNING", 0.6, None)}
 
 
-# --------------------------------------------------------------------------------------------------- what it answers
+# --------------------------------------------------------------------------------------------------- what it proposes
 
 
 def run(sampler: OptunaSampler, trials: int) -> list[float]:
@@ -236,7 +236,7 @@ def run(sampler: OptunaSampler, trials: int) -> list[float]:
 @pytest.mark.parametrize(
     ("name", "trials"), [("tpe", 45), ("TPESampler", 45), pytest.param("gp", 20, marks=pytest.mark.slow)]
 )
-def test_it_learns(name: str, trials: int) -> None:
+def test_proposals_approach_the_optimum(name: str, trials: int) -> None:
     """Uniform draws would come within .1 of the optimum 20 % of the time."""
     drawn = run(OptunaSampler(LINE, seed=1, rungs=RUNGS, name=name), trials)
     last = drawn[trials // 2 :]
@@ -244,7 +244,7 @@ def test_it_learns(name: str, trials: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["tpe", "cmaes", "NSGAIISampler", "QMCSampler", "RandomSampler", "BruteForceSampler"])
-def test_draws_are_of_the_space_and_plain(name: str) -> None:
+def test_proposals_are_plain_points_of_the_space(name: str) -> None:
     spec = CONDITIONAL if name != "BruteForceSampler" else {"model": CONDITIONAL["model"], "batch": 64}
     space = parse_space(spec if name == "BruteForceSampler" else SPEC | CONDITIONAL)
     sampler = OptunaSampler(space, seed=3, rungs=RUNGS, name=name)
@@ -257,7 +257,7 @@ def test_draws_are_of_the_space_and_plain(name: str) -> None:
         sampler.tell(Exited(trial=trial, reason="completed"), point)
 
 
-def test_until_enough_is_known_draws_are_those_of_random_search() -> None:
+def test_startup_draws_are_those_of_random_search() -> None:
     sampler, random = OptunaSampler(SPACE, seed=7, rungs=RUNGS), RandomSampler(SPACE, seed=7)
     assert [sampler.ask(trial) for trial in range(5)] == [random.ask(trial) for trial in range(5)]
 
@@ -284,7 +284,7 @@ def test_asking_changes_nothing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reason", ["errored", "diverged", "invalid_hp"])
-def test_what_failed_is_not_proposed_again(reason: str) -> None:
+def test_failed_points_are_not_proposed_again(reason: str) -> None:
     """Of four values one fails; after the first failure it never comes again."""
     space = parse_space({"x": {"type": "categorical", "vals": [0, 1, 2, 3]}})
     sampler = OptunaSampler(space, seed=2, rungs=RUNGS, options={"n_startup_trials": 1})
@@ -327,7 +327,7 @@ def method() -> ASHA:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tpe", "cmaes", "NSGAIISampler", "QMCSampler"])
-def test_a_replayed_search_asks_and_gets_the_same(name: str) -> None:
+def test_a_replayed_search_gets_the_same_proposals(name: str) -> None:
     """Cut at many places, then driven on with the same events: the records are the same, hyperparameters included.
 
     Its trials become longer on the way, and so the sampler compares at a higher rung.
@@ -371,7 +371,7 @@ def test_spaces_become_flat_distributions() -> None:
     }
 
 
-def test_a_conditional_part_is_told_only_where_it_is() -> None:
+def test_conditional_parameters_are_shown_only_in_their_branch() -> None:
     space = parse_space(CONDITIONAL)
     sampler = OptunaSampler(space, seed=1, rungs=RUNGS)
     sampler.tell(Started(trial=0), {"optimizer": {"name": "adam"}, "model": {"width": 16}})
@@ -402,7 +402,7 @@ def test_a_conditional_part_is_told_only_where_it_is() -> None:
     ],
     ids=str,
 )
-def test_fault(name: str, options: dict[str, object], path: str, says: str) -> None:
+def test_invalid_fields(name: str, options: dict[str, object], path: str, says: str) -> None:
     with pytest.raises(FieldError) as caught:
         OptunaSampler(SPACE, seed=1, rungs=RUNGS, name=name, options=options)
     ((where, what),) = caught.value.faults
@@ -431,7 +431,7 @@ def test_cmaes_learns() -> None:
     assert sum(values[-30:]) < 0.2 * sum(values[:30])
 
 
-def test_it_searches_to_the_end_with_any_method() -> None:
+def test_a_search_with_any_method_ends() -> None:
     for chosen in (RandomSearch(max_trials=30), ASHA(max_trials=30, max_length=16, num_rungs=3)):
         sampler = OptunaSampler(SPACE, seed=1, rungs=chosen.rungs, options={"n_startup_trials": 2})
         search = Search(chosen, SPACE, seed=1, smaller_is_better=False, log=lambda record: None, sampler=sampler)
@@ -439,7 +439,7 @@ def test_it_searches_to_the_end_with_any_method() -> None:
         assert search.done is not None
 
 
-def test_a_conditional_space_goes_with_the_independent_tpe_too() -> None:
+def test_a_conditional_space_works_with_independent_tpe() -> None:
     options = {"multivariate": False, "n_startup_trials": 0}
     sampler = OptunaSampler(parse_space(CONDITIONAL), seed=1, rungs=RUNGS, options=options)
     assert [parse_space(CONDITIONAL).check(sampler.ask(trial), path="p") for trial in (1, 2, 3)]

@@ -79,7 +79,7 @@ def test_random_search_trains_what_its_preview_says() -> None:
     assert (preview(method).trials, preview(method).total) == (9, 45)
 
 
-def test_what_is_expected_is_what_searches_with_other_values_do() -> None:
+def test_expected_matches_other_simulated_searches() -> None:
     def make() -> ASHA:
         return ASHA(max_trials=32, max_length=16, num_rungs=3)
 
@@ -96,7 +96,7 @@ def test_what_is_expected_is_what_searches_with_other_values_do() -> None:
     assert sum(found.likely[0] <= each <= found.likely[1] for each in totals) > 40
 
 
-def test_what_is_certain_is_expected_without_a_range() -> None:
+def test_a_certain_total_has_no_range() -> None:
     found = expected(lambda: RandomSearch(max_trials=9, max_length=5))
     assert (found, found.likely) == (preview(RandomSearch(max_trials=9, max_length=5)), None)
 
@@ -113,7 +113,7 @@ def test_a_search_that_sets_no_length_has_no_total() -> None:
     assert (found.trials, found.total, found.brackets[0].total) == (9, None, None)
 
 
-def test_what_is_no_method_is_refused() -> None:
+def test_preview_refuses_objects_that_are_not_methods() -> None:
     class Mine:
         pass
 

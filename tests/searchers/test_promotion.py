@@ -1,4 +1,4 @@
-"""The paper's rule in closed form: rungs 1, 4, 16, divisor 4; who pauses, who goes on, who is stopped at the end."""
+"""Promotion in closed form (rungs 1, 4, 16, divisor 4), against the paper and against a naive reference."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def test_trials_pause_until_one_is_among_the_best_quarter() -> None:
     ]
 
 
-def test_who_is_to_go_on_at_once_is_not_paused() -> None:
+def test_a_trial_promoted_at_once_is_not_paused() -> None:
     method = asha()
     assert first_rung(method, [0.5, 0.3, 0.4, 0.2])[3] == [], "0.2 is the best of four: its place is its own again"
     assert report(method, 3, 4, 0.2) == [Pause(trial=3), Create(trial=4)]
 
 
-def test_the_second_best_goes_on_when_two_may() -> None:
+def test_the_second_best_is_promoted_when_two_may_be() -> None:
     method = asha(divisor=2, num_rungs=2, max_concurrent_trials=2)  # rungs 8 and 16
     assert report(method, 0, 8, 0.4) == [Pause(trial=0), Create(trial=2)]
     assert report(method, 1, 8, 0.3) == [], "the better of two goes on"
@@ -97,7 +97,7 @@ def test_an_old_trial_is_promoted_when_its_rung_has_grown() -> None:
     assert report(method, 7, 1, 0.6) == [Pause(trial=7), Resume(trial=0)]
 
 
-def test_of_equal_values_the_lower_number_goes_on() -> None:
+def test_of_equal_values_the_lower_trial_number_is_promoted() -> None:
     assert first_rung(asha(), [0.5] * 4)[3] == [Pause(trial=3), Resume(trial=0)]
 
 
@@ -119,7 +119,7 @@ def test_a_resumed_trial_reports_at_the_next_rung_only() -> None:
     assert ranked(method)[1] == [(1, 0.1)]
 
 
-def test_a_report_that_crossed_two_rungs_is_filed_at_the_second_when_it_is_promoted() -> None:
+def test_a_report_that_crossed_two_rungs_is_ranked_at_the_second_on_promotion() -> None:
     method = asha()
     assert report(method, 0, 5, 0.1) == [Pause(trial=0), Create(trial=1)]
     assert ranked(method) == [[(0, 0.1)], [], []]
@@ -130,7 +130,7 @@ def test_a_report_that_crossed_two_rungs_is_filed_at_the_second_when_it_is_promo
 
 
 def test_a_trial_that_ran_past_its_pause_is_not_trained_twice() -> None:
-    """It was told to pause at 1, and came to 4 before it did: that report counts when it is promoted."""
+    """It reached 4 before the pause at 1 took effect: that report counts when it is promoted."""
     method = asha()
     report(method, 0, 1, 0.2)
     assert report(method, 0, 4, 0.1) == [] == report(method, 0, 4, 0.1)
@@ -140,7 +140,7 @@ def test_a_trial_that_ran_past_its_pause_is_not_trained_twice() -> None:
     assert ranked(method)[1] == [(0, 0.1)]
 
 
-def test_equal_rungs_are_all_passed_by_one_report() -> None:
+def test_one_report_passes_equal_rungs() -> None:
     method = PromotionASHA(max_trials=16, max_length=4, num_rungs=4, divisor=2, max_concurrent_trials=1)
     assert method.rungs == (1, 1, 2, 4)
     method.start()
@@ -152,7 +152,7 @@ def test_equal_rungs_are_all_passed_by_one_report() -> None:
 
 @pytest.mark.parametrize("places", [1, 3, 10])
 @pytest.mark.parametrize("digits", [1, 9])
-def test_matches_a_plain_transcription_of_the_paper(places: int, digits: int) -> None:
+def test_promotes_as_algorithm_2_of_the_paper(places: int, digits: int) -> None:
     """Algorithm 2 with sorted lists: each place that becomes free gets the same job, while trials are created."""
     rng, d, top = Random(places), 3, 3
     method = PromotionASHA(max_trials=10_000, max_length=27, num_rungs=4, divisor=d, max_concurrent_trials=places)
@@ -255,7 +255,7 @@ def test_an_event_costs_a_bounded_number_of_heap_operations(monkeypatch: pytest.
 # ---------------------------------------------------------------------------------------------------- how it ends
 
 
-def test_the_last_ones_without_hope_are_stopped_and_the_search_is_done() -> None:
+def test_paused_trials_that_cannot_be_promoted_are_stopped_and_the_search_ends() -> None:
     method = asha(max_trials=4)
     answers = first_rung(method, [0.5, 0.3, 0.4, 0.6])
     assert answers[3] == [Resume(trial=1), Stop(trial=0), Stop(trial=2), Stop(trial=3)]
@@ -272,7 +272,7 @@ def test_a_search_of_fewer_trials_than_the_divisor_trains_one_to_the_end() -> No
     assert report(method, 1, 4, 0.3) == report(method, 1, 16, 0.3) == []
 
 
-def test_nobody_is_stopped_while_a_trial_may_still_come_to_the_first_rung() -> None:
+def test_no_paused_trial_is_stopped_while_one_may_reach_its_rung() -> None:
     method = asha(max_trials=5, max_concurrent_trials=2)
     answers = [
         report(method, 0, 1, 0.5),
@@ -283,7 +283,7 @@ def test_nobody_is_stopped_while_a_trial_may_still_come_to_the_first_rung() -> N
     assert not any(isinstance(action, Stop) for actions in answers for action in actions), "trial 1 is still on its way"
 
 
-def test_a_value_that_is_not_finite_stops_its_trial_and_counts_as_the_worst() -> None:
+def test_a_value_that_is_not_finite_is_the_worst_and_stops_its_trial() -> None:
     method = asha()
     assert report(method, 0, 1, math.inf) == [Stop(trial=0), Create(trial=1)]
     assert report(method, 1, 1, math.nan) == [Stop(trial=1), Create(trial=2)]
@@ -292,7 +292,7 @@ def test_a_value_that_is_not_finite_stops_its_trial_and_counts_as_the_worst() ->
 
 
 @pytest.mark.parametrize("reason", ["errored", "diverged"])
-def test_a_failed_or_diverged_trial_counts_as_the_worst_where_it_was_going(reason: Reason) -> None:
+def test_failed_or_diverged_trial_is_ranked_last_at_its_next_rung(reason: Reason) -> None:
     method = asha()
     first_rung(method, [0.5, 0.3, 0.4, 0.6])
     assert leave(method, 1, reason) == [Create(trial=4)]
@@ -308,7 +308,7 @@ def test_a_trial_that_fails_while_it_is_paused_is_not_promoted() -> None:
     assert ranked(method)[0][1] == (1, 0.3), "what it reported counts"
 
 
-def test_an_invalid_trial_leaves_no_trace_and_is_replaced() -> None:
+def test_invalid_trial_is_removed_from_its_rungs_and_replaced() -> None:
     method = asha(max_trials=4, max_concurrent_trials=4)
     report(method, 0, 1, 0.1)
     assert leave(method, 0, "invalid_hp") == [Create(trial=4)]
@@ -347,7 +347,7 @@ def finished(max_trials: int = 4) -> PromotionASHA:
     return method
 
 
-def test_more_trials_promote_who_was_stopped_without_hope() -> None:
+def test_more_trials_can_promote_a_trial_stopped_at_a_closed_rung() -> None:
     """Of four trials the best went on. Of eight two do: trial 1, the second best, is taken up from its checkpoint."""
     method = finished(4)
     assert method.extend(max_trials=8) == [Create(trial=4)]
@@ -358,7 +358,7 @@ def test_more_trials_promote_who_was_stopped_without_hope() -> None:
     assert last == [Resume(trial=1), Stop(trial=4), Stop(trial=5), Stop(trial=6), Stop(trial=7)]
 
 
-def test_a_longer_search_resumes_the_best_of_those_that_came_to_the_end() -> None:
+def test_a_longer_search_resumes_the_best_completed_trial() -> None:
     method = finished(4)
     assert method.extend(max_length=64) == [Resume(trial=0)]
     assert method.rungs == (1, 4, 16, 64)
@@ -366,14 +366,14 @@ def test_a_longer_search_resumes_the_best_of_those_that_came_to_the_end() -> Non
     assert leave(method, 0) == [Done(reason="completed")]
 
 
-def test_who_runs_at_the_old_top_pauses_unless_it_is_the_best() -> None:
+def test_trial_running_past_the_old_top_is_paused_unless_the_best() -> None:
     method = asha(max_trials=64, max_concurrent_trials=2, divisor=2, num_rungs=1)
     assert report(method, 0, 16, 0.5) == report(method, 1, 16, 0.4) == []
     assert method.extend(max_length=32) == [Pause(trial=0), Create(trial=2)]
     assert report(method, 1, 32, 0.4) == []
 
 
-def test_an_extension_is_refused_where_the_budget_does_not_grow() -> None:
+def test_an_extension_must_enlarge_the_budget() -> None:
     method = asha()
     before = state(method)
     for wrong in ({"max_trials": 63}, {"max_length": 15}, {"max_trials": 64, "max_length": 16}, {}):

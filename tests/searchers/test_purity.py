@@ -13,7 +13,7 @@ PACKAGE = Path(searchers.__file__).parent
 ADAPTERS = {"ray_tune.py", "optuna_sampler.py", "optuna_space.py", "optuna_storage.py", "optuna_trials.py"}
 
 
-def test_importing_everything_but_the_adapters_loads_only_the_standard_library() -> None:
+def test_all_modules_but_the_adapters_import_only_the_standard_library() -> None:
     modules = sorted(path.stem for path in PACKAGE.glob("*.py") if path.name not in ADAPTERS | {"__init__.py"})
     assert "asha" in modules
     code = f"""
@@ -31,7 +31,7 @@ print(*sorted(name for name in loaded if name not in sys.stdlib_module_names))
     assert done.stdout.split() == ["searchers"]
 
 
-def test_only_the_adapters_name_ray_or_optuna_and_none_names_dray() -> None:
+def test_only_the_adapters_import_ray_or_optuna_and_none_imports_dray() -> None:
     for path in PACKAGE.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -41,5 +41,5 @@ def test_only_the_adapters_name_ray_or_optuna_and_none_names_dray() -> None:
             assert path.name in ADAPTERS or roots.isdisjoint({"ray", "optuna", "torch"}), path
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     assert [name for name in searchers.__all__ if not hasattr(searchers, name)] == []

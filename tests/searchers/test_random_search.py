@@ -11,7 +11,7 @@ from searchers.events import Reason
 from tests.searchers.states import state
 
 
-def test_each_end_makes_room_for_the_next() -> None:
+def test_each_end_is_followed_by_a_new_trial() -> None:
     method = RandomSearch(max_trials=4, max_concurrent_trials=2)
     assert method.start() == [Create(trial=0), Create(trial=1)]
     assert method.on(Started(trial=0)) == []
@@ -40,7 +40,7 @@ def test_invalid_trials_are_replaced_and_do_not_count() -> None:
     assert method.on(Exited(trial=3, reason="completed")) == [Done(reason="completed")]
 
 
-def test_one_invalid_trial_too_many_ends_the_search_after_the_live_ones() -> None:
+def test_after_too_many_invalid_trials_the_live_ones_finish() -> None:
     method = RandomSearch(max_trials=9, max_concurrent_trials=2, max_invalid=1)
     method.start()
     assert method.on(Exited(trial=0, reason="invalid_hp")) == [Create(trial=2)]
@@ -77,7 +77,7 @@ def test_invalid_fields_are_named() -> None:
     ]
 
 
-def test_progress_is_the_mean_over_all_trials_that_will_be() -> None:
+def test_progress_is_the_mean_over_max_trials() -> None:
     method = RandomSearch(max_trials=4, max_concurrent_trials=2)
     method.start()
     assert method.progress({}) == 0
@@ -96,7 +96,7 @@ def test_progress_is_1_only_when_the_search_is_done() -> None:
     assert method.progress({0: 1.0}) == 1
 
 
-def test_more_trials_follow_when_the_search_runs_and_when_it_is_done() -> None:
+def test_more_trials_are_created_before_and_after_done() -> None:
     method = RandomSearch(max_trials=2, max_concurrent_trials=2)
     method.start()
     assert method.extend(max_trials=3) == [], "no place is free"
@@ -113,7 +113,7 @@ def test_more_trials_without_a_limit_start_at_once() -> None:
     assert method.extend(max_trials=5) == [Create(trial=2), Create(trial=3), Create(trial=4)]
 
 
-def test_longer_trials_are_those_that_completed_before_new_ones() -> None:
+def test_a_longer_search_resumes_completed_trials_before_creating_new_ones() -> None:
     method = RandomSearch(max_trials=4, max_concurrent_trials=1, max_length=8)
     method.start()
     reasons: list[Reason] = ["completed", "errored", "completed", "stopped"]
@@ -127,7 +127,7 @@ def test_longer_trials_are_those_that_completed_before_new_ones() -> None:
     assert method.on(Exited(trial=4, reason="completed")) == [Done(reason="completed")]
 
 
-def test_an_invalid_space_gets_its_share_of_replacements_with_more_trials() -> None:
+def test_an_extension_allows_more_invalid_trials() -> None:
     method = RandomSearch(max_trials=1, max_concurrent_trials=1)
     method.start()
     for trial in range(16):
@@ -154,7 +154,7 @@ def test_an_invalid_space_gets_its_share_of_replacements_with_more_trials() -> N
         ),
     ],
 )
-def test_an_extension_that_cannot_be_is_refused(method: RandomSearch, wanted: dict[str, int], message: str) -> None:
+def test_an_impossible_extension_is_refused(method: RandomSearch, wanted: dict[str, int], message: str) -> None:
     before = state(method)
     with pytest.raises(MethodError) as caught:
         method.extend(**wanted)

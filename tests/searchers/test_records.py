@@ -58,7 +58,7 @@ def test_action_survives_strict_json(action: Action) -> None:
     ],
     ids=str,
 )
-def test_what_is_no_event_is_refused(record: dict[str, object]) -> None:
+def test_records_that_are_not_events_are_refused(record: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         event_from_json(record)
 
@@ -66,7 +66,7 @@ def test_what_is_no_event_is_refused(record: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     "record", [{"action": "go", "trial": 0}, {"action": "stop"}, {"action": "done", "reason": "x"}]
 )
-def test_what_is_no_action_is_refused(record: dict[str, object]) -> None:
+def test_records_that_are_not_actions_are_refused(record: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="not an action"):
         action_from_json(record)
 

@@ -66,12 +66,12 @@ def test_long_run_decides_as_a_sorted_list() -> None:
     assert [rung.rank(t, v) for t, v in enumerate(values)] == [oracle.offer(v) for v in values]
 
 
-def test_equal_values_all_go_on() -> None:
+def test_equal_values_all_continue() -> None:
     rung = Rung(divisor=4)
     assert all(rung.rank(trial, 0.5) for trial in range(20))
 
 
-def test_first_one_goes_on_and_the_worse_ones_do_not() -> None:
+def test_the_first_continues_and_worse_ones_do_not() -> None:
     rung = Rung(divisor=4)
     assert [rung.rank(trial, value) for trial, value in enumerate([5, 6, 7, 8])] == [True, False, False, False]
     # n = 8 keeps two: 6 is second. Before, at n = 5, 6 and 7, only the best one is kept.
@@ -91,7 +91,7 @@ def test_fractional_divisor_is_the_decimal_number_that_was_written() -> None:
     assert rung.rank(32, 28.5), "28.5 is the 30th smallest of 33, and floor(33 / 1.1) is 30"
 
 
-def test_withdrawn_value_gives_its_place_back() -> None:
+def test_a_withdrawn_value_no_longer_counts() -> None:
     kept, gone = Rung(divisor=2), Rung(divisor=2)
     for rung in (kept, gone):
         rung.rank(0, 0.1)
@@ -124,7 +124,7 @@ class Counted(float):
 
 
 @pytest.mark.parametrize("order", ["random", "falling", "rising"])
-def test_an_offer_costs_a_logarithm(order: str) -> None:
+def test_ranking_costs_a_logarithm(order: str) -> None:
     n, rng = 1 << 12, Random(0)
     values = {"random": [rng.random() for _ in range(n)], "falling": range(n, 0, -1), "rising": range(n)}[order]
     rung, worst = Rung(divisor=4), 0

@@ -1,4 +1,4 @@
-"""Samplers: when they are asked and told, grids from their end, known points first."""
+"""Samplers: when they are asked and told, the order of grids, known points first."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ POINT: dict[str, object] = {
 
 
 class Recording:
-    """Answers with the number of events it was told, and keeps all calls."""
+    """Returns the number of events it was told, and records all calls."""
 
     def __init__(self) -> None:
         self.calls: list[object] = []
@@ -79,7 +79,7 @@ def test_all_are_samplers() -> None:
 # ------------------------------------------------------------------------------------------------- asked and told
 
 
-def test_asked_once_when_a_trial_first_starts_and_told_after_each_event_was_applied() -> None:
+def test_asked_once_at_a_trials_first_start_and_told_after_each_event() -> None:
     sampler = Recording()
     search = search_with(sampler, [])
     search.start()
@@ -108,7 +108,7 @@ def test_told_values_are_smaller_is_better_and_never_nan() -> None:
     assert values == [-0.25, float("inf"), float("inf"), float("inf")]
 
 
-def test_of_a_trial_that_never_started_no_hyperparameters_are_told() -> None:
+def test_a_trial_that_never_started_has_empty_hyperparameters() -> None:
     sampler = Recording()
     search = search_with(sampler, [])
     search.start()
@@ -128,7 +128,7 @@ def test_late_events_are_not_told() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_replay_tells_the_same_and_asks_nothing(seed: int) -> None:
+def test_replay_tells_the_same_events_and_does_not_ask(seed: int) -> None:
     log: list[Record] = []
     first, second = Recording(), Recording()
     play(search_with(first, log), seed, length=16, normalised=False)
@@ -139,7 +139,7 @@ def test_replay_tells_the_same_and_asks_nothing(seed: int) -> None:
     assert second.calls == [event for event, _ in first.told]
 
 
-def test_a_look_at_hyperparameters_to_come_binds_nothing() -> None:
+def test_params_of_a_pending_trial_are_not_fixed() -> None:
     sampler = Recording()
     search = search_with(sampler, [])
     search.start()
@@ -152,7 +152,7 @@ def test_a_look_at_hyperparameters_to_come_binds_nothing() -> None:
 # ---------------------------------------------------------------------------------------------------------- random
 
 
-def test_random_draws_are_counted() -> None:
+def test_random_draws_depend_on_the_trial_number() -> None:
     sampler = RandomSampler(SPACE, seed=7)
     later = [sampler.ask(trial) for trial in (5, 3)]
     sampler.tell(Started(trial=0), {})
@@ -162,7 +162,7 @@ def test_random_draws_are_counted() -> None:
 # ------------------------------------------------------------------------------------------------------------ grid
 
 
-def test_grid_comes_from_its_end() -> None:
+def test_grid_points_are_taken_from_the_end() -> None:
     grid = GridSampler(
         parse_space({"b": {"type": "categorical", "vals": [1, 2]}, "a": {"type": "categorical", "vals": ["xy", "z"]}})
     )
@@ -175,13 +175,13 @@ def test_grid_comes_from_its_end() -> None:
     ]
 
 
-def test_grid_points_are_nobody_elses_to_change() -> None:
+def test_changing_a_returned_grid_point_changes_nothing() -> None:
     grid = GridSampler(parse_space({"a": [1]}))
     grid.ask(0)["a"].append(2)  # type: ignore[attr-defined]
     assert grid.ask(0) == {"a": [1]}
 
 
-def test_beyond_the_grid_there_is_no_point() -> None:
+def test_asking_beyond_the_grid_raises() -> None:
     with pytest.raises(SpaceError, match="the grid has only 1 points, so there is none for trial 1, numbered from 0"):
         GridSampler(parse_space({"a": 1})).ask(1)
 
@@ -206,7 +206,7 @@ def test_known_points_are_checked_filled_in_and_normalised() -> None:
     assert type(asked["layers"]) is int
 
 
-def test_an_extension_is_told_on_to_a_sampler_that_wants_to_know() -> None:
+def test_a_sampler_with_extended_is_notified_of_an_extension() -> None:
     class Following(RandomSampler):
         rungs: tuple[float, ...] = ()
 
@@ -214,15 +214,15 @@ def test_an_extension_is_told_on_to_a_sampler_that_wants_to_know() -> None:
             self.rungs = rungs
 
     sampler = Following(SPACE, seed=7)
-    for told in (FirstPoints(SPACE, [POINT], sampler), FirstPoints(SPACE, [POINT], RandomSampler(SPACE, seed=7))):
+    for first in (FirstPoints(SPACE, [POINT], sampler), FirstPoints(SPACE, [POINT], RandomSampler(SPACE, seed=7))):
         method = RandomSearch(max_trials=2, max_length=4)
-        search = Search(method, SPACE, seed=7, smaller_is_better=True, log=lambda record: None, sampler=told)
+        search = Search(method, SPACE, seed=7, smaller_is_better=True, log=lambda record: None, sampler=first)
         search.start()
         search.extend(max_length=16)
     assert sampler.rungs == (16,)
 
 
-def test_what_happens_to_known_points_is_told_on() -> None:
+def test_the_inner_sampler_is_told_of_known_points() -> None:
     class Spaced(Recording):
         space = LAYERS
 
@@ -262,7 +262,7 @@ def test_bad_points_are_refused_by_path(change: dict[str, object], path: str, sa
     assert says in what
 
 
-def test_all_faults_of_all_points_are_told() -> None:
+def test_all_faults_of_all_points_are_named() -> None:
     lean = {name: value for name, value in POINT.items() if name != "lr"}
     with pytest.raises(SpaceError) as caught:
         FirstPoints(SPACE, [lean, POINT, POINT | {"layers": 0, "lr": 7}, 5], RandomSampler(SPACE, seed=7))  # type: ignore[list-item]
@@ -274,7 +274,7 @@ def test_all_faults_of_all_points_are_told() -> None:
     ]
 
 
-def test_a_point_against_the_constraint_is_refused() -> None:
+def test_a_point_that_violates_the_constraint_is_refused() -> None:
     space = parse_space({"x": {"type": "int", "minval": 0, "maxval": 9}}, constraint=lambda point: point["x"] != 3)
     with pytest.raises(SpaceError, match=r"searcher.points\[0\]: is refused by the constraint"):
         FirstPoints(space, [{"x": 3}], RandomSampler(space, seed=0))
@@ -320,7 +320,7 @@ def test_the_journal_of_another_search_is_refused(records: list[Record], says: s
         )
 
 
-def test_ones_own_journal_is_not() -> None:
+def test_the_journal_of_the_same_search_is_accepted() -> None:
     records = journal_of(OURS)
     again = Search.replay(
         records, RandomSearch(max_trials=3), parse_space(OURS), seed=7, smaller_is_better=True, log=records.append

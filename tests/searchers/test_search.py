@@ -128,7 +128,7 @@ def test_odd_values_are_logged_as_they_were_in_strict_json(value: float | None, 
 
 
 @pytest.mark.parametrize("smaller_is_better", [True, False])
-def test_larger_is_better_turns_the_decision(smaller_is_better: bool) -> None:
+def test_larger_is_better_reverses_the_decision(smaller_is_better: bool) -> None:
     search = begun(smaller_is_better=smaller_is_better)
     report(search, 0, 1, 0.5)
     answer = report(search, 1, 1, 0.4)
@@ -137,7 +137,9 @@ def test_larger_is_better_turns_the_decision(smaller_is_better: bool) -> None:
 
 @pytest.mark.parametrize("smaller_is_better", [True, False])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
-def test_what_is_not_finite_is_worst_in_either_direction(bad: float | None, smaller_is_better: bool) -> None:
+def test_values_that_are_not_finite_are_the_worst_in_either_direction(
+    bad: float | None, smaller_is_better: bool
+) -> None:
     search = begun(smaller_is_better=smaller_is_better)
     assert report(search, 0, 1, bad) == [Stop(trial=0), Create(trial=2)]
     assert report(search, 1, 1, 1e300) == []
@@ -146,7 +148,7 @@ def test_what_is_not_finite_is_worst_in_either_direction(bad: float | None, smal
 # ------------------------------------------------------------------------------------------------------------- draws
 
 
-def test_parameters_are_counted() -> None:
+def test_parameters_depend_on_the_seed_and_the_trial_number() -> None:
     search = new()
     search.start()
     assert search.params(1) == SPACE.sample(Random("7:1"))
@@ -163,7 +165,7 @@ def test_parameters_do_not_depend_on_the_order_of_events() -> None:
     assert [one.params(t) for t in (0, 1)] == [other.params(t) for t in (0, 1)]
 
 
-def test_parameters_are_nobody_elses_to_change() -> None:
+def test_changing_returned_parameters_changes_nothing() -> None:
     search = begun()
     before = search.params(0)
     search.params(0)["lr"] = "changed"
@@ -190,7 +192,7 @@ def test_another_seed_gives_other_trials() -> None:
 # ------------------------------------------------------------------------------------------------------------- views
 
 
-def test_a_trial_is_seen_through_its_life() -> None:
+def test_the_view_of_a_trial_through_its_life() -> None:
     search = new()
     search.start()
     assert (search.trials[0].state, search.trials[0].hparams) == ("PENDING", None)
@@ -204,7 +206,7 @@ def test_a_trial_is_seen_through_its_life() -> None:
     assert (search.trials[0].state, search.trials[0].ended) == ("COMPLETED", True)
 
 
-def test_best_has_the_sign_that_was_measured() -> None:
+def test_best_is_as_measured() -> None:
     search = begun(smaller_is_better=False)
     report(search, 0, 1, 0.5)
     report(search, 0, 2, 0.9)
@@ -212,7 +214,7 @@ def test_best_has_the_sign_that_was_measured() -> None:
     assert (search.trials[0].best, search.trials[0].best_step) == (0.9, 2)
 
 
-def test_a_requested_stop_shows_until_and_after_it_is_obeyed() -> None:
+def test_stop_requested_stays_set_after_the_trial_stopped() -> None:
     search = begun()
     report(search, 0, 1, 0.1)
     report(search, 1, 1, 0.2)
@@ -233,7 +235,7 @@ def test_a_requested_stop_shows_until_and_after_it_is_obeyed() -> None:
         ("canceled", "CANCELED"),
     ],
 )
-def test_every_end_has_its_state(reason: Reason, state: str) -> None:
+def test_state_after_each_exit_reason(reason: Reason, state: str) -> None:
     search = begun()
     search.on(Exited(trial=0, reason=reason))
     assert search.trials[0].state == state
@@ -266,7 +268,7 @@ class Pausing:
         pass
 
 
-def test_a_method_of_ones_own_can_pause_and_resume() -> None:
+def test_a_custom_method_can_pause_and_resume() -> None:
     search = Search(Pausing(), SPACE, seed=0, smaller_is_better=True, log=lambda record: None)
     search.start()
     search.on(Started(trial=0))
@@ -289,7 +291,7 @@ def test_done_is_kept() -> None:
 # ------------------------------------------------------------------------------------------- late and illegal events
 
 
-def test_events_after_a_trials_end_do_and_log_nothing() -> None:
+def test_events_after_a_trials_end_are_ignored_and_not_logged() -> None:
     log: list[Record] = []
     search = begun(log)
     search.on(Exited(trial=0, reason="errored"))
@@ -330,7 +332,7 @@ def test_illegal_events_raise_and_change_nothing(event: Event, says: str) -> Non
 # ------------------------------------------------------------------------------------------------------------ replay
 
 
-def test_a_whole_search_replays_to_the_same_state_and_decisions() -> None:
+def test_a_replayed_search_has_the_same_state() -> None:
     for seed in range(5):
         log: list[Record] = []
         search = Search(asha(30), SPACE, seed=7, smaller_is_better=True, log=log.append)
@@ -341,7 +343,7 @@ def test_a_whole_search_replays_to_the_same_state_and_decisions() -> None:
         assert again.done == search.done is not None
 
 
-def test_cut_anywhere_it_goes_on_as_if_nothing_had_happened() -> None:
+def test_a_search_replayed_from_any_record_continues_the_same() -> None:
     log: list[Record] = []
     events: list[tuple[Event, list[Action]]] = play(new(log), 3, length=16, normalised=False).steps
     for cut in range(1, len(log)):
@@ -364,7 +366,7 @@ def _logged(event: Event, record: Record) -> bool:
     return record["event"] == names[type(event)] and record["trial"] == event.trial
 
 
-def test_live_trials_and_unobeyed_stops_are_there_after_a_crash() -> None:
+def test_live_trials_and_pending_stops_survive_a_crash() -> None:
     log: list[Record] = []
     search = begun(log)
     report(search, 0, 1, 0.1)
@@ -380,14 +382,14 @@ def test_live_trials_and_unobeyed_stops_are_there_after_a_crash() -> None:
     assert again.on(Exited(trial=1, reason="stopped")) == []
 
 
-def test_recorded_parameters_win_over_drawing_again() -> None:
+def test_replay_uses_the_recorded_parameters() -> None:
     log: list[Record] = []
     begun(log)
     log[1]["hparams"] = {"lr": 0.05}
     assert replayed(log).params(0) == {"lr": 0.05}
 
 
-def test_an_empty_journal_is_a_search_that_has_not_started() -> None:
+def test_an_empty_journal_gives_a_search_that_has_not_started() -> None:
     search = replayed([])
     assert not search.started
     assert search.start() == [Create(trial=0), Create(trial=1)]
@@ -398,7 +400,7 @@ def test_a_search_starts_once() -> None:
         begun().start()
 
 
-def test_records_of_a_drivers_own_are_passed_over() -> None:
+def test_records_of_unknown_events_are_skipped() -> None:
     log: list[Record] = [{"event": "opened", "version": 1}]
     begun(log)
     log.insert(3, {"event": "checkpoint", "trial": 0, "id": "x"})
@@ -406,7 +408,7 @@ def test_records_of_a_drivers_own_are_passed_over() -> None:
     assert len(replayed(log).trials) == 2
 
 
-def test_other_decisions_than_recorded_name_the_line() -> None:
+def test_a_different_decision_names_the_line() -> None:
     log: list[Record] = []
     search = begun(log)
     report(search, 0, 1, 0.1)
@@ -439,14 +441,14 @@ def test_another_configuration_is_refused() -> None:
     ],
     ids=str,
 )
-def test_a_record_that_cannot_be_names_its_line(record: Record, says: str) -> None:
+def test_an_impossible_record_names_its_line(record: Record, says: str) -> None:
     log: list[Record] = []
     begun(log)
     with pytest.raises(JournalError, match=says):
         replayed([*log, record])
 
 
-def test_an_event_after_a_trials_end_is_no_journal() -> None:
+def test_a_journal_with_an_event_after_a_trials_end_is_refused() -> None:
     log: list[Record] = []
     begun(log).on(Exited(trial=0, reason="completed"))
     with pytest.raises(JournalError, match=r"line 5: .*comes after the trial's end"):
@@ -467,7 +469,7 @@ def ended_search(log: list[Record]) -> Search:
     return search
 
 
-def test_a_search_that_is_done_goes_on_with_more_trials() -> None:
+def test_a_finished_search_continues_with_more_trials() -> None:
     log: list[Record] = []
     search = ended_search(log)
     assert search.done == Done(reason="completed")
@@ -483,7 +485,7 @@ def test_a_search_that_is_done_goes_on_with_more_trials() -> None:
     assert search.on(Exited(trial=2, reason="completed")) == [Done(reason="completed")]
 
 
-def test_completed_trials_are_resumed_by_a_longer_length() -> None:
+def test_a_greater_length_resumes_completed_trials() -> None:
     log: list[Record] = []
     search = ended_search(log)
     before = search.params(0)
@@ -511,7 +513,7 @@ def test_extensions_are_replayed() -> None:
 
 
 @pytest.mark.parametrize("kind", [ASHA, PromotionASHA])
-def test_a_trial_whose_extension_fails_can_end_as_it_had_ended(kind: type[ASHA]) -> None:
+def test_a_trial_that_fails_in_an_extension_can_stay_completed(kind: type[ASHA]) -> None:
     """Then it stays completed, the journal replays, and a further extension is possible."""
 
     def method() -> ASHA:
@@ -545,7 +547,7 @@ def test_a_trial_whose_extension_fails_can_end_as_it_had_ended(kind: type[ASHA])
     assert (dict(again.trials), state(again.method)) == (dict(search.trials), state(search.method))
 
 
-def test_an_extension_that_cannot_be_changes_nothing() -> None:
+def test_a_refused_extension_changes_nothing() -> None:
     log: list[Record] = []
     search = ended_search(log)
     before = (state(search.method), dict(search.trials), search.done, list(log))
@@ -554,12 +556,12 @@ def test_an_extension_that_cannot_be_changes_nothing() -> None:
     assert (state(search.method), dict(search.trials), search.done, log) == before
 
 
-def test_an_extension_before_the_start_is_no_journal() -> None:
+def test_a_journal_with_an_extension_before_the_start_is_refused() -> None:
     with pytest.raises(JournalError, match="line 1: the search is extended before it starts"):
         replayed([{"event": "extended", "max_trials": 9, "max_length": None, "actions": []}])
 
 
-def test_an_extension_by_nonsense_is_no_journal() -> None:
+def test_a_journal_with_an_invalid_extension_is_refused() -> None:
     log: list[Record] = []
     ended_search(log)
     log.append({"event": "extended", "max_trials": "many", "max_length": None, "actions": []})
@@ -594,7 +596,7 @@ def test_progress_without_a_length_counts_trials() -> None:
     assert search.progress() == 1 / 4
 
 
-def test_a_paused_trial_that_starts_nevertheless_stays_paused() -> None:
+def test_a_paused_trial_that_starts_stays_paused() -> None:
     search = Search(Pausing(), SPACE, seed=0, smaller_is_better=True, log=lambda record: None)
     search.start()
     search.on(Started(trial=0))
@@ -634,7 +636,7 @@ with Journal(sys.argv[1]) as journal:
 """
 
 
-def test_a_driver_killed_again_and_again_does_the_same_search(tmp_path: Path) -> None:
+def test_a_repeatedly_killed_driver_runs_the_same_search(tmp_path: Path) -> None:
     def run(journal: Path, records: int) -> int:
         return subprocess.run([sys.executable, "-c", SEARCHING, str(journal), str(records)], cwd=REPO).returncode
 

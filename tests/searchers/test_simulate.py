@@ -35,7 +35,7 @@ from searchers.simulate import Curve, Simulation, simulate
 
 SPACE = parse_space({"x": {"type": "double", "minval": 0, "maxval": 1}})
 
-Told = list[tuple[float, Event, list[Action]]]
+Watched = list[tuple[float, Event, list[Action]]]
 
 
 def constant(hparams: Mapping[str, object]) -> Curve:
@@ -58,10 +58,10 @@ def asha(max_trials: int = 10, workers: int = 1, max_length: int = 16, num_rungs
     return ASHA(max_trials=max_trials, max_length=max_length, num_rungs=num_rungs, max_concurrent_trials=workers)
 
 
-def watched(*args: Any, **options: Any) -> tuple[Simulation, Told]:
-    told: Told = []
-    simulation = simulate(*args, watch=lambda time, event, actions: told.append((time, event, actions)), **options)
-    return simulation, told
+def watched(*args: Any, **options: Any) -> tuple[Simulation, Watched]:
+    seen: Watched = []
+    simulation = simulate(*args, watch=lambda time, event, actions: seen.append((time, event, actions)), **options)
+    return simulation, seen
 
 
 class Scripted:
@@ -116,26 +116,26 @@ def test_equal_trials_go_in_rounds(trials: int, workers: int, rounds: int) -> No
     assert (simulation.time, simulation.busy) == (8 * rounds, 8 * trials)
 
 
-def test_fewer_places_than_workers_leave_workers_idle() -> None:
+def test_fewer_slots_than_workers_leave_workers_idle() -> None:
     simulation = simulate(RandomSearch(max_trials=6, max_length=1, max_concurrent_trials=2), 100, constant)
     assert (simulation.time, simulation.busy) == (3, 6)
 
 
-def test_ever_worse_trials_are_stopped_at_the_first_rung_and_the_first_runs_through() -> None:
+def test_ever_worse_trials_are_stopped_at_the_first_rung() -> None:
     simulation = simulate(asha(), 1, ever_worse, start_cost=10)
     assert simulation.time == 26 + 9 * 11
     assert simulation.trained == 16 + 9
     assert simulation.ended == {"completed": 1, "stopped": 9}
 
 
-def test_ever_better_trials_all_run_through() -> None:
+def test_ever_better_trials_all_complete() -> None:
     simulation = simulate(asha(), 1, ever_better)
     assert (simulation.time, simulation.ended) == (160, {"completed": 10})
 
 
 def test_reports_come_at_the_rungs_and_then_the_trial_ends() -> None:
-    _, told = watched(asha(max_trials=1), 1, constant)
-    assert [(time, event) for time, event, _ in told] == [
+    _, seen = watched(asha(max_trials=1), 1, constant)
+    assert [(time, event) for time, event, _ in seen] == [
         (0, Started(trial=0)),
         (1, Reported(trial=0, step=1, value=0.5)),
         (4, Reported(trial=0, step=4, value=0.5)),
@@ -145,13 +145,13 @@ def test_reports_come_at_the_rungs_and_then_the_trial_ends() -> None:
 
 
 def test_equal_rungs_get_one_report() -> None:
-    _, told = watched(asha(max_trials=1, max_length=2), 1, constant)
-    assert [event.step for _, event, _ in told if isinstance(event, Reported)] == [1, 2]
+    _, seen = watched(asha(max_trials=1, max_length=2), 1, constant)
+    assert [event.step for _, event, _ in seen if isinstance(event, Reported)] == [1, 2]
 
 
-def test_reports_can_be_others_than_the_rungs() -> None:
-    _, told = watched(RandomSearch(max_trials=1), 1, constant, reports=[0.5, 3])
-    assert [(time, event.step) for time, event, _ in told if isinstance(event, Reported)] == [(0.5, 0.5), (3, 3)]
+def test_reports_can_differ_from_the_rungs() -> None:
+    _, seen = watched(RandomSearch(max_trials=1), 1, constant, reports=[0.5, 3])
+    assert [(time, event.step) for time, event, _ in seen if isinstance(event, Reported)] == [(0.5, 0.5), (3, 3)]
 
 
 def test_nothing_happens_after_until() -> None:
@@ -181,8 +181,8 @@ def paused_and_resumed() -> Scripted:
 
 
 def test_pause_frees_the_worker_and_nothing_is_trained_twice() -> None:
-    simulation, told = watched(paused_and_resumed(), 1, constant, start_cost=10, resume_cost=5)
-    assert [(time, event) for time, event, _ in told] == [
+    simulation, seen = watched(paused_and_resumed(), 1, constant, start_cost=10, resume_cost=5)
+    assert [(time, event) for time, event, _ in seen] == [
         (0, Started(trial=0)),
         (11, Reported(trial=0, step=1, value=0.5)),
         (11, Started(trial=1)),
@@ -211,7 +211,7 @@ def test_a_trial_paused_between_reports_keeps_what_it_trained() -> None:
     assert (simulation.time, simulation.trained, simulation.busy) == (10, 8, 2 + 8 + 2)
 
 
-def test_trials_that_wait_or_are_paused_are_stopped_without_a_worker() -> None:
+def test_waiting_and_paused_trials_are_stopped_without_a_worker() -> None:
     method = Scripted(
         [Create(trial=0), Create(trial=1), Create(trial=2)],
         {
@@ -220,23 +220,23 @@ def test_trials_that_wait_or_are_paused_are_stopped_without_a_worker() -> None:
             Exited(trial=0, reason="stopped"): [Done(reason="completed")],
         },
     )
-    simulation, told = watched(method, 1, constant)
-    assert [(time, event.trial) for time, event, _ in told if isinstance(event, Exited)] == [(1, 2), (5, 1), (5, 0)]
+    simulation, seen = watched(method, 1, constant)
+    assert [(time, event.trial) for time, event, _ in seen if isinstance(event, Exited)] == [(1, 2), (5, 1), (5, 0)]
     assert simulation.busy == 1 + 4
 
 
 # ---------------------------------------------------------------------------------------------- failures, noise, jitter
 
 
-def test_a_trial_that_always_fails_is_restarted_so_often_and_errors() -> None:
-    simulation, told = watched(Single(max_length=1000), 1, constant, failures=1e6, max_restarts=3)
-    assert [type(event) for _, event, _ in told] == [Started] * 4 + [Exited]
+def test_a_trial_that_always_fails_errors_after_max_restarts() -> None:
+    simulation, seen = watched(Single(max_length=1000), 1, constant, failures=1e6, max_restarts=3)
+    assert [type(event) for _, event, _ in seen] == [Started] * 4 + [Exited]
     assert (simulation.done, simulation.ended) == ("errored", {"errored": 1})
 
 
-def test_failures_lose_what_was_trained_since_the_last_report_and_nothing_else() -> None:
+def test_failures_lose_only_training_since_the_last_report() -> None:
     reports = range(1, 101)
-    simulation, told = watched(
+    simulation, seen = watched(
         RandomSearch(max_trials=20, max_concurrent_trials=4),
         4,
         constant,
@@ -245,22 +245,22 @@ def test_failures_lose_what_was_trained_since_the_last_report_and_nothing_else()
         max_restarts=999,
     )
     by_trial: dict[int, list[float]] = defaultdict(list)
-    for _, event, _ in told:
+    for _, event, _ in seen:
         if isinstance(event, Reported):
             by_trial[event.trial].append(event.step)
     assert all(steps == list(reports) for steps in by_trial.values())
-    failed = sum(isinstance(event, Started) for _, event, _ in told) - 20
+    failed = sum(isinstance(event, Started) for _, event, _ in seen) - 20
     assert simulation.trained == pytest.approx(simulation.busy)  # a unit of time for one of length, restarts are free
     assert 20 * 100 < simulation.trained < 20 * 100 + failed  # less than a unit is lost by each
     assert failed == pytest.approx(0.2 * simulation.busy, abs=5 * math.sqrt(0.2 * simulation.busy))  # Poisson
 
 
-def test_each_restart_costs_what_a_resumption_does() -> None:
+def test_each_restart_costs_resume_cost() -> None:
     def run(resume_cost: float) -> tuple[float, int]:
-        simulation, told = watched(
+        simulation, seen = watched(
             Single(), 1, constant, reports=range(1, 101), failures=0.01, max_restarts=99, resume_cost=resume_cost
         )
-        return simulation.trained, sum(isinstance(event, Started) for _, event, _ in told) - 1
+        return simulation.trained, sum(isinstance(event, Started) for _, event, _ in seen) - 1
 
     assert run(0)[1] > 0
     # A failure can also come while a trial is being resumed, when there is nothing to lose.
@@ -268,10 +268,10 @@ def test_each_restart_costs_what_a_resumption_does() -> None:
     assert run(50)[0] <= 100 + run(50)[1]
 
 
-def test_noise_is_normal_and_depends_on_the_trial_alone() -> None:
+def test_noise_is_normal_and_depends_only_on_the_trial() -> None:
     def values(method: Method, workers: int) -> dict[tuple[int, float], float]:
-        _, told = watched(method, workers, constant, noise=0.1, seed=3)
-        return {(e.trial, e.step): e.value or 0.0 for _, e, _ in told if isinstance(e, Reported)}
+        _, seen = watched(method, workers, constant, noise=0.1, seed=3)
+        return {(e.trial, e.step): e.value or 0.0 for _, e, _ in seen if isinstance(e, Reported)}
 
     alone = values(RandomSearch(max_trials=1000, max_length=1), 1)
     assert fmean(alone.values()) == pytest.approx(0.5, abs=5 * 0.1 / math.sqrt(1000))
@@ -289,8 +289,8 @@ def test_jitter_spreads_times_around_the_costs() -> None:
     assert simulation.trained == pytest.approx(20_000)
 
 
-def test_same_seed_same_course_and_another_seed_another() -> None:
-    def course(seed: int) -> Told:
+def test_the_seed_determines_the_simulation() -> None:
+    def course(seed: int) -> Watched:
         return watched(
             asha(max_trials=50, workers=4), 4, ever_worse, noise=9, jitter=0.3, failures=0.01, resume_cost=1, seed=seed
         )[1]
@@ -311,15 +311,15 @@ def test_invalid_hyperparameters_end_the_trial_before_it_starts_to_train() -> No
     assert simulation.time == 3 * 5
 
 
-def test_a_space_that_is_always_invalid_ends() -> None:
+def test_search_of_an_always_invalid_space_ends() -> None:
     simulation = simulate(RandomSearch(max_trials=3, max_length=4), 2, lambda hparams: None)
     assert (simulation.done, simulation.time) == ("invalid_hp", 0)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
-def test_a_bare_method_is_told_that_what_is_not_finite_is_the_worst(bad: float | None) -> None:
-    _, told = watched(asha(max_trials=1), 1, lambda hparams: Curve(lambda step: bad), noise=0.1)
-    assert {event.value for _, event, _ in told if isinstance(event, Reported)} == {math.inf}
+def test_a_bare_method_gets_normalised_values(bad: float | None) -> None:
+    _, seen = watched(asha(max_trials=1), 1, lambda hparams: Curve(lambda step: bad), noise=0.1)
+    assert {event.value for _, event, _ in seen if isinstance(event, Reported)} == {math.inf}
 
 
 def diverging_stopping() -> Method:
@@ -359,10 +359,10 @@ def test_no_trial_is_trained_past_the_rung_where_it_diverged(make: Callable[[], 
 
     log: list[dict[str, object]] = []
     search = Search(make(), SPACE, seed=seed, smaller_is_better=True, log=log.append)
-    _, told = watched(search, 8, trial, noise=0.01, jitter=0.2, seed=seed)
+    _, seen = watched(search, 8, trial, noise=0.01, jitter=0.2, seed=seed)
 
     showed: set[int] = set()
-    for _, event, _ in told:
+    for _, event, _ in seen:
         assert not isinstance(event, Started | Reported) or event.trial not in showed, f"{event}, after it diverged"
         if isinstance(event, Reported) and event.step >= first_rung(search.method, event.trial):
             showed |= set() if event.value is not None and math.isfinite(event.value) else {event.trial}
@@ -378,11 +378,11 @@ def new_search(log: list[dict[str, object]], max_trials: int = 60) -> Search:
     return Search(asha(max_trials, workers=4), SPACE, seed=5, smaller_is_better=True, log=log.append)
 
 
-def test_a_search_is_driven_as_by_a_driver() -> None:
+def test_a_search_gets_the_events_of_a_real_driver() -> None:
     log: list[dict[str, object]] = []
-    simulation, told = watched(search := new_search(log), 4, by_x, start_cost=1, jitter=0.1)
+    simulation, seen = watched(search := new_search(log), 4, by_x, start_cost=1, jitter=0.1)
     assert simulation.done == "completed"
-    assert [record["event"] for record in log] == ["start"] + [type(event).__name__.lower() for _, event, _ in told]
+    assert [record["event"] for record in log] == ["start"] + [type(event).__name__.lower() for _, event, _ in seen]
     again = Search.replay(log, asha(60, 4), SPACE, seed=5, smaller_is_better=True, log=lambda record: None)
     assert dict(again.trials) == dict(search.trials)
     for view in search.trials.values():
@@ -390,24 +390,24 @@ def test_a_search_is_driven_as_by_a_driver() -> None:
         assert view.last == view.hparams["x"] / view.last_step  # type: ignore[operator]
 
 
-def test_a_search_whose_driver_dies_goes_on_where_it_was() -> None:
+def test_a_replayed_search_continues_from_the_last_reports() -> None:
     """Cut anywhere and replayed, every trial ends once, and none reports a length twice."""
     whole = simulate(new_search([]), 4, by_x).time
     for moment in range(1, 10):
         log: list[dict[str, object]] = []
-        first, told = watched(new_search(log), 4, by_x, until=whole * moment / 10)
+        first, seen = watched(new_search(log), 4, by_x, until=whole * moment / 10)
         assert first.done is None
         search = Search.replay(log, asha(60, 4), SPACE, seed=5, smaller_is_better=True, log=log.append)
         second, more = watched(search, 4, by_x)
         assert second.done == "completed"
-        told += more
-        reported = [(event.trial, event.step) for _, event, _ in told if isinstance(event, Reported)]
-        ended = [event.trial for _, event, _ in told if isinstance(event, Exited)]
+        seen += more
+        reported = [(event.trial, event.step) for _, event, _ in seen if isinstance(event, Reported)]
+        ended = [event.trial for _, event, _ in seen if isinstance(event, Exited)]
         assert len(reported) == len(set(reported))
         assert sorted(ended) == list(range(60))
 
 
-def test_an_extended_search_goes_on_and_trains_only_what_is_new() -> None:
+def test_an_extended_search_trains_only_what_is_new() -> None:
     search = Search(
         RandomSearch(max_trials=4, max_length=10, max_concurrent_trials=2),
         SPACE,
@@ -417,10 +417,10 @@ def test_an_extended_search_goes_on_and_trains_only_what_is_new() -> None:
     )
     assert simulate(search, 2, constant, start_cost=1).time == 22
     search.extend(max_trials=5, max_length=16)
-    simulation, told = watched(search, 2, constant, start_cost=1, resume_cost=2)
+    simulation, seen = watched(search, 2, constant, start_cost=1, resume_cost=2)
     # Four go on from 10 to 16, in two rounds; the new one trains from the beginning.
     assert (simulation.time, simulation.trained) == (2 * (2 + 6) + (1 + 16), 4 * 6 + 16)
-    assert [event.step for _, event, _ in told if isinstance(event, Reported)] == [16] * 5
+    assert [event.step for _, event, _ in seen if isinstance(event, Reported)] == [16] * 5
     assert simulation.done == "completed"
 
 
@@ -439,7 +439,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("seed", range(5))
-def test_every_method_comes_to_its_end_on_a_bad_cluster_whose_driver_dies(name: str, seed: int) -> None:
+def test_every_method_ends_despite_failures_and_driver_deaths(name: str, seed: int) -> None:
     """Failures, invalid points, NaN, few workers, and three deaths of the driver, each followed by a replay."""
 
     def trial(hparams: Mapping[str, Any]) -> Curve | None:
@@ -485,7 +485,7 @@ def test_every_method_comes_to_its_end_on_a_bad_cluster_whose_driver_dies(name: 
     assert search.progress() == 1.0
 
 
-def test_workers_are_never_lent_twice() -> None:
+def test_a_worker_has_one_trial_at_a_time() -> None:
     running: set[int] = set()
     for _, event, _ in watched(asha(max_trials=200, workers=8), 3, ever_worse, noise=50, jitter=0.2)[1]:
         if isinstance(event, Started):
@@ -495,7 +495,7 @@ def test_workers_are_never_lent_twice() -> None:
         assert len(running) <= 3
 
 
-# --------------------------------------------------------------------------------------------------------- what is told
+# --------------------------------------------------------------------------------------------------------- what is seen
 
 
 def test_all_faults_of_the_arguments_are_named() -> None:
@@ -515,14 +515,14 @@ def test_time_goes_forward(cost: float) -> None:
         Curve(lambda step: 0.5, cost)
 
 
-def test_a_method_that_forgets_its_trials_is_told() -> None:
+def test_a_method_that_forgets_its_trials_raises() -> None:
     method = Scripted([Create(trial=0)], {Reported(trial=0, step=1, value=0.5): [Pause(trial=0)]})
     with pytest.raises(RuntimeError, match="1 of 1 trials are paused"):
         simulate(method, 1, constant)
 
 
 @pytest.mark.parametrize("action", [Stop(trial=7), Pause(trial=7), Resume(trial=7), Resume(trial=0)])
-def test_an_action_on_a_trial_that_is_not_there_is_told(action: Action) -> None:
+def test_an_action_on_an_unknown_trial_raises(action: Action) -> None:
     method = Scripted([Create(trial=0)], {Reported(trial=0, step=1, value=0.5): [action]})
     with pytest.raises(RuntimeError, match="the method decided"):
         simulate(method, 1, constant)

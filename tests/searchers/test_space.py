@@ -52,7 +52,7 @@ def test_constants_draw_nothing() -> None:
     assert parse_space(full).sample(Random(5)).items() >= parse_space(lean).sample(Random(5)).items()
 
 
-def test_ints_include_both_ends_and_are_even() -> None:
+def test_ints_are_uniform_and_include_both_ends() -> None:
     space, rng = parse_space({"n": {"type": "int", "minval": -1, "maxval": 2}}), Random(0)
     seen = Counter(space.sample(rng)["n"] for _ in range(4000))
     assert set(seen) == {-1, 0, 1, 2}
@@ -67,7 +67,7 @@ def test_log_bounds_are_exponents() -> None:
     assert abs(sum(exponents) / 3000 + 2.5) < 0.05
 
 
-def test_log_takes_the_counted_draw() -> None:
+def test_log_sample_is_the_power_of_a_uniform_draw() -> None:
     space = parse_space({"lr": {"type": "log", "base": 2, "minval": 0, "maxval": 10}})
     assert space.sample(Random("7:3")) == {"lr": 2.0 ** Random("7:3").uniform(0, 10)}
 
@@ -80,7 +80,7 @@ def test_doubles_fill_their_range() -> None:
     assert max(drawn) > 2.98  # type: ignore[type-var,operator]
 
 
-def test_categories_are_all_drawn_and_may_be_anything() -> None:
+def test_all_categories_are_drawn_and_may_have_any_type() -> None:
     vals = ["a", 1, 2.5, None, True, [1, 2], {"k": 1}]
     space, rng = parse_space({"c": {"type": "categorical", "vals": vals}}), Random(0)
     drawn = [space.sample(rng)["c"] for _ in range(300)]
@@ -134,16 +134,16 @@ def test_names_are_dotted_and_sorted() -> None:
     ]
 
 
-def test_nothing_to_search_is_a_space() -> None:
+def test_a_space_may_be_empty() -> None:
     assert parse_space({}).sample(Random(0)) == {}
     assert parse_space({"model": {}}).sample(Random(0)) == {"model": {}}
 
 
-def test_tuples_are_lists_as_in_a_journal() -> None:
+def test_tuples_become_lists() -> None:
     assert parse_space({"betas": (0.9, 0.99)}).sample(Random(0)) == {"betas": [0.9, 0.99]}
 
 
-def test_whole_floats_are_integers_where_integers_are_due() -> None:
+def test_whole_floats_are_accepted_as_integers() -> None:
     point = parse_space({"n": {"type": "int", "minval": 1.0, "maxval": 2.0}}).sample(Random(0))
     assert type(point["n"]) is int
 
@@ -151,7 +151,7 @@ def test_whole_floats_are_integers_where_integers_are_due() -> None:
 # ------------------------------------------------------------------------------------------------------------ errors
 
 
-def test_all_faults_are_told_at_once_by_path() -> None:
+def test_all_faults_are_named_at_once_by_path() -> None:
     assert faults(
         {
             "lr": {"type": "log", "base": 0, "minval": -1, "maxval": -4},
@@ -169,14 +169,14 @@ def test_all_faults_are_told_at_once_by_path() -> None:
     }
 
 
-def test_unknown_type_is_told_with_the_nearest_one() -> None:
+def test_unknown_type_suggests_the_nearest_one() -> None:
     assert faults({"lr": {"type": "logg", "minval": 0}}) == {
         "hyperparameters.lr.type": "must be one of const, categorical, int, double, log, got 'logg'; "
         "did you mean 'log'?"
     }
 
 
-def test_unknown_field_is_told_with_the_nearest_one() -> None:
+def test_unknown_field_suggests_the_nearest_one() -> None:
     told = faults({"n": {"type": "int", "minval": 0, "maxvl": 3}})
     assert told == {
         "hyperparameters.n.maxvl": "is not a field of type int; did you mean 'maxval'?",
@@ -204,7 +204,7 @@ def test_unknown_field_is_told_with_the_nearest_one() -> None:
     ],
     ids=str,
 )
-def test_fault(spec: object, path: str, says: str) -> None:
+def test_invalid_fields(spec: object, path: str, says: str) -> None:
     assert says in faults({"x": spec})[f"hyperparameters.{path}"]
 
 
@@ -318,7 +318,7 @@ def test_a_grid_too_large_to_list_is_refused() -> None:
         parse_space(axes).grid()
 
 
-def test_a_constraint_takes_out_points() -> None:
+def test_a_constraint_removes_grid_points() -> None:
     spec = {name: {"type": "int", "minval": 0, "maxval": 2, "count": 3} for name in "ab"}
     space = parse_space(spec, constraint=lambda point: point["a"] < point["b"])  # type: ignore[operator]
     assert space.grid() == [{"a": 0, "b": 1}, {"a": 0, "b": 2}, {"a": 1, "b": 2}]
@@ -338,14 +338,14 @@ def test_a_constraint_takes_out_points() -> None:
     ],
     ids=str,
 )
-def test_stepped_domains_draw_their_steps_and_nothing_else(spec: object, values: set[object]) -> None:
+def test_stepped_domains_draw_only_their_steps(spec: object, values: set[object]) -> None:
     space, rng = parse_space({"x": spec}), Random(0)
     drawn = [space.sample(rng)["x"] for _ in range(500)]
     assert set(drawn) == values
     assert all(space.check({"x": value}, path="p") == {"x": value} for value in values)
 
 
-def test_integers_are_even_in_their_logarithm() -> None:
+def test_log_integers_are_uniform_in_their_logarithm() -> None:
     space, rng = parse_space({"n": {"type": "int", "minval": 1, "maxval": 1023, "log": True}}), Random(0)
     drawn = [space.sample(rng)["n"] for _ in range(4000)]
     # The median m has log(m + .5) - log(.5) = log(1023.5 / .5) / 2, so m + .5 = .5 * sqrt(2047) = 22.6
@@ -370,7 +370,7 @@ def test_integers_are_even_in_their_logarithm() -> None:
     ],
     ids=str,
 )
-def test_fault_of_what_is_ours(spec: object, path: str, says: str) -> None:
+def test_invalid_step_or_log(spec: object, path: str, says: str) -> None:
     assert says in faults({"x": spec})[f"hyperparameters.{path}"]
 
 
@@ -384,7 +384,7 @@ CONDITIONAL: dict[str, object] = {
 }
 
 
-def test_only_the_branch_that_is_drawn_has_its_hyperparameters() -> None:
+def test_only_the_drawn_branch_has_hyperparameters() -> None:
     space, rng = parse_space(CONDITIONAL), Random(0)
     drawn = [space.sample(rng)["optimizer"] for _ in range(400)]
     assert 150 < drawn.count({"name": "adam"}) < 250
@@ -394,7 +394,7 @@ def test_only_the_branch_that_is_drawn_has_its_hyperparameters() -> None:
     assert space.names() == ["optimizer.momentum", "optimizer.name"]
 
 
-def test_a_category_may_be_a_number_that_is_drawn() -> None:
+def test_a_category_may_be_a_domain() -> None:
     space, rng = (
         parse_space({"clip": {"type": "categorical", "vals": [None, {"type": "int", "minval": 3, "maxval": 4}]}}),
         Random(0),
@@ -408,7 +408,7 @@ def test_mappings_with_a_type_of_their_own_are_plain_categories() -> None:
     assert all(space.sample(Random(seed))["act"] in vals for seed in range(10))
 
 
-def test_refused_points_are_drawn_again_from_the_same_numbers() -> None:
+def test_refused_points_are_drawn_again_from_the_same_rng() -> None:
     spec = {"x": {"type": "double", "minval": 0, "maxval": 1}}
     free, bound = parse_space(spec), parse_space(spec, constraint=lambda point: point["x"] > 0.9)  # type: ignore[operator]
     rng = Random(3)
