@@ -18,7 +18,6 @@ from pathlib import Path
 from types import FrameType, ModuleType
 
 from dray.compat import install_if_absent
-from dray.errors import EntrypointError, ImportRaisedError
 
 # Never taken for a user's module, wherever they are: two copies of one of these in a process don't work together.
 _OURS = frozenset({"__main__", "dray", "searchers", "ray", "torch", "numpy"})
@@ -159,6 +158,9 @@ def import_model(name: str, directory: Path) -> ModuleType:
     Raises:
         EntrypointError: there is no such module, or it raises when it is imported.
     """
+    # Here, not above: the first lines of a worker import this module, and these bring more.
+    from dray.errors import EntrypointError, ImportRaisedError
+
     use_model_dir(directory)
     try:
         return importlib.import_module(name)
