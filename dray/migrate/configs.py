@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from dray.config.determined_fields import misspelt, not_used, without_not_used
-from dray.config.entrypoint import parse_entrypoint
+from dray.config.determined_fields import ignored_fields, without_ignored
+from dray.config.entrypoint import ClassName, Entrypoint, parse_entrypoint
 from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
 from dray.config.yaml_file import read_mapping
@@ -73,9 +73,9 @@ class ExperimentFile:
             yield self._broken
             return
         lines = Lines(self._text)
-        changes = list(misspelt(self.raw))
+        changes: list[tuple[str, str]] = []
         try:
-            load_config(without_not_used(self.raw))  # ignored fields are reported below
+            load_config(without_ignored(self.raw))  # ignored fields are reported below
         except ConfigError as error:
             changes += [(fault.path, fault.what) for fault in error.faults]
         if "entrypoint" not in (path for path, _ in changes):
@@ -89,7 +89,7 @@ class ExperimentFile:
             for path, text in _texts(self.raw.get(section), section):
                 if (found := of_container(text, sources.mounts)) is not None:
                     yield Finding(self.name, lines.of(path), found[0], f"{path}: {found[1]}")
-        for path, what in not_used(self.raw):
+        for path, what in ignored_fields(self.raw):
             yield Finding(self.name, lines.of(path), "ignored", f"{path}: {what}")
         if changes:
             return
@@ -161,15 +161,15 @@ def _entrypoint(entrypoint: object, folders: _Folders, root: Path, sources: Sour
         sources: its Python files.
     """
     if not entrypoint:
-        return "required, got nothing; for example model_def:DigitsTrial or python3 train.py"
+        return "missing required field; for example model_def:DigitsTrial or python3 train.py"
     program = parse_entrypoint(entrypoint)
     files = _files(program, folders)
     is_there = any(os.path.isfile(root / file) for file in files)  # False for a name that no file can have
-    if not isinstance(program, str) and program.file is not None:
+    if isinstance(program, Script) and program.file is not None:
         if is_there:
             return None
         return f"no script {program.file} in the directory; give the path of a script, relative to the directory"
-    module, _, name = program.partition(":") if isinstance(program, str) else (str(program.module), "", "")
+    module, name = (program.module, program.name) if isinstance(program, ClassName) else (str(program.module), "")
     there = _started(program, folders, sources)
     if there is None:
         is_elsewhere = is_there or not name or is_installed(module)
@@ -182,15 +182,14 @@ def _entrypoint(entrypoint: object, folders: _Folders, root: Path, sources: Sour
     return None
 
 
-def _files(program: str | Script, folders: _Folders) -> list[str]:
+def _files(program: Entrypoint, folders: _Folders) -> list[str]:
     """The paths where the Python of an entrypoint may be."""
-    if not isinstance(program, str) and program.file is not None:
+    if isinstance(program, Script) and program.file is not None:
         return [str(folder / program.file) for folder in folders]
-    module = program.partition(":")[0] if isinstance(program, str) else str(program.module)
-    place = PurePosixPath(*module.split("."))
+    place = PurePosixPath(*str(program.module).split("."))
     return [f"{folder / place}{end}" for folder in folders for end in (".py", "/__main__.py", "/__init__.py")]
 
 
-def _started(program: str | Script, folders: _Folders, sources: Sources) -> str | None:
+def _started(program: Entrypoint, folders: _Folders, sources: Sources) -> str | None:
     """The Python file of the directory that an entrypoint starts; None if it is elsewhere, or can't be parsed."""
     return next((file for file in _files(program, folders) if sources.has(file)), None)

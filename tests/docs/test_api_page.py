@@ -33,7 +33,7 @@ def test_page_of_the_config_is_up_to_date_and_tells_of_every_field(generate: Mod
     page = generate.config_page()
     assert (DOCS / "config.md").read_text() == page, "run: python docs/generate.py"
     for place, section in SECTIONS.items():
-        _, _, rest = page.partition(f"## `{'.'.join(place)}`" if place else "## The experiment")
+        _, _, rest = page.partition(f"## `{place}`" if place else "## The experiment")
         table = rest.partition("\n## ")[0]
         assert [row for row in section.model_fields if f"| `{row}` |" not in table] == [], place
 

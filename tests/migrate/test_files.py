@@ -136,7 +136,7 @@ def test_experiment_files_are_found_below_and_where_code_is_ignored(checked: Cal
             "no script trian.py in the directory; give the path of a script, relative to the directory",
         ),
         ("torchrun train.py", "can't start torchrun"),
-        ("null", "required, got nothing"),
+        ("null", "missing required field"),
     ],
 )
 def test_the_entrypoint_leads_somewhere(checked: Callable[..., Checked], entrypoint: str, told: str | None) -> None:
