@@ -255,7 +255,7 @@ hyperparameters:
 def config_page() -> str:
     """The whole document."""
     from dray.config.json_schema import json_schema
-    from dray.config.schema import KINDS
+    from dray.config.sections import KINDS
 
     schema = json_schema()
     sections: dict[str, list[str]] = {}
@@ -281,7 +281,7 @@ def _section(title: str, where: str, kinds: Mapping[str, dict[str, Any]], anchor
         where: its path.
         kinds: its JSON Schema, or several, by kind.
     """
-    from dray.config.schema import KINDS, SECTIONS
+    from dray.config.sections import KINDS, SECTIONS
 
     model, said = SECTIONS[where], KINDS.get(where)
     base = next(each for each in reversed(model.__mro__) if getattr(each, "place", None) == where and each.__doc__)
@@ -368,7 +368,7 @@ def _references(node: Any, schema: dict[str, Any], path: tuple[str, ...]) -> lis
 def determined_fields() -> dict[str, tuple[str, str]]:
     """Each field of Determined's experiment file: what becomes of it (used, not used, error), and what it does here."""
     from dray.config.determined_fields import DRAY_FIELDS, IGNORED_FIELDS, OLDER_NAMES, REMOVED_FIELDS
-    from dray.config.schema import SECTIONS
+    from dray.config.sections import SECTIONS
 
     tables = {"used": OLDER_NAMES, "not used": IGNORED_FIELDS, "error": REMOVED_FIELDS}
     found = {path: (state, what) for state, table in tables.items() for path, what in table.items()}

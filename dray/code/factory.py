@@ -92,11 +92,11 @@ class Sent:
                 os.chdir(directory)
             return pickle.loads(self.pickled)  # type: ignore[no-any-return]
         except Exception as error:
-            told = (
+            what = (
                 f"{self.name} can't be loaded on a worker: {type(error).__name__}: {error}; what it imports must be in "
                 "the directory of the script that defines it, or installed on all nodes"
             )
-            raise EntrypointError([("trial", told)]) from None
+            raise EntrypointError([("trial", what)]) from None
 
 
 def place_of(trial: type[PyTorchTrial]) -> tuple[ClassName, Path] | None:

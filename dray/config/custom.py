@@ -21,7 +21,8 @@ from typing import Any
 import yaml
 
 from dray.config.entrypoint import is_class
-from dray.config.searcher import ClassSearcher, CustomSearcher, SamplerChoice, Searcher
+from dray.config.sampler import SamplerChoice
+from dray.config.searcher import ClassSearcher, CustomSearcher, Searcher
 from dray.errors import ConfigError, EntrypointError
 from dray.imports import import_model
 from searchers.errors import FieldError

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from dray.config.determined_fields import IGNORED_FIELDS, REMOVED_FIELDS
 from dray.config.resources import SlotRange
-from dray.config.schema import KINDS, SECTIONS
+from dray.config.sections import KINDS, SECTIONS
 from dray.config.storage import SECRETS
 from dray.errors import Fault
 from searchers.errors import SHOWN, FieldError

@@ -69,15 +69,18 @@ def load_config(
     """
     if isinstance(source, ExperimentConfig):
         return source
-    is_mapping = isinstance(source, Mapping)
-    origin = "The experiment config" if is_mapping else str(source)
-    content = source if isinstance(source, Mapping) else with_changes(read_mapping(Path(source)), changes)
+    if isinstance(source, Mapping):
+        origin = "The experiment config"
+        content = source
+    else:
+        origin = str(source)
+        content = with_changes(read_mapping(Path(source)), changes)
+        if content.get("name") is None:
+            content["name"] = Path(source).stem
     if too_large := list(beyond_limits(content)):
         raise ConfigError(too_large, origin)
     try:
-        raw = _plain(_with_domains(content) if is_mapping else content)
-        if not is_mapping and raw.get("name") is None:
-            raw["name"] = Path(str(source)).stem
+        raw = _plain(_with_domains(content))
         config = _parsed(without_ignored(raw))
     except FieldError as error:
         raise ConfigError(error.faults, origin) from None

@@ -12,9 +12,10 @@ from typing import Any
 from dray.config.faults import missing_field
 from dray.config.length import Length
 from dray.config.resources import SlotRange, even_sizes
+from dray.config.sampler import SamplerChoice
 from dray.config.schema import constant
 from dray.config.search import point_faults, sampler_faults
-from dray.config.searcher import COUNTED, METHODS, SamplerChoice
+from dray.config.searcher import COUNTED, METHODS
 from dray.errors import Fault
 from dray.script import Script
 
@@ -72,7 +73,7 @@ def _length(given: Mapping[str, Any], wrong: Set[str]) -> Iterator[Fault]:
     if "searcher.max_time" in given:
         is_counted = given.get("searcher.time_metric") in COUNTED
         if not is_counted and not is_program and given.get("min_validation_period") is None:
-            what = "required with searcher.max_time, which is compared with the time whenever a trial validates; "
+            what = "required with searcher.max_time: the time is checked whenever a trial validates; "
             yield Fault("min_validation_period", f"{what}for example min_validation_period: {{epochs: 1}}")
     elif "searcher.max_length" not in given:
         has_rungs = given.get("searcher.name") in ("asha", "async_halving", "adaptive_asha")

@@ -10,7 +10,7 @@ import json
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -28,11 +28,11 @@ from dray.config.entrypoint import Entrypoint, as_written, parse_entrypoint
 from dray.config.environment import Environment
 from dray.config.length import Length, length_schema, parse_length
 from dray.config.log_policies import EXAMPLE_POLICY, LogPolicy, policies, policies_schema
-from dray.config.loggers import Loggers, LoggersForm, MLflow, WandB, named_loggers
+from dray.config.loggers import Loggers, LoggersForm, named_loggers
 from dray.config.resources import Resources, SlotRange, even_sizes
-from dray.config.searcher import METHODS, AnyMethod, AnySearcher, ClassSearcher, SamplerChoice
+from dray.config.searcher import AnyMethod, ClassSearcher
 from dray.config.section import Section, as_dict, whole_if_whole
-from dray.config.storage import STORAGES, AnyStorage, CheckpointStorage, Storage
+from dray.config.storage import CheckpointStorage, Storage
 from dray.masking import masked, texts
 from dray.script import Script
 from searchers.space import Space, parse
@@ -333,38 +333,3 @@ class ExperimentConfig(Section):
 def constant(spec: Any) -> Any:
     """The value of a hyperparameter that is constant."""
     return spec.get("val") if isinstance(spec, Mapping) else spec
-
-
-#: The model of each section by its path; of one with several kinds, the model that has the fields of all.
-SECTIONS: dict[str, type[Section]] = {
-    each.place: each
-    for each in (
-        ExperimentConfig,
-        AnySearcher,
-        SamplerChoice,
-        Resources,
-        SlotRange,
-        Optimizations,
-        Environment,
-        AnyStorage,
-        Loggers,
-        MLflow,
-        WandB,
-        Reproducibility,
-    )
-}
-
-
-class Kinds(NamedTuple):
-    """The kinds of a section.
-
-    Attributes:
-        field: The field that says which it is.
-        models: By kind.
-    """
-
-    field: str
-    models: Mapping[str, type[Section]]
-
-
-KINDS = {"searcher": Kinds("name", METHODS), "checkpoint_storage": Kinds("type", STORAGES)}

@@ -8,13 +8,13 @@ from typing import Any
 
 from dray.config.custom import Custom
 from dray.config.entrypoint import is_class
+from dray.config.sampler import SamplerChoice
 from dray.config.schema import ExperimentConfig
 from dray.config.searcher import (
     AdaptiveASHASearcher,
     ASHASearcher,
     GridSearcher,
     RandomSearcher,
-    SamplerChoice,
     SingleSearcher,
 )
 from searchers.adaptive_asha import AdaptiveASHA

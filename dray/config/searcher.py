@@ -21,6 +21,7 @@ from typing_extensions import Self
 
 from dray.config.entrypoint import CLASS_PATTERN, is_class
 from dray.config.length import Length, LengthUnit, length_schema, parse_length
+from dray.config.sampler import Sampler, SamplerChoice
 from dray.config.section import Section, as_dict, as_text, whole_if_whole, with_default
 from searchers.method import MAX_RUNGS, MAX_TRIALS
 
@@ -31,10 +32,6 @@ Mode: TypeAlias = Literal["aggressive", "standard", "conservative"]
 COUNTED: tuple[LengthUnit, ...] = ("batches", "epochs")
 
 _NAME = Field(description="the search method")
-
-
-def _named_sampler(raw: object) -> object:
-    return {"name": raw} if isinstance(raw, str) else raw
 
 
 def _length(raw: object) -> Length:
@@ -53,22 +50,6 @@ def _no_number(raw: object) -> object:
 MaxLength: TypeAlias = Annotated[Length, BeforeValidator(_length), as_dict, WithJsonSchema(length_schema(1))]
 MaxTrials: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TRIALS)]
 RungCount: TypeAlias = Annotated[int, Field(ge=1, le=MAX_RUNGS)]
-
-
-class SamplerChoice(Section):
-    """How hyperparameters are sampled."""
-
-    place: ClassVar[str] = "searcher.sampler"
-
-    name: str = Field(
-        default="random",
-        min_length=1,
-        description="random, tpe, gp, cmaes, another Optuna sampler, or module:Class",
-        examples=["tpe"],
-    )
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="arguments of the sampler", examples=["{n_startup_trials: 20}"]
-    )
 
 
 class Searcher(Section):
@@ -190,8 +171,8 @@ class _Concurrent(Searcher):
 class _Sampling(Searcher):
     """A method whose hyperparameters are drawn by a sampler."""
 
-    sampler: Annotated[SamplerChoice, BeforeValidator(_named_sampler, json_schema_input_type=str | SamplerChoice)] = (
-        Field(default_factory=SamplerChoice, description="how hyperparameters are sampled", examples=["tpe"])
+    sampler: Sampler = Field(
+        default_factory=SamplerChoice, description="how hyperparameters are sampled", examples=["tpe"]
     )
     points: list[dict[str, Any]] = Field(
         default_factory=list, description="hyperparameters of the first trials", examples=["[{lr: 0.01}]"]

@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 
 from dray.config.load import ExperimentConfig
+from dray.config.sampler import SamplerChoice
 from dray.config.search import as_extended, build_method
-from dray.config.searcher import ClassSearcher, CustomSearcher, SamplerChoice
+from dray.config.searcher import ClassSearcher, CustomSearcher
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import Found, Overview
 from dray.records.outcomes import FAILED, ranked

@@ -24,7 +24,8 @@ from dray.config.determined_fields import (
     ignored_fields,
 )
 from dray.config.load import ConfigError, build_space, load_config
-from dray.config.schema import SECTIONS, ExperimentConfig
+from dray.config.schema import ExperimentConfig
+from dray.config.sections import SECTIONS
 from dray.experiment.log_policies import forbidden
 from dray.masking import MASK
 from dray.script import Script

@@ -13,7 +13,8 @@ import pytest
 
 from dray.config.limits import MAX_DEPTH
 from dray.config.load import load_config
-from dray.config.schema import MAX_NAME, SECTIONS
+from dray.config.schema import MAX_NAME
+from dray.config.sections import SECTIONS
 from dray.errors import ConfigError
 from dray.migrate import check
 from dray.records.directory import ExperimentDirectory, new_path

@@ -286,7 +286,7 @@ def test_fault_of_the_searcher_is_told_with_its_path(searcher: dict[str, Any], p
 def test_time_is_looked_at_when_a_trial_validates_so_there_must_be_a_period(entrypoint: str | None) -> None:
     timed = {"name": "asha", "num_rungs": 3, "max_trials": 8, "max_time": 160, "time_metric": "seconds"}
     found = faults(timed, entrypoint=entrypoint, min_validation_period=None)
-    assert "required with searcher.max_time, which is compared" in found["min_validation_period"]
+    assert "required with searcher.max_time: the time is checked" in found["min_validation_period"]
     # A program's fit() may have one of its own.
     load(timed, entrypoint="python3 train.py", min_validation_period=None)
 

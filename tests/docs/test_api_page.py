@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from dray import pytorch
-from dray.config.schema import SECTIONS
+from dray.config.sections import SECTIONS
 from dray.config.storage import SECRETS
 
 DOCS = Path(__file__).parents[2] / "docs"
