@@ -52,55 +52,60 @@ hyperparameters:
 def config_page() -> str:
     """The whole document."""
     from dray.config.json_schema import json_schema
-    from dray.config.rules import REQUIRED
-    from dray.config.searcher import SEARCHER_FIELDS, searcher_fields
-    from dray.config.storage import STORAGE_FIELDS
+    from dray.config.sections import KINDS
 
     schema = json_schema()
-    methods = {name: fields for name, fields in SEARCHER_FIELDS.items() if name != "async_halving"}
-    methods["`module:Class`"] = searcher_fields("module:Class")
-    types = {name: fields for name, fields in STORAGE_FIELDS.items() if name is not None}
-    goes_with = {
-        "Searcher": ("methods", methods, REQUIRED),
-        # A directory has two names for its only path.
-        "CheckpointStorage": (
-            "types",
-            types,
-            {name: fields[:1] for name, fields in types.items() if name != "directory"},
-        ),
-    }
-    sections = _references(schema, schema, ())
+    sections: dict[str, list[str]] = {}
+    for where, name in _references(schema, schema, ()):
+        sections.setdefault(where, []).append(name)
     # What Markdown makes of their headings.
-    anchors = {"Hyperparameters": "hyperparameters"} | {name: where.replace(".", "") for where, name in sections}
-    parts = [CONFIG_INTRODUCTION, *_section("The experiment", schema, anchors, None)]
-    for where, name in sections:
-        parts += _section(f"`{where}`", schema["$defs"][name], anchors, goes_with.get(name))
+    anchors = {name: where.replace(".", "") for where, names in sections.items() for name in names}
+    anchors["Hyperparameters"] = "hyperparameters"
+    parts = [CONFIG_INTRODUCTION, *_section("The experiment", "", {"": schema}, anchors)]
+    for where, names in sections.items():
+        kinds = {"": schema["$defs"][names[0]]}
+        if where in KINDS:  # one table of all, with a column that says which of them each field is for
+            models = KINDS[where].models
+            kinds = {kind: schema["$defs"][model.__name__] for kind, model in models.items() if kind != "async_halving"}
+        parts += _section(f"`{where}`", where, kinds, anchors)
     return "\n".join(parts)
 
 
-def _section(
-    title: str,
-    section: dict[str, Any],
-    anchors: dict[str, str],
-    goes_with: tuple[str, Mapping[str, Any], Mapping[str, Any]] | None,
-) -> list[str]:
-    """A table of its fields, some of which are sections too; with ``goes_with``, a column that says which of several
-    things each is for: what these are, which fields each has, and which it needs."""
-    kinds, having, needing = goes_with or ("", {}, {})
-    columns = ["field", "meaning", "value", "default", "example", *([kinds] if kinds else [])]
-    parts = [f"## {title}\n", section["description"].replace("``", "`") + "\n"]
+def _section(title: str, where: str, kinds: Mapping[str, dict[str, Any]], anchors: dict[str, str]) -> list[str]:
+    """A table of its fields, some of which are sections too.
+
+    Args:
+        where: its path.
+        kinds: its JSON Schema, or several, by kind.
+    """
+    from dray.config.sections import KINDS, SECTIONS
+
+    model, said = SECTIONS[where], KINDS.get(where)
+    base = next(each for each in reversed(model.__mro__) if getattr(each, "place", None) == where and each.__doc__)
+    columns = ["field", "meaning", "value", "default", "example", *([f"{said.field}s"] if said else [])]
+    if said and said.field == "name":
+        columns[-1] = "methods"
+    description = kinds[""]["description"] if "" in kinds else " ".join(str(base.__doc__).partition("\n\n")[0].split())
+    parts = [f"## {title}\n", description.replace("``", "`") + "\n"]
     parts += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for name, field in section["properties"].items():
-        if field.get("deprecated"):  # Determined's, without a meaning here: docs/migration.md
-            continue
-        takers = [kind for kind, names in having.items() if name in names]
-        needed = name in section.get("required", ()) or (
-            bool(takers) and all(name in needing.get(kind, ()) for kind in takers)
-        )
-        default = "required" if needed else _value_of(field.get("default"))
-        example = _value_of(next(iter(field.get("examples", ())), None))
-        told = "all" if len(takers) == len(having) else ", ".join(takers)
-        cells = [f"`{name}`", field["description"], _form(field, anchors), default, example, *([told] if kinds else [])]
+    for name, about in model.model_fields.items():
+        forms = {kind: each["properties"][name] for kind, each in kinds.items() if name in each["properties"]}
+        # Determined's, without a meaning here, are in docs/migration.md.
+        forms = {kind: form for kind, form in forms.items() if not form.get("deprecated")}
+        form = next(iter(forms.values()))
+        if said and name == said.field:
+            known = [kind for kind in said.models if ":" not in kind]
+            form = {"anyOf": [{"enum": known}, *({"pattern": ""} for kind in said.models if ":" in kind)]}
+            is_required = about.is_required()
+        else:
+            is_required = all(name in kinds[kind].get("required", ()) for kind in forms)
+        default = "required" if is_required else _value_of(form.get("default"))
+        example = next(iter(about.examples or ()), None)
+        value = yaml.safe_load(example) if isinstance(example, str) and not example.endswith("...") else example
+        cells = [f"`{name}`", str(about.description), _form(form, anchors), default, _value_of(value)]
+        if said:
+            names = [f"`{kind}`" if ":" in kind else kind for kind in forms]
+            cells.append("all" if len(forms) == len(kinds) else ", ".join(names))
         parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return [*parts, ""]
 
@@ -159,20 +164,19 @@ def _references(node: Any, schema: dict[str, Any], path: tuple[str, ...]) -> lis
 
 def determined_fields() -> dict[str, tuple[str, str]]:
     """Each field of Determined's experiment file: what becomes of it (used, not used, error), and what it does here."""
-    from dray.config.determined_fields import NO_MORE, NOT_USED, OLDER, OURS
-    from dray.config.schema import SECTIONS
+    from dray.config.determined_fields import DRAY_FIELDS, IGNORED_FIELDS, OLDER_NAMES, REMOVED_FIELDS
+    from dray.config.sections import SECTIONS
 
-    ours = {tuple(path.split(".")) for path in OURS}
-    found = dict.fromkeys(OLDER, "used") | dict.fromkeys(NOT_USED, "not used") | dict.fromkeys(NO_MORE, "error")
-    told = {path: (state, {**OLDER, **NOT_USED, **NO_MORE}[path]) for path, state in found.items()}
+    tables = {"used": OLDER_NAMES, "not used": IGNORED_FIELDS, "error": REMOVED_FIELDS}
+    found = {path: (state, what) for state, table in tables.items() for path, what in table.items()}
     for place, section in SECTIONS.items():
         for name, field in section.model_fields.items():
-            path = (*place, name)
-            # A section is told by its fields; below resources.slots_per_trial there are none of Determined's.
-            section_alone = field.annotation is SECTIONS.get(path)
-            if not section_alone and not any(path[:length] in ours for length in (1, 2)) and len(path) < 3:
-                told[".".join(path)] = ("used", str(field.description))
-    return dict(sorted(told.items()))
+            path = f"{place}.{name}".removeprefix(".")
+            # A section is described by its fields; below resources.slots_per_trial there are none of Determined's.
+            is_section = path in SECTIONS and path != "resources.slots_per_trial"
+            if not is_section and path not in DRAY_FIELDS and place not in DRAY_FIELDS and path.count(".") < 2:
+                found[path] = ("used", str(field.description))
+    return dict(sorted(found.items()))
 
 
 def migration_page() -> str:

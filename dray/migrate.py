@@ -19,7 +19,7 @@ import yaml
 
 from dray.code.ignore import code_of
 from dray.compat.names import COUNTERPARTS, MEMBERS, MISSING, MODULES
-from dray.config.determined_fields import misspelt, not_used, without_not_used
+from dray.config.determined_fields import ignored_fields, without_ignored
 from dray.config.load import load_config
 from dray.config.yaml_file import read_mapping
 from dray.errors import ConfigError
@@ -179,9 +179,9 @@ def _check_experiment(file: str, path: Path) -> list[Note] | None:
         return [Note(file, int(line[1]) if line else 0, "change", what)]
     if not isinstance(raw["searcher"], dict):
         return None
-    faults: list[tuple[str, str]] = list(misspelt(raw))
+    faults: list[tuple[str, str]] = []
     try:
-        load_config(without_not_used(raw))
+        load_config(without_ignored(raw))
     except ConfigError as error:
         faults += [(fault.path, fault.what) for fault in error.faults]
     root = yaml.compose(text, yaml.SafeLoader)
@@ -190,7 +190,7 @@ def _check_experiment(file: str, path: Path) -> list[Note] | None:
         Note(file, _line(root, paths[number]) if number < len(paths) else 0, "change", what)
         for number, what in enumerate(shown(faults))
     ]
-    return found + [Note(file, _line(root, path), "ignored", f"{path}: {what}") for path, what in not_used(raw)]
+    return found + [Note(file, _line(root, path), "ignored", f"{path}: {what}") for path, what in ignored_fields(raw)]
 
 
 def _line(root: Any, path: str) -> int:

@@ -36,12 +36,14 @@ class Script:
         file: Path of the program, relative to the model directory; None if it is a module.
         module: Name of the module; None if it is a file.
         arguments: The program's ``sys.argv[1:]``.
+        written: The command's words, if the user wrote a list; else empty.
     """
 
     command: str
     file: str | None = None
     module: str | None = None
     arguments: tuple[str, ...] = ()
+    written: str | tuple[str, ...] = ""
 
     def __post_init__(self) -> None:
         assert (self.file is None) != (self.module is None), "a program is either a file or a module"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dray.code.load import load_entrypoint
 from dray.code.packages import Package
 from dray.compat import install_if_absent
+from dray.config.entrypoint import ClassName, Entrypoint
 from dray.errors import EntrypointError
 from dray.imports import is_installed, use_model_dir
 from dray.script import Script
@@ -27,7 +28,7 @@ install_if_absent()
 class FromDirectory:
     """Loads ``entrypoint`` from a directory on this machine, or from one that was sent to the workers."""
 
-    entrypoint: str | list[str]
+    entrypoint: Entrypoint
     directory: str | Package
 
     def place(self) -> Path:
@@ -91,20 +92,20 @@ class Sent:
                 os.chdir(directory)
             return pickle.loads(self.pickled)  # type: ignore[no-any-return]
         except Exception as error:
-            told = (
+            what = (
                 f"{self.name} can't be loaded on a worker: {type(error).__name__}: {error}; what it imports must be in "
                 "the directory of the script that defines it, or installed on all nodes"
             )
-            raise EntrypointError([("trial", told)]) from None
+            raise EntrypointError([("trial", what)]) from None
 
 
-def place_of(trial: type[PyTorchTrial]) -> tuple[str, Path] | None:
+def place_of(trial: type[PyTorchTrial]) -> tuple[ClassName, Path] | None:
     """Entrypoint and model directory of a class that others can import; None for a class of a script or notebook."""
     module = sys.modules.get(trial.__module__)
     file = getattr(module, "__file__", None)
     if trial.__module__ == "__main__" or file is None or "<locals>" in trial.__qualname__:
         return None
-    return f"{trial.__module__}:{trial.__qualname__}", _root(trial.__module__, file)
+    return ClassName(trial.__module__, trial.__qualname__), _root(trial.__module__, file)
 
 
 def home_of(trial: type[PyTorchTrial]) -> Path | None:

@@ -123,8 +123,8 @@ def code_of(root: Path, *, leave_out: Path | None = None, deep: bool = True, fie
     try:
         walk.into("")
     except OSError as error:
-        told = f"can't be read: {error}; make it readable, or exclude it in {root / IGNORE_FILES[-1]}"
-        raise ConfigError([(field, told)]) from None
+        what = f"can't be read: {error}; make it readable, or exclude it in {root / IGNORE_FILES[-1]}"
+        raise ConfigError([(field, what)]) from None
     if walk.size > MOST_CODE_BYTES:
         raise ConfigError([(field, _too_large(root, walk))])
     return walk.code()
@@ -149,8 +149,8 @@ def _patterns(root: Path, field: str) -> GitIgnoreSpec:
                 try:
                     GitIgnoreSpec.from_lines([line])
                 except ValueError as error:
-                    told = f"line {number} of {root / name} is not a valid .gitignore pattern: {error}"
-                    raise ConfigError([(field, told)]) from None
+                    what = f"line {number} of {root / name} is not a valid .gitignore pattern: {error}"
+                    raise ConfigError([(field, what)]) from None
             lines += own
     return GitIgnoreSpec.from_lines(lines)
 

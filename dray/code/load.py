@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dray.code.startup_hook import HOOK
 from dray.compat import real_package_hint
-from dray.config.entrypoint import EXAMPLES, parse_entrypoint
+from dray.config.entrypoint import EXAMPLES, ClassName, Entrypoint, is_class
 from dray.errors import EntrypointError, ImportRaisedError
 from dray.imports import import_model, module_file, no_module, raised, use_model_dir
 from dray.script import Script
@@ -21,37 +21,31 @@ if TYPE_CHECKING:
     from dray.pytorch import PyTorchTrial
 
 
-def load_entrypoint(
-    entrypoint: str | list[str] | None, model_dir: str | os.PathLike[str]
-) -> type[PyTorchTrial] | Script:
+def load_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[str]) -> type[PyTorchTrial] | Script:
     """Import the class that ``entrypoint`` names from ``model_dir``, or find the program there, without running it.
 
     The directory stays at the front of ``sys.path``, as with ``load_trial_class``.
 
     Args:
-        entrypoint: ``module:Class``, or a program, see ``parse_entrypoint``.
+        entrypoint: Of a config.
         model_dir: The directory of the model's code.
 
     Raises:
         EntrypointError: as ``load_trial_class``; there is no such program, or it has a syntax error.
     """
-    if not entrypoint:
-        raise _error("entrypoint", f"required, got nothing; {EXAMPLES}")
-    try:
-        program = parse_entrypoint(entrypoint)
-    except ValueError as error:
-        raise _error("entrypoint", str(error)) from None
-    if isinstance(program, str):
-        trial_class = load_trial_class(program, model_dir)
-        _check_constructor(trial_class, program)
+    if entrypoint is None:
+        raise _error("entrypoint", f"missing required field; {EXAMPLES}")
+    if isinstance(entrypoint, ClassName):
+        trial_class = load_trial_class(str(entrypoint), model_dir)
+        _check_constructor(trial_class, str(entrypoint))
         return trial_class
     directory = _directory(model_dir).resolve()
     use_model_dir(directory)
-    _check_program(program, directory)
-    return program
+    _check_program(entrypoint, directory)
+    return entrypoint
 
 
-def check_entrypoint(entrypoint: str | list[str] | None, model_dir: str | os.PathLike[str]) -> None:
+def check_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[str]) -> None:
     """Check the entrypoint before Ray starts.
 
     With a ``startup-hook.sh`` only the workers import the model, after the hook has installed what it needs.
@@ -112,7 +106,7 @@ def _installed(module: str, directory: Path) -> bool:
     return module_file(directory, outermost) is None and importlib.util.find_spec(outermost) is not None
 
 
-def load_trial_class(entrypoint: str | None, model_dir: str | os.PathLike[str]) -> type[PyTorchTrial]:
+def load_trial_class(entrypoint: str, model_dir: str | os.PathLike[str]) -> type[PyTorchTrial]:
     """Import the class that ``entrypoint`` names from ``model_dir``.
 
     The directory stays at the front of ``sys.path`` until another one is given. Modules of the previous one are
@@ -127,11 +121,9 @@ def load_trial_class(entrypoint: str | None, model_dir: str | os.PathLike[str]) 
             traceback), or the class is not a ``PyTorchTrial``.
     """
     directory = _directory(model_dir)
-    if not entrypoint:
-        raise _error("entrypoint", "required, got nothing; for example entrypoint: model_def:DigitsTrial")
-    module_name, colon, class_name = entrypoint.partition(":")
-    if not colon or not module_name or not class_name.replace(".", "_").isidentifier():
+    if not is_class(entrypoint):
         raise _error("entrypoint", f"must be module:Class, got {entrypoint!r}; for example model_def:DigitsTrial")
+    module_name, _, class_name = entrypoint.partition(":")
     module = import_model(module_name, directory.resolve())
     return _find(module, class_name)
 

@@ -21,8 +21,8 @@ from typing import Any
 import yaml
 
 from dray.config.entrypoint import is_class
-from dray.config.schema import ExperimentConfig
-from dray.config.searcher import CUSTOM, SamplerChoice, Searcher
+from dray.config.sampler import SamplerChoice
+from dray.config.searcher import ClassSearcher, CustomSearcher, Searcher
 from dray.errors import ConfigError, EntrypointError
 from dray.imports import import_model
 from searchers.errors import FieldError
@@ -32,8 +32,8 @@ from searchers.space import Constraint, Space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Own:
-    """What a search is made of, besides its config.
+class Custom:
+    """The user's own objects that a search is made of, besides its config.
 
     Attributes:
         directory: Where classes that the config names are imported from.
@@ -52,63 +52,57 @@ class Own:
         given = {"constraint": self.constraint, "method": self.method, "sampler": self.sampler}
         return {argument: None if value is None else _name(value) for argument, value in given.items()}
 
-    def check(self, config: ExperimentConfig) -> None:
+    def check(self, searcher: Searcher) -> None:
         """Check that the objects fit the config.
 
         Raises:
             ConfigError: The config names another method or sampler than the given one.
         """
-        name, chosen = config.searcher.name, config.searcher.sampler.name
         faults = []
-        if self.method is not None and name != CUSTOM:
-            faults.append(("searcher.name", f"must be {CUSTOM} if the method is given from Python, got {name!r}"))
-        if self.sampler is not None and config.searcher.sampler != SamplerChoice():
-            told = f"must be left out if the sampler is given from Python, got {chosen!r}"
-            faults.append(("searcher.sampler", told))
+        if self.method is not None and not isinstance(searcher, CustomSearcher):
+            what = f"must be custom if the method is given from Python, got {searcher.name!r}"
+            faults.append(("searcher.name", what))
+        chosen = getattr(searcher, "sampler", SamplerChoice())
+        if self.sampler is not None and chosen != SamplerChoice():
+            what = f"must be left out if the sampler is given from Python, got {chosen.name!r}"
+            faults.append(("searcher.sampler", what))
         if faults:
             raise ConfigError(faults)
 
+    def new_method(self, searcher: Searcher) -> Method:
+        """A new method of the class that ``searcher.name`` names, or a copy of the given one.
 
-NOTHING = Own()
+        Raises:
+            ConfigError: There is no such module or class, it refuses its options, or the object is no ``Method``, or
+                has other lengths than the config; with the field's path.
+        """
+        if isinstance(searcher, ClassSearcher):
+            made: Method = _made("searcher", searcher.name, searcher.options, self.directory)
+            field = "searcher.name"
+        elif self.method is not None:
+            made, field = copy.deepcopy(self.method), "method"
+        else:
+            what = "custom needs a method from Python: dray.Experiment(config, method=MyMethod(...)), and "
+            what += "resume(path, method=MyMethod(...)); or give its class, with its arguments as options: "
+            raise ConfigError([("searcher.name", what + "name: my_module:MyMethod")])
+        _check_protocol(field, made, Method)
+        _check_rungs(field, made, searcher)
+        return made
 
+    def new_sampler(self, choice: SamplerChoice, space: Space, *, seed: int, rungs: Sequence[float]) -> Sampler:
+        """A new sampler of the class that ``searcher.sampler.name`` names, or a copy of the given one.
 
-def own_method(config: ExperimentConfig, own: Own) -> Method:
-    """A new method of the class that ``searcher.name`` names, or a copy of the given one.
-
-    Raises:
-        ConfigError: There is no such module or class, it refuses its options, or the object is no ``Method``, or has
-            other lengths than the config; with the field's path.
-    """
-    searcher = config.searcher
-    if searcher.name != CUSTOM:
-        made: Method = _made("searcher", searcher.name, searcher.options, own.directory)
-        field = "searcher.name"
-    elif own.method is None:
-        told = f"{CUSTOM} needs a method from Python: dray.Experiment(config, method=MyMethod(...)), and "
-        told += "resume(path, method=MyMethod(...)); or give its class, with its arguments as options: "
-        raise ConfigError([("searcher.name", told + "name: my_module:MyMethod")])
-    else:
-        made, field = copy.deepcopy(own.method), "method"
-    _check_protocol(field, made, Method)
-    _check_rungs(field, made, searcher)
-    return made
-
-
-def own_sampler(config: ExperimentConfig, own: Own, space: Space, *, rungs: Sequence[float]) -> Sampler:
-    """A new sampler of the class that ``searcher.sampler.name`` names, or a copy of the given one.
-
-    Raises:
-        ConfigError: as ``own_method``.
-    """
-    if own.sampler is not None:
-        made: Sampler = copy.deepcopy(own.sampler)
-        field = "sampler"
-    else:
-        choice, field = config.searcher.sampler, "searcher.sampler.name"
-        seed = config.reproducibility.experiment_seed
-        made = _made("searcher.sampler", choice.name, choice.options, own.directory, space, seed=seed, rungs=rungs)
-    _check_protocol(field, made, Sampler)
-    return made
+        Raises:
+            ConfigError: as ``new_method``.
+        """
+        if self.sampler is not None:
+            made: Sampler = copy.deepcopy(self.sampler)
+            field = "sampler"
+        else:
+            section, field = "searcher.sampler", "searcher.sampler.name"
+            made = _made(section, choice.name, choice.options, self.directory, space, seed=seed, rungs=rungs)
+        _check_protocol(field, made, Sampler)
+        return made
 
 
 def _made(
@@ -118,15 +112,15 @@ def _made(
     try:
         yaml.safe_dump(dict(options))
     except yaml.YAMLError:
-        told = "must be numbers, strings, lists and mappings, which can be stored in the experiment's directory, got "
-        raise ConfigError([(f"{section}.options", f"{told}{dict(options)}; give the object itself instead")]) from None
+        what = "must be numbers, strings, lists and mappings, which can be stored in the experiment's directory, got "
+        raise ConfigError([(f"{section}.options", f"{what}{dict(options)}; give the object itself instead")]) from None
     try:
         return kind(*arguments, **named, **copy.deepcopy(dict(options)))
     except FieldError as error:
         raise ConfigError([(_below_options(section, path), what) for path, what in error.faults]) from error
     except Exception as error:
-        told = f"{name} does not accept {dict(options)}: {type(error).__name__}: {error}"
-        raise ConfigError([(f"{section}.options", told)]) from error
+        what = f"{name} does not accept {dict(options)}: {type(error).__name__}: {error}"
+        raise ConfigError([(f"{section}.options", what)]) from error
 
 
 def _below_options(section: str, path: str) -> str:
@@ -138,8 +132,8 @@ def _below_options(section: str, path: str) -> str:
 def _class(field: str, name: str, directory: Path | None) -> Any:
     assert is_class(name), f"the schema lets {name!r} pass, which is no module:Class"
     if directory is None:
-        told = f"{name} is imported from the model's directory, but there is none; give model_dir="
-        raise ConfigError([(field, told)])
+        what = f"{name} is imported from the model's directory, but there is none; give model_dir="
+        raise ConfigError([(field, what)])
     module_name, _, class_name = name.partition(":")
     try:
         module = import_model(module_name, directory.resolve())
@@ -162,9 +156,9 @@ def _check_protocol(field: str, made: object, protocol: type) -> None:
     # In a protocol, only the names that it requires have no leading underscore.
     lacks = [name for name in vars(protocol) if not name.startswith("_") and not hasattr(made, name)]
     if lacks:
-        kind, what = type(made).__name__, protocol.__name__
-        told = f"{kind} is not a {what.lower()}: it has no {', '.join(sorted(lacks))}; see searchers.{what}"
-        raise ConfigError([(field, told)])
+        kind, noun = type(made).__name__, protocol.__name__
+        what = f"{kind} is not a {noun.lower()}: it has no {', '.join(sorted(lacks))}; see searchers.{noun}"
+        raise ConfigError([(field, what)])
 
 
 def _check_rungs(field: str, method: Method, searcher: Searcher) -> None:
@@ -176,9 +170,10 @@ def _check_rungs(field: str, method: Method, searcher: Searcher) -> None:
         valid = False
     if not valid:
         raise ConfigError([(field, f"its rungs must be ascending lengths > 0, got {rungs!r}")])
-    told = f"must be the last of the method's rungs {tuple(rungs)!r}, got {length or 'nothing'}"
     if rungs and rungs[-1] != length:
-        raise ConfigError([("searcher.max_length" if searcher.max_time is None else "searcher.max_time", told)])
+        field = "max_length" if getattr(searcher, "max_time", None) is None else "max_time"
+        got = "but it is missing" if length is None else f"got {length}"
+        raise ConfigError([(f"searcher.{field}", f"must be the last of the method's rungs {tuple(rungs)!r}, {got}")])
     if searcher.counted_by is None and any(rung != int(rung) for rung in rungs):
         raise ConfigError([(field, f"its rungs must be integers, in the unit of max_length, got {rungs!r}")])
 

@@ -1,16 +1,15 @@
 """Fields of Determined's experiment file that are not in ``schema``: ignored, or refused.
 
-Ignored fields describe its master, containers or web pages: the experiment runs, and they are named once. Fields of old
-versions that say how much is trained can't be ignored and are errors. So are all unknown fields.
+Ignored fields describe its master, containers or web UI: the experiment runs, and one warning names them. Fields of old
+versions that say how much is trained can't be ignored: they are errors, as unknown fields are.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from searchers.errors import SHOWN
+from dray.errors import Fault
 from searchers.space import spaces_in_lists
 
 _CONTAINER = "trials run in Ray workers, without a container; "
@@ -24,7 +23,7 @@ _IN_LIST = (
 _SERVICES = "Pachyderm and webhooks are not supported"
 
 #: Ignored fields, with what to use instead. A field stands for everything below it.
-NOT_USED: dict[str, str] = {
+IGNORED_FIELDS: dict[str, str] = {
     "bind_mounts": _CONTAINER
     + "code sees the node's own paths: put the data, or a link to it, where the code looks for it",
     "checkpoint_storage.propagation": _CONTAINER + "the directory is the node's own",
@@ -73,46 +72,7 @@ NOT_USED: dict[str, str] = {
 }
 
 #: Ignored in a checkpoint_storage of this type.
-IN_SHARED_FS = {"checkpoint_storage.container_path": _CONTAINER + "the directory is host_path, on every node"}
-
-_MOUNT = ("container_path", "host_path")
-_PACHYDERM = ("branch", "dataset", "pachd", "previous_commit", "project", "proxy", "repo")
-_POLICY = ("pattern", "action", "actions", "policy", "signal", "name")
-_ACTION = ("signal", "type", "webhook_name")
-
-#: The fields below these in Determined's schemas, of a mapping or of each list item; other names are mistakes.
-INSIDE: dict[str, tuple[str, ...]] = {
-    "bind_mounts": (*_MOUNT, "propagation", "read_only"),
-    "data_layer": (
-        *("access_key", "bucket", "bucket_directory_path", "container_storage_path", "endpoint_url"),
-        *("host_storage_path", "local_cache_container_path", "local_cache_host_path", "secret_key", "type"),
-    ),
-    "environment.image": ("cpu", "cuda", "gpu", "rocm"),
-    "environment.proxy_ports": ("default_service_id", "proxy_port", "proxy_tcp", "unauthenticated"),
-    "environment.registry_auth": (
-        *("auth", "email", "identitytoken", "password", "registrytoken", "serveraddress", "username"),
-    ),
-    "integration": ("pachyderm",),
-    "integrations": ("pachyderm", "webhooks"),
-    "integrations.pachyderm": _PACHYDERM,
-    "integrations.pachyderm.dataset": ("branch", "commit", "project", "repo", "token"),
-    "integrations.pachyderm.pachd": ("host", "port", "token"),
-    "integrations.pachyderm.proxy": ("host", "port", "scheme"),
-    "integrations.webhooks": ("exclude", "webhook_id", "webhook_name"),
-    "internal": ("native",),
-    "internal.native": ("command",),
-    "log_policies": _POLICY,
-    "log_policies.action": _ACTION,
-    "log_policies.actions": _ACTION,
-    "log_policies.policy": _ACTION,
-    "pbs": ("pbsbatch_args", "slots_per_node"),
-    "profiling": ("begin_on_batch", "enabled", "end_after_batch", "sync_timings"),
-    "resources.devices": (*_MOUNT, "mode"),
-    "retention_policy": ("log_retention_days",),
-    "security": ("kerberos",),
-    "security.kerberos": ("config_file",),
-    "slurm": ("gpu_type", "sbatch_args", "slots_per_node"),
-}
+IGNORED_IN_SHARED_FS = {"checkpoint_storage.container_path": _CONTAINER + "the directory is host_path, on every node"}
 
 #: What Determined's master fills in; `det experiment config` writes it out.
 DEFAULTS: dict[str, object] = {
@@ -141,7 +101,7 @@ _SYNC = "belongs to search methods that Determined has removed, too; use max_tri
 _PBT = "belongs to population-based training, which Determined has removed, too; use name: adaptive_asha"
 
 #: Refused fields of old versions, with what to write instead.
-NO_MORE: dict[str, str] = {
+REMOVED_FIELDS: dict[str, str] = {
     "batches_per_step": _STEPS + "write scheduling_unit, in batches, for how often metrics are reported",
     "checkpoint_storage.hdfs_path": _HDFS,
     "checkpoint_storage.hdfs_url": _HDFS,
@@ -160,10 +120,10 @@ NO_MORE: dict[str, str] = {
 }
 
 #: Old names that are read as the current ones.
-OLDER = {"checkpoint_storage.checkpoint_path": "older name of storage_path"}
+OLDER_NAMES = {"checkpoint_storage.checkpoint_path": "older name of storage_path"}
 
 #: Fields of the schema that Determined does not have.
-OURS = frozenset(
+DRAY_FIELDS = frozenset(
     {
         "checkpoint_storage.account_key",
         "checkpoint_storage.sas_token",
@@ -184,23 +144,23 @@ OURS = frozenset(
 )
 
 
-def not_used(raw: Mapping[Any, Any]) -> list[tuple[str, str]]:
+def ignored_fields(raw: Mapping[Any, Any]) -> list[tuple[str, str]]:
     """The ignored fields of a raw config, in its order, each with the reason.
 
     Fields that are null or empty, or that say what Determined's default is, are not listed.
 
-    >>> not_used({"name": "digits", "workspace": "vision", "resources": {"weight": 1}, "bind_mounts": []})
+    >>> ignored_fields({"name": "digits", "workspace": "vision", "resources": {"weight": 1}, "bind_mounts": []})
     [('workspace', "for Determined's web UI; experiments are in checkpoint_storage, by their names")]
     """
-    ignored = _ignored(raw)
-    told = [(path, ignored[path]) for path in _paths(raw) if path in ignored]
+    ignored = _ignored_in(raw)
+    found = [(path, ignored[path]) for path in _paths(raw) if path in ignored]
     hyperparameters = raw.get("hyperparameters")
-    return told + [(path, _IN_LIST) for path in spaces_in_lists(hyperparameters, "hyperparameters")]
+    return found + [(path, _IN_LIST) for path in spaces_in_lists(hyperparameters, "hyperparameters")]
 
 
-def without_not_used(raw: Mapping[Any, Any]) -> dict[Any, Any]:
+def without_ignored(raw: Mapping[Any, Any]) -> dict[Any, Any]:
     """The config without its ignored fields; lists with spaces in them are explicit constants."""
-    ignored, kept = _ignored(raw), {}
+    ignored, kept = _ignored_in(raw), {}
     for name, value in raw.items():
         if name in ignored:
             continue
@@ -210,42 +170,43 @@ def without_not_used(raw: Mapping[Any, Any]) -> dict[Any, Any]:
     return kept
 
 
+def without_steps(raw: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Fault]]:
+    """The config with lengths in batches where Determined's oldest configs count steps, and a fault for each."""
+    changed, faults = dict(raw), []
+    batches = raw.get("batches_per_step", 100)  # Determined's default
+    searcher = raw.get("searcher")
+
+    def convert(section: dict[Any, Any], field: str, path: str, current: str) -> None:
+        steps = section[field]
+        if isinstance(steps, int) and isinstance(batches, int):
+            del section[field]
+            section[current] = {"batches": max(1, steps * batches)}
+            what = f"is in steps of {batches} batches, which Determined has removed, too; write "
+            faults.append(Fault(path, f"{what}{current}: {{batches: {steps * batches}}}"))
+
+    counts_steps = "batches_per_step" in raw
+    if isinstance(searcher, Mapping):
+        changed["searcher"] = dict(searcher)
+        for field in ("max_steps", "target_trial_steps"):
+            if field in searcher:
+                counts_steps = True
+                convert(changed["searcher"], field, f"searcher.{field}", "max_length")
+    for field in ("min_validation_period", "min_checkpoint_period"):
+        if counts_steps and field in raw:
+            convert(changed, field, field, field)
+    return changed, faults
+
+
 def _explicit(spec: Any) -> Any:
     if isinstance(spec, Mapping) and "type" not in spec:
         return {name: _explicit(item) for name, item in spec.items()}
     return {"type": "const", "val": spec} if isinstance(spec, list) and spaces_in_lists(spec, "") else spec
 
 
-def _ignored(raw: Mapping[Any, Any]) -> dict[str, str]:
+def _ignored_in(raw: Mapping[Any, Any]) -> dict[str, str]:
     storage = raw.get("checkpoint_storage")
     is_shared = isinstance(storage, Mapping) and storage.get("type") == "shared_fs"
-    return NOT_USED | IN_SHARED_FS if is_shared else NOT_USED
-
-
-def misspelt(raw: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
-    """Unknown fields within the ignored ones and in log policies, each with the nearest name in Determined's schema.
-
-    >>> list(misspelt({"environment": {"image": {"cpu": "a:1", "cdua": "b:2"}}}))
-    [('environment.image.cdua', 'unknown field; did you mean cuda?')]
-    """
-    for place, known in INSIDE.items():
-        for path, found in _mappings_at(raw, place.split(".")):
-            for number, name in enumerate(name for name in found if name not in known):
-                near = difflib.get_close_matches(str(name), known, n=1) if number < SHOWN else []
-                hint = f"did you mean {near[0]}?" if near else f"known fields are {', '.join(known)}"
-                yield f"{path}.{name}", f"unknown field; {hint}"
-
-
-def _mappings_at(value: object, names: Sequence[str], path: str = "") -> Iterator[tuple[str, Mapping[Any, Any]]]:
-    """The mappings at a place, each with its path; where there is a list, those of all its items."""
-    if isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _mappings_at(item, names, f"{path}[{number}]")
-    elif isinstance(value, Mapping):
-        if not names:
-            yield path, value
-        else:
-            yield from _mappings_at(value.get(names[0]), names[1:], f"{path}.{names[0]}" if path else names[0])
+    return IGNORED_FIELDS | IGNORED_IN_SHARED_FS if is_shared else IGNORED_FIELDS
 
 
 def _is_nothing(path: str, value: object) -> bool:

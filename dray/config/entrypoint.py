@@ -1,13 +1,16 @@
-"""Parses ``entrypoint``: a trial's class, or a program that trains one."""
+"""Parses ``entrypoint``: the name of a trial's class, or a program that trains a model."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from dray.script import Script
 
-_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+CLASS_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+_CLASS = re.compile(CLASS_PATTERN.strip("^$"))
 _PYTHON = re.compile(r"(.*/)?python(\d+(\.\d+)*)?")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 # Launchers that start one process per slot; a worker group has these processes already.
@@ -26,6 +29,35 @@ _SHELLS = re.compile(r"(.*/)?(ba|z|da|k)?sh")
 EXAMPLES = "for example model_def:DigitsTrial or python3 train.py --epochs 1"
 
 
+@dataclass(frozen=True, slots=True)
+class ClassName:
+    """Where a trial's class is imported from: ``module:Class``.
+
+    Attributes:
+        module: Its name, with dots for one in a package.
+        name: The class, with dots for a nested one.
+        written: What the user wrote, if it was a launcher's command.
+    """
+
+    module: str
+    name: str
+    written: str | tuple[str, ...] = ""
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.name}"
+
+
+Entrypoint: TypeAlias = ClassName | Script
+
+
+def as_written(entrypoint: Entrypoint | None) -> str | list[str] | None:
+    """The entrypoint as the user wrote it in the config."""
+    if entrypoint is None:
+        return None
+    text = entrypoint.command if isinstance(entrypoint, Script) else str(entrypoint)
+    return list(entrypoint.written) if isinstance(entrypoint.written, tuple) else entrypoint.written or text
+
+
 def is_class(text: object) -> bool:
     """Whether the text names a class: ``module:Class``.
 
@@ -35,8 +67,8 @@ def is_class(text: object) -> bool:
     return isinstance(text, str) and _CLASS.fullmatch(text) is not None
 
 
-def parse_entrypoint(entrypoint: object) -> str | Script:
-    """``module:Class`` unchanged, or the program that a command names.
+def parse_entrypoint(entrypoint: object) -> Entrypoint:
+    """The class that ``module:Class`` names, or the program that a command starts.
 
     Determined's launchers (``python3 -m determined.launch.torch_distributed [options --] ...``) and their options are
     dropped: a trial's processes exist already. Its harness (``python3 -m determined.exec.harness``) runs a class.
@@ -47,14 +79,22 @@ def parse_entrypoint(entrypoint: object) -> str | Script:
     Raises:
         ValueError: it is neither; the message says what was given, and what to write.
 
-    >>> parse_entrypoint("model_def:DigitsTrial")
+    >>> str(parse_entrypoint("model_def:DigitsTrial"))
     'model_def:DigitsTrial'
     >>> parse_entrypoint("python3 -m determined.launch.torch_distributed python3 train.py --epochs 1").arguments
     ('--epochs', '1')
     """
+    if isinstance(entrypoint, ClassName | Script):
+        return entrypoint
+    found = _parsed(entrypoint)
+    written = tuple(entrypoint) if isinstance(entrypoint, list | tuple) else str(entrypoint)
+    return found if written == as_written(found) else replace(found, written=written)
+
+
+def _parsed(entrypoint: object) -> Entrypoint:
     words = _words(entrypoint)
     if len(words) == 1 and _CLASS.fullmatch(words[0]):
-        return words[0]
+        return _class(words[0])
     command = entrypoint if isinstance(entrypoint, str) else " ".join(map(shlex.quote, words))
     if isinstance(entrypoint, str):  # in a list no word is for a shell
         _check_needs_no_shell(entrypoint, words, command)
@@ -99,13 +139,13 @@ def parse_entrypoint(entrypoint: object) -> str | Script:
             return _class_after(module, rest, command)
         if not _LAUNCHERS.fullmatch(module):
             if module.startswith("determined."):
-                raise ValueError(_none_of_ours(module, command))
+                raise ValueError(_unsupported(module, command))
             return Script(command=command, module=module, arguments=tuple(rest))
         words = _without_options(rest, command)
         if words[0] == "--trial":
             return _class_after("--trial", words[1:], command)
         if len(words) == 1 and _CLASS.fullmatch(words[0]):  # the old launchers took just this
-            return words[0]
+            return _class(words[0])
     raise ValueError(
         f"must be module:Class, or a Python program, got {command!r}; dray runs it inside its workers, so it can't be "
         f"another program; {EXAMPLES}"
@@ -148,12 +188,16 @@ def _without_options(words: list[str], command: str) -> list[str]:
     return words
 
 
-def _class_after(what: str, words: list[str], command: str) -> str:
+def _class(text: str) -> ClassName:
+    return ClassName(*text.split(":"))
+
+
+def _class_after(what: str, words: list[str], command: str) -> ClassName:
     if len(words) != 1 or not _CLASS.fullmatch(words[0]):
         raise ValueError(
             f"must have module:Class after {what}, and nothing else, got {command!r}; for example model_def:DigitsTrial"
         )
-    return words[0]
+    return _class(words[0])
 
 
 def _check_needs_no_shell(text: str, words: list[str], command: str) -> None:
@@ -174,7 +218,7 @@ def _check_needs_no_shell(text: str, words: list[str], command: str) -> None:
         )
 
 
-def _none_of_ours(module: str, command: str) -> str:
+def _unsupported(module: str, command: str) -> str:
     framework = _FRAMEWORKS.get(module.rpartition(".")[2])
     if framework is not None and module.startswith("determined.launch."):
         return (

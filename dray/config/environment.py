@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from dray.config.section import Section
 
@@ -47,16 +47,27 @@ def _named(raw: object, where: str) -> _ByName:
         if not isinstance(name, str) or not name or "=" in name:
             raise ValueError(f"{where}must map names of variables to values, got the name {name!r}")
         if isinstance(value, bool) or not isinstance(value, str | int | float | None):
-            told = f"{where}{name} must be a string, got a {type(value).__name__}; write it in quotes"
-            raise ValueError(told)
+            raise ValueError(f"{where}{name} must be a string, got a {type(value).__name__}; write it in quotes")
         found[name] = None if value is None else str(value)
     return found
+
+
+def _variables_schema() -> dict[str, Any]:
+    """The JSON Schema of what ``_variables`` takes."""
+    names: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
+    by_name = {"type": "object", "additionalProperties": {"type": ["string", "number", "null"]}}
+    of_a_device = {"anyOf": [names, by_name, {"type": ["string", "null"]}]}
+    return {"anyOf": [names, {**by_name, "properties": dict.fromkeys(DEVICES, of_a_device)}]}
 
 
 class Environment(Section):
     """The environment of trials."""
 
-    environment_variables: Annotated[dict[str, str | _ByName | None], BeforeValidator(_variables)] = Field(
+    place: ClassVar[str] = "environment"
+
+    environment_variables: Annotated[
+        dict[str, str | _ByName | None], BeforeValidator(_variables), WithJsonSchema(_variables_schema())
+    ] = Field(
         default_factory=dict,
         description="variables to set before any code of the trial is imported: a list of NAME=VALUE (a NAME alone is "
         "unset), or a mapping; or one of these for each of cpu, cuda, rocm. Values are never stored or shown",

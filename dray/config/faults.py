@@ -6,20 +6,20 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from dray.config.determined_fields import NO_MORE, NOT_USED
-from dray.config.resources import SLOT_FORMS
-from dray.config.schema import SECTIONS
+from dray.config.determined_fields import IGNORED_FIELDS, REMOVED_FIELDS
+from dray.config.resources import SlotRange
+from dray.config.sections import KINDS, SECTIONS
 from dray.config.storage import SECRETS
 from dray.errors import Fault
-from searchers.errors import SHOWN
+from searchers.errors import SHOWN, FieldError
 
 _UNKNOWN = "unknown field"
 _KNOWN = f"{_UNKNOWN}; known fields are"
-_KINDS = {
+_KINDS_OF_VALUES = {
     "int_type": "an integer",
     "int_from_float": "an integer",
     "float_type": "a number",
@@ -31,18 +31,25 @@ _KINDS = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
+#: Where pydantic's locations have, after the path of a field, which of its forms was tried.
+_WITH_FORMS = (*KINDS, SlotRange.place)
 
 
-def faults_of(error: ValidationError) -> list[Fault]:
+def faults_of(error: ValidationError, given: Mapping[str, Any]) -> list[Fault]:
     """All faults that pydantic found, in the order of the config's fields.
 
     Args:
-        error: From validating a section, or the whole config.
+        error: From validating a config.
+        given: The valid fields that were given, by path.
     """
     found: list[Fault] = []
     listed: set[str] = set()
     for details in error.errors(include_url=False):
-        fault = _fault(details, hint=len(found) < SHOWN)
+        cause = details.get("ctx", {}).get("error")
+        if isinstance(cause, FieldError):  # has whole paths
+            found += (Fault(path, what) for path, what in cause.faults)
+            continue
+        fault = _fault(details, given, hint=len(found) < SHOWN)
         section = fault.path.rpartition(".")[0]
         if fault.what.startswith(_KNOWN):  # which is long: once for each section
             fault = fault._replace(what=_UNKNOWN) if section in listed else fault
@@ -51,56 +58,87 @@ def faults_of(error: ValidationError) -> list[Fault]:
     return found
 
 
-def unknown_field(location: tuple[str, ...], name: str, *, hint: bool = True) -> Fault:
-    """The fault of an unknown field; by default with the nearest known one, which takes a while to find."""
-    path = ".".join((*location, name))
-    if path in NO_MORE:
-        return Fault(path, NO_MORE[path])
-    if not hint:
-        return Fault(path, _UNKNOWN)
-    known = SECTIONS[location].model_fields
-    prefix = path.removesuffix(name)
-    also = [field.removeprefix(prefix) for field in NOT_USED if field.startswith(prefix)]
-    near = difflib.get_close_matches(name, [*known, *(field for field in also if "." not in field)], n=1)
-    if near:
-        return Fault(path, f"{_UNKNOWN}; did you mean {near[0]}?")
-    places = [".".join((*place, name)) for place, model in SECTIONS.items() if name in model.model_fields]
-    places += [field for field in NOT_USED if field.rpartition(".")[2] == name]
-    if places:
-        return Fault(path, f"unknown field here; move it to {places[0]}")
-    return Fault(path, f"{_KNOWN} {', '.join(sorted(known))}")
-
-
-def missing_field(location: tuple[str, ...], name: str) -> Fault:
+def missing_field(path: str) -> Fault:
     """The fault of a missing field, with what it means and an example."""
-    field = SECTIONS[location].model_fields[name]
-    return Fault(".".join((*location, name)), f"required, got nothing; {field.description}, {_example(name, field)}")
+    section, _, name = path.rpartition(".")
+    field = SECTIONS[section].model_fields[name]
+    return Fault(path, f"missing required field; {field.description}, {_example(name, field)}")
 
 
-def _fault(details: ErrorDetails, *, hint: bool) -> Fault:
-    *location, name = (str(part) for part in details["loc"] if part not in SLOT_FORMS)
-    place = tuple(location)
-    if details["type"] == "extra_forbidden":
-        return unknown_field(place, name, hint=hint)
+def _fault(details: ErrorDetails, given: Mapping[str, Any], *, hint: bool) -> Fault:
+    path, kind = _path(details)
+    section, _, name = path.rpartition(".")
     if details["type"] == "missing":
-        return missing_field(place, name)
-    return Fault(".".join((*location, name)), _what(details, place, name))
+        return missing_field(path)
+    if details["type"] != "extra_forbidden":
+        return Fault(path, _what(details, path))
+    if path in REMOVED_FIELDS:
+        return Fault(path, REMOVED_FIELDS[path])
+    if section in KINDS and name in SECTIONS[section].model_fields:
+        return Fault(path, _of_other_kinds(section, name, kind, details["input"], given))
+    return Fault(path, _unknown_field(section, name) if hint else _UNKNOWN)
 
 
-def _what(details: ErrorDetails, place: tuple[str, ...], name: str) -> str:
+def _path(details: ErrorDetails) -> tuple[str, str]:
+    """The path of the field, and the kind of its section if that has kinds."""
+    names: list[str] = []
+    kind, parts = "", iter(details["loc"])
+    for part in parts:
+        names.append(str(part))
+        if ".".join(names) in _WITH_FORMS:
+            kind = str(next(parts, kind))
+    return ".".join(names), kind
+
+
+def _unknown_field(section: str, name: str) -> str:
+    """That a field is unknown, with the nearest known one, which takes a while to find."""
+    known = SECTIONS[section].model_fields
+    prefix = f"{section}." if section else ""
+    ignored = [path.removeprefix(prefix) for path in IGNORED_FIELDS if path.startswith(prefix)]
+    near = difflib.get_close_matches(name, [*known, *(field for field in ignored if "." not in field)], n=1)
+    if near:
+        return f"{_UNKNOWN}; did you mean {near[0]}?"
+    places = [f"{place}.{name}".removeprefix(".") for place, model in SECTIONS.items() if name in model.model_fields]
+    places += [path for path in IGNORED_FIELDS if path.rpartition(".")[2] == name]
+    if places:
+        return f"unknown field here; move it to {places[0]}"
+    return f"{_KNOWN} {', '.join(sorted(known))}"
+
+
+def _of_other_kinds(section: str, name: str, kind: str, got: object, given: Mapping[str, Any]) -> str:
+    """That a field belongs to other kinds of the section."""
+    field, models = KINDS[section]
+    instead = f"{field}: {' or '.join(each for each, model in models.items() if name in model.model_fields)}"
+    if section == "checkpoint_storage":  # what was given may be a secret
+        return (
+            f"needs {instead}" if kind not in models else f"type {kind} has no such field; remove it, or use {instead}"
+        )
+    method = given.get(f"{section}.{field}", kind)
+    if kind == "module:Class":
+        instead = f"put it below options, if {method} takes it"
+    else:
+        instead = f"use {instead}"
+    return f"{method} has no such field, got {got!r}; remove it, or {instead}"
+
+
+def _what(details: ErrorDetails, path: str) -> str:
     kind, got, context = details["type"], details["input"], details.get("ctx", {})
-    if name in SECRETS:
-        return f"must be a string, got a {type(got).__name__}"
-    if (*place, name)[0] in ("data", "environment") and kind != "value_error":  # it may contain a secret
-        return f"must be a mapping of names to values, got a {type(got).__name__}"
-    field = _field(place, name)
-    example = f"; {_example(name, field)}" if field is not None else ""
+    section, _, name = path.rpartition(".")
     if kind == "value_error":
         return str(context["error"])
+    if name in SECRETS:
+        return f"must be a string, got a {type(got).__name__}"
+    if path.partition(".")[0] in ("data", "environment"):  # it may contain a secret
+        return f"must be a mapping of names to values, got a {type(got).__name__}"
+    # A path that is no field is inside a list or a free mapping: labels.0
+    field = SECTIONS[section].model_fields.get(name) if section in SECTIONS else None
+    example = f"; {_example(name, field)}" if field is not None else ""
     if kind == "literal_error":
-        return f"must be one of {_choices(context)}, got {_shown(got)}{_nearest(got, context) or example}"
-    if kind in _KINDS:
-        return f"must be {_KINDS[kind]}, got {_shown(got)}{example}"
+        choices = str(context["expected"]).replace("'", "").replace(" or ", ", ")
+        near = difflib.get_close_matches(str(got), choices.split(", "), n=1)
+        return f"must be one of {choices}, got {_shown(got)}{f'; did you mean {near[0]}?' if near else example}"
+    if kind in _KINDS_OF_VALUES:
+        return f"must be {_KINDS_OF_VALUES[kind]}, got {_shown(got)}{example}"
     if kind == "string_too_long":
         return f"must have at most {context['max_length']} characters, got {len(got)}"
     if kind == "string_too_short":
@@ -113,12 +151,6 @@ def _what(details: ErrorDetails, place: tuple[str, ...], name: str) -> str:
     return f"{details['msg']}, got {_shown(got)}{example}"
 
 
-def _field(place: tuple[str, ...], name: str) -> FieldInfo | None:
-    # A location that is no field is inside a list or a free mapping: labels.0
-    model: type[BaseModel] | None = SECTIONS.get(place)
-    return None if model is None else model.model_fields.get(name)
-
-
 def _example(name: str, field: FieldInfo) -> str:
     assert field.examples, f"{name} needs an example in the schema, its error messages show it"
     example = field.examples[0]
@@ -128,12 +160,3 @@ def _example(name: str, field: FieldInfo) -> str:
 def _shown(got: object) -> str:
     kind = {str: "a string", bool: "a boolean", list: "a list", dict: "a mapping"}.get(type(got), type(got).__name__)
     return f"{got!r:.60} ({kind})" if isinstance(got, str | bool | list | Mapping) else repr(got)[:60]
-
-
-def _choices(context: Mapping[str, Any]) -> str:
-    return str(context["expected"]).replace("'", "").replace(" or ", ", ")
-
-
-def _nearest(got: object, context: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(str(got), _choices(context).split(", "), n=1)
-    return f"; did you mean {near[0]}?" if near else ""

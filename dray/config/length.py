@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from dray.training.units import Batch, Epoch, Records, TrainUnit
 
@@ -66,6 +66,15 @@ def parse_length(raw: object, *, minimum: int) -> Length:
     if value < minimum:
         raise ValueError(f"must be at least {minimum}, got {value} {unit}")
     return Length(unit=unit, value=value)
+
+
+def length_schema(minimum: int, *, is_period: bool = False) -> dict[str, Any]:
+    """The JSON Schema of what ``parse_length`` takes; a period must have a unit."""
+    number = {"type": "integer", "minimum": minimum}
+    units = {unit: dict(number) for unit in UNITS}
+    length = {"type": "object", "properties": units, "additionalProperties": False}
+    length |= {"minProperties": 1, "maxProperties": 1}
+    return length if is_period else {"anyOf": [length, {**number, "description": "in batches"}]}
 
 
 def _hint(raw: Mapping[object, object]) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from dray.config.determined_fields import INSIDE, actions
+from dray.config.determined_fields import actions
 from dray.config.section import Section
+from searchers.errors import FieldError
 
+_FIELDS = ("pattern", "action", "actions", "policy", "signal", "name")
 _ACTIONS = ("cancel_retries", "exclude_node", "signal", "send_webhook")
 _IN_PYTHON = {
     r"\z": r"\Z",
@@ -34,9 +37,16 @@ def policies(raw: object) -> object:
     if not isinstance(raw, list):
         return raw
     kept = []
+    unknown = [
+        (f"log_policies[{number}].{name}", f"unknown field{_hint(name)}")
+        for number, policy in enumerate(raw)
+        if isinstance(policy, Mapping)
+        for name in policy
+        if name not in _FIELDS
+    ]
+    if unknown:
+        raise FieldError(unknown)
     for number, policy in enumerate(raw):
-        if isinstance(policy, Mapping) and policy.keys() - INSIDE["log_policies"]:
-            continue  # reported by determined_fields.misspelt
         pattern = policy.get("pattern") if isinstance(policy, Mapping) else None
         is_named = isinstance(policy, Mapping) and isinstance(policy.get("name"), str)
         if not isinstance(policy, Mapping) or not (isinstance(pattern, str) or (pattern is None and is_named)):
@@ -54,11 +64,27 @@ def policies(raw: object) -> object:
         for action in asked:
             if action not in _ACTIONS:
                 raise ValueError(f"number {number}: action must be one of {', '.join(_ACTIONS)}, got {action}")
-        if not asked and not is_named and not any(policy.get(field) for field in ("action", "actions", "policy")):
+        if not asked and not is_named:
             raise ValueError(f"number {number} must have an action; for example {EXAMPLE_POLICY}")
         if "cancel_retries" in asked:
             kept.append({"pattern": pattern, "action": "cancel_retries"})
     return kept
+
+
+def _hint(name: object) -> str:
+    near = difflib.get_close_matches(str(name), _FIELDS, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; known fields are {', '.join(_FIELDS)}"
+
+
+def policies_schema() -> dict[str, Any]:
+    """The JSON Schema of what ``policies`` takes, Determined's older forms included."""
+    text = {"type": ["string", "null"]}
+    action = {"anyOf": [text, {"type": "object"}]}
+    fields: dict[str, Any] = {**dict.fromkeys(("pattern", "name", "signal"), text), "policy": action, "action": action}
+    fields["actions"] = {"type": "array", "items": action}
+    named = [{"required": ["pattern"]}, {"required": ["name"]}]
+    items = {"type": "object", "properties": fields, "allOf": [{"anyOf": named}], "additionalProperties": False}
+    return {"type": "array", "items": items}
 
 
 def _in_python(pattern: str) -> str:
@@ -68,6 +94,8 @@ def _in_python(pattern: str) -> str:
 
 class LogPolicy(Section):
     """What to do about a line in a trial's log."""
+
+    place: ClassVar[str] = "log_policies"
 
     pattern: str = Field(
         description="a regular expression to find in the log of a trial that failed",

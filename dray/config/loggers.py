@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -12,6 +12,8 @@ from dray.config.section import Section, Url
 
 class MLflow(Section):
     """Where MLflow stores its runs: one for the experiment, and a nested one for each trial."""
+
+    place: ClassVar[str] = "loggers.mlflow"
 
     tracking_uri: Url | None = Field(
         default=None,
@@ -29,6 +31,8 @@ class MLflow(Section):
 class WandB(Section):
     """Where Weights & Biases stores its runs: one for each trial, in a group for the experiment."""
 
+    place: ClassVar[str] = "loggers.wandb"
+
     project: str | None = Field(
         default=None, min_length=1, description="the project; by default, the experiment's name", examples=["digits"]
     )
@@ -43,8 +47,14 @@ class WandB(Section):
 class Loggers(Section):
     """Experiment trackers to log to as well. A list works too: ``[mlflow, wandb]``."""
 
+    place: ClassVar[str] = "loggers"
+
     mlflow: MLflow | None = Field(default=None, description="MLflow", examples=["{tracking_uri: http://mlflow:5000}"])
     wandb: WandB | None = Field(default=None, description="Weights & Biases", examples=["{project: digits}"])
+
+
+_Form: TypeAlias = Literal["mlflow", "wandb"] | Loggers
+LoggersForm: TypeAlias = _Form | list[_Form]
 
 
 def named_loggers(raw: object) -> object:

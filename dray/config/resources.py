@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, WithJsonSchema, field_validator
 
 from dray.config.section import Section
 
@@ -18,6 +18,8 @@ MAX_SHARES = 50
 
 class SlotRange(Section):
     """As many slots as are available, within bounds; only if one trial runs at a time."""
+
+    place: ClassVar[str] = "resources.slots_per_trial"
 
     min: int = Field(ge=1, le=MAX_SLOTS, description="minimum number of workers, which a trial waits for", examples=[1])
     max: int = Field(ge=1, le=MAX_SLOTS, description="maximum number of workers", examples=[4])
@@ -49,7 +51,12 @@ def _slots_form(raw: object) -> str:
 #: The forms of the number of slots, by their names in pydantic's error locations.
 SLOT_FORMS = ("as a number", "as a share", "as a range")
 SlotsPerTrial: TypeAlias = Annotated[
-    Annotated[int, Field(ge=1, le=MAX_SLOTS), Tag(SLOT_FORMS[0])]
+    Annotated[
+        int,
+        Field(ge=1, le=MAX_SLOTS),
+        WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_SLOTS}),
+        Tag(SLOT_FORMS[0]),
+    ]
     | Annotated[
         float,
         AfterValidator(_share),
@@ -61,8 +68,13 @@ SlotsPerTrial: TypeAlias = Annotated[
 ]
 
 
+_IN_A_RANGE = "with a range of slots (resources.slots_per_trial); give one number of slots, or remove this field"
+
+
 class Resources(Section):
     """The slots that one trial runs on. ``slots_per_trial: 0`` means one slot of ``slot: cpu``."""
+
+    place: ClassVar[str] = "resources"
 
     slots_per_trial: SlotsPerTrial = Field(
         default=1,
@@ -108,17 +120,42 @@ class Resources(Section):
         """What a trial has of a slot that it shares, as text: 1/4 slot; "" if trials share none."""
         return f"1/{self.trials_per_slot} slot" if self.trials_per_slot > 1 else ""
 
-    @model_validator(mode="before")
     @classmethod
-    def _in_our_words(cls, raw: object) -> object:
-        if not isinstance(raw, dict):
-            return raw
-        raw = dict(raw)
-        if isinstance(raw.get("is_single_node"), bool) and raw.pop("is_single_node"):
+    def respelled(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        asked, placed = raw.get("slots_per_trial", 1), raw.get("placement_strategy", "STRICT_PACK")
+        if raw.get("is_single_node") is True and placed == "STRICT_PACK" and not isinstance(asked, Mapping):
+            del raw["is_single_node"]
             raw["placement_strategy"] = "STRICT_PACK"
-        if raw.get("slots_per_trial") == 0 and not isinstance(raw["slots_per_trial"], bool):
+        if asked == 0 and not isinstance(asked, bool) and raw.get("slot", "cpu") == "cpu":
             raw |= {"slots_per_trial": 1, "slot": "cpu"}
         return raw
+
+    @field_validator("slots_per_trial", mode="before")
+    @classmethod
+    def _not_zero(cls, asked: object) -> object:
+        # With slot: cpu it has become 1.
+        if asked == 0 and not isinstance(asked, bool):
+            raise ValueError("0 means one slot of slot: cpu, but slot is not cpu; write slots_per_trial: 1")
+        return asked
+
+    @field_validator("placement_strategy")
+    @classmethod
+    def _not_strict_in_a_range(cls, placed: str, info: ValidationInfo) -> str:
+        if placed.startswith("STRICT_") and isinstance(info.data.get("slots_per_trial"), SlotRange):
+            raise ValueError(f"can't be {placed} {_IN_A_RANGE}")
+        return placed
+
+    @field_validator("is_single_node")
+    @classmethod
+    def _contradicted(cls, is_single: bool, info: ValidationInfo) -> None:
+        # One that agrees with the other fields has become placement_strategy.
+        if is_single and isinstance(info.data.get("slots_per_trial"), SlotRange):
+            raise ValueError(f"can't be true {_IN_A_RANGE}")
+        if is_single and "placement_strategy" in info.data:
+            placed = info.data["placement_strategy"]
+            raise ValueError(
+                f"true means placement_strategy: STRICT_PACK, but placement_strategy is {placed}; remove one"
+            )
 
 
 def even_sizes(asked: SlotRange, batch_size: int, most: int | None) -> tuple[int, ...]:

@@ -1,35 +1,44 @@
 """The fields of an experiment config, with Determined's names, each with its type, bounds and default.
 
-The config and its small sections are here; each other section has a module. Rules on more than one field are in
-``rules.py``, the wording of faults in ``faults.py``.
+The config and its small sections are here; each other section has a module. Rules that join several fields are in
+``rules.py``, the wording of faults is in ``faults.py``.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    PrivateAttr,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 
-from dray.config.entrypoint import parse_entrypoint
+from dray.config.entrypoint import Entrypoint, as_written, parse_entrypoint
 from dray.config.environment import Environment
-from dray.config.length import Length, parse_length
-from dray.config.log_policies import EXAMPLE_POLICY, LogPolicy, policies
-from dray.config.loggers import Loggers, MLflow, WandB, named_loggers
+from dray.config.length import Length, length_schema, parse_length
+from dray.config.log_policies import EXAMPLE_POLICY, LogPolicy, policies, policies_schema
+from dray.config.loggers import Loggers, LoggersForm, named_loggers
 from dray.config.resources import Resources, SlotRange, even_sizes
-from dray.config.searcher import SamplerChoice, Searcher, searcher_fields
+from dray.config.searcher import AnyMethod, ClassSearcher
 from dray.config.section import Section, as_dict, whole_if_whole
-from dray.config.storage import CheckpointStorage, storage_of
+from dray.config.storage import CheckpointStorage, Storage
 from dray.masking import masked, texts
+from dray.script import Script
+from searchers.space import Space, parse
 
 MAX_SEED = 2**32 - 1
 MAX_NAME = 200
-
-
-def _entrypoint(raw: object) -> object:
-    parse_entrypoint(raw)
-    return raw
 
 
 def _one_line(name: str) -> str:
@@ -52,9 +61,36 @@ def _labels(raw: object) -> object:
     return list(raw) if isinstance(raw, Mapping) else raw
 
 
+Labels: TypeAlias = Annotated[
+    list[str],
+    BeforeValidator(
+        _labels, json_schema_input_type=list[str] | Annotated[dict[str, Any], Field(description="its names")]
+    ),
+]
+
+
 def _records(raw: object) -> object:
     # Determined writes 0 for "not set".
     return None if raw == 0 and not isinstance(raw, bool) else raw
+
+
+def _with_text_names(value: Any) -> Any:
+    """A copy in which all names are text, as in JSON, through which a config comes to the code of a trial."""
+    if isinstance(value, Mapping):
+        return {
+            name if isinstance(name, str) else json.dumps(name): _with_text_names(item) for name, item in value.items()
+        }
+    return [_with_text_names(item) for item in value] if isinstance(value, list) else value
+
+
+def _name_of(fields: dict[str, Any]) -> str:
+    """The name of the class, or of the program's file, if the experiment has none."""
+    entrypoint: Entrypoint | None = fields.get("entrypoint")
+    if entrypoint is None:
+        return "experiment"
+    if isinstance(entrypoint, Script):
+        return entrypoint.module or Path(str(entrypoint.file)).stem
+    return entrypoint.name
 
 
 def _precision(raw: object) -> object:
@@ -63,7 +99,11 @@ def _precision(raw: object) -> object:
     return raw
 
 
-Period: TypeAlias = Annotated[Length | None, BeforeValidator(_period), as_dict]
+Period: TypeAlias = Annotated[
+    Length | None, BeforeValidator(_period), as_dict, WithJsonSchema(length_schema(0, is_period=True))
+]
+#: A mapping that is the user's own.
+Free: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_with_text_names)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, le=1_000_000_000), AfterValidator(whole_if_whole)]
 
 
@@ -72,6 +112,8 @@ class Optimizations(Section):
     ``mixed_precision`` are for a trial that is a class; a program sets the first in ``pytorch.init()`` and the second
     with ``context.experimental.use_amp()``.
     """
+
+    place: ClassVar[str] = "optimizations"
 
     aggregation_frequency: int = Field(
         default=1, ge=1, description="number of batches whose gradients make one optimizer step", examples=[4]
@@ -92,6 +134,8 @@ class Reproducibility(Section):
     searches.
     """
 
+    place: ClassVar[str] = "reproducibility"
+
     experiment_seed: int = Field(
         default_factory=lambda: secrets.randbits(31),
         ge=0,
@@ -111,9 +155,9 @@ class ExperimentConfig(Section):
     """A checked experiment config, made by ``load_config``. Equal configs with equal seeds run equal searches.
 
     Attributes:
-        entrypoint: ``module:Class``, or a program such as ``python3 train.py --epochs 1`` (also as a list of words);
-            None if the trial's class is given from Python.
-        hyperparameters: As written: constants and spaces, by name.
+        entrypoint: The class of ``module:Class``, or a program such as ``python3 train.py --epochs 1`` (also as a list
+            of words); None if the trial's class is given from Python.
+        hyperparameters: As written: constants and spaces, by name; ``space`` is what they describe.
         data: Free for the user; the trial reads it with ``context.get_data_config()``. Only the trial sees the values
             below ``data.secrets``.
         min_validation_period: A trial validates at least this often; None: only at rungs and at the end.
@@ -128,28 +172,35 @@ class ExperimentConfig(Section):
             these. None: never.
     """
 
+    entrypoint: Annotated[
+        Entrypoint | None,
+        PlainValidator(parse_entrypoint, json_schema_input_type=str | list[str]),
+        PlainSerializer(as_written),
+    ] = Field(
+        default=None, description="the trial's class, or the program that trains it", examples=["model_def:DigitsTrial"]
+    )
     name: Annotated[str, AfterValidator(_one_line)] = Field(
-        min_length=1, max_length=MAX_NAME, description="the experiment's name", examples=["digits-asha"]
+        default_factory=_name_of,
+        validate_default=True,
+        min_length=1,
+        max_length=MAX_NAME,
+        description="the experiment's name",
+        examples=["digits-asha"],
     )
     description: str = Field(default="", description="a description, for people", examples=["a first sweep"])
-    labels: Annotated[list[str], BeforeValidator(_labels)] = Field(
-        default_factory=list, description="labels, for people", examples=["[digits, sweep]"]
-    )
-    data: dict[str, Any] = Field(
+    labels: Labels = Field(default_factory=list, description="labels, for people", examples=["[digits, sweep]"])
+    data: Free = Field(
         default_factory=dict,
         description="any data for the trial's code; values below secrets are never stored or shown",
         examples=["{path: /data}"],
         repr=False,
     )
-    entrypoint: Annotated[str | list[str] | None, BeforeValidator(_entrypoint)] = Field(
-        default=None, description="the trial's class, or the program that trains it", examples=["model_def:DigitsTrial"]
-    )
-    hyperparameters: dict[str, Any] = Field(
+    hyperparameters: Free = Field(
         default_factory=dict,
         description="the hyperparameters: constants, and spaces to search",
         examples=["{global_batch_size: 64}"],
     )
-    searcher: Searcher = Field(
+    searcher: AnyMethod = Field(
         description="the search method and its settings",
         examples=["{name: single, metric: validation_loss, max_length: {epochs: 16}}"],
     )
@@ -172,7 +223,10 @@ class ExperimentConfig(Section):
         description="number of batches between reports of training metrics, for a trial that is a class",
         examples=[100],
     )
-    records_per_epoch: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_records)] = Field(
+    records_per_epoch: Annotated[
+        Annotated[int, Field(ge=1)] | None,
+        BeforeValidator(_records, json_schema_input_type=Annotated[int, Field(ge=0)]),
+    ] = Field(
         default=None,
         description="number of records in an epoch, for training data without a length",
         examples=[50000],
@@ -189,7 +243,7 @@ class ExperimentConfig(Section):
     checkpoint_policy: Literal["best", "all", "none"] = Field(
         default="best", description="the validations after which a checkpoint is saved", examples=["best"]
     )
-    checkpoint_storage: Annotated[CheckpointStorage, BeforeValidator(storage_of)] = Field(
+    checkpoint_storage: Storage = Field(
         default_factory=CheckpointStorage,
         description="where experiments and checkpoints are stored",
         examples=["{type: directory, container_path: /mnt/results}"],
@@ -201,7 +255,7 @@ class ExperimentConfig(Section):
         "it, at its next rung, where a metric that is NaN is the worst",
         examples=["true"],
     )
-    log_policies: Annotated[list[LogPolicy], BeforeValidator(policies)] = Field(
+    log_policies: Annotated[list[LogPolicy], BeforeValidator(policies), WithJsonSchema(policies_schema())] = Field(
         default_factory=list,
         description="what to do when a trial that failed has printed a line with a given pattern",
         examples=[f"[{EXAMPLE_POLICY}]"],
@@ -209,12 +263,31 @@ class ExperimentConfig(Section):
     hang_timeout_s: Seconds | None = Field(
         default=None, description="seconds without progress after which a trial is ended and restarted", examples=[600]
     )
-    loggers: Annotated[Loggers, BeforeValidator(named_loggers)] = Field(
+    loggers: Annotated[Loggers, BeforeValidator(named_loggers, json_schema_input_type=LoggersForm)] = Field(
         default_factory=Loggers, description="experiment trackers to log to as well", examples=["[mlflow, wandb]"]
     )
     reproducibility: Reproducibility = Field(
         default_factory=Reproducibility, description="the seed", examples=["{experiment_seed: 7}"]
     )
+
+    _space: Space = PrivateAttr()
+
+    @field_validator("hyperparameters")
+    @classmethod
+    def _parsed(cls, hyperparameters: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if info.context is not None:
+            # First what rules read, even if it is no space.
+            info.context["hyperparameters"] = hyperparameters
+            info.context["space"] = parse(hyperparameters)
+        return hyperparameters
+
+    def model_post_init(self, context: dict[str, Any] | None, /) -> None:
+        self._space = (context or {}).get("space") or parse(self.hyperparameters)
+
+    @property
+    def space(self) -> Space:
+        """The space that ``hyperparameters`` describe."""
+        return self._space
 
     @property
     def slots_per_trial(self) -> tuple[int, ...]:
@@ -233,10 +306,8 @@ class ExperimentConfig(Section):
         ``load_config(config.to_dict()) == config`` for a config without secrets, also by way of a YAML file.
         """
         plain = self.model_dump(mode="python", exclude_none=True)
-        used = searcher_fields(self.searcher.name)
-        plain["searcher"] = {field: value for field, value in plain["searcher"].items() if field in used}
         # None is a constant here like any other.
-        if "options" in used:
+        if isinstance(self.searcher, ClassSearcher):
             plain["searcher"]["options"] = self.searcher.options
         plain["hyperparameters"], plain["data"] = self.hyperparameters, self.data
         return masked(plain)
@@ -262,19 +333,3 @@ class ExperimentConfig(Section):
 def constant(spec: Any) -> Any:
     """The value of a hyperparameter that is constant."""
     return spec.get("val") if isinstance(spec, Mapping) else spec
-
-
-SECTIONS: dict[tuple[str, ...], type[Section]] = {
-    (): ExperimentConfig,
-    ("searcher",): Searcher,
-    ("searcher", "sampler"): SamplerChoice,
-    ("resources",): Resources,
-    ("resources", "slots_per_trial"): SlotRange,
-    ("optimizations",): Optimizations,
-    ("environment",): Environment,
-    ("checkpoint_storage",): CheckpointStorage,
-    ("loggers",): Loggers,
-    ("loggers", "mlflow"): MLflow,
-    ("loggers", "wandb"): WandB,
-    ("reproducibility",): Reproducibility,
-}

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from dray.config.custom import NOTHING, Own, own_method, own_sampler
+from dray.config.custom import Custom
 from dray.config.entrypoint import is_class
+from dray.config.sampler import SamplerChoice
 from dray.config.schema import ExperimentConfig
-from dray.config.searcher import Searcher
+from dray.config.searcher import (
+    AdaptiveASHASearcher,
+    ASHASearcher,
+    GridSearcher,
+    RandomSearcher,
+    SingleSearcher,
+)
 from searchers.adaptive_asha import AdaptiveASHA
 from searchers.asha import ASHA
 from searchers.errors import FieldError
@@ -19,7 +27,7 @@ from searchers.random_search import RandomSearch
 from searchers.samplers import FirstPoints, GridSampler, RandomSampler, Sampler
 from searchers.search import Record, Search
 from searchers.single import Single
-from searchers.space import Constraint, Space, parse
+from searchers.space import Constraint, Space
 
 
 def build_space(config: ExperimentConfig, *, constraint: Constraint | None = None) -> Space:
@@ -29,44 +37,47 @@ def build_space(config: ExperimentConfig, *, constraint: Constraint | None = Non
         config: From ``load_config``.
         constraint: Says whether a point may be tried; others are drawn again.
     """
-    return parse(config.hyperparameters, constraint=constraint)
+    return replace(config.space, constraint=constraint)
 
 
-def build_method(config: ExperimentConfig, own: Own = NOTHING) -> Method:
+def build_method(config: ExperimentConfig, custom: Custom = Custom()) -> Method:  # noqa: B008 - frozen
     """The search method of a checked config, at its start.
 
-    Lengths and rungs are in ``searcher.max_length.unit``, or in that of the metric ``searcher.time_metric``.
+    Lengths and rungs are in ``config.searcher.unit``.
 
     Args:
         config: From ``load_config``.
-        own: What the user gave from Python.
+        custom: The objects that the user gave from Python.
 
     Raises:
         ConfigError: The user's own method can't be loaded, or is no method.
+        MethodError: Its fields contradict each other.
     """
-    searcher = config.searcher
-    places, length = searcher.max_concurrent_trials, searcher.length
-    match searcher.name:
-        case "single":
+    searcher, length = config.searcher, config.searcher.length
+    match searcher:
+        case SingleSearcher():
             return Single(max_length=length)
-        case "random":
-            assert searcher.max_trials is not None
-            return RandomSearch(max_trials=searcher.max_trials, max_concurrent_trials=places, max_length=length)
-        case "grid":
-            points = len(GridSampler(build_space(config)))
-            return Grid(points=points, max_concurrent_trials=places, max_length=length)
-        case "asha" | "async_halving":
-            assert searcher.max_trials is not None and searcher.num_rungs is not None and length is not None  # noqa: PT018
+        case RandomSearcher():
+            return RandomSearch(
+                max_trials=searcher.max_trials,
+                max_concurrent_trials=searcher.max_concurrent_trials,
+                max_length=length,
+            )
+        case GridSearcher():
+            points = len(GridSampler(config.space))
+            return Grid(points=points, max_concurrent_trials=searcher.max_concurrent_trials, max_length=length)
+        case ASHASearcher():
+            assert length is not None, "the rules require it"
             kind = ASHA if searcher.variant == "stopping" else PromotionASHA
             return kind(
                 max_trials=searcher.max_trials,
                 max_length=length,
                 num_rungs=searcher.num_rungs,
                 divisor=searcher.divisor,
-                max_concurrent_trials=places,
+                max_concurrent_trials=searcher.max_concurrent_trials,
             )
-        case "adaptive_asha":
-            assert searcher.max_trials is not None and length is not None  # noqa: PT018
+        case AdaptiveASHASearcher():
+            assert length is not None, "the rules require it"
             return AdaptiveASHA(
                 max_trials=searcher.max_trials,
                 max_length=length,
@@ -74,32 +85,24 @@ def build_method(config: ExperimentConfig, own: Own = NOTHING) -> Method:
                 max_rungs=searcher.max_rungs,
                 mode=searcher.mode,
                 bracket_rungs=searcher.bracket_rungs,
-                max_concurrent_trials=places,
+                max_concurrent_trials=searcher.max_concurrent_trials,
                 variant=searcher.variant,
             )
         case _:
-            return own_method(config, own)
+            return custom.new_method(searcher)
 
 
-def build_sampler(config: ExperimentConfig, space: Space | None = None, own: Own = NOTHING) -> Sampler:
+def build_sampler(config: ExperimentConfig, custom: Custom = Custom()) -> Sampler:  # noqa: B008 - frozen
     """The sampler of a checked config, at its start.
 
     Args:
         config: From ``load_config``.
-        space: ``build_space(config)`` by default.
-        own: What the user gave from Python.
+        custom: The objects that the user gave from Python.
 
     Raises:
         ConfigError: The user's own method or sampler can't be loaded, or is none.
     """
-    space = build_space(config) if space is None else space
-    rungs = build_method(config, own).rungs
-    if own.sampler is not None or is_class(config.searcher.sampler.name):
-        chosen = own_sampler(config, own, space, rungs=rungs)
-    else:
-        chosen = _sampler(config.searcher, space, seed=config.reproducibility.experiment_seed, rungs=rungs)
-    points = config.searcher.points
-    return FirstPoints(space, points, chosen) if points else chosen
+    return _sampler(config, custom, build_space(config), build_method(config, custom).rungs)
 
 
 def build_search(
@@ -107,28 +110,28 @@ def build_search(
     log: Callable[[Record], None],
     *,
     records: Iterable[Mapping[str, Any]] = (),
-    own: Own = NOTHING,
+    custom: Custom = Custom(),  # noqa: B008 - frozen
 ) -> Search:
     """The search of a checked config, replayed from a journal's records.
 
     Args:
         log: Called with one record per event, before it is acted on.
         records: Of the journal so far; none for a new search.
-        own: What the user gave from Python.
+        custom: The objects that the user gave from Python.
 
     Raises:
         ConfigError: The user's own method or sampler can't be loaded, or is none.
         JournalError: The records are of another search, or damaged.
     """
-    space = build_space(config, constraint=own.constraint)
+    method, space = build_method(config, custom), build_space(config, constraint=custom.constraint)
     return Search.replay(
         records,
-        build_method(config, own),
+        method,
         space,
         seed=config.reproducibility.experiment_seed,
         smaller_is_better=config.searcher.smaller_is_better,
         log=log,
-        sampler=build_sampler(config, space, own),
+        sampler=_sampler(config, custom, space, method.rungs),
     )
 
 
@@ -152,34 +155,52 @@ def as_extended(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) 
     for record in records:
         if record.get("event") == "extended":
             trials, length = record.get("max_trials"), record.get("max_length")
-            searcher = searcher.model_copy(update={} if trials is None else {"max_trials": trials})
-            searcher = searcher if length is None else searcher.of_length(length)
+            searcher = searcher if trials is None else searcher.with_trials(trials)
+            searcher = searcher if length is None else searcher.with_length(length)
     return config.model_copy(update={"searcher": searcher})
 
 
-def check_sampler(searcher: Searcher, space: Space) -> None:
-    """Check ``sampler``, if it is one of dray's or Optuna's; the user's own needs the model's directory.
+def sampler_faults(method: str, choice: SamplerChoice, space: Space) -> list[tuple[str, str]]:
+    """Why a search can't draw from a space: no such sampler, or none of such options; a grid of a space that has none.
 
-    Raises:
-        FieldError: No such sampler, or none of such options; a grid of a space that has none.
+    Args:
+        method: The name of the search method.
+        choice: The sampler; the user's own is not checked.
+        space: What it draws from.
     """
-    if not is_class(searcher.sampler.name):
-        _sampler(searcher, space, seed=0, rungs=())
+    try:
+        if method == "grid":
+            GridSampler(space)
+        elif not is_class(choice.name):
+            _named_sampler(choice, space, seed=0, rungs=())
+    except FieldError as error:
+        return error.faults
+    return []
 
 
-def first_points(searcher: Searcher, space: Space) -> None:
-    """Check ``points``.
+def point_faults(points: Sequence[Mapping[str, Any]], space: Space) -> list[tuple[str, str]]:
+    """Why some of ``points`` are not of the space."""
+    try:
+        FirstPoints(space, points, RandomSampler(space, seed=0))
+    except FieldError as error:
+        return error.faults
+    return []
 
-    Raises:
-        FieldError: A point is not of the space.
-    """
-    FirstPoints(space, searcher.points, RandomSampler(space, seed=0))
+
+def _sampler(config: ExperimentConfig, custom: Custom, space: Space, rungs: Sequence[float]) -> Sampler:
+    searcher, seed = config.searcher, config.reproducibility.experiment_seed
+    choice = getattr(searcher, "sampler", SamplerChoice())
+    if custom.sampler is not None or is_class(choice.name):
+        chosen = custom.new_sampler(choice, space, seed=seed, rungs=rungs)
+    elif isinstance(searcher, GridSearcher):
+        chosen = GridSampler(space)
+    else:
+        chosen = _named_sampler(choice, space, seed=seed, rungs=rungs)
+    points = getattr(searcher, "points", [])
+    return FirstPoints(space, points, chosen) if points else chosen
 
 
-def _sampler(searcher: Searcher, space: Space, *, seed: int, rungs: Sequence[float]) -> Sampler:
-    if searcher.name == "grid":
-        return GridSampler(space)
-    choice = searcher.sampler
+def _named_sampler(choice: SamplerChoice, space: Space, *, seed: int, rungs: Sequence[float]) -> Sampler:
     if choice.name != "random":
         # Here, not above: Optuna takes most of a second to import.
         from searchers.optuna_sampler import OptunaSampler

@@ -1,49 +1,37 @@
-"""The section ``searcher``: which trials run, for how long, and which fields each method uses."""
+"""The section ``searcher``: which trials run, and for how long. Each search method has a model with just its fields."""
 
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
+from pydantic.json_schema import SkipJsonSchema
+from typing_extensions import Self
 
-from dray.config.entrypoint import is_class
-from dray.config.length import Length, LengthUnit, parse_length
-from dray.config.section import Section, as_dict, as_text, whole_if_whole
+from dray.config.entrypoint import CLASS_PATTERN, is_class
+from dray.config.length import Length, LengthUnit, length_schema, parse_length
+from dray.config.sampler import Sampler, SamplerChoice
+from dray.config.section import Section, as_dict, as_text, whole_if_whole, with_default
 from searchers.method import MAX_RUNGS, MAX_TRIALS
 
 Variant: TypeAlias = Literal["stopping", "promotion"]
 Mode: TypeAlias = Literal["aggressive", "standard", "conservative"]
 
+#: The units of length that every trial counts by itself; another one is a metric that it reports.
+COUNTED: tuple[LengthUnit, ...] = ("batches", "epochs")
 
-#: Methods of Determined's older configs, and their successors.
-_SUCCESSORS = {
-    "sync_halving": "asha (its max_length, num_rungs and divisor mean the same)",
-    "adaptive": "adaptive_asha",
-    "adaptive_simple": "adaptive_asha",
-    "manual": "custom, with your own method",
-    "pbt": "adaptive_asha, or your own method",
-}
-
-
-#: The method that is given from Python, as in Determined.
-CUSTOM = "custom"
-
-
-def _method(raw: object) -> object:
-    if isinstance(raw, str) and raw in _SUCCESSORS:
-        raise ValueError(f"{raw} was removed, also from Determined; use {_SUCCESSORS[raw]}")
-    if isinstance(raw, str) and not is_class(raw) and raw not in SEARCHER_FIELDS:
-        near = difflib.get_close_matches(raw, SEARCHER_FIELDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else "for example name: asha"
-        raise ValueError(f"must be one of {', '.join(SEARCHER_FIELDS)}, or module:Class, got {raw!r}; {hint}")
-    return raw
-
-
-def _named_sampler(raw: object) -> object:
-    if isinstance(raw, str):
-        return {"name": raw}
-    return {field: value for field, value in raw.items() if value is not None} if isinstance(raw, dict) else raw
+_NAME = Field(description="the search method")
 
 
 def _length(raw: object) -> Length:
@@ -59,39 +47,17 @@ def _no_number(raw: object) -> object:
     return raw
 
 
-MaxLength: TypeAlias = Annotated[Length, BeforeValidator(_length), as_dict]
-
-
-def variant_of(stop_once: bool) -> Variant:
-    """The variant that Determined's ``stop_once`` means."""
-    return "stopping" if stop_once else "promotion"
-
-
-class SamplerChoice(Section):
-    """How hyperparameters are sampled."""
-
-    name: str = Field(
-        default="random",
-        min_length=1,
-        description="random, tpe, gp, cmaes, another Optuna sampler, or module:Class",
-        examples=["tpe"],
-    )
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="arguments of the sampler", examples=["{n_startup_trials: 20}"]
-    )
-
-
-#: The values of ``time_metric`` that no trial has to report.
-OWN_TIMES: tuple[LengthUnit, ...] = ("batches", "epochs")
+MaxLength: TypeAlias = Annotated[Length, BeforeValidator(_length), as_dict, WithJsonSchema(length_schema(1))]
+MaxTrials: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TRIALS)]
+RungCount: TypeAlias = Annotated[int, Field(ge=1, le=MAX_RUNGS)]
 
 
 class Searcher(Section):
-    """Which trials run, and for how long.
+    """Which trials run, and for how long."""
 
-    In a file ``stop_once`` may stand for ``variant``; what ``load_config`` returns has ``variant`` only.
-    """
+    place: ClassVar[str] = "searcher"
 
-    name: Annotated[str, BeforeValidator(_method)] = Field(description="the search method", examples=["asha"])
+    name: str = _NAME
     metric: str = Field(
         min_length=1, description="the validation metric that the search optimizes", examples=["validation_loss"]
     )
@@ -99,63 +65,9 @@ class Searcher(Section):
     max_length: MaxLength | None = Field(
         default=None, description="maximum length of a trial", examples=["{epochs: 16}"]
     )
-    max_trials: int | None = Field(default=None, ge=1, le=MAX_TRIALS, description="number of trials", examples=[64])
-    max_concurrent_trials: int = Field(
-        default=16,
-        ge=0,
-        le=MAX_TRIALS,
-        description="maximum number of trials that run at a time, 0 for no limit",
-        examples=[16],
-    )
-    divisor: Annotated[float, AfterValidator(whole_if_whole)] = Field(
-        default=4, gt=1, description="one in this many trials continues at each rung", examples=[4]
-    )
-    num_rungs: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_RUNGS,
-        description="number of rungs, the lengths that trials are compared at",
-        examples=[3],
-    )
-    variant: Variant = Field(
-        default="stopping",
-        description="what happens at a rung to a trial that does not continue: it is stopped for good, or paused, and "
-        "perhaps promoted later",
-        examples=["promotion"],
-    )
-    stop_once: bool | None = Field(
-        default=None, description="as in Determined: true means stopping, false means promotion", examples=[True]
-    )
-    max_time: int | None = Field(
-        default=None, ge=1, description="maximum length of a trial, measured by time_metric", examples=[600]
-    )
-    time_metric: str | None = Field(
-        default=None,
-        min_length=1,
-        description="the unit of max_time and the rungs: batches, epochs, or a validation metric",
-        examples=["seconds"],
-    )
-    mode: Mode = Field(default="standard", description="determines the number of brackets", examples=["standard"])
-    max_rungs: int = Field(
-        default=5, ge=1, le=MAX_RUNGS, description="maximum number of rungs of a bracket", examples=[5]
-    )
-    bracket_rungs: list[Annotated[int, Field(ge=1, le=MAX_RUNGS)]] = Field(
-        default_factory=list,
-        max_length=MAX_RUNGS,
-        description="number of rungs of each bracket, instead of mode",
-        examples=["[3, 2]"],
-    )
-    sampler: Annotated[SamplerChoice, BeforeValidator(_named_sampler)] = Field(
-        default_factory=SamplerChoice, description="how hyperparameters are sampled", examples=["tpe"]
-    )
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="arguments of the class in name", examples=["{max_trials: 64}"]
-    )
-    points: list[dict[str, Any]] = Field(
-        default_factory=list, description="hyperparameters of the first trials", examples=["[{lr: 0.01}]"]
-    )
-
-    source_trial_id: Annotated[str | None, BeforeValidator(as_text), BeforeValidator(_no_number)] = Field(
+    source_trial_id: Annotated[
+        str | None, BeforeValidator(as_text, json_schema_input_type=str), BeforeValidator(_no_number)
+    ] = Field(
         default=None,
         min_length=1,
         description="a trial's directory; every trial starts from its latest checkpoint",
@@ -169,61 +81,266 @@ class Searcher(Section):
         examples=["/mnt/results/digits/trial_7/checkpoint_352"],
     )
 
+    _extended_to: int | None = PrivateAttr(default=None)
+
+    @property
+    def trial_count(self) -> int | None:
+        """``max_trials``, or the number that an extension has set; None if the method determines it."""
+        return self._extended_to
+
     @property
     def length(self) -> int | None:
-        """The greatest length of a trial, in the search's unit."""
-        if self.max_time is not None:
-            return self.max_time
+        """The greatest length of a trial, in the search's unit; None if a program's ``fit()`` sets it."""
         return None if self.max_length is None else self.max_length.value
 
     @property
     def unit(self) -> str:
         """The search's unit of length: batches, epochs, records, or a metric's name."""
-        if self.max_time is not None:
-            return str(self.time_metric)
         return "batches" if self.max_length is None else self.max_length.unit
 
     @property
     def counted_length(self) -> Length | None:
-        """``max_length``, or a ``max_time`` in batches or epochs, which every trial counts by itself."""
-        unit = next((own for own in OWN_TIMES if own == self.time_metric), None)
-        return self.max_length if unit is None or self.max_time is None else Length(unit=unit, value=self.max_time)
+        """The greatest length of a trial, as every trial counts it by itself."""
+        return self.max_length
 
     @property
     def counted_by(self) -> str | None:
         """The validation metric that is the unit of length; None for units that every trial counts by itself."""
-        return self.time_metric if self.max_time is not None and self.time_metric not in OWN_TIMES else None
+        return None
 
-    def of_length(self, length: int) -> Searcher:
+    def with_trials(self, count: int) -> Self:
+        """The same with another ``trial_count``."""
+        copy = self.model_copy()
+        copy._extended_to = count
+        return copy
+
+    def with_length(self, length: int) -> Self:
         """The same with another ``length``, in the same unit."""
-        if self.max_time is not None:
-            return self.model_copy(update={"max_time": length})
         unit: LengthUnit = "batches" if self.max_length is None else self.max_length.unit
         return self.model_copy(update={"max_length": Length(unit=unit, value=length)})
 
 
-_COMMON = frozenset({"name", "metric", "smaller_is_better", "max_length", "source_trial_id", "source_checkpoint_uuid"})
-_GRID = _COMMON | {"max_concurrent_trials"}
-_RANDOM = _GRID | {"max_trials", "sampler", "points"}
-_HALVING = _RANDOM | {"divisor", "variant", "stop_once", "max_time", "time_metric"}
-_ASHA = _HALVING | {"num_rungs"}
-_ADAPTIVE = _HALVING | {"mode", "max_rungs", "bracket_rungs"}
-_CUSTOM = _COMMON | {"sampler", "points", "max_time", "time_metric"}
-_OWN = _CUSTOM | {"options"}
+class _Timed(Searcher):
+    """A method whose rungs may be in the unit of a metric, such as seconds."""
+
+    max_time: int | None = Field(
+        default=None, ge=1, description="maximum length of a trial, measured by time_metric", examples=[600]
+    )
+    time_metric: str | None = Field(
+        default=None,
+        min_length=1,
+        description="the unit of max_time and the rungs: batches, epochs, or a validation metric",
+        examples=["seconds"],
+    )
+
+    @property
+    def length(self) -> int | None:
+        return super().length if self.max_time is None else self.max_time
+
+    @property
+    def unit(self) -> str:
+        return super().unit if self.max_time is None else str(self.time_metric)
+
+    @property
+    def counted_length(self) -> Length | None:
+        unit = next((unit for unit in COUNTED if unit == self.time_metric), None)
+        return self.max_length if unit is None or self.max_time is None else Length(unit=unit, value=self.max_time)
+
+    @property
+    def counted_by(self) -> str | None:
+        return None if self.max_time is None or self.time_metric in COUNTED else self.time_metric
+
+    def with_length(self, length: int) -> Self:
+        if self.max_time is None:
+            return super().with_length(length)
+        return self.model_copy(update={"max_time": length})
 
 
-#: The fields under ``searcher`` that each method uses.
-SEARCHER_FIELDS: dict[str, frozenset[str]] = {
-    "single": _COMMON,
-    "random": _RANDOM,
-    "grid": _GRID,
-    "asha": _ASHA,
-    "async_halving": _ASHA,
-    "adaptive_asha": _ADAPTIVE,
-    CUSTOM: _CUSTOM,
+class _Concurrent(Searcher):
+    """A method that runs several trials at a time."""
+
+    max_concurrent_trials: int = Field(
+        default=16,
+        ge=0,
+        le=MAX_TRIALS,
+        description="maximum number of trials that run at a time, 0 for no limit",
+        examples=[16],
+    )
+
+
+class _Sampling(Searcher):
+    """A method whose hyperparameters are drawn by a sampler."""
+
+    sampler: Sampler = Field(
+        default_factory=SamplerChoice, description="how hyperparameters are sampled", examples=["tpe"]
+    )
+    points: list[dict[str, Any]] = Field(
+        default_factory=list, description="hyperparameters of the first trials", examples=["[{lr: 0.01}]"]
+    )
+
+
+class _Budgeted(_Concurrent, _Sampling):
+    """A method that runs a given number of trials."""
+
+    max_trials: MaxTrials = Field(description="number of trials", examples=[64])
+
+    @property
+    def trial_count(self) -> int | None:
+        return self.max_trials
+
+    def with_trials(self, count: int) -> Self:
+        return self.model_copy(update={"max_trials": count})
+
+
+class _Halving(_Budgeted, _Timed):
+    """A method that compares trials at rungs."""
+
+    divisor: Annotated[float, AfterValidator(whole_if_whole)] = Field(
+        default=4, gt=1, description="one in this many trials continues at each rung", examples=[4]
+    )
+    variant: Variant = Field(
+        default="stopping",
+        description="what happens at a rung to a trial that does not continue: it is stopped for good, or paused, and "
+        "perhaps promoted later",
+        examples=["promotion"],
+    )
+    stop_once: bool | None = Field(
+        default=None, description="as in Determined: true means stopping, false means promotion", examples=[True]
+    )
+
+    @classmethod
+    def respelled(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(raw.get("stop_once"), bool):
+            meant = _variant_of(raw["stop_once"])
+            if raw.setdefault("variant", meant) == meant:
+                del raw["stop_once"]
+        return raw
+
+    @field_validator("stop_once")
+    @classmethod
+    def _contradicted(cls, stop_once: bool, info: ValidationInfo) -> None:
+        # One that agrees with the variant has become it.
+        if "variant" in info.data:
+            said, variant = str(stop_once).lower(), info.data["variant"]
+            raise ValueError(f"{said} means variant: {_variant_of(stop_once)}, but variant is {variant}; remove one")
+
+
+def _variant_of(stop_once: bool) -> Variant:
+    return "stopping" if stop_once else "promotion"
+
+
+class SingleSearcher(Searcher):
+    """One trial."""
+
+    name: Literal["single"] = _NAME
+
+
+class GridSearcher(_Concurrent):
+    """A trial for each point of a grid."""
+
+    name: Literal["grid"] = _NAME
+
+
+class RandomSearcher(_Budgeted):
+    """Trials that all have the same length."""
+
+    name: Literal["random"] = _NAME
+
+
+class ASHASearcher(_Halving):
+    """Asynchronous successive halving."""
+
+    name: Literal["asha", "async_halving"] = _NAME
+    num_rungs: RungCount = Field(description="number of rungs, the lengths that trials are compared at", examples=[3])
+
+
+class AdaptiveASHASearcher(_Halving):
+    """Asynchronous successive halving in several brackets."""
+
+    name: Literal["adaptive_asha"] = _NAME
+    mode: Mode = Field(default="standard", description="determines the number of brackets", examples=["standard"])
+    max_rungs: RungCount = Field(default=5, description="maximum number of rungs of a bracket", examples=[5])
+    bracket_rungs: list[RungCount] = Field(
+        default_factory=list,
+        max_length=MAX_RUNGS,
+        description="number of rungs of each bracket, instead of mode",
+        examples=["[3, 2]"],
+    )
+
+
+class CustomSearcher(_Sampling, _Timed):
+    """A search method that is given from Python, as in Determined."""
+
+    name: Literal["custom"] = _NAME
+
+
+class ClassSearcher(_Sampling, _Timed):
+    """A search method of the user's, imported from the model's directory."""
+
+    name: Annotated[str, WithJsonSchema({"type": "string", "pattern": CLASS_PATTERN})] = _NAME
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="arguments of the class in name", examples=["{max_trials: 64}"]
+    )
+
+
+#: The model of each search method.
+METHODS: dict[str, type[Searcher]] = {
+    "single": SingleSearcher,
+    "random": RandomSearcher,
+    "grid": GridSearcher,
+    "asha": ASHASearcher,
+    "async_halving": ASHASearcher,
+    "adaptive_asha": AdaptiveASHASearcher,
+    "custom": CustomSearcher,
+    "module:Class": ClassSearcher,
+}
+#: Methods of Determined's older configs, and their successors.
+_SUCCESSORS = {
+    "sync_halving": "asha (its max_length, num_rungs and divisor mean the same)",
+    "adaptive": "adaptive_asha",
+    "adaptive_simple": "adaptive_asha",
+    "manual": "custom, with your own method",
+    "pbt": "adaptive_asha, or your own method",
 }
 
 
-def searcher_fields(name: str) -> frozenset[str]:
-    """The fields under ``searcher`` that a method uses: one of dray's, or a class of the user's."""
-    return _OWN if is_class(name) else SEARCHER_FIELDS[name]
+def _unknown_method(raw: object) -> object:
+    if not isinstance(raw, str):
+        return raw
+    if raw in _SUCCESSORS:
+        raise ValueError(f"{raw} was removed, also from Determined; use {_SUCCESSORS[raw]}")
+    *known, class_ = METHODS
+    near = difflib.get_close_matches(raw, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "for example name: asha"
+    raise ValueError(f"must be one of {', '.join(known)}, or {class_}, got {raw!r}; {hint}")
+
+
+class AnySearcher(ASHASearcher, AdaptiveASHASearcher, ClassSearcher):
+    """The fields of all methods, to check a searcher by whose method is unknown."""
+
+    name: Annotated[str, BeforeValidator(_unknown_method)] = Field(  # type: ignore[assignment]
+        description="the search method", examples=["asha"]
+    )
+    max_trials: MaxTrials = with_default(_Budgeted, "max_trials", 1)
+    num_rungs: RungCount = with_default(ASHASearcher, "num_rungs", 1)
+
+
+def _method_of(raw: object) -> str:
+    name = raw.get("name") if isinstance(raw, dict) else getattr(raw, "name", None)
+    if is_class(name):
+        return "module:Class"
+    return name if isinstance(name, str) and name in METHODS else "any"
+
+
+AnyMethod: TypeAlias = Annotated[
+    Annotated[SingleSearcher, Tag("single")]
+    | Annotated[RandomSearcher, Tag("random")]
+    | Annotated[GridSearcher, Tag("grid")]
+    | Annotated[ASHASearcher, Tag("asha")]
+    | Annotated[ASHASearcher, Tag("async_halving")]
+    | Annotated[AdaptiveASHASearcher, Tag("adaptive_asha")]
+    | Annotated[CustomSearcher, Tag("custom")]
+    | Annotated[ClassSearcher, Tag("module:Class")]
+    | Annotated[SkipJsonSchema[AnySearcher], Tag("any")],
+    Discriminator(_method_of),
+]

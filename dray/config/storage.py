@@ -1,4 +1,7 @@
-"""The section ``checkpoint_storage``: where experiments and checkpoints are stored, and how many of these are kept."""
+"""The section ``checkpoint_storage``: where experiments and checkpoints are stored, and how many of these are kept.
+
+Each type of storage has a model with just its fields.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,24 @@ import os
 import posixpath
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    SecretStr,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.json_schema import SkipJsonSchema
+from typing_extensions import Self
 
-from dray.config.determined_fields import NO_MORE
-from dray.config.section import Directory, Section, Url
+from dray.config.determined_fields import IGNORED_IN_SHARED_FS, OLDER_NAMES, REMOVED_FIELDS
+from dray.config.section import Directory, Section, Url, with_default
+from dray.masking import MASK
 from dray.storage import Location, bucket_uri
 
 
@@ -21,36 +36,6 @@ def _bucket(name: str) -> str:
     return name
 
 
-Bucket: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_bucket)]
-Secret: TypeAlias = Annotated[SecretStr | None, Field(exclude=True)]
-
-
-def _storage(raw: str | os.PathLike[str]) -> dict[str, Any]:
-    """The section for a path, or a URI with its filesystem's options, as in Ray."""
-    if not os.fspath(raw):
-        raise ValueError("must not be empty; for example checkpoint_storage: s3://bucket/results")
-    where = Location.of(raw)
-    if where.is_local:
-        return {"type": "directory", "container_path": where.uri}
-    for name, _ in where.secrets:
-        if name not in SECRETS:
-            raise ValueError(f"{name} can't be given in a storage URI; set it in the environment")
-    return {"type": "uri", "storage_path": where.uri, **dict(where.secrets)}
-
-
-def storage_of(raw: object) -> object:
-    """The section for a path or a URI, and for its older spellings."""
-    if isinstance(raw, str | os.PathLike):
-        return _storage(raw)
-    if isinstance(raw, dict) and raw.get("type") == "shared_fs" and "checkpoint_path" in raw:
-        # The old name of storage_path. If both are given, it has no effect, as in Determined.
-        raw = {"storage_path": raw["checkpoint_path"], **raw}
-        del raw["checkpoint_path"]
-    where = raw.get("storage_path") if isinstance(raw, Mapping) else None
-    # A URI's credentials become fields of their own, which are not stored.
-    return {**raw, **_storage(where)} if isinstance(raw, dict) and isinstance(where, str) and "://" in where else raw
-
-
 def _normal(prefix: str) -> str:
     """A prefix as Determined uses it: a/b for /a/.//b/."""
     if ".." in prefix.split("/"):
@@ -58,50 +43,38 @@ def _normal(prefix: str) -> str:
     return posixpath.normpath(f"/{prefix}").strip("/")
 
 
-def _kind(raw: object) -> object:
-    if raw == "hdfs":
-        raise ValueError(NO_MORE["checkpoint_storage.hdfs_url"])
+def _true_secret(raw: object) -> object:
+    if raw == MASK:
+        raise ValueError(
+            "is masked, as det experiment config shows it; write the true key, or none for that of the environment"
+        )
     return raw
+
+
+Bucket: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_bucket)]
+Prefix: TypeAlias = Annotated[str, AfterValidator(_normal)]
+Secret: TypeAlias = Annotated[
+    SecretStr | None, Field(exclude=True), BeforeValidator(_true_secret, json_schema_input_type=str)
+]
+
+_TYPE = Field(description="the kind of storage")
+_STORAGE_PATH = "the directory; of a shared_fs, a directory below host_path; of a uri, the URI"
 
 
 class CheckpointStorage(Section):
     """Where experiments and checkpoints are stored, and how many checkpoints are kept.
 
-    Experiments are in a directory that every node sees, or only their checkpoints are in an object store. The section
-    may also be just a path or a URI: ``s3://bucket/results``. ``to_dict`` never has its secrets; if there are none,
-    those of the environment are used.
+    Without a ``type`` they are in ``DRAY_STORAGE``, or else below ``~/dray_results``. Experiments are in a directory
+    that every node sees, or only their checkpoints are in an object store. The section may also be just a path or a
+    URI: ``s3://bucket/results``. ``to_dict`` never has its secrets; if there are none, those of the environment are
+    used.
     """
 
-    type: Annotated[Literal["directory", "shared_fs", "s3", "gcs", "azure", "uri"] | None, BeforeValidator(_kind)] = (
-        Field(default=None, description="the kind of storage", examples=["directory"])
+    place: ClassVar[str] = "checkpoint_storage"
+
+    type: Annotated[str | None, WithJsonSchema({"type": "null"})] = Field(
+        default=None, description="the kind of storage"
     )
-    container_path: Directory | None = Field(
-        default=None, description="the directory; ignored for shared_fs", examples=["/mnt/results"]
-    )
-    host_path: Directory | None = Field(default=None, description="the shared directory", examples=["/mnt/results"])
-    storage_path: Directory | None = Field(
-        default=None, description="the directory, or the URI", examples=["/mnt/results"]
-    )
-    bucket: Bucket | None = Field(default=None, description="the bucket", examples=["my-bucket"])
-    prefix: Annotated[str, AfterValidator(_normal)] | None = Field(
-        default=None, description="prefix in the bucket", examples=["results"]
-    )
-    endpoint_url: Url | None = Field(
-        default=None, description="URL of an S3-compatible store, if not Amazon's", examples=["http://minio:9000"]
-    )
-    access_key: Secret = Field(default=None, description="S3 access key", examples=["AKIA..."])
-    secret_key: Secret = Field(default=None, description="S3 secret key", examples=["..."])
-    session_token: Secret = Field(default=None, description="S3 session token, with temporary keys", examples=["..."])
-    container: str | None = Field(default=None, min_length=1, description="Azure container", examples=["results"])
-    account_url: Url | None = Field(
-        default=None,
-        description="URL of the Azure account",
-        examples=["https://me.blob.core.windows.net"],
-    )
-    connection_string: Secret = Field(default=None, description="Azure connection string", examples=["..."])
-    credential: Secret = Field(default=None, description="Azure credential, with account_url", examples=["..."])
-    account_key: Secret = Field(default=None, description="Azure account key, with a URI", examples=["..."])
-    sas_token: Secret = Field(default=None, description="Azure SAS token, with a URI", examples=["..."])
     save_experiment_best: int = Field(
         default=0, ge=0, description="number of the experiment's best checkpoints to keep", examples=[1]
     )
@@ -112,51 +85,217 @@ class CheckpointStorage(Section):
         default=1, ge=0, description="number of each trial's latest checkpoints to keep", examples=[1]
     )
 
+    @property
+    def uri(self) -> str | None:
+        """A path or a URI without secrets; None if it is not set."""
+        return None
+
+    @property
+    def location(self) -> Location | None:
+        """Where it is, with its secrets; None if it is not set."""
+        if self.uri is None:
+            return None
+        secrets = {name: getattr(self, name, None) for name in SECRETS}
+        given = tuple((name, value.get_secret_value()) for name, value in secrets.items() if value is not None)
+        return Location(Location.of(self.uri).uri, given)
+
     def at(self, where: str | os.PathLike[str]) -> CheckpointStorage:
         """The same numbers of checkpoints in another place.
 
         Raises:
             ValueError: the place is invalid.
         """
-        return CheckpointStorage(**{**_storage(where), **{name: getattr(self, name) for name in _RETENTION}})
+        section = _section_at(where)
+        kept = {name: getattr(self, name) for name in CheckpointStorage.model_fields if name != "type"}
+        return STORAGES[section["type"]].model_validate(section | kept)
+
+
+class DirectoryStorage(CheckpointStorage):
+    """A directory, which every node sees if there are several."""
+
+    type: Literal["directory"] = _TYPE
+    container_path: Directory | None = Field(default=None, description="the directory", examples=["/mnt/results"])
+    storage_path: Directory | None = Field(default=None, description=_STORAGE_PATH, examples=["/mnt/results"])
+
+    @model_validator(mode="after")
+    def _has_one_path(self) -> Self:
+        paths = [name for name in ("container_path", "storage_path") if getattr(self, name) is not None]
+        if len(paths) != 1:
+            raise ValueError(
+                "type directory needs exactly one of container_path and storage_path, "
+                f"got {' and '.join(paths) or 'none'}; for example {{type: directory, container_path: /mnt/results}}"
+            )
+        return self
 
     @property
-    def location(self) -> Location | None:
-        """Its location, None if not set; a ``shared_fs``'s ``storage_path`` is below its ``host_path``."""
-        match self.type:
-            case "s3":
-                where = bucket_uri("s3", self.bucket, self.prefix, self.endpoint_url)
-            case "gcs":
-                where = bucket_uri("gs", self.bucket, self.prefix)
-            case "azure":
-                account = (self.account_url or "").rpartition("://")[2].partition(".")[0]
-                where = f"az://{self.container}" + (f"?account_name={account}" if account else "")
-            case "uri":
-                where = self.storage_path or ""
-            case _:
-                parts = [part for part in (self.host_path, self.container_path, self.storage_path) if part is not None]
-                return Location.of(Path(*parts).expanduser()) if parts else None
-        secrets = {name: getattr(self, name) for name in SECRETS}
-        given = tuple((name, value.get_secret_value()) for name, value in secrets.items() if value is not None)
-        return Location(Location.of(where).uri, given)
+    def uri(self) -> str | None:
+        return str(Path(self.container_path or self.storage_path or "").expanduser())
 
 
-#: Fields of ``checkpoint_storage`` that are never shown or stored.
-SECRETS = (
-    "access_key", "secret_key", "session_token", "connection_string", "credential", "account_key", "sas_token"
-)  # fmt: skip
+class SharedFSStorage(CheckpointStorage):
+    """A directory of a file system that every node mounts."""
+
+    passed_over: ClassVar[Mapping[str, str]] = {
+        path.partition(".")[2]: why for path, why in (OLDER_NAMES | IGNORED_IN_SHARED_FS).items()
+    }
+
+    type: Literal["shared_fs"] = _TYPE
+    host_path: Directory = Field(description="the shared directory", examples=["/mnt/results"])
+    storage_path: Directory | None = Field(default=None, description=_STORAGE_PATH, examples=["checkpoints"])
+
+    @classmethod
+    def respelled(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        # The old name of storage_path. If both are given, it has no effect, as in Determined.
+        older = raw.pop("checkpoint_path", None)
+        return raw if older is None else {"storage_path": older, **raw}
+
+    @property
+    def uri(self) -> str | None:
+        return str(Path(self.host_path, self.storage_path or "").expanduser())
 
 
-_RETENTION = ("save_experiment_best", "save_trial_best", "save_trial_latest")
+class _BucketStorage(CheckpointStorage):
+    bucket: Bucket = Field(description="the bucket", examples=["my-bucket"])
+    prefix: Prefix | None = Field(default=None, description="prefix in the bucket", examples=["results"])
 
 
-#: The fields of each type of ``checkpoint_storage``, the first of them required.
-STORAGE_FIELDS: dict[str | None, tuple[str, ...]] = {
-    None: ("type", *_RETENTION),
-    "directory": ("type", "container_path", "storage_path", *_RETENTION),
-    "shared_fs": ("host_path", "storage_path", "type", *_RETENTION),
-    "s3": ("bucket", "prefix", "access_key", "secret_key", "session_token", "endpoint_url", "type", *_RETENTION),
-    "gcs": ("bucket", "prefix", "type", *_RETENTION),
-    "azure": ("container", "connection_string", "account_url", "credential", "type", *_RETENTION),
-    "uri": ("storage_path", *SECRETS, "type", *_RETENTION),
+class _S3Keys(CheckpointStorage):
+    access_key: Secret = Field(default=None, description="S3 access key", examples=["AKIA..."])
+    secret_key: Secret = Field(default=None, description="S3 secret key", examples=["..."])
+    session_token: Secret = Field(default=None, description="S3 session token, with temporary keys", examples=["..."])
+
+
+class _AzureKeys(CheckpointStorage):
+    connection_string: Secret = Field(default=None, description="Azure connection string", examples=["..."])
+    credential: Secret = Field(default=None, description="Azure credential, with account_url", examples=["..."])
+
+
+class S3Storage(_BucketStorage, _S3Keys):
+    """A bucket of S3, or of a store that is compatible with it."""
+
+    type: Literal["s3"] = _TYPE
+    endpoint_url: Url | None = Field(
+        default=None, description="URL of an S3-compatible store, if not Amazon's", examples=["http://minio:9000"]
+    )
+
+    @property
+    def uri(self) -> str | None:
+        return bucket_uri("s3", self.bucket, self.prefix, self.endpoint_url)
+
+
+class GCSStorage(_BucketStorage):
+    """A bucket of Google Cloud Storage."""
+
+    type: Literal["gcs"] = _TYPE
+
+    @property
+    def uri(self) -> str | None:
+        return bucket_uri("gs", self.bucket, self.prefix)
+
+
+class AzureStorage(_AzureKeys):
+    """A container of Azure Blob Storage."""
+
+    type: Literal["azure"] = _TYPE
+    container: str = Field(min_length=1, description="Azure container", examples=["results"])
+    account_url: Url | None = Field(
+        default=None, description="URL of the Azure account", examples=["https://me.blob.core.windows.net"]
+    )
+
+    @property
+    def uri(self) -> str | None:
+        account = (self.account_url or "").rpartition("://")[2].partition(".")[0]
+        return f"az://{self.container}" + (f"?account_name={account}" if account else "")
+
+
+class URIStorage(_S3Keys, _AzureKeys):
+    """The URI of an object store."""
+
+    type: Literal["uri"] = _TYPE
+    storage_path: Directory = Field(description=_STORAGE_PATH, examples=["s3://my-bucket/results"])
+    account_key: Secret = Field(default=None, description="Azure account key, with a URI", examples=["..."])
+    sas_token: Secret = Field(default=None, description="Azure SAS token, with a URI", examples=["..."])
+
+    @property
+    def uri(self) -> str | None:
+        return self.storage_path
+
+
+def _no_hdfs(raw: object) -> object:
+    if raw == "hdfs":
+        raise ValueError(REMOVED_FIELDS["checkpoint_storage.hdfs_url"])
+    return raw
+
+
+_Type: TypeAlias = Annotated[Literal["directory", "shared_fs", "s3", "gcs", "azure", "uri"], BeforeValidator(_no_hdfs)]
+
+
+class AnyStorage(S3Storage, GCSStorage, AzureStorage, URIStorage, SharedFSStorage, DirectoryStorage):
+    """The fields of all types, to check a section by whose type is unknown."""
+
+    type: _Type = Field(  # type: ignore[assignment]
+        default="directory", description="the kind of storage", examples=["directory"]
+    )
+    host_path: Directory = with_default(SharedFSStorage, "host_path", "any")
+    bucket: Bucket = with_default(_BucketStorage, "bucket", "any")
+    container: str = with_default(AzureStorage, "container", "any")
+    storage_path: Directory = with_default(URIStorage, "storage_path", "any")
+
+
+#: The model of each type of storage.
+STORAGES: dict[str, type[CheckpointStorage]] = {
+    "directory": DirectoryStorage,
+    "shared_fs": SharedFSStorage,
+    "s3": S3Storage,
+    "gcs": GCSStorage,
+    "azure": AzureStorage,
+    "uri": URIStorage,
 }
+#: Fields of ``checkpoint_storage`` that are never shown or stored.
+SECRETS = (*_S3Keys.__annotations__, *_AzureKeys.__annotations__, "account_key", "sas_token")
+
+
+def _type_of(raw: object) -> str:
+    kind = raw.get("type") if isinstance(raw, dict) else getattr(raw, "type", None)
+    if kind is None and isinstance(raw, dict | CheckpointStorage):
+        return "none"
+    return kind if isinstance(kind, str) and kind in STORAGES else "any"
+
+
+AnyType: TypeAlias = Annotated[
+    Annotated[CheckpointStorage, Tag("none")]
+    | Annotated[DirectoryStorage, Tag("directory")]
+    | Annotated[SharedFSStorage, Tag("shared_fs")]
+    | Annotated[S3Storage, Tag("s3")]
+    | Annotated[GCSStorage, Tag("gcs")]
+    | Annotated[AzureStorage, Tag("azure")]
+    | Annotated[URIStorage, Tag("uri")]
+    | Annotated[SkipJsonSchema[AnyStorage], Tag("any")],
+    Discriminator(_type_of),
+]
+
+
+def _section_at(where: str | os.PathLike[str]) -> dict[str, Any]:
+    """The section for a path, or a URI with its filesystem's options, as in Ray."""
+    if not os.fspath(where):
+        raise ValueError("must not be empty; for example checkpoint_storage: s3://bucket/results")
+    location = Location.of(where)
+    if location.is_local:
+        return {"type": "directory", "container_path": location.uri}
+    for name, _ in location.secrets:
+        if name not in SECRETS:
+            raise ValueError(f"{name} can't be given in a storage URI; set it in the environment")
+    return {"type": "uri", "storage_path": location.uri, **dict(location.secrets)}
+
+
+def as_section(raw: object) -> object:
+    """The section for a path or a URI; a URI's credentials become fields of their own, which are not stored."""
+    if isinstance(raw, str | os.PathLike):
+        return _section_at(raw)
+    where = raw.get("storage_path") if isinstance(raw, Mapping) else None
+    return {**raw, **_section_at(where)} if isinstance(raw, dict) and isinstance(where, str) and "://" in where else raw
+
+
+Storage: TypeAlias = Annotated[
+    AnyType, BeforeValidator(as_section, json_schema_input_type=Annotated[str, Field(min_length=1)] | AnyType)
+]

@@ -97,8 +97,8 @@ def read_mapping(path: Path) -> dict[Any, Any]:
     """
     try:
         if (size := path.stat().st_size) > MAX_BYTES:
-            told = f"{path} has {size:,} bytes, too many for a config; at most {MAX_BYTES:,} are read"
-            raise ConfigError([("config", told)], str(path))
+            what = f"{path} has {size:,} bytes, too many for a config; at most {MAX_BYTES:,} are read"
+            raise ConfigError([("config", what)], str(path))
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError([("config", f"no such file: {path}; give the path of a YAML file")], str(path)) from None

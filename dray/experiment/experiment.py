@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import dray
 from dray.code.factory import ByValue, FromDirectory, place_of
 from dray.code.load import check_entrypoint
-from dray.config.custom import Own
+from dray.config.custom import Custom
 from dray.config.faults import missing_field
 from dray.config.load import ExperimentConfig, load_config
 from dray.config.search import as_extended, build_sampler, build_search
@@ -109,10 +109,10 @@ class Experiment:
                 code = Path(config).parent if isinstance(config, (str, os.PathLike)) else Path()
             check_entrypoint(checked.entrypoint, code)
         if trial is not None and checked.searcher.length is None:
-            raise ConfigError([missing_field(("searcher",), "max_length")])
-        self._own = Own(directory=code, constraint=constraint, method=method, sampler=sampler)
-        self._own.check(checked)
-        build_sampler(checked, own=self._own)
+            raise ConfigError([missing_field("searcher.max_length")])
+        self._custom = Custom(directory=code, constraint=constraint, method=method, sampler=sampler)
+        self._custom.check(checked.searcher)
+        build_sampler(checked, self._custom)
         loggers.check_loggers(checked)
         self._trial = trial if place is None else None
         self._config = checked
@@ -161,7 +161,7 @@ class Experiment:
         loggers.check_loggers(self._config)
         self._trial, self._code, self._address, self._resumes = trial, None, address, True
         code = directory.code if directory.code.is_dir() else None
-        self._own = Own(directory=code, constraint=constraint, method=method, sampler=sampler)
+        self._custom = Custom(directory=code, constraint=constraint, method=method, sampler=sampler)
         wanted = {"max_trials": max_trials, "max_length": max_length}
         self._extension = {field: value for field, value in wanted.items() if value is not None}
         self.path = directory.path
@@ -271,8 +271,8 @@ class Experiment:
             journal.append(stamped)
             observers.happened(stamped, search.trials)
 
-        search = build_search(self._config, log, records=records, own=self._own)
-        opened = {"event": "opened", "version": dray.__version__, **self._own.names(), "time": time.time()}
+        search = build_search(self._config, log, records=records, custom=self._custom)
+        opened = {"event": "opened", "version": dray.__version__, **self._custom.names(), "time": time.time()}
         journal.append(opened)
         if not search.started:
             search.start()
@@ -282,7 +282,7 @@ class Experiment:
     def _check_given(self, records: list[dict[str, object]]) -> None:
         """Check that what was passed from Python when the experiment was created is passed again."""
         faults = []
-        for argument, value in self._own.names().items():
+        for argument, value in self._custom.names().items():
             opened = (record for record in records if record.get("event") == "opened")
             had = next((record[argument] for record in opened if record.get(argument)), None)
             if had is not None and value is None:
@@ -290,11 +290,11 @@ class Experiment:
                 faults.append((argument, f"{what}from Python: dray.Experiment.resume(path, {argument}=...)"))
         if faults:
             raise ConfigError(faults)
-        self._own.check(self._config)
+        self._custom.check(self._config.searcher)
 
     def _extended(self, search: Search, config: ExperimentConfig) -> ExperimentConfig:
         """Extend the search, if requested and not done yet; returns the config as extended."""
-        now = {"max_trials": config.searcher.max_trials, "max_length": config.searcher.length}
+        now = {"max_trials": config.searcher.trial_count, "max_length": config.searcher.length}
         wanted = {field: value for field, value in self._extension.items() if value != now[field]}
         if not wanted:
             return config

@@ -16,7 +16,7 @@ import torch
 from dray import core, pytorch
 from dray.code.load import check_entrypoint, load_entrypoint
 from dray.code.startup_hook import run_startup_hook
-from dray.config.custom import Own
+from dray.config.custom import Custom
 from dray.config.load import ExperimentConfig
 from dray.config.search import build_search
 from dray.environment import device, variables_set
@@ -185,7 +185,7 @@ def _run(
         run_startup_hook(Path(model_dir))
     program = trial if trial is not None else load_entrypoint(config.entrypoint, model_dir)
     config = with_source(config)
-    search = build_search(config, lambda record: None, own=Own(directory=Path(model_dir)))
+    search = build_search(config, lambda record: None, custom=Custom(directory=Path(model_dir)))
     search.start()
     hparams = dict(search.params(0))
     host = OneTrialHost(config, search, code_dir=Path(model_dir).resolve(), directory=path, command=command)

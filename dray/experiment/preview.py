@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dray.config.custom import Own
+from dray.config.custom import Custom
 from dray.config.schema import ExperimentConfig
 from dray.config.search import build_method
+from dray.config.searcher import AdaptiveASHASearcher, ASHASearcher, GridSearcher, SingleSearcher
 from dray.errors import ConfigError
 from searchers.method import Method
 from searchers.preview import Preview, expected, is_certain, is_simulated
@@ -35,7 +36,7 @@ def show_preview(
     Raises:
         ConfigError: The user's own method can't be loaded, or breaks the rules of a method.
     """
-    method, seen = build_method(config, Own(directory=model_dir)), _previewed(config, model_dir)
+    method, seen = build_method(config, Custom(directory=model_dir)), _previewed(config, model_dir)
     word = "" if is_certain(method) else "expected "
     console.print(_table(config, seen, word))
     for line in _totals(config, seen, trials_per_hour, word):
@@ -67,7 +68,7 @@ def preview_as_dict(config: ExperimentConfig, *, model_dir: Path | None = None) 
 
 def _previewed(config: ExperimentConfig, model_dir: Path | None) -> Preview:
     def make() -> Method:
-        return build_method(config, Own(directory=model_dir))
+        return build_method(config, Custom(directory=model_dir))
 
     try:
         return expected(make)
@@ -118,9 +119,9 @@ def _number(value: float) -> str:
 def _method(config: ExperimentConfig) -> str:
     searcher = config.searcher
     words: list[str] = [searcher.name]
-    if searcher.name in ("asha", "async_halving", "adaptive_asha"):
+    if isinstance(searcher, ASHASearcher | AdaptiveASHASearcher):
         words += [searcher.variant, f"divisor {searcher.divisor:g}"]
-    if searcher.name not in ("single", "grid"):
+    if not isinstance(searcher, SingleSearcher | GridSearcher):
         words.append(f"sampler {searcher.sampler.name}")
     return ", ".join(words)
 

@@ -14,7 +14,7 @@ from dray.desk.failure import LOG_TAIL
 from dray.storage.logs import NAME
 from searchers.domains import searched
 from searchers.errors import JournalError
-from searchers.space import Space, parse
+from searchers.space import Space
 
 POLL_S = 0.3
 """How often a growing file is read."""
@@ -101,7 +101,7 @@ def event_lines(config: ExperimentConfig, records: Iterable[Mapping[str, Any]]) 
     Raises:
         JournalError: A record does not have the fields that dray writes.
     """
-    metric, unit, space = config.searcher.metric, config.searcher.unit, parse(config.hyperparameters)
+    metric, unit, space = config.searcher.metric, config.searcher.unit, config.space
     for record in records:
         try:
             line = _event_line(record, metric, unit, space)

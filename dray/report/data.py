@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from dray.config.entrypoint import is_class
 from dray.config.load import ExperimentConfig
-from dray.config.search import as_extended, build_method, build_space
+from dray.config.sampler import SamplerChoice
+from dray.config.search import as_extended, build_method
+from dray.config.searcher import ClassSearcher, CustomSearcher
 from dray.records.directory import ExperimentDirectory
 from dray.records.listing import Overview, StoredExperiment
 from dray.records.outcomes import FAILED, ranked
@@ -111,16 +112,18 @@ class ReportData:
     @cached_property
     def rungs(self) -> tuple[float, ...]:
         """The rungs of the search, in its unit; () if its method is the user's own."""
-        name = self.config.searcher.name
-        return () if name == "custom" or is_class(name) else tuple(build_method(self.config).rungs)
+        is_custom = isinstance(self.config.searcher, CustomSearcher | ClassSearcher)
+        return () if is_custom else tuple(build_method(self.config).rungs)
+
+    @property
+    def sampler(self) -> str:
+        """The name of the sampler."""
+        return str(getattr(self.config.searcher, "sampler", SamplerChoice()).name)
 
     @cached_property
     def unit(self) -> str:
         """The search's unit of length."""
-        searcher = self.config.searcher
-        if searcher.max_time is not None:
-            return str(searcher.time_metric)
-        return "batches" if searcher.max_length is None else searcher.max_length.unit
+        return self.config.searcher.unit
 
     @cached_property
     def along(self) -> str:
@@ -178,7 +181,7 @@ class ReportData:
     def domains(self) -> dict[str, Domain]:
         """By dotted name, without constants, and with those of every conditional branch."""
         found: dict[str, Domain] = {}
-        _walk(build_space(self.config).root, "", found)
+        _walk(self.config.space.root, "", found)
         return found
 
     @cached_property

@@ -135,10 +135,10 @@ class _Page:
         length = report.length(searcher.length) if searcher.length is not None else "set by its program"
         rungs = ", ".join(f"{rung:g}" for rung in report.rungs[:-1])
         facts = [
-            ("method", f"{searcher.name}, sampler {searcher.sampler.name}"),
+            ("method", f"{searcher.name}, sampler {report.sampler}"),
             ("metric", f"{report.metric}, {better} is better"),
             ("length of a trial", length + (f"; compared at {rungs}" if rungs else "")),
-            ("trials", f"{searcher.max_trials:,} at most" if searcher.max_trials else "set by the method"),
+            ("trials", f"{searcher.trial_count:,} at most" if searcher.trial_count else "set by the method"),
             ("slots per trial", resources.share or str(resources.slots_per_trial)),
         ]
         rows = [(name, *html.describe_domain(report.domains[name])) for name in report.domains]

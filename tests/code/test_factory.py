@@ -18,7 +18,7 @@ import pytest
 from dray import imports, pytorch
 from dray.code.factory import ByValue, FromDirectory, Sent, home_of, place_of
 from dray.code.packages import Package
-from dray.config.entrypoint import parse_entrypoint
+from dray.config.entrypoint import ClassName, parse_entrypoint
 from dray.errors import EntrypointError
 
 CODE = "from dray import pytorch\nclass MyTrial(pytorch.PyTorchTrial):\n    class Inner(pytorch.PyTorchTrial): ...\n"
@@ -52,7 +52,9 @@ def imported(directory: Path, name: str) -> ModuleType:
 
 
 def test_class_is_imported_from_its_directory(directory: Path) -> None:
-    load = pickle.loads(pickle.dumps(FromDirectory(entrypoint="my_model:MyTrial", directory=str(directory))))
+    load = pickle.loads(
+        pickle.dumps(FromDirectory(entrypoint=parse_entrypoint("my_model:MyTrial"), directory=str(directory)))
+    )
     found = load()
     assert (found.__name__, load.place()) == ("MyTrial", directory)
     assert found is sys.modules["my_model"].MyTrial
@@ -70,7 +72,9 @@ def unpacked(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Packa
 @pytest.mark.parametrize("module", ["my_model", "my_package.deep", "my_package.deep.model"])
 def test_class_is_found_where_ray_has_unpacked_the_code(directory: Path, unpacked: Package, module: str) -> None:
     sys.path.insert(0, str(directory))  # another of these names, which comes first
-    load = pickle.loads(pickle.dumps(FromDirectory(entrypoint=f"{module}:MyTrial", directory=unpacked)))
+    load = pickle.loads(
+        pickle.dumps(FromDirectory(entrypoint=parse_entrypoint(f"{module}:MyTrial"), directory=unpacked))
+    )
     found = load()
     assert found.__module__ == module
     assert load.place().parts[-2:] == ("_ray_pkg_0123", "dray-code")
@@ -79,7 +83,7 @@ def test_class_is_found_where_ray_has_unpacked_the_code(directory: Path, unpacke
 
 @pytest.mark.parametrize("program", ["my_model.py", "my_package/deep/model.py", "-m my_package.deep.model"])
 def test_program_is_found_where_ray_has_unpacked_the_code(unpacked: Package, program: str) -> None:
-    load = FromDirectory(entrypoint=f"python3 {program}", directory=unpacked)
+    load = FromDirectory(entrypoint=parse_entrypoint(f"python3 {program}"), directory=unpacked)
     assert load() == parse_entrypoint(f"python3 {program}")
 
 
@@ -142,7 +146,7 @@ def test_place_of_an_importable_class_is_the_directory_to_import_it_from(
     directory: Path, module: str, name: str
 ) -> None:
     place = place_of(attrgetter(name)(imported(directory, module)))
-    assert place == (f"{module}:{name}", directory)
+    assert place == (ClassName(module, name), directory)
     entrypoint, code = place
     sys.modules.pop(module)
     found = FromDirectory(entrypoint=entrypoint, directory=str(code))()

@@ -10,6 +10,7 @@ import pytest
 
 from dray import imports
 from dray.code.load import check_entrypoint, load_entrypoint, load_trial_class
+from dray.config.entrypoint import parse_entrypoint
 from dray.errors import ConfigError, EntrypointError
 from dray.script import Script
 
@@ -44,7 +45,7 @@ def write(directory: Path, name: str, text: str) -> Path:
 
 def fault(entrypoint: str | None, directory: Path) -> str:
     with pytest.raises(EntrypointError) as caught:
-        load_entrypoint(entrypoint, directory)
+        load_entrypoint(None if entrypoint is None else parse_entrypoint(entrypoint), directory)
     assert isinstance(caught.value, ConfigError)
     [(path, what)] = caught.value.faults
     assert path == "entrypoint"
@@ -80,7 +81,7 @@ def test_missing_directory_is_told(tmp_path: Path) -> None:
 
 
 def test_missing_entrypoint_is_told(tmp_path: Path) -> None:
-    assert "required, got nothing" in fault(None, tmp_path)
+    assert "missing required field" in fault(None, tmp_path)
 
 
 def test_missing_module_is_told_with_the_nearest(tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_syntax_error_is_told_before_anything_runs_whatever_way_it_is_named(
 ) -> None:
     write(tmp_path, "my_model", "x = 1\nclass MyTrial(:\n")
     with pytest.raises(EntrypointError) as caught:
-        check_entrypoint(entrypoint, tmp_path)
+        check_entrypoint(parse_entrypoint(entrypoint), tmp_path)
     [(_, what)] = caught.value.faults
     shown = [line.removeprefix("    | ").strip() for line in what.splitlines()]
     assert "raised SyntaxError; fix it there:" in shown[0]
@@ -152,7 +153,7 @@ def test_a_constructor_that_takes_more_than_the_context_is_told(tmp_path: Path) 
         "creates it, such as python3 train.py"
     )
     write(tmp_path, "my_other", text.replace("(self, context)", "(self, context, hparams=None)"))
-    assert load_entrypoint("my_other:MyTrial", tmp_path).__name__ == "MyTrial"  # type: ignore[union-attr]
+    assert load_entrypoint(parse_entrypoint("my_other:MyTrial"), tmp_path).__name__ == "MyTrial"  # type: ignore[union-attr]
 
 
 def test_missing_class_is_told_with_the_trials_that_are_there(tmp_path: Path) -> None:
@@ -176,14 +177,14 @@ def test_what_is_not_a_trial_is_told(tmp_path: Path) -> None:
 def test_program_is_found_and_not_run(tmp_path: Path, command: str) -> None:
     write(tmp_path, "my_program", "1 / 0")
     write(tmp_path / "my_package", "__main__", "1 / 0")
-    found = load_entrypoint(command, tmp_path)
+    found = load_entrypoint(parse_entrypoint(command), tmp_path)
     assert isinstance(found, Script)
     assert found.command == command
     assert sys.path[0] == str(tmp_path)
 
 
 def test_module_may_be_an_installed_one(tmp_path: Path) -> None:
-    assert isinstance(load_entrypoint("python3 -m json.tool", tmp_path), Script)
+    assert isinstance(load_entrypoint(parse_entrypoint("python3 -m json.tool"), tmp_path), Script)
 
 
 def test_missing_program_is_told_with_the_nearest(tmp_path: Path) -> None:
@@ -211,8 +212,8 @@ def test_where_there_is_no_module_at_all_that_is_said(tmp_path: Path) -> None:
 def test_model_that_needs_its_startup_hook_is_left_to_the_workers(tmp_path: Path) -> None:
     write(tmp_path, "my_model", "import my_absent_library\n")
     with pytest.raises(EntrypointError, match="my_absent_library"):
-        check_entrypoint("my_model:MyTrial", tmp_path)
+        check_entrypoint(parse_entrypoint("my_model:MyTrial"), tmp_path)
     (tmp_path / "startup-hook.sh").touch()
-    check_entrypoint("my_model:MyTrial", tmp_path)
+    check_entrypoint(parse_entrypoint("my_model:MyTrial"), tmp_path)
     with pytest.raises(EntrypointError, match="no module my_modell"):
-        check_entrypoint("my_modell:MyTrial", tmp_path)
+        check_entrypoint(parse_entrypoint("my_modell:MyTrial"), tmp_path)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import dray
 from dray import imports
-from dray.config.custom import Own
+from dray.config.custom import Custom
 from dray.config.load import build_method, build_sampler, build_search, load_config
 from dray.errors import ConfigError
 from dray.experiment.preview import show_preview
@@ -103,13 +103,13 @@ def drive(search: Any) -> None:
             search.on(Reported(trial=view.id, step=1 + (view.last_step or 0), value=view.id / 10))
 
 
-def finished(path: Path, searcher: Mapping[str, Any], own: Own) -> Path:
+def finished(path: Path, searcher: Mapping[str, Any], custom: Custom) -> Path:
     """The directory of a search that has ended, as a driver leaves it."""
     checked = load_config(config(searcher))
-    directory = ExperimentDirectory.create(path, checked, own.directory)
+    directory = ExperimentDirectory.create(path, checked, custom.directory)
     with Journal(directory.journal) as journal:
-        journal.append({"event": "opened", "version": "0", **own.names(), "time": 0.0})
-        search = build_search(checked, lambda record: journal.append({**record, "time": 0.0}), own=own)
+        journal.append({"event": "opened", "version": "0", **custom.names(), "time": 0.0})
+        search = build_search(checked, lambda record: journal.append({**record, "time": 0.0}), custom=custom)
         search.start()
         drive(search)
     return path
@@ -127,7 +127,7 @@ HALVES = {"name": "my_search:Halves", "options": {"max_trials": 3, "max_length":
 
 
 def test_class_of_the_models_directory_is_made_with_its_options(code: Path) -> None:
-    method = build_method(load_config(config(HALVES)), Own(directory=code))
+    method = build_method(load_config(config(HALVES)), Custom(directory=code))
     assert (type(method).__name__, type(method).__module__, method.rungs) == ("Halves", "my_search", (4,))
     assert len(method.start()) == 3
 
@@ -135,16 +135,16 @@ def test_class_of_the_models_directory_is_made_with_its_options(code: Path) -> N
 def test_sampler_is_made_with_the_space_the_seed_the_rungs_and_its_options(code: Path) -> None:
     chosen = {"name": "my_search:Sampler", "options": {"scale": 100}}
     loaded = load_config(config({**HALVES, "sampler": chosen, "points": [{"lr": 0.5}]}))
-    search = build_search(loaded, lambda record: None, own=Own(directory=code))
+    search = build_search(loaded, lambda record: None, custom=Custom(directory=code))
     search.start()
     assert [search.params(trial)["lr"] for trial in range(3)] == [0.5, 0.01, 0.02]
-    sampler: Any = build_sampler(load_config(config({**HALVES, "sampler": chosen})), own=Own(directory=code))
+    sampler: Any = build_sampler(load_config(config({**HALVES, "sampler": chosen})), custom=Custom(directory=code))
     assert sampler.made == (["global_batch_size", "lr"], 7, (4,))
 
 
 def test_config_comes_back_from_its_file_with_the_options_as_they_were(tmp_path: Path, code: Path) -> None:
     searcher = {"name": "my_search:Halves", "options": {"max_trials": 3, "max_length": None}}
-    path = finished(tmp_path / "experiment", searcher, Own(directory=code))
+    path = finished(tmp_path / "experiment", searcher, Custom(directory=code))
     assert ExperimentDirectory.open(path).config() == load_config(config(searcher))
 
 
@@ -225,7 +225,7 @@ def test_what_is_given_must_fit(tmp_path: Path, searcher: dict[str, Any], given:
 
 
 def test_search_of_a_named_class_is_rebuilt_from_its_directory_alone(tmp_path: Path, code: Path) -> None:
-    path = finished(tmp_path / "experiment", HALVES, Own(directory=code))
+    path = finished(tmp_path / "experiment", HALVES, Custom(directory=code))
     (code / "my_search.py").unlink()  # the experiment has a copy
     assert resume(path).run().trials["state"].tolist() == ["COMPLETED"] * 3
     assert Result(path).trials["metric"].isna().all()  # no metrics were stored here
@@ -256,8 +256,8 @@ def test_what_came_from_python_is_given_again(tmp_path: Path) -> None:
     def small(point: Mapping[str, object]) -> bool:
         return True
 
-    own = Own(method=given_asha(), sampler=Tenths(), constraint=small)
-    path = finished(tmp_path / "experiment", {"name": "custom"}, own)
+    custom = Custom(method=given_asha(), sampler=Tenths(), constraint=small)
+    path = finished(tmp_path / "experiment", {"name": "custom"}, custom)
     with pytest.raises(ConfigError) as caught:
         resume(path).run()
     assert [found for found, _ in faults(caught.value)] == ["constraint", "method", "sampler"]
@@ -302,14 +302,14 @@ def test_preview_tells_that_a_method_breaks_the_rules(code: Path) -> None:
 
 
 def test_the_examples_search_cut_at_any_record_goes_on_as_one_that_never_died() -> None:
-    loaded, own = load_config(EXAMPLES / "own_method" / "digits.yaml"), Own(directory=EXAMPLES)
+    loaded, custom = load_config(EXAMPLES / "own_method" / "digits.yaml"), Custom(directory=EXAMPLES)
     whole: list[dict[str, Any]] = []
-    search = build_search(loaded, whole.append, own=own)
+    search = build_search(loaded, whole.append, custom=custom)
     search.start()
     drive(search)
     assert len(search.trials) == 24
     for cut in range(1, len(whole), 7):
         again = list(whole[:cut])
-        search = build_search(loaded, again.append, records=list(whole[:cut]), own=own)
+        search = build_search(loaded, again.append, records=list(whole[:cut]), custom=custom)
         drive(search)
         assert again == whole, f"cut at {cut}"

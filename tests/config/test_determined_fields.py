@@ -15,19 +15,20 @@ import yaml
 
 from dray.config.determined_fields import (
     DEFAULTS,
-    IN_SHARED_FS,
-    INSIDE,
-    NO_MORE,
-    NOT_USED,
-    OLDER,
-    OURS,
+    DRAY_FIELDS,
+    IGNORED_FIELDS,
+    IGNORED_IN_SHARED_FS,
+    OLDER_NAMES,
+    REMOVED_FIELDS,
     actions,
-    not_used,
+    ignored_fields,
 )
 from dray.config.load import ConfigError, build_space, load_config
-from dray.config.schema import SECTIONS, ExperimentConfig
+from dray.config.schema import ExperimentConfig
+from dray.config.sections import SECTIONS
 from dray.experiment.log_policies import forbidden
 from dray.masking import MASK
+from dray.script import Script
 
 ROOT = Path(__file__).parents[2]
 FIELDS = [
@@ -76,29 +77,29 @@ def test_each_field_of_determineds_has_one_class(generate: ModuleType) -> None:
     leaves = {path for path, (state, _) in classes.items() if state == "used"}
     for path in FIELDS:
         parents = [path.rpartition(".")[0], path.partition(".")[0]]
-        if tuple(path.split(".")) in SECTIONS:
+        if path in SECTIONS and path != "resources.slots_per_trial":
             continue  # it is what its fields are
         if path.startswith("log_policies."):
             assert "log_policies" in leaves
             continue
         ways = [each for each in (path, *parents) if each in classes]
         assert ways, f"{path} is in no class"
-    tables = (NOT_USED, NO_MORE, OLDER)
-    assert sum(map(len, tables)) == len({*NOT_USED, *NO_MORE, *OLDER}), "and none is in two"
-    assert not leaves & {*NOT_USED, *NO_MORE}
+    tables = (IGNORED_FIELDS, REMOVED_FIELDS, OLDER_NAMES)
+    assert sum(map(len, tables)) == len({*IGNORED_FIELDS, *REMOVED_FIELDS, *OLDER_NAMES}), "and none is in two"
+    assert not leaves & {*IGNORED_FIELDS, *REMOVED_FIELDS}
 
 
 def test_and_each_class_has_fields_of_determineds_alone(generate: ModuleType) -> None:
-    known = {*FIELDS, *(path for path in NOT_USED if path.startswith("log_policies."))}
+    known = {*FIELDS, *(path for path in IGNORED_FIELDS if path.startswith("log_policies."))}
     assert set(generate.determined_fields()) <= known
     in_schema = {
-        ".".join((*place, name))
+        f"{place}.{name}".removeprefix(".")
         for place, section in SECTIONS.items()
         for name in section.model_fields
-        if len(place) < 2
+        if "." not in place
     }
-    assert in_schema >= OURS
-    assert not OURS & set(FIELDS)
+    assert in_schema >= DRAY_FIELDS
+    assert not DRAY_FIELDS & set(FIELDS)
 
 
 def test_the_table_of_the_docs_is_that_of_the_code(generate: ModuleType) -> None:
@@ -118,7 +119,7 @@ VALUES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("path", [path for path in NOT_USED if not path.startswith("log_policies.")])
+@pytest.mark.parametrize("path", [path for path in IGNORED_FIELDS if not path.startswith("log_policies.")])
 def test_what_is_not_used_is_told_once_and_left_out(path: str, caplog: pytest.LogCaptureFixture) -> None:
     plain = load_config(with_field("reproducibility.experiment_seed", 7))
     raw = with_field(path, VALUES.get(path, "x"), reproducibility={"experiment_seed": 7})
@@ -127,48 +128,20 @@ def test_what_is_not_used_is_told_once_and_left_out(path: str, caplog: pytest.Lo
         plain = load_config({**raw, "checkpoint_storage": {"type": "shared_fs", "host_path": "/results"}})
     assert load_config(raw) == plain
     [told] = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert f"\n  {path}: {NOT_USED[path]}" in told.getMessage()
+    assert f"\n  {path}: {IGNORED_FIELDS[path]}" in told.getMessage()
     assert "c4n4ry" not in told.getMessage()
     caplog.clear()
     load_config(load_config(raw).to_dict())
     assert len(caplog.records) == 1, "and an experiment's own copy has none of it"
 
 
-def test_what_is_within_them_is_known_as_determineds_schemas_have_it() -> None:
-    within = {path for path in FIELDS for place in INSIDE if path.rpartition(".")[0] == place}
-    assert {f"{place}.{name}" for place, names in INSIDE.items() for name in names} == within | {
-        "integration.pachyderm"
-    }
-    unused = (*NOT_USED, "log_policies")
-    assert all(any(f"{place}.".startswith(f"{path}.") for path in unused) for place in INSIDE)
-
-
-@pytest.mark.parametrize("place", [place for place in INSIDE if not place.startswith("log_policies")])
-def test_a_misspelt_name_within_them_is_an_error(place: str) -> None:
-    name = max(INSIDE[place], key=len)
-    within = {name: 1, f"{name}z": 2}
-    for value, path in ((within, place), ([{name: 1}, within], f"{place}[1]")):
-        with pytest.raises(ConfigError) as caught:
-            load_config(with_field(place, value))
-        assert caught.value.faults == ((f"{path}.{name}z", f"unknown field; did you mean {name}?"),)
-    with pytest.raises(ConfigError, match=r"unknown field; known fields are "):
-        load_config(with_field(place, {"": 1}))
-    load_config(with_field(place, {name: 1}))
-    load_config(with_field(place, ["/dev/infiniband:/dev/infiniband"]))
-
-
-@pytest.mark.parametrize(
-    ("policy", "path", "near"),
-    [
-        ({"patern": "a", "action": "cancel_retries"}, "log_policies[1].patern", "pattern"),
-        ({"pattern": "a", "action": {"tpye": "cancel_retries"}}, "log_policies[1].action.tpye", "type"),
-        ({"pattern": "a", "actions": ["signal", {"sgnal": "b"}]}, "log_policies[1].actions[1].sgnal", "signal"),
-    ],
-)
-def test_so_is_one_in_a_log_policy(policy: dict[str, Any], path: str, near: str) -> None:
+def test_a_misspelt_field_of_a_log_policy_is_an_error() -> None:
+    policies = [{"pattern": "a", "action": "cancel_retries"}, {"patern": "a", "action": "cancel_retries"}]
     with pytest.raises(ConfigError) as caught:
-        load_config(with_field("log_policies", [{"pattern": "a", "action": "cancel_retries"}, policy]))
-    assert caught.value.faults == ((path, f"unknown field; did you mean {near}?"),)
+        load_config(with_field("log_policies", policies))
+    assert caught.value.faults == (("log_policies[1].patern", "unknown field; did you mean pattern?"),)
+    with pytest.raises(ConfigError, match="number 0 must have an action"):
+        load_config(with_field("log_policies", [{"pattern": "a", "action": {"tpye": "cancel_retries"}}]))
 
 
 def test_what_determined_fills_in_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -179,7 +152,7 @@ def test_what_determined_fills_in_is_not_told(caplog: pytest.LogCaptureFixture) 
         load_config(raw)
     load_config(with_field("profiling", {"enabled": False, "begin_on_batch": 0, "sync_timings": True}))
     assert caplog.messages == []
-    assert DEFAULTS.keys() <= NOT_USED.keys()
+    assert DEFAULTS.keys() <= IGNORED_FIELDS.keys()
 
 
 def test_a_shared_file_system_has_no_path_in_containers(caplog: pytest.LogCaptureFixture) -> None:
@@ -187,7 +160,7 @@ def test_a_shared_file_system_has_no_path_in_containers(caplog: pytest.LogCaptur
     config = load_config(with_field("checkpoint_storage", storage))
     assert str(config.checkpoint_storage.location) == "/mnt/cp"
     [told] = caplog.messages
-    assert f"\n  checkpoint_storage.container_path: {IN_SHARED_FS['checkpoint_storage.container_path']}" in told
+    assert f"\n  checkpoint_storage.container_path: {IGNORED_IN_SHARED_FS['checkpoint_storage.container_path']}" in told
 
 
 def test_a_list_is_one_constant_and_that_spaces_in_it_are_not_searched_is_told(
@@ -208,7 +181,7 @@ def test_a_list_is_one_constant_and_that_spaces_in_it_are_not_searched_is_told(
 
 def test_what_is_null_or_empty_is_not_told() -> None:
     raw = {"workspace": None, "resources": {"priority": None, "weight": 2}, "environment": {"ports": {}}, "pbs": {}}
-    assert [path for path, _ in not_used({**raw, "bind_mounts": []})] == ["resources.weight"]
+    assert [path for path, _ in ignored_fields({**raw, "bind_mounts": []})] == ["resources.weight"]
 
 
 @pytest.mark.parametrize(
@@ -307,7 +280,7 @@ def test_hdfs_is_told_what_to_use() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(with_field("checkpoint_storage", storage))
     assert dict(caught.value.faults) == {
-        f"checkpoint_storage.{name}": NO_MORE["checkpoint_storage.hdfs_url"] for name in storage
+        f"checkpoint_storage.{name}": REMOVED_FIELDS["checkpoint_storage.hdfs_url"] for name in storage
     }
 
 
@@ -333,11 +306,11 @@ def test_an_empty_path_is_told() -> None:
         load_config(with_field("checkpoint_storage", {"type": "shared_fs", "host_path": ""}))
 
 
-@pytest.mark.parametrize("path", [path for path in NO_MORE if path != "checkpoint_storage.user"])
+@pytest.mark.parametrize("path", [path for path in REMOVED_FIELDS if path != "checkpoint_storage.user"])
 def test_what_is_no_more_is_an_error_that_says_what_to_write(path: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(with_field(path, "x"))
-    assert (path, NO_MORE[path]) in caught.value.faults
+    assert (path, REMOVED_FIELDS[path]) in caught.value.faults
 
 
 def test_a_whole_file_of_determineds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -411,7 +384,7 @@ USED: dict[str, tuple[Any, dict[str, Any], Any]] = {
     "name": ("digits", {}, "digits"),
     "labels": ({"a": True, "b": True}, {}, ["a", "b"]),
     "data": ({"path": "/d"}, {}, {"path": "/d"}),
-    "entrypoint": ("python3 train.py", {}, "python3 train.py"),
+    "entrypoint": ("python3 train.py", {}, Script(command="python3 train.py", file="train.py")),
     "hyperparameters": ({"lr": 1}, {}, {"lr": 1}),
     "environment.environment_variables": (["A=1"], {}, {"A": "1"}),
     "scheduling_unit": (5, {}, 5),
@@ -592,7 +565,7 @@ def test_what_is_no_environment_is_told_without_its_values(written: Any) -> None
 def test_log_policies_of_every_version(policy: dict[str, Any], asked: list[str]) -> None:
     assert actions(policy) == asked
     raw = with_field("log_policies", [policy])
-    assert [path for path, _ in not_used(raw)] == [
+    assert [path for path, _ in ignored_fields(raw)] == [
         f"log_policies.{action}" for action in asked if action != "cancel_retries"
     ]
     kept = load_config(raw).log_policies

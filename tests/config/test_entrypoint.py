@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dray.config.entrypoint import parse_entrypoint
+from dray.config.entrypoint import ClassName, as_written, parse_entrypoint
 from dray.script import Script
 
 
@@ -16,8 +16,8 @@ def parts(entrypoint: Any) -> tuple[str | None, str | None, tuple[str, ...]]:
     return found.file, found.module, found.arguments
 
 
-def test_class_stays_a_class() -> None:
-    assert parse_entrypoint("models.digits:DigitsTrial.Inner") == "models.digits:DigitsTrial.Inner"
+def test_class_is_a_module_and_a_name() -> None:
+    assert parse_entrypoint("models.digits:DigitsTrial.Inner") == ClassName("models.digits", "DigitsTrial.Inner")
 
 
 @pytest.mark.parametrize(
@@ -56,22 +56,28 @@ def test_launcher_is_left_out_with_its_options(launcher: str, options: str, comm
 
 def test_launcher_may_name_a_class_or_a_file() -> None:
     launcher = "python3 -m determined.launch.torch_distributed"
-    assert parse_entrypoint(f"{launcher} --trial model_def:MyTrial") == "model_def:MyTrial"
-    assert parse_entrypoint(f"{launcher} --nproc_per_node 2 -- --trial model_def:MyTrial") == "model_def:MyTrial"
-    assert parse_entrypoint([*launcher.split(), "--trial", "model_def:MyTrial"]) == "model_def:MyTrial"
+    for command in (
+        f"{launcher} --trial model_def:MyTrial",
+        f"{launcher} --nproc_per_node 2 -- --trial model_def:MyTrial",
+        [*launcher.split(), "--trial", "model_def:MyTrial"],
+    ):
+        assert str(parse_entrypoint(command)) == "model_def:MyTrial"
     assert parts(f"{launcher} train.py x") == ("train.py", None, ("x",))
     assert parts(f"{launcher} -- python3 -m package.train x") == (None, "package.train", ("x",))
 
 
-def test_determineds_other_ways_to_name_a_class_name_it_here_too() -> None:
-    assert parse_entrypoint("python3 -m determined.exec.harness model_def:MyTrial") == "model_def:MyTrial"
-    autohorovod = "python3 -m determined.launch.horovod --autohorovod --trial model_def:MyTrial"
-    assert parse_entrypoint(autohorovod) == "model_def:MyTrial"
-    assert (
-        parse_entrypoint(["python3", "-m", "determined.launch.autohorovod", "model_def:MyTrial"]) == "model_def:MyTrial"
-    )
-    assert parse_entrypoint("python3 -m determined.launch.auto_horovod model_def:MyTrial") == "model_def:MyTrial"
-    assert parse_entrypoint("python3 -m determined.launch.autodeepspeed model_def:MyTrial") == "model_def:MyTrial"
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "python3 -m determined.exec.harness model_def:MyTrial",
+        "python3 -m determined.launch.horovod --autohorovod --trial model_def:MyTrial",
+        ["python3", "-m", "determined.launch.autohorovod", "model_def:MyTrial"],
+        "python3 -m determined.launch.auto_horovod model_def:MyTrial",
+        "python3 -m determined.launch.autodeepspeed model_def:MyTrial",
+    ],
+)
+def test_determineds_other_ways_to_name_a_class_name_it_here_too(entrypoint: Any) -> None:
+    assert str(parse_entrypoint(entrypoint)) == "model_def:MyTrial"
 
 
 def test_a_file_of_python_is_a_program_by_itself() -> None:
@@ -80,7 +86,10 @@ def test_a_file_of_python_is_a_program_by_itself() -> None:
 
 
 def test_command_is_kept_as_it_was_written() -> None:
+    for entrypoint in ("a:B", " a:B ", ["a:B"], "python3 -m determined.exec.harness a:B"):
+        assert as_written(parse_entrypoint(entrypoint)) == entrypoint
     for entrypoint in ("python3  -u train.py", ["python3", "a b.py"]):
+        assert as_written(parse_entrypoint(entrypoint)) == entrypoint
         found = parse_entrypoint(entrypoint)
         assert isinstance(found, Script)
         assert found.command == (entrypoint if isinstance(entrypoint, str) else "python3 'a b.py'")

@@ -12,9 +12,10 @@ import yaml
 
 from dray.config.json_schema import json_schema
 from dray.config.load import ConfigError, load_config
-from dray.config.schema import SECTIONS
-from dray.config.searcher import SEARCHER_FIELDS
-from dray.config.storage import STORAGE_FIELDS
+from dray.config.searcher import METHODS
+from dray.config.section import Section
+from dray.config.sections import KINDS, SECTIONS
+from dray.config.storage import STORAGES
 from dray.config.yaml_file import read_mapping
 
 ROOT = Path(__file__).parents[2]
@@ -71,13 +72,18 @@ def test_it_takes_the_examples_and_what_dray_writes(path: Path) -> None:
     assert [error.message for error in VALIDATOR.iter_errors(load_config(path).to_dict())] == []
 
 
-@pytest.mark.parametrize("section", ["", *sorted(".".join(path) for path in SECTIONS if path)])
-def test_every_field_is_described_and_takes_its_examples(section: str) -> None:
-    model = SECTIONS[tuple(section.split(".")) if section else ()].__name__
-    schema = SCHEMA if not section else SCHEMA["$defs"][model]
+MODELS = [
+    *(model for place, model in SECTIONS.items() if place not in KINDS),
+    *(model for kinds in KINDS.values() for model in dict.fromkeys(kinds.models.values())),
+]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_field_is_described_and_takes_its_examples(model: type[Section]) -> None:
+    schema = SCHEMA["$defs"][model.__name__] if model.place else SCHEMA
     assert schema["additionalProperties"] is False
     in_use = {name for name, field in schema["properties"].items() if "deprecated" not in field}
-    assert in_use == set(SECTIONS[tuple(section.split(".")) if section else ()].model_fields)
+    assert in_use == set(model.model_fields)
     for name, field in schema["properties"].items():
         assert field["description"], name
         alone = jsonschema.Draft202012Validator({**field, "$defs": SCHEMA["$defs"]})
@@ -209,7 +215,7 @@ def test_it_refuses_what_is_not_loaded(path: str, value: Any) -> None:
     assert not VALIDATOR.is_valid(config)
 
 
-@pytest.mark.parametrize("method", [*SEARCHER_FIELDS, "my_module:MyMethod"])
+@pytest.mark.parametrize("method", [*METHODS, "my_module:MyMethod"])
 def test_it_knows_the_fields_of_each_method(method: str) -> None:
     values = yaml.safe_load(
         "{max_trials: 4, max_concurrent_trials: 2, num_rungs: 2, divisor: 3, variant: promotion, mode: standard, "
@@ -225,13 +231,13 @@ def test_it_knows_the_fields_of_each_method(method: str) -> None:
             assert VALIDATOR.is_valid(config) == is_loaded(config), (needed, field)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in STORAGE_FIELDS if kind is not None])
+@pytest.mark.parametrize("kind", STORAGES)
 def test_it_knows_the_fields_of_each_kind_of_storage(kind: str) -> None:
-    names = sorted(set().union(*map(set, STORAGE_FIELDS.values())) - {"type"})
+    names = sorted({name for model in STORAGES.values() for name in model.model_fields} - {"type"})
     paired = {"access_key", "secret_key", "credential"}  # which go together; left to `load_config`
     for name in names:
         value: Any = 1 if name.startswith("save_") else "x"
         config = changed("checkpoint_storage", {"type": kind, name: value})
-        if not is_loaded(config) and name in STORAGE_FIELDS[kind] and (name in paired or kind == "directory"):
+        if not is_loaded(config) and name in STORAGES[kind].model_fields and (name in paired or kind == "directory"):
             continue
         assert VALIDATOR.is_valid(config) == is_loaded(config), name

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dray.config.custom import Own
+from dray.config.custom import Custom
 from dray.config.load import (
     ConfigError,
     ExperimentConfig,
@@ -145,7 +145,7 @@ def test_first_points_come_first_and_constants_may_be_left_out() -> None:
 def test_constraint_from_python_is_met_by_every_draw() -> None:
     space = {"a": {"type": "int", "minval": 1, "maxval": 9}, "b": {"type": "int", "minval": 1, "maxval": 9}}
     loaded = load({**ASHA_3, "max_trials": 16}, hyperparameters=space)
-    search = build_search(loaded, lambda record: None, own=Own(constraint=lambda point: point["a"] < point["b"]))  # type: ignore[operator]
+    search = build_search(loaded, lambda record: None, custom=Custom(constraint=lambda point: point["a"] < point["b"]))  # type: ignore[operator]
     search.start()
     points = [search.params(trial) for trial in search.trials]
     assert len(points) == 16
@@ -232,11 +232,11 @@ def test_extended_config_has_the_last_budget_of_the_journal() -> None:
             "searcher.stop_once",
             "true means variant: stopping, but variant is promotion; remove one",
         ),
-        ({**ASHA_3, "max_time": 60}, "searcher.time_metric", "required, got nothing; the unit of max_time"),
+        ({**ASHA_3, "max_time": 60}, "searcher.time_metric", "missing required field; the unit of max_time"),
         (
             {**ASHA_3, "time_metric": "seconds"},
             "searcher.max_time",
-            "required, got nothing; maximum length of a trial, measured by time_metric",
+            "missing required field; maximum length of a trial, measured by time_metric",
         ),
         ({**ASHA_3, "max_time": 0, "time_metric": "s"}, "searcher.max_time", "must be >= 1, got 0"),
         ({**ASHA_3, "max_time": 1.5, "time_metric": "s"}, "searcher.max_time", "must be an integer, got 1.5"),
@@ -248,8 +248,8 @@ def test_extended_config_has_the_last_budget_of_the_journal() -> None:
         ({"name": "adaptive_asha", **HALVING, "max_rungs": 0}, "searcher.max_rungs", "must be >= 1, got 0"),
         ({"name": "adaptive_asha", **HALVING, "bracket_rungs": 3}, "searcher.bracket_rungs", "must be a list, got 3"),
         ({"name": "adaptive_asha", **HALVING, "bracket_rungs": [0]}, "searcher.bracket_rungs.0", "must be >= 1, got 0"),
-        ({"name": "adaptive_asha", "max_length": 4}, "searcher.max_trials", "required, got nothing"),
-        ({"name": "adaptive_asha", "max_trials": 4}, "searcher.max_length", "required, got nothing"),
+        ({"name": "adaptive_asha", "max_length": 4}, "searcher.max_trials", "missing required field"),
+        ({"name": "adaptive_asha", "max_trials": 4}, "searcher.max_length", "missing required field"),
         ({"name": "grid", **HALVING}, "searcher.max_trials", "grid has no such field, got 8"),
         ({"name": "grid", "max_length": 4, "sampler": "tpe"}, "searcher.sampler", "grid has no such field"),
         ({"name": "grid", "max_length": 4}, "hyperparameters.lr.count", "grid"),
@@ -286,7 +286,7 @@ def test_fault_of_the_searcher_is_told_with_its_path(searcher: dict[str, Any], p
 def test_time_is_looked_at_when_a_trial_validates_so_there_must_be_a_period(entrypoint: str | None) -> None:
     timed = {"name": "asha", "num_rungs": 3, "max_trials": 8, "max_time": 160, "time_metric": "seconds"}
     found = faults(timed, entrypoint=entrypoint, min_validation_period=None)
-    assert "required with searcher.max_time, got nothing" in found["min_validation_period"]
+    assert "required with searcher.max_time: the time is checked" in found["min_validation_period"]
     # A program's fit() may have one of its own.
     load(timed, entrypoint="python3 train.py", min_validation_period=None)
 

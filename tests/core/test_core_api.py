@@ -430,11 +430,11 @@ def test_a_local_run_stores_checkpoints_in_an_object_store(tmp_path: Path) -> No
     ("storage", "error"),
     [
         ({"type": "hdfs"}, "checkpoint_storage.type: .*HDFS"),
-        ({"type": "s3", "prefix": "results"}, "checkpoint_storage.bucket: required, got nothing; .*my-bucket"),
-        ({"type": "s3", "bucket": "b", "access_key": "k"}, "checkpoint_storage.secret_key: required, got nothing"),
+        ({"type": "s3", "prefix": "results"}, "checkpoint_storage.bucket: missing required field; .*my-bucket"),
+        ({"type": "s3", "bucket": "b", "access_key": "k"}, "checkpoint_storage.secret_key: missing required field"),
         ({"type": "directory"}, "checkpoint_storage: type directory needs exactly one"),
         ({"type": "directory", "container_path": "/a", "prefx": "b"}, "prefx: unknown field; did you mean prefix"),
-        ({"save_trial_best": 2}, "checkpoint_storage.type: required, got nothing"),
+        ({"save_trial_best": 2}, "checkpoint_storage.type: missing required field"),
     ],
 )
 def test_an_invalid_storage_is_reported_like_a_configs(storage: dict[str, Any], error: str) -> None:

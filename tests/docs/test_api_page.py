@@ -17,7 +17,7 @@ import dray.compat
 import dray.pytorch.experimental
 import dray.tensorboard.metric_writers.pytorch
 from dray import core, pytorch
-from dray.config.schema import SECTIONS
+from dray.config.sections import SECTIONS
 from dray.config.storage import SECRETS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -65,7 +65,7 @@ def test_page_of_the_config_is_up_to_date_and_has_every_field(generate: ModuleTy
     page = generate.config_page()
     assert (DOCS / "config.md").read_text() == page, "run: python docs/generate.py"
     for place, section in SECTIONS.items():
-        _, _, rest = page.partition(f"## `{'.'.join(place)}`" if place else "## The experiment")
+        _, _, rest = page.partition(f"## `{place}`" if place else "## The experiment")
         table = rest.partition("\n## ")[0]
         assert [row for row in section.model_fields if f"| `{row}` |" not in table] == [], place
 

@@ -13,6 +13,7 @@ import pytest
 
 from dray.code.factory import ByValue, FromDirectory, Sent
 from dray.code.packages import Package
+from dray.config.entrypoint import parse_entrypoint
 from dray.config.load import load_config
 from dray.errors import ConfigError
 from dray.experiment import travel
@@ -71,10 +72,10 @@ def test_models_directory_goes_as_the_experiment_has_it(sender: Sender, tmp_path
     directory = ExperimentDirectory.create(tmp_path / "e", CONFIG, model)
     (model / "model_def.py").unlink()
     load, runtime_env = sender.send(
-        FromDirectory(entrypoint="model_def:X", directory=str(directory.code)), tmp_path / "e"
+        FromDirectory(entrypoint=parse_entrypoint("model_def:X"), directory=str(directory.code)), tmp_path / "e"
     )
     expected = Package(uri="gcs://_ray_pkg_1.zip", links=(("data", "/mnt/data"),))
-    assert load == FromDirectory(entrypoint="model_def:X", directory=expected)
+    assert load == FromDirectory(entrypoint=parse_entrypoint("model_def:X"), directory=expected)
     assert runtime_env == {"py_modules": ["dray", "gcs://_ray_pkg_1.zip"]}
     assert sender.packages == [["model_def.py"]]
     assert sender.said == [f"sending {directory.code} (1 file, 6 bytes) and dray itself to the workers"]
@@ -83,7 +84,7 @@ def test_models_directory_goes_as_the_experiment_has_it(sender: Sender, tmp_path
 def test_models_directory_may_be_empty(sender: Sender, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     directory = ExperimentDirectory.create(tmp_path / "e", CONFIG, tmp_path / "model")
-    installed = FromDirectory(entrypoint="python3 -m installed", directory=str(directory.code))
+    installed = FromDirectory(entrypoint=parse_entrypoint("python3 -m installed"), directory=str(directory.code))
     load, _ = sender.send(installed, tmp_path / "e")
     assert load == FromDirectory(entrypoint=installed.entrypoint, directory=Package(uri="gcs://_ray_pkg_1.zip"))
 

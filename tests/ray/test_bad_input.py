@@ -31,7 +31,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "missing metric": (
         {"searcher": {"name": "random", "max_length": {"batches": 4}, "max_trials": 2}},
-        ["searcher.metric: required, got nothing; the validation metric that the search optimizes, for example"],
+        ["searcher.metric: missing required field; the validation metric that the search optimizes, for example"],
     ),
     "divisor 1": (
         {
@@ -105,7 +105,7 @@ def test_mistake_is_told_by_its_field_before_ray_is_even_imported(
 
 def test_mistakes_are_all_told_at_once(told: dict[str, tuple[int, str, bool]]) -> None:
     output = told["unknown key in a section"][1]
-    assert "searcher.metric: required" in output
+    assert "searcher.metric: missing required field" in output
     assert "has 2 errors:" in output
 
 

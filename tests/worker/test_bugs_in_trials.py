@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from dray import imports
 from dray.code.load import load_entrypoint
+from dray.config.entrypoint import parse_entrypoint
 from dray.config.load import load_config
 from dray.storage import CheckpointStore
 from dray.training.parallel.distributed import DistributedContext
@@ -101,7 +102,7 @@ def left(
     where: dict[str, Any] = {"trial_dir": directory, "store": CheckpointStore(directory)}
     lease = TrialLease(number=1, trial_id=1, trial_seed=0, hparams=hparams, last_step=None, **where)
     desk = Desk(verdict, stops=stops)
-    program = load_entrypoint(entrypoint, model)
+    program = load_entrypoint(parse_entrypoint(entrypoint), model)
     work = {"desk": desk, "settings": settings, "log_format": "%(message)s"}
     return run_trial(program, model, lease, work, DistributedContext()), desk
 
