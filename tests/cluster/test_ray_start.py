@@ -27,7 +27,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
 
 def test_ray_is_started_again_if_its_node_was_too_slow(starts: list[BaseException | None]) -> None:
     starts += [Exception(TIMED_OUT), None]
-    assert connect(None).told == "a new Ray cluster on this machine, 2 CPUs"
+    assert connect(None).description == "a new Ray cluster on this machine, 2 CPUs"
 
 
 def test_ray_that_does_not_start_is_one_error_with_what_to_do(starts: list[BaseException | None]) -> None:

@@ -18,7 +18,7 @@ import typer
 import yaml
 
 from dray.cli import app
-from dray.config.determined_fields import NOT_USED
+from dray.config.determined_fields import IGNORED_FIELDS
 from dray.config.load import load_config
 from dray.config.schema import ExperimentConfig
 from tests.cli.conftest import _made, dray, home  # noqa: F401 - fixtures
@@ -97,7 +97,7 @@ def test_only_blocks_that_need_a_cluster_are_not_run() -> None:
 def test_yaml_is_a_config_or_a_part_of_one(block: Block) -> None:
     given = yaml.safe_load(block.text) or {}
     assert given or "yaml-language-server" in block.text
-    assert set(given) <= set(ExperimentConfig.model_fields) | set(NOT_USED)
+    assert set(given) <= set(ExperimentConfig.model_fields) | set(IGNORED_FIELDS)
     config = load_config({"name": "page", **BASE, **given})
     for section in ("searcher", "resources", "checkpoint_storage"):
         for field, value in given.get(section, {}).items():

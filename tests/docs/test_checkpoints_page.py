@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from dray.config.storage import STORAGE_FIELDS
+from dray.config.sections import KINDS
 from tests.docs.pages import PAGES, blocks, files
 
 TRAIN = """
@@ -46,5 +46,5 @@ def test_the_code_loads_a_trial(tmp_path: Path) -> None:
 
 
 def test_every_kind_of_storage_is_in_the_table() -> None:
-    for kind in STORAGE_FIELDS.keys() - {None, "uri"}:
+    for kind in set(KINDS["checkpoint_storage"].models) - {None, "uri"}:
         assert f"{{type: {kind}, " in PAGES["checkpoints.md"]

@@ -98,7 +98,7 @@ def test_it_is_counted_as_the_trainer_counts(
     trial, before = Sized.__new__(Sized), torch.get_rng_state()
     asked = context.get_epoch_length(trial.build_training_data_loader)
     assert torch.equal(torch.get_rng_state(), before)
-    loader, _ = loaders.training_loader(trial, context, 0, None)
+    loader, _ = loaders.training_loader(trial, context, None)
     assert asked == loaders.batches_per_epoch(loader, context)
 
 

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from dray.desk.messages import Outcome
+from dray.desk.messages import LeaseOutcome
 from dray.worker.lifecycle import TRANSITIONS, Event, IllegalTransition, Lifecycle, State
 
 STATES: tuple[State, ...] = get_args(State)
@@ -38,7 +38,7 @@ def after(*events: Event) -> Lifecycle:
         (["fit", "lose", "report"], "lost", False, "interrupted"),
     ],
 )
-def test_events_lead_to_a_state(events: list[Event], state: State, should_return: bool, outcome: Outcome) -> None:
+def test_events_lead_to_a_state(events: list[Event], state: State, should_return: bool, outcome: LeaseOutcome) -> None:
     life = after(*events)
     assert (life.state, life.should_return, life.outcome) == (state, should_return, outcome)
 
