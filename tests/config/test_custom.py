@@ -158,7 +158,7 @@ def test_config_comes_back_from_its_file_with_the_options_as_they_were(tmp_path:
         (
             {"name": "my_search:Silent"},
             "searcher.name",
-            "not a method: it has no dump, extend, load, on, progress; see",
+            "not a method: it has no extend, on, progress; see",
         ),
         ({"name": "my_search:Backwards"}, "searcher.name", "rungs must be ascending lengths > 0, got (4, 2)"),
         ({"name": "my_search:Torn"}, "searcher.name", "rungs must be integers, in the unit of max_length"),

@@ -21,6 +21,7 @@ import pytest
 
 import dray
 from dray.cli import main as command
+from dray.config.entrypoint import as_written
 from dray.config.load import load_config
 from tests.migration.models import HERE, MODELS
 from tests.migration.real import PYTHON, planned, run, trials
@@ -66,7 +67,7 @@ def test_goldens_are_of_the_trials_that_the_search_begins(name: str) -> None:
 def test_experiment_file_is_taken_as_it_is(name: str) -> None:
     config = load_config(MODELS[name].file)
     assert config.name == name
-    assert config.entrypoint == MODELS[name].read()["entrypoint"]
+    assert as_written(config.entrypoint) == MODELS[name].read()["entrypoint"]
 
 
 @pytest.mark.parametrize("name", MODELS)
