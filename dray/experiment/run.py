@@ -336,9 +336,9 @@ class Run:
             return
         with self._lock:
             # If it was paused meanwhile, or paused and queued again, it continues when its turn comes.
-            runs = self.search.trials[left.trial].state == "RUNNING"
-        if runs:
-            self.desk.enqueue.remote([left.trial], first=True)
+            if self.search.trials[left.trial].state == "RUNNING":
+                # Within the lock: a decision in Tune's thread may withdraw it, and must not reach the desk before this.
+                self.desk.enqueue.remote([left.trial], first=True)
 
     # ------------------------------------------------------------------ the end
     def _close(self, tune: threading.Thread, watch: Watch) -> None:
