@@ -37,7 +37,7 @@ from _measure import (
 )
 
 if TYPE_CHECKING:
-    from dray.desk.messages import Message
+    from dray.desk.messages import LeaseOutcome, Message
 
 GROUPS_PER_PLAYER = 30
 ROWS = 8
@@ -90,31 +90,34 @@ class Players:
 
     async def play(self, desk: Any, group: str, start: int, rungs: list[int]) -> None:
         """What a group does from its start to the end of the search."""
+        from dray.desk.messages import Departure
         from dray.worker.lease import TrialLease
 
         await desk.arrived.remote(group, "")
         number = 0
         while (given := await desk.next_lease.remote(group, start, 0, 1, number)) is not None:
-            number, lease = given["number"], given["lease"]
-            assert isinstance(lease, TrialLease)
+            assert isinstance(given, TrialLease)
+            number = given.number
             desk.begun.remote(number)
-            outcome = await self._trial(desk, number, lease.trial_id, rungs)
-            await desk.leave.remote(number, 0, outcome)
+            outcome = await self._trial(desk, number, given.trial_id, rungs)
+            await desk.leave.remote(number, 0, Departure(outcome=outcome))
 
-    async def _trial(self, desk: Any, number: int, trial: int, rungs: list[int]) -> str:
+    async def _trial(self, desk: Any, number: int, trial: int, rungs: list[int]) -> LeaseOutcome:
+        from dray.desk.messages import DeskReport
+
+        outcomes: dict[str, LeaseOutcome] = {"stop": "stopped", "pause": "paused", "interrupt": "interrupted"}
         rng = random.Random(trial)
         for rung in rungs:
             for step in range(self._plain):
-                told = {"rows": rows(rung - self._plain + step, "training"), "step": None, "value": None}
-                await desk.report.remote(number, {**told, "final": False}, False)
+                await desk.report.remote(number, DeskReport(rows=rows(rung - self._plain + step, "training")), False)
             final = rung == rungs[-1]
-            told = {"rows": rows(rung, "validation"), "step": rung, "value": rng.random(), "final": final}
+            report = DeskReport(rows=rows(rung, "validation"), step=rung, value=rng.random(), final=final)
             began = time.monotonic()
-            verdict = await desk.report.remote(number, told, True)
+            verdict = await desk.report.remote(number, report, True)
             if not final:
                 self._waits.append(time.monotonic() - began)
             if verdict != "continue":
-                return {"stop": "stopped", "pause": "paused", "interrupt": "interrupted"}[verdict]
+                return outcomes[verdict]
         return "completed"
 
     async def waits(self) -> list[float]:
@@ -168,7 +171,7 @@ class Window:
 
         if isinstance(message, ReportReceived):
             self._reports += 1
-            self._decided += message.report["step"] is not None
+            self._decided += message.step is not None
         if not isinstance(message, TrialLeft):
             return
         self._ended += 1

@@ -18,6 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
+Decision = Literal["continue", "stop", "pause"]
+"""On a trial that has reported; "pause": it leaves its workers until the search resumes it."""
 Reason = Literal["completed", "stopped", "diverged", "errored", "invalid_hp", "canceled"]
 DoneReason = Literal["completed", "errored", "invalid_hp", "canceled"]
 

@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import ray
 from ray import cloudpickle, tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from searchers.events import Action, Create, Done, Event, Exited, Reason, Reported, Resume, Started, Stop
+from searchers.events import Action, Create, Decision, Done, Event, Exited, Reason, Reported, Resume, Started, Stop
 from searchers.search import Search
 
 HEAD_NODE = {"node:__internal_head__": 0.0001}
@@ -62,7 +62,7 @@ class Answer:
 
     trial: int
     number: int
-    decision: Literal["continue", "stop", "pause"]
+    decision: Decision
     creates: tuple[int, ...] = ()
     resumes: tuple[int, ...] = ()
     stops: tuple[int, ...] = ()

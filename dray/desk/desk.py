@@ -21,15 +21,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dray.desk.failure import Failure
 from dray.desk.lease import State
 from dray.desk.leases import Leases
 from dray.desk.messages import (
     CheckpointDamaged,
     CheckpointSaved,
-    Decision,
+    Departure,
+    DeskReport,
     HandleStarted,
     LeaseOutcome,
     Message,
@@ -39,6 +39,9 @@ from dray.desk.messages import (
 )
 from dray.desk.results import PendingResults, TrialResult
 from dray.desk.wakeup import Wakeups
+
+if TYPE_CHECKING:
+    from searchers.events import Decision
 
 MAIL, RESULTS, CLOSED = "mail", "results", "closed"
 """What coroutines wait for, besides leases and groups."""
@@ -78,8 +81,8 @@ class Desk:
         while not self._leases.closing:
             await self._wakeups.wait(CLOSED)
 
-    async def next_lease(self, group: str, start: int, rank: int, size: int, after: int) -> dict[str, Any] | None:
-        """The next lease's parameters for this rank, as given to ``bind``. None if its process is to end.
+    async def next_lease(self, group: str, start: int, rank: int, size: int, after: int) -> Any:
+        """The parameters of this rank's next lease, as given to ``bind``. None if its process is to end.
 
         Args:
             group: the group's name.
@@ -95,9 +98,9 @@ class Desk:
             lease = state.lease
             if lease is None and (self._leases.closing or state.retiring):
                 return None
-            if lease is not None and lease.number > after and lease.spec is not None:
+            if lease is not None and lease.number > after and lease.parameters is not None:
                 state.idle.discard(rank)
-                return lease.spec
+                return lease.parameters
             await self._wakeups.wait(state)
 
     async def group_ended(self, group: str, start: int, dead: Mapping[int, str], error: str = "") -> None:
@@ -117,22 +120,21 @@ class Desk:
         """Rank 0 has taken up the lease."""
         self._leases.begin(lease)
 
-    async def report(self, lease: int, report: dict[str, Any], decides: bool) -> Reply:
+    async def report(self, lease: int, report: DeskReport, decides: bool) -> Reply:
         """Take a report of rank 0. With ``decides`` this waits for the search's decision, and returns it.
 
-        ``report`` holds ``rows`` (metrics, for the driver's log), ``step`` and ``value`` (what the search compares),
-        and ``final`` (the trial has reached its length: recorded as its end, without waiting).
+        A final report is recorded as the trial's end, without waiting.
         """
         state = self._leases.live(lease)
         if state is None:
             return "fenced"
-        final = decides and report["final"]
+        final = decides and report.final
         self._leases.report(state, report, is_final=final)
         self._wake()
         if not decides:
             return "interrupt" if self._leases.closing else "continue"
         number = self._results.add(
-            state.trial, step=report["step"], value=report["value"], outcome="completed" if final else None
+            state.trial, step=report.step, value=report.value, outcome="completed" if final else None
         )
         self._wakeups.wake(RESULTS)
         if final:
@@ -176,26 +178,9 @@ class Desk:
         """The best score so far, smaller is better; None if there is none."""
         return self._leases.best()
 
-    async def leave(
-        self,
-        lease: int,
-        rank: int,
-        outcome: LeaseOutcome,
-        error: str = "",
-        fatal: bool = False,
-        *,
-        failure: Failure | None = None,
-        alone: bool = False,
-        stale: str = "",
-    ) -> None:
-        """This rank has left its trial. The first outcome counts; an error ends the trial on the other ranks too.
-
-        ``failure``: the error's kind. An error in a collective counts only if nobody reports its cause: the rank that
-        failed first does, or Ray, if its process died.
-        ``alone``: this rank was made to leave. The others don't know, and may wait for it forever.
-        ``stale``: why this rank's process should serve no other trial; the group is then replaced.
-        """
-        grace_s = self._leases.leave(lease, rank, outcome, error, fatal, failure, alone, stale)
+    async def leave(self, lease: int, rank: int, departure: Departure) -> None:
+        """This rank has left its trial."""
+        grace_s = self._leases.leave(lease, rank, departure)
         self._wake()
         if grace_s is not None:
             asyncio.get_running_loop().call_later(grace_s, self._expire, lease)
@@ -249,9 +234,9 @@ class Desk:
         """Take trials out of the queue: the search does not let them run now."""
         self._leases.withdraw(trials)
 
-    async def bind(self, lease: int, spec: dict[str, Any]) -> None:
+    async def bind(self, lease: int, parameters: Any) -> None:
         """Give a granted lease its parameters, so that its group's ranks begin."""
-        self._leases.bind(lease, spec)
+        self._leases.bind(lease, parameters)
         self._wake()
 
     async def drop(self, lease: int) -> None:

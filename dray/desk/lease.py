@@ -15,10 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dray.desk.failure import LOW_MEMORY, Failure, FailureKind
-from dray.desk.messages import Decision, LeaseOutcome
+from dray.desk.failure import LOW_MEMORY, Failure
+from dray.desk.messages import Departure, LeaseOutcome
+
+if TYPE_CHECKING:
+    from searchers.events import Decision
 
 
 class State(Enum):
@@ -38,12 +41,12 @@ class Lease:
     trial: int
     group: Group
     state: State = State.GRANTED
-    spec: dict[str, Any] | None = None
-    """The driver's parameters for the ranks."""
+    parameters: Any = None
+    """What the driver gives to the ranks; None until it has."""
     left: dict[int, LeaseOutcome] = field(default_factory=dict)
     """Ranks that have left, and how."""
-    deferred_error: tuple[str, Failure] | None = None
-    """A rank's error in a collective, as text and as a failure: another rank's end may have caused it."""
+    deferred: Departure | None = None
+    """A rank's departure by an error in a collective: another rank's end may have caused it."""
     stale: str = ""
     """Why the group's processes can't be reused."""
     unrecorded: int = 0
@@ -56,12 +59,12 @@ class Lease:
         """Whether no other group may have the trial yet: it continues from what it saves here."""
         return self.state not in (State.FAILED, State.OVER)
 
-    def conclude(self, outcome: LeaseOutcome) -> bool:
-        """The trial ends with this outcome here. Returns whether that is news for the driver."""
+    def conclude(self, departure: Departure) -> bool:
+        """The trial ends here, like this. Returns whether that is news for the driver."""
         is_news = self.state not in (State.CONCLUDED, State.FAILED)
         if is_news:
-            self.state = State.FAILED if outcome in ("errored", "invalid_hp") else State.CONCLUDED
-        return is_news or outcome == "completed"
+            self.state = State.FAILED if departure.is_failure else State.CONCLUDED
+        return is_news or departure.outcome == "completed"
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -81,8 +84,8 @@ class Group:
         """Whether all its ranks wait for a trial."""
         return self.lease is None and not self.retiring and len(self.idle) == self.size
 
-    def death(self, dead: Mapping[int, str], batches: int) -> tuple[str, Failure]:
-        """The failure of a trial whose processes died, as text and as a `Failure`.
+    def death(self, dead: Mapping[int, str], batches: int) -> Departure:
+        """How a trial ended whose processes died.
 
         Args:
             dead: ranks whose processes died, each with the cause if known, or "".
@@ -93,5 +96,8 @@ class Group:
         if ranks and self.size > 1:
             who = f"the processes of ranks {ranks}" if len(dead) > 1 else f"the process of rank {ranks}"
         cause = next((each for each in dead.values() if each), "")
-        kind: FailureKind = "oom" if LOW_MEMORY in cause else "died"
-        return f"{who} of worker group {self.name} died{cause and f': {cause}'}", Failure(kind=kind, batches=batches)
+        return Departure(
+            outcome="errored",
+            error=f"{who} of worker group {self.name} died{cause and f': {cause}'}",
+            failure=Failure(kind="oom" if LOW_MEMORY in cause else "died", batches=batches),
+        )

@@ -9,22 +9,24 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dray.desk.failure import Failure
 from dray.desk.lease import Group, Lease, State
 from dray.desk.messages import (
-    Decision,
+    Departure,
+    DeskReport,
     GroupEnded,
     GroupReady,
     GroupRetired,
     LeaseGranted,
-    LeaseOutcome,
     Message,
     Reply,
     ReportReceived,
     TrialLeft,
 )
+
+if TYPE_CHECKING:
+    from searchers.events import Decision
 
 PEERS_GRACE_S = 5.0
 """How long the other ranks of a group may take to leave a lease after one rank left it with an error."""
@@ -104,9 +106,9 @@ class Leases:
                     self._queue.appendleft(lease.trial)
                 elif lease.state is State.RUNNING:
                     # The other ranks know how far the trial came.
-                    batches = -1 if lease.deferred_error is None else lease.deferred_error[1].batches
-                    cause, failure = group.death(dead, batches)
-                    self._conclude(lease, "errored", cause, failure=failure, dead=tuple(sorted(dead)))
+                    failure = None if lease.deferred is None else lease.deferred.failure
+                    departure = group.death(dead, -1 if failure is None else failure.batches)
+                    self._conclude(lease, departure, dead=tuple(sorted(dead)))
                 self.end(lease)
         self.messages.append(GroupEnded(group=name, start=start, dead=tuple(sorted(dead)), error=error))
 
@@ -169,10 +171,10 @@ class Leases:
         return lease is not None and lease.holds_trial
 
     # ------------------------------------------------------------------ the life of a lease
-    def bind(self, number: int, spec: dict[str, Any]) -> None:
+    def bind(self, number: int, parameters: Any) -> None:
         """Give a granted lease its parameters, so that the ranks begin."""
         if (lease := self.live(number)) is not None:
-            lease.spec = spec
+            lease.parameters = parameters
             self.changed.add(lease.group)
 
     def begin(self, number: int) -> None:
@@ -181,12 +183,16 @@ class Leases:
         if lease is not None and lease.state is State.GRANTED:
             lease.state = State.RUNNING
 
-    def report(self, lease: Lease, report: Mapping[str, Any], *, is_final: bool) -> None:
+    def report(self, lease: Lease, report: DeskReport, *, is_final: bool) -> None:
         """Rank 0 has reported. After the final report, errors of the trial's processes don't count."""
         lease.unrecorded += 1
         if is_final:
             lease.state = State.CONCLUDED
-        self.messages.append(ReportReceived(trial=lease.trial, lease=lease.number, report=report))
+        self.messages.append(
+            ReportReceived(
+                lease=lease.number, trial=lease.trial, rows=report.rows, step=report.step, warning=report.warning
+            )
+        )
 
     def reply(self, lease: Lease, number: int) -> Reply | None:
         """What the trial is to do after its result with this number; None until that is known."""
@@ -217,18 +223,8 @@ class Leases:
                 if not lease.unrecorded:
                     self.changed.add(lease)
 
-    def leave(
-        self,
-        number: int,
-        rank: int,
-        outcome: LeaseOutcome,
-        error: str,
-        fatal: bool,
-        failure: Failure | None,
-        alone: bool,
-        stale: str,
-    ) -> float | None:
-        """A rank has left its trial; see `Desk.leave`.
+    def leave(self, number: int, rank: int, departure: Departure) -> float | None:
+        """A rank has left its trial. The first outcome counts; an error ends the trial on the other ranks too.
 
         Returns:
             After how many seconds to call `expire`, as the other ranks may never leave by themselves; else None.
@@ -237,17 +233,16 @@ class Leases:
         if lease is None:
             return None
         group = lease.group
-        lease.left[rank] = outcome
-        lease.stale = lease.stale or stale
-        failed = outcome in ("errored", "invalid_hp")
-        if failure is not None and failure.kind == "collective":
-            lease.deferred_error = lease.deferred_error or (error, failure)
-        elif failed or rank == 0:
-            if lease.state is State.MOVING and outcome == "interrupted":
+        lease.left[rank] = departure.outcome
+        lease.stale = lease.stale or departure.stale
+        if departure.failure is not None and departure.failure.kind == "collective":
+            lease.deferred = lease.deferred or departure
+        elif departure.is_failure or rank == 0:
+            if lease.state is State.MOVING and departure.outcome == "interrupted":
                 self._queue.appendleft(lease.trial)
-            self._conclude(lease, outcome, error, fatal=fatal, failure=failure)
+            self._conclude(lease, departure)
         if len(lease.left) == group.size:
-            self._report_deferred_error(lease)
+            self._conclude_deferred(lease)
             outcomes = set(lease.left.values())
             # Ranks that did not all do the same may never get back in step in their process group.
             if ("errored" in outcomes and group.size > 1) or len(outcomes) > 1:
@@ -256,27 +251,36 @@ class Leases:
                 self._retire(group)
                 self.messages.append(GroupRetired(group=group.name, trial=lease.trial, reason=lease.stale))
             self.end(lease)
-        elif failed or alone:
-            is_known = alone or lease.state in (State.CONCLUDED, State.FAILED)
+        elif departure.is_failure or departure.alone:
+            is_known = departure.alone or lease.state in (State.CONCLUDED, State.FAILED)
             return PEERS_GRACE_S if is_known else CAUSE_GRACE * PEERS_GRACE_S
         return None
 
     def expire(self, number: int) -> None:
         """Not all ranks have left in time: the lease ends, and the group's processes too."""
         if (lease := self._leases.get(number)) is not None:
-            self._report_deferred_error(lease)
+            self._conclude_deferred(lease)
             self._retire(lease.group)
             self.end(lease)
 
-    def _report_deferred_error(self, lease: Lease) -> None:
-        if lease.deferred_error is not None:
-            error, failure = lease.deferred_error
-            self._conclude(lease, "errored", error, failure=failure)
+    def _conclude_deferred(self, lease: Lease) -> None:
+        if lease.deferred is not None:
+            self._conclude(lease, lease.deferred)
 
-    def _conclude(self, lease: Lease, outcome: LeaseOutcome, error: str, **details: Any) -> None:
-        if lease.conclude(outcome):
-            common: dict[str, Any] = {"group": lease.group.name, "trial": lease.trial, "lease": lease.number}
-            self.messages.append(TrialLeft(**common, outcome=outcome, error=error, **details))
+    def _conclude(self, lease: Lease, departure: Departure, dead: tuple[int, ...] = ()) -> None:
+        if lease.conclude(departure):
+            self.messages.append(
+                TrialLeft(
+                    lease=lease.number,
+                    group=lease.group.name,
+                    trial=lease.trial,
+                    outcome=departure.outcome,
+                    error=departure.error,
+                    fatal=departure.fatal,
+                    failure=departure.failure,
+                    dead=dead,
+                )
+            )
 
     def end(self, lease: Lease) -> None:
         """The lease is over: its group is free for another trial, and all that comes from it is fenced off."""

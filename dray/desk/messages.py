@@ -1,21 +1,69 @@
-"""What the desk tells the driver, one class per event, and the words that they share."""
+"""What workers send to the desk, and what the desk passes to the driver: one class per event."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 from dray.desk.failure import Failure
+from dray.masking import hidden_text
 
-Decision = Literal["continue", "stop", "pause"]
-"""The search's decision on a trial that has reported; "pause": it leaves its workers until the search resumes it."""
+Row = dict[str, Any]
+"""A metric: batches, epochs, kind, name, value, time."""
 Reply = Literal["continue", "stop", "pause", "interrupt", "fenced"]
 """What a trial is to do after a report: what the search decided; "interrupt": save and leave, to be resumed later;
 "fenced": drop everything, as its lease is over."""
 LeaseOutcome = Literal["completed", "stopped", "diverged", "paused", "interrupted", "errored", "invalid_hp"]
 """How a rank left its lease."""
+
+
+class DeskReport(NamedTuple):  # pickled faster than a dataclass: the desk gets over a thousand a second
+    """A report of a trial.
+
+    Attributes:
+        rows: its metrics.
+        step, value: the length and the metric that the search compares; None: there is nothing to compare.
+        final: the trial has completed.
+        warning: to show to the user; "" if there is none.
+    """
+
+    rows: Sequence[Row] = ()
+    step: float | None = None
+    value: float | None = None
+    final: bool = False
+    warning: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departure:
+    """How a rank left its lease.
+
+    Attributes:
+        error: a traceback, or a message for the user; if diverged, which loss is NaN.
+        fatal: no restart and no other trial could do better, as with an error in the config.
+        failure: the error's kind and place; None if it is fatal. An error in a collective counts only if nobody reports
+            its cause: the rank that failed first does, or Ray, if its process died.
+        alone: only this rank was made to leave; the others don't know, and may wait for it forever.
+        stale: why this rank's process should serve no other trial; "" if it can.
+    """
+
+    outcome: LeaseOutcome
+    error: str = ""
+    fatal: bool = False
+    failure: Failure | None = None
+    alone: bool = False
+    stale: str = ""
+
+    @property
+    def is_failure(self) -> bool:
+        return self.outcome in ("errored", "invalid_hp")
+
+    def masked(self, secrets: Sequence[str]) -> Departure:
+        """The same with the secrets masked."""
+        failure = self.failure and replace(self.failure, where=hidden_text(self.failure.where, secrets))
+        return replace(self, error=hidden_text(self.error, secrets), failure=failure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +140,14 @@ class ReportReceived(_Event):
 
     lease: int
     trial: int
-    report: Mapping[str, Any]
-    """``rows``: metrics; ``step``, ``value``: what the search compares; ``final``; perhaps ``warning``."""
+    rows: Sequence[Row]
+    step: float | None
+    warning: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialLeft(_Event):
-    """A trial has left its group, or failed there."""
+    """A trial has left its group, or failed there. For the fields see `Departure`."""
 
     lease: int
     group: str
@@ -106,9 +155,7 @@ class TrialLeft(_Event):
     outcome: LeaseOutcome
     error: str = ""
     fatal: bool = False
-    """No restart and no other trial could do better, as with an error in the config."""
     failure: Failure | None = None
-    """Set if ``outcome`` is "errored", unless the error is fatal."""
     dead: tuple[int, ...] = ()
     """Ranks whose processes died, as far as Ray knows."""
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dray.desk.messages import Decision, LeaseOutcome
+from dray.desk.messages import LeaseOutcome
+
+if TYPE_CHECKING:
+    from searchers.events import Decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -309,14 +309,14 @@ class Run:
                 revived=granted.trial in self._revived,
                 send_every_s=max(SEND_EVERY_S, self.groups.count / REPORTS_PER_S),
             )
-        self.desk.bind.remote(granted.lease, {"number": granted.lease, "lease": lease})
+        self.desk.bind.remote(granted.lease, lease)
 
     def _record(self, received: ReportReceived) -> None:
-        trial, rows = received.trial, received.report["rows"]
+        trial, rows = received.trial, received.rows
         self._trains = True
         self.groups.trains()
-        if warning := received.report.get("warning"):
-            self.display.say(f"warning: trial {trial}: {warning}")
+        if received.warning:
+            self.display.say(f"warning: trial {trial}: {received.warning}")
         self._metrics.append(trial, rows)
         self._observers.rows(trial, rows)
         self.display.rows(trial, rows)

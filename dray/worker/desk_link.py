@@ -5,21 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import ray
 
-from dray.desk.messages import Reply
+from dray.desk.messages import DeskReport, Reply, Row
 from dray.worker.lease import LeaseLost, TrialLease
-
-Row = dict[str, Any]
-"""A metric: batches, epochs, kind, name, value, time."""
-DeskReport = dict[str, Any]
-"""A report as the desk takes it: `rows`; `step` and `value`, the length and the metric that the search compares (None:
-nothing to compare); `final`: the trial has completed."""
-
-NOTHING: Mapping[str, Any] = {"rows": [], "step": None, "value": None, "final": False}
 
 MAX_IN_FLIGHT = 16
 """Unanswered reports after which the trial waits for the oldest answer."""
@@ -43,11 +35,11 @@ class DeskLink:
         self._stop: Any = None
 
     # ------------------------------------------------------------------ reports
-    def send(self, message: DeskReport, *, wait: bool) -> Reply:
+    def send(self, report: DeskReport, *, wait: bool) -> Reply:
         """Send a report. With `wait` the answer is the search's decision on it, otherwise that on earlier ones."""
-        message = {**message, "rows": [*self._kept, *message["rows"]]}
+        report = report._replace(rows=[*self._kept, *report.rows])
         self._kept, self._sent_at = [], time.monotonic()
-        answer = self._desk.report.remote(self._lease.number, message, wait)
+        answer = self._desk.report.remote(self._lease.number, report, wait)
         if wait:
             return cast(Reply, ray.get(answer))
         self._in_flight.append(answer)
@@ -58,7 +50,7 @@ class DeskLink:
         self._kept += rows
         if time.monotonic() < self._sent_at + self._lease.send_every_s:
             return self._answered()
-        return self.send(dict(NOTHING), wait=False)
+        return self.send(DeskReport(), wait=False)
 
     def _answered(self) -> Reply:
         """The first answer other than "continue" among those that have come; otherwise "continue"."""
@@ -75,7 +67,7 @@ class DeskLink:
     def flush(self) -> None:
         """Send the rows that are left."""
         if self._kept:
-            self.send(dict(NOTHING), wait=False)
+            self.send(DeskReport(), wait=False)
 
     def wait_for_answers(self) -> None:
         """Wait until the desk has every report."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dray.desk.messages import LeaseOutcome
+from dray.desk.messages import DeskReport, LeaseOutcome
 from dray.storage.manifest import Listed
 from dray.training.host import Reached, Report
 from dray.training.parallel.distributed import DistributedContext
@@ -78,10 +78,10 @@ class RayHost:
         if not path.exists():  # a checkpoint that another tool wrote
             return None
         carried = json.loads(path.read_text())
-        batches, value, decides = carried.pop("batches", None), carried.pop("metric", None), carried.pop("decides")
-        if batches is not None:  # the process that committed it may have been killed before it could say so
-            self._link.saved(self.latest_checkpoint, batches, value)
-        return self.reports.resume(carried, decides)
+        # The process that committed it may have been killed before it could report it.
+        self._link.saved(self.latest_checkpoint, carried["batches"], carried["metric"])
+        report = DeskReport(**{name: carried[name] for name in ("rows", "step", "value", "final")})
+        return self.reports.resume(report, carried["decides"])
 
     def end(self) -> LeaseOutcome:
         """The trial's code has returned. Returns how it ended: completed, interrupted, or as the search decided."""
@@ -149,14 +149,22 @@ class RayHost:
         others: Mapping[str, Listed] | None = None,
     ) -> str:
         staged, message = self.reports.unsaved.take(staging), self.reports.carried(report)
-        value = staged.value if message["value"] is None else message["value"]
-        carried = {**message, "rows": [*staged.rows, *message["rows"]], "decides": report.decides}
-        (staging / REPORT_FILE).write_text(json.dumps({**carried, "batches": report.batches, "metric": value}))
+        metric = staged.value if message.value is None else message.value
+        carried = {
+            "rows": [*staged.rows, *message.rows],
+            "step": message.step,
+            "value": message.value,
+            "final": message.final,
+            "decides": report.decides,
+            "batches": report.batches,
+            "metric": metric,
+        }
+        (staging / REPORT_FILE).write_text(json.dumps(carried))
         self._link.confirm_commit()
         self._opened = None
         checkpoint = self._store.commit(staging, report.batches, digests, others)
         self.reports.unsaved.saved = report.batches
-        self._link.saved(checkpoint, report.batches, value)
+        self._link.saved(checkpoint, report.batches, metric)
         self._commits += 1
         return checkpoint
 

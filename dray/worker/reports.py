@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from dray.desk.messages import LeaseOutcome, Reply
+from dray.desk.messages import DeskReport, LeaseOutcome, Reply
 from dray.hosts.unsaved import UnsavedRows
 from dray.training.errors import TrialEnded
 from dray.training.host import Reached, Report
 from dray.training.metrics.checks import MetricChecks
 from dray.training.metrics.time_metric import time_of
 from dray.training.metrics.values import as_number
-from dray.worker.desk_link import NOTHING, DeskLink, DeskReport
+from dray.worker.desk_link import DeskLink
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.length import Rungs, length_in_fit, length_in_program
 from dray.worker.lifecycle import Lifecycle
@@ -79,16 +79,16 @@ class Reports:
         Returns:
             How the trial ended, if that was its last report or the search now stops it; otherwise None.
         """
-        step, known = carried["step"], self._lease.last_step
+        step, known = carried.step, self._lease.last_step
         is_new = step is not None and (known is None or step > known)
         if self._lease.revived and not is_new:
-            carried = {**carried, "final": False}
+            carried = carried._replace(final=False)
         if is_new and self._settings.time_metric is not None:
             self.rungs.at = step
         if step is not None:
-            self._final = {**carried, "rows": []}
-        stop = self._send(carried, wait=(decides and is_new) or carried["final"])
-        return self.life.outcome if stop or carried["final"] else None
+            self._final = carried._replace(rows=())
+        stop = self._send(carried, wait=(decides and is_new) or carried.final)
+        return self.life.outcome if stop or carried.final else None
 
     def complete(self) -> LeaseOutcome:
         """The trial's code has returned: send its final report, unless it has been sent; returns how the trial ended.
@@ -99,7 +99,7 @@ class Reports:
         if self.life.state == "reporting":
             self.checks.of_program(None, known=self._is_known)
         if self.life.outcome == "completed" and self.life.state != "completed":
-            self._link.send({**(self._final or NOTHING), "final": True}, wait=True)
+            self._link.send((self._final or DeskReport())._replace(final=True), wait=True)
             self.life.on("complete")
         self._link.wait_for_answers()
         return self.life.outcome
@@ -122,9 +122,9 @@ class Reports:
             self.life.on("interrupt")
         message = self._new_message(report, length_in_fit(report, self._settings, self._lease.batch_size))
         if report.validation is not None:
-            self.last_validation = LastValidation(report.batches, message["value"])
+            self.last_validation = LastValidation(report.batches, message.value)
             if report.decides:  # saved without asking, and the one to beat for later validations
-                self._offer_best(message["value"])
+                self._offer_best(message.value)
         if self.life.outcome != "completed":  # the last checkpoint of a trial that was asked to stop
             return self._send(message, wait=False)
         if self._is_program and report.final:
@@ -133,7 +133,7 @@ class Reports:
             return False
         waits = report.decides or report.final
         if report.validation is None and report.checkpoint is None and not waits:
-            self._obey(self._link.send_soon(message["rows"]))
+            self._obey(self._link.send_soon(message.rows))
         else:
             self._send(message, wait=waits)
         return self._stops_after(report)
@@ -161,17 +161,17 @@ class Reports:
         length = length_in_program(report, self._settings, self._lease.batch_size)
         message = self._new_message(report, length)
         if report.validation is not None:
-            self.last_validation = LastValidation(report.batches, message["value"], message)
+            self.last_validation = LastValidation(report.batches, message.value, message)
             if length is not None and self.life.state != "fitted":
-                self._final = {**message, "rows": []}
-            self._offer_best(message["value"])
-            if message["value"] is not None and report.batches == self.unsaved.saved:
+                self._final = message._replace(rows=())
+            self._offer_best(message.value)
+            if message.value is not None and report.batches == self.unsaved.saved:
                 # The checkpoint was saved before its metric was known.
-                self._link.saved(self._lease.store.id_of(report.batches), report.batches, message["value"])
+                self._link.saved(self._lease.store.id_of(report.batches), report.batches, message.value)
         if self.life.should_return:
             return self._late_report(report, message)
         if report.validation is None:
-            self._obey(self._link.send_soon(message["rows"]))
+            self._obey(self._link.send_soon(message.rows))
             return self._stops_after(report)
         reached = "nothing" if length is None else self.rungs.reach(length)
         stop = self._send(message, wait=reached != "nothing")
@@ -227,7 +227,7 @@ class Reports:
         # stopped, or leaves its workers.
         completes = not self._is_program and not report.interrupted and self.life.outcome == "completed"
         value = None if report.validation is None else self._settings.metric_of(report.validation)
-        return {"rows": rows, "step": length, "value": value, "final": report.final and completes}
+        return DeskReport(rows=rows, step=length, value=value, final=report.final and completes)
 
     def carried(self, report: Report) -> DeskReport:
         """The report that a checkpoint carries. May be called in another thread.
@@ -238,15 +238,13 @@ class Reports:
         """
         last = self.last_validation
         if last.message is not None and last.batches == report.batches:
-            return {name: last.message[name] for name in NOTHING}  # its warning has been shown
+            return last.message
         return self.message(report, length_in_fit(report, self._settings, self._lease.batch_size))
 
     def _new_message(self, report: Report, length: float | None) -> DeskReport:
         message = self.message(report, length)
-        self.unsaved.add(message["rows"])
-        if warning := self.checks.warning(report):
-            return {**message, "warning": warning}  # the driver shows it
-        return message
+        self.unsaved.add(message.rows)
+        return message._replace(warning=self.checks.warning(report))
 
     def _system(self, report: Report) -> Mapping[str, float] | None:
         """The system metrics; the first ones also with the time before the training that they cover."""
@@ -263,7 +261,7 @@ class Reports:
     # ------------------------------------------------------------------ decisions
     def _send(self, message: DeskReport, *, wait: bool) -> bool:
         verdict = self._link.send(message, wait=wait)
-        if message["final"]:
+        if message.final:
             self.life.on("complete")
         return self._obey(verdict)
 

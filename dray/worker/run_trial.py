@@ -8,8 +8,7 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,9 +16,8 @@ import ray
 
 from dray import core, pytorch
 from dray.desk.failure import LOG_TAIL, Failure, failure_of, users_line, with_users_line
-from dray.desk.messages import LeaseOutcome
+from dray.desk.messages import Departure, LeaseOutcome
 from dray.hosts import use_host
-from dray.masking import hidden_text
 from dray.pytorch.class_entrypoint import train
 from dray.script import Script, ScriptFailed, users_traceback
 from dray.storage.remote import PATIENCE_S
@@ -36,29 +34,6 @@ from dray.worker.log.trial_log import TrialLog, log_to_stderr, redirect_output, 
 Program: TypeAlias = type[pytorch.PyTorchTrial] | Script
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """How a trial ended on this rank.
-
-    Attributes:
-        error: a traceback, or a message for the user; if diverged, which loss is NaN.
-        fatal: every trial of the experiment would have the error.
-        failure: the error's kind and place, if the trial may be restarted after it.
-        alone: only this rank was made to leave; the others train on.
-    """
-
-    outcome: LeaseOutcome
-    error: str = ""
-    fatal: bool = False
-    failure: Failure | None = None
-    alone: bool = False
-
-    def masked(self, secrets: Sequence[str]) -> Left:
-        """The same with the secrets masked."""
-        failure = self.failure and replace(self.failure, where=hidden_text(self.failure.where, secrets))
-        return replace(self, error=hidden_text(self.error, secrets), failure=failure)
-
-
 def log_path(lease: TrialLease, rank: int) -> Path:
     """The file of what a rank prints."""
     return lease.trial_dir / "logs" / f"rank_{rank}.log"
@@ -70,7 +45,7 @@ def run_trial(
     lease: TrialLease,
     work: Mapping[str, Any],
     distributed: core.DistributedContext,
-) -> Left:
+) -> Departure:
     """Run one lease; whatever the trial raises is part of the answer.
 
     Args:
@@ -88,25 +63,25 @@ def run_trial(
             with watched, use_host(host, distributed), redirect_handlers():
                 return _run(program, code, host, work["log_format"], distributed)
         except BaseException as error:  # also SystemExit: a class may call sys.exit(), which would end the process
-            return _left_by(error, host, code, log)
+            return _departure(error, host, code, log)
         finally:
             host.close()
 
 
 def _run(
     program: Program, code: Path | None, host: RayHost, log_format: str, distributed: core.DistributedContext
-) -> Left:
+) -> Departure:
     """Resume the trial, run its code, and agree with the other ranks on its end."""
     is_chief = distributed.rank == 0
     ended = host.resume() if is_chief else None
     host.latest_checkpoint, ended = distributed.broadcast((host.latest_checkpoint, ended))
     if ended is not None:
-        return Left(outcome=ended)
+        return Departure(outcome=ended)
     with _cluster_info(host, distributed):
         if isinstance(host, RayProgramHost):
             assert isinstance(program, Script)
-            if left := _run_program(program, code, host, distributed):
-                return left
+            if departure := _run_program(program, code, host, distributed):
+                return departure
         else:
             assert not isinstance(program, Script)
             log_to_stderr(log_format)
@@ -116,8 +91,8 @@ def _run(
     outcome: LeaseOutcome | None = distributed.broadcast(host.end() if has_trained else None)
     if outcome is None:
         assert isinstance(program, Script), "a trial that is a class is one fit()"
-        return Left(outcome="errored", error=program.never_trained(distributed.rank), fatal=True)
-    return Left(outcome=outcome, error=host.reports.why_diverged)
+        return Departure(outcome="errored", error=program.never_trained(distributed.rank), fatal=True)
+    return Departure(outcome=outcome, error=host.reports.why_diverged)
 
 
 def _run_class(trial_class: type[pytorch.PyTorchTrial], code: Path | None, host: RayHost) -> None:
@@ -135,7 +110,7 @@ def _run_class(trial_class: type[pytorch.PyTorchTrial], code: Path | None, host:
 
 def _run_program(
     program: Script, code: Path | None, host: RayProgramHost, distributed: core.DistributedContext
-) -> Left | None:
+) -> Departure | None:
     """Run a trial that is a program. Returns how it failed, if it ended without an exception but badly."""
     assert code is not None, "a program lies in a directory"
     reset_logging()
@@ -145,10 +120,10 @@ def _run_program(
     with exits.watch(code), _errors_allowed_once_asked_to_stop(host):
         program.run(code)
     if not (host.is_watched or host.has_trained):  # the others may train, and wait for this rank
-        return Left(outcome="errored", error=program.never_trained(distributed.rank), fatal=True)
+        return Departure(outcome="errored", error=program.never_trained(distributed.rank), fatal=True)
     if error := exits.wait():
         failure = Failure(kind="error", where=" ".join(error.split()), batches=host.batches)
-        return Left(outcome="errored", error=error, failure=failure)
+        return Departure(outcome="errored", error=error, failure=failure)
     return None
 
 
@@ -168,18 +143,18 @@ def _errors_allowed_once_asked_to_stop(host: RayProgramHost) -> Iterator[None]:
         print(what, traceback.format_exc(), sep="\n", file=sys.stderr)
 
 
-def _left_by(error: BaseException, host: RayHost, code: Path | None, log: TrialLog) -> Left:
+def _departure(error: BaseException, host: RayHost, code: Path | None, log: TrialLog) -> Departure:
     """How a trial ended that raised this error, which is being handled."""
     match error:
         case TrialEnded():
             print(error, file=sys.stderr)
-            return Left(outcome=host.end(), error=host.reports.why_diverged, alone=True)
+            return Departure(outcome=host.end(), error=host.reports.why_diverged, alone=True)
         case LeaseLost():
-            return Left(outcome="interrupted")
+            return Departure(outcome="interrupted")
         case pytorch.InvalidHP():
-            return Left(outcome="invalid_hp", error=str(error))
+            return Departure(outcome="invalid_hp", error=str(error))
         case SearcherMetricError():
-            return Left(outcome="errored", error=str(error), fatal=True)
+            return Departure(outcome="errored", error=str(error), fatal=True)
         case ScriptFailed():
             text = "\n".join([str(error), *users_line(error, code), "", f"{LOG_TAIL} ({log.path}):", log.tail()])
         case _:
@@ -187,7 +162,7 @@ def _left_by(error: BaseException, host: RayHost, code: Path | None, log: TrialL
             trace = users_traceback(error, code) if is_program and code is not None else traceback.format_exc()
             text = with_users_line(error, trace, code)
             print(text, end="", file=sys.stderr)
-    return Left(outcome="errored", error=text, failure=failure_of(error, host.batches))
+    return Departure(outcome="errored", error=text, failure=failure_of(error, host.batches))
 
 
 def _exit_if_hung(host: RayHost, desk: Any, rank: int, log: TrialLog) -> contextlib.AbstractContextManager[None]:
@@ -196,7 +171,7 @@ def _exit_if_hung(host: RayHost, desk: Any, rank: int, log: TrialLog) -> context
     def report(what: str) -> None:
         failure = Failure(kind="hung", batches=host.batches)
         error = f"{what}; the stacks of all threads are in {log.path}"
-        ray.get(desk.leave.remote(host.lease.number, rank, "errored", error, failure=failure))
+        ray.get(desk.leave.remote(host.lease.number, rank, Departure(outcome="errored", error=error, failure=failure)))
 
     timeout_s = host.settings.config.get("hang_timeout_s")
     # The chief may wait for an object store, and the others for the chief, without knowing why.

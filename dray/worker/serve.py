@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import ray.train
 
 from dray import core
 from dray.code.startup_hook import run_startup_hook_once
+from dray.desk.messages import Departure
 from dray.storage.checkpoints import RemoteStore
 from dray.storage.logs import LogUploader
 from dray.training.determinism import deterministic
@@ -27,7 +29,7 @@ from dray.worker.gpu_share import limit_gpu_memory
 from dray.worker.isolation.snapshot import ProcessSnapshot
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.process_group import joined
-from dray.worker.run_trial import Left, Program, log_path, run_trial
+from dray.worker.run_trial import Program, log_path, run_trial
 
 
 def serve(work: dict[str, Any]) -> None:
@@ -82,10 +84,11 @@ def serve_joined(
     number = 0
     with contextlib.closing(LogUploader()) as uploader:
         while True:
-            granted = ray.get(desk.next_lease.remote(work["group"], work["start"], rank, distributed.size, number))
-            if granted is None:
+            asked = desk.next_lease.remote(work["group"], work["start"], rank, distributed.size, number)
+            lease: TrialLease | None = ray.get(asked)
+            if lease is None:
                 return
-            number, lease = granted["number"], granted["lease"]
+            number = lease.number
             if rank == 0:
                 desk.begun.remote(number)
             log = log_path(lease, rank)
@@ -93,16 +96,15 @@ def serve_joined(
                 uploader.begin(log, lease.store.root)
             if work["shared_by"] > 1 and ray.get_gpu_ids():
                 limit_gpu_memory(work["shared_by"])
-            left, leaks = snapshot.run(functools.partial(run_trial, program, code, lease, work, distributed))
+            departure, leaks = snapshot.run(functools.partial(run_trial, program, code, lease, work, distributed))
             uploader.end(log)
-            left = left.masked(settings.secrets)
-            stale = "; ".join([*_reasons_to_replace(left, settings), *leaks])
-            ending: dict[str, Any] = {"failure": left.failure, "alone": left.alone, "stale": stale}
-            ray.get(desk.leave.remote(number, rank, left.outcome, left.error, left.fatal, **ending))
+            stale = "; ".join([*_reasons_to_replace(departure, settings), *leaks])
+            departure = replace(departure.masked(settings.secrets), stale=stale)
+            ray.get(desk.leave.remote(number, rank, departure))
 
 
 def _is_shared_with_driver(lease: TrialLease) -> bool:
-    """Whether the driver sees the trial's directory: it then uploader the trial's logs to the object store."""
+    """Whether the driver sees the trial's directory: it then uploads the trial's logs to the object store itself."""
     return (lease.trial_dir.parent / "journal.jsonl").exists()
 
 
@@ -110,11 +112,11 @@ _BREAKS_PROCESS = {"oom": "out of memory", "device": "a GPU error", "collective"
 """Kinds of failures after which a process must not be reused."""
 
 
-def _reasons_to_replace(left: Left, settings: SharedSettings) -> list[str]:
+def _reasons_to_replace(departure: Departure, settings: SharedSettings) -> list[str]:
     """Why this process should serve no other trial, apart from what the trial has leaked; [] if it can."""
     reasons = []
-    if left.failure is not None and left.failure.kind in _BREAKS_PROCESS:
-        reasons.append(_BREAKS_PROCESS[left.failure.kind])
+    if departure.failure is not None and departure.failure.kind in _BREAKS_PROCESS:
+        reasons.append(_BREAKS_PROCESS[departure.failure.kind])
     if ddp.is_aborted():
         reasons.append("its collectives were aborted")
     if not settings.config["resources"]["reuse_workers"]:

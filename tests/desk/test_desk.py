@@ -10,11 +10,20 @@ import pytest
 
 from dray.desk import leases
 from dray.desk.desk import Desk
-from dray.desk.messages import GroupReady, HandleStarted, LeaseGranted, Message, TrialLeft, WorkerUnfit
+from dray.desk.messages import (
+    Departure,
+    DeskReport,
+    GroupReady,
+    HandleStarted,
+    LeaseGranted,
+    Message,
+    TrialLeft,
+    WorkerUnfit,
+)
 from dray.desk.results import TrialResult
 
-REPORT = {"rows": [], "step": 1, "value": 0.5, "final": False}
-FINAL = {"rows": [], "step": 4, "value": 0.25, "final": True}
+REPORT = DeskReport(step=1, value=0.5)
+FINAL = DeskReport(step=4, value=0.25, final=True)
 
 
 def scene(play: Any) -> Any:
@@ -95,11 +104,11 @@ def test_ranks_of_a_drained_group_end_when_the_last_has_left_its_trial() -> None
         assert not wanted.done()
         await desk.drain_group("g")
         assert await wanted
-        await desk.leave(lease, 0, "interrupted")
+        await desk.leave(lease, 0, Departure(outcome="interrupted"))
         first = task(desk.next_lease("g", 1, 0, 2, lease))
         await settle()
         assert not first.done(), "the other may still need it"
-        await desk.leave(lease, 1, "interrupted")
+        await desk.leave(lease, 1, Departure(outcome="interrupted"))
         assert await first is None
         assert await desk.next_lease("g", 1, 1, 2, lease) is None
 
@@ -123,7 +132,7 @@ def test_a_rank_whose_peer_hangs_ends_after_a_grace(monkeypatch: pytest.MonkeyPa
 
     async def play(desk: Desk) -> None:
         lease = await lend(desk, 3, size=2)
-        await desk.leave(lease, 1, "errored", "boom")
+        await desk.leave(lease, 1, Departure(outcome="errored", error="boom"))
         assert [(m.outcome, m.error) for m in await mail(desk) if isinstance(m, TrialLeft)] == [("errored", "boom")]
         # Rank 0 hangs in a collective operation: the processes of both end.
         assert await desk.next_lease("g", 1, 1, 2, lease) is None
@@ -180,7 +189,7 @@ def test_the_final_report_ends_the_trial_without_waiting() -> None:
     async def play(desk: Desk) -> None:
         lease = await lend(desk, 3)
         assert await desk.report(lease, FINAL, True) == "continue"
-        await desk.leave(lease, 0, "completed")
+        await desk.leave(lease, 0, Departure(outcome="completed"))
         assert await desk.serve(100) == [TrialResult(number=1, trial=3, step=4, value=0.25, outcome="completed")]
 
     scene(play)
@@ -208,10 +217,10 @@ def test_a_paused_trial_leaves_its_group_to_the_next_and_continues_when_queued_a
         await settle()
         await desk.answer(3, 1, "pause")
         assert await report == "pause"
-        await desk.leave(lease, 0, "paused")
+        await desk.leave(lease, 0, Departure(outcome="paused"))
         other = await lend(desk, 4, after=lease)
         await desk.enqueue([3], first=True)
-        await desk.leave(other, 0, "completed")
+        await desk.leave(other, 0, Departure(outcome="completed"))
         again = task(desk.next_lease("g", 1, 0, 1, other))
         granted = await grant(desk)
         assert granted.trial == 3
@@ -240,7 +249,7 @@ def test_a_rank_learns_at_once_that_the_run_or_its_lease_ends() -> None:
         lease = await lend(desk, 3)
         wanted = task(desk.stop_wanted(lease))
         await settle()
-        await desk.leave(lease, 0, "completed")
+        await desk.leave(lease, 0, Departure(outcome="completed"))
         assert not await wanted
         lease = await lend(desk, 4, after=lease)
         wanted = task(desk.stop_wanted(lease))
@@ -264,7 +273,7 @@ def test_closing_interrupts_those_who_wait_and_grants_no_more() -> None:
         driver = task(desk.messages({}))
         await settle()
         assert not await desk.is_quiet()  # trial 3 is out
-        await desk.leave(lease, 0, "interrupted")
+        await desk.leave(lease, 0, Departure(outcome="interrupted"))
         assert await desk.next_lease("g", 1, 0, 1, lease) is None
         assert await idle is None
         assert [type(message) for message in await driver] == [TrialLeft]

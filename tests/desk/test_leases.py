@@ -12,6 +12,8 @@ from dray.desk.failure import Failure, FailureKind
 from dray.desk.lease import Group, Lease, State
 from dray.desk.leases import CAUSE_GRACE, PEERS_GRACE_S, Leases
 from dray.desk.messages import (
+    Departure,
+    DeskReport,
     GroupEnded,
     GroupReady,
     GroupRetired,
@@ -69,11 +71,12 @@ class Scene:
         alone: bool = False,
         stale: str = "",
     ) -> float | None:
-        return self.leases.leave(lease.number, rank, outcome, error, False, failure, alone, stale)
+        departure = Departure(outcome=outcome, error=error, failure=failure, alone=alone, stale=stale)
+        return self.leases.leave(lease.number, rank, departure)
 
     def report(self, lease: Lease, number: int) -> None:
         """Rank 0 reports, and waits for a decision."""
-        self.leases.report(lease, {}, is_final=False)
+        self.leases.report(lease, DeskReport(), is_final=False)
         lease.decisions[number] = None
 
 
@@ -187,7 +190,7 @@ def test_a_restarted_trial_is_fenced_from_its_earlier_lease_in_another_group(sce
 
 def test_errors_after_the_final_report_do_not_count(scene: Scene) -> None:
     lease = scene.lend(3)
-    scene.leases.report(lease, {"final": True}, is_final=True)
+    scene.leases.report(lease, DeskReport(final=True), is_final=True)
     states = [lease.state]
     scene.leases.end_group("g", 1, {0: ""}, "")
     assert scene.news_of(TrialLeft) == []
@@ -197,7 +200,7 @@ def test_errors_after_the_final_report_do_not_count(scene: Scene) -> None:
 def test_reports_count_until_the_driver_has_recorded_them(scene: Scene) -> None:
     lease = scene.lend(3)
     for _ in range(3):
-        scene.leases.report(lease, {"rows": []}, is_final=False)
+        scene.leases.report(lease, DeskReport(), is_final=False)
     assert [message.trial for message in scene.news_of(ReportReceived)] == [3, 3, 3]
     scene.leases.recorded({lease.number: 2})
     assert lease.unrecorded == 1
@@ -551,4 +554,4 @@ def test_parameters_reach_only_the_current_lease_of_a_trial(scene: Scene) -> Non
     scene.lend(3, "h")
     late: dict[str, Any] = {"late": True}
     scene.leases.bind(old.number, late)
-    assert old.spec != late
+    assert old.parameters != late

@@ -15,6 +15,7 @@ from dray import imports
 from dray.code.load import load_entrypoint
 from dray.config.entrypoint import parse_entrypoint
 from dray.config.load import load_config
+from dray.desk.messages import Departure, DeskReport
 from dray.storage import CheckpointStore
 from dray.training.parallel.distributed import DistributedContext
 from dray.training.units import Batch
@@ -22,7 +23,7 @@ from dray.worker import desk_link
 from dray.worker import run_trial as run_trial_module
 from dray.worker.lease import SharedSettings, TrialLease
 from dray.worker.process_group import outliving_programs
-from dray.worker.run_trial import Left, run_trial
+from dray.worker.run_trial import run_trial
 from tests.bugs import CLASS, OF_A_CLASS, OF_A_PROGRAM, PROGRAM, check_error, model_dir
 from tests.ray.harness import recorded
 
@@ -40,14 +41,14 @@ class Desk:
 
     def __init__(self, verdict: str = "continue", *, stops: bool = False) -> None:
         self.verdict = verdict
-        self.final: list[dict[str, Any]] = []
+        self.final: list[DeskReport] = []
         answers = {"may_commit": True, "improves": True, "stop_wanted": stops, "saved": None, "best": None}
         for name, answer in answers.items():
             setattr(self, name, SimpleNamespace(remote=lambda *_, answer=answer: answer))
         self.report = SimpleNamespace(remote=self._report)
 
-    def _report(self, lease: int, report: dict[str, Any], decides: bool) -> str:
-        if report["final"]:
+    def _report(self, lease: int, report: DeskReport, decides: bool) -> str:
+        if report.final:
             self.final.append(report)
         return self.verdict if decides else "continue"
 
@@ -84,7 +85,7 @@ def no_ray(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def left(
     entrypoint: str, bug: str, model: Path, directory: Path, verdict: str = "continue", *, stops: bool = False
-) -> tuple[Left, Desk]:
+) -> tuple[Departure, Desk]:
     """How a worker leaves a trial with this bug."""
     config = load_config(recorded(directory / "record", trials=1, batches=8, entrypoint=entrypoint))
     settings = SharedSettings(

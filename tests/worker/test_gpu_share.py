@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from dray.desk.messages import Departure
 from dray.training.parallel.distributed import DistributedContext
 from dray.worker import gpu_share
 from dray.worker import serve as worker
 from dray.worker.gpu_share import CONTEXT_BYTES, limit_gpu_memory
-from dray.worker.run_trial import Left
 
 GB = 1 << 30
 
@@ -63,8 +63,7 @@ class Desk:
     """Grants two leases to one rank, then no more."""
 
     def __init__(self, directory: Path) -> None:
-        lease = SimpleNamespace(store=None, trial_dir=directory)
-        leases = iter([{"number": number, "lease": lease} for number in (1, 2)])
+        leases = iter([SimpleNamespace(number=number, store=None, trial_dir=directory) for number in (1, 2)])
         self.next_lease = SimpleNamespace(remote=lambda *_: next(leases, None))
         self.begun = self.leave = SimpleNamespace(remote=lambda *_, **__: None)
 
@@ -75,10 +74,10 @@ def limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int, li
     gpu = with_gpu(FakeGPU(), monkeypatch)
     found: list[int] = []
 
-    def trial(*_: object) -> Left:
+    def trial(*_: object) -> Departure:
         found.append(gpu.limit)
         gpu.fraction = 1.0  # a trial can do that
-        return Left(outcome="completed")
+        return Departure(outcome="completed")
 
     def serve(shared_by: int, gpu_ids: list[int]) -> list[int]:
         ray = SimpleNamespace(get=lambda answer: answer, get_gpu_ids=lambda: gpu_ids)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dray.desk.messages import DeskReport
 from dray.storage import CheckpointStore
 from dray.training.errors import SearcherMetricError, TrialEnded
 from dray.training.host import ProgramHost, Report
@@ -40,18 +40,18 @@ class Desk:
 
     def __init__(self, **answers: str) -> None:
         self.answers = answers
-        self.reports: list[dict[str, Any]] = []
+        self.reports: list[DeskReport] = []
         self.decided: list[tuple[float | None, float | None]] = []
         self.saves: list[tuple[int, float | None]] = []
         self.score: float | None = None
         for name in ("report", "may_commit", "saved", "improves", "best", "damaged", "stop_wanted"):
             setattr(self, name, SimpleNamespace(remote=getattr(self, f"_{name}")))
 
-    def _report(self, lease: int, report: dict[str, Any], decides: bool) -> str:
-        self.reports.append({**report, "decides": decides})
+    def _report(self, lease: int, report: DeskReport, decides: bool) -> str:
+        self.reports.append(report)
         if decides:
-            self.decided.append((report["step"], report["value"]))
-            return self.answers.get(f"at_{report['step']}", "continue")
+            self.decided.append((report.step, report.value))
+            return self.answers.get(f"at_{report.step}", "continue")
         return "continue"
 
     def _may_commit(self, lease: int) -> bool:
@@ -115,8 +115,8 @@ def test_a_search_decides_only_where_a_report_reaches_one_of_its_lengths(tmp_pat
     assert stops == [False] * 7
     assert host.report(validation(16)), "it has reached the last length"
     assert host.end() == "completed"
-    assert desk.reports[-1]["final"]
-    assert (desk.reports[-1]["step"], desk.reports[-1]["rows"]) == (16, [])
+    assert desk.reports[-1].final
+    assert (desk.reports[-1].step, desk.reports[-1].rows) == (16, [])
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_decision_is_returned_and_what_follows_is_still_recorded(verdict: str,
     assert Path(checkpoint, "manifest.json").exists()
     host.interrupted()
     assert host.end() == outcome
-    assert not any(report["final"] for report in desk.reports)
+    assert not any(report.final for report in desk.reports)
 
 
 def test_a_program_that_ignores_a_decision_is_ended_with_its_outcome(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_later_validations_may_lack_the_metric(known: str, tmp_path: Path) -> No
     if known == "reported":
         host.report(validation(1))
     host.report(Report(batches=2, validation={"accuracy": 0.5}))
-    assert [row["name"] for row in desk.reports[-1]["rows"]] == ["accuracy"]
+    assert [row["name"] for row in desk.reports[-1].rows] == ["accuracy"]
 
 
 def test_a_metric_that_was_never_reported_is_an_error_at_the_end(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_if_nothing_is_compared_a_program_need_not_report_the_metric(reported: R
         host.report(reported)
     assert host.has_trained
     assert host.end() == "completed"
-    assert (desk.reports[-1]["final"], desk.reports[-1]["step"]) == (True, None)
+    assert (desk.reports[-1].final, desk.reports[-1].step) == (True, None)
 
 
 def test_if_nothing_is_compared_a_validation_without_the_metric_is_one_warning(
@@ -301,7 +301,7 @@ def test_if_nothing_is_compared_a_validation_without_the_metric_is_one_warning(
     for batches in (1, 2):
         host.report(Report(batches=batches, validation={"accuracy": 0.5}))
     assert host.end() == "completed"
-    [warning] = [report["warning"] for report in desk.reports if "warning" in report]
+    [warning] = [report.warning for report in desk.reports if report.warning]
     assert "searcher.metric is 'loss', but the validation metrics are ['accuracy']" in warning
     assert caplog.messages == [warning], "in the trial's log too"
 
@@ -314,7 +314,7 @@ def test_a_trial_that_is_a_class_is_warned_in_the_same_way(tmp_path: Path) -> No
     assert host.metric is None, "so that the executor does not look for it"
     host.publish(Report(batches=1, validation={"accuracy": 0.5}, checkpoint="checkpoint_1"))
     host.publish(Report(batches=2, validation={"accuracy": 0.5}, final=True))
-    assert [("warning" in report, report["value"]) for report in desk.reports] == [(True, None), (False, None)]
+    assert [(bool(report.warning), report.value) for report in desk.reports] == [(True, None), (False, None)]
 
 
 STOPPING = replace(BY_BATCHES, config={"stop_on_nan": True})
@@ -339,7 +339,7 @@ def test_a_nan_loss_ends_the_trial_with_stop_on_nan(
     diverges = stops and why != ""
     assert host.reports.why_diverged == (why if diverges else "")
     assert host.end() == ("diverged" if diverges else "completed")
-    assert any(report["final"] for report in desk.reports) is not diverges, "leave() reports a trial that has diverged"
+    assert any(report.final for report in desk.reports) is not diverges, "leave() reports a trial that has diverged"
 
 
 def test_a_trial_that_the_search_stops_has_not_diverged(tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def test_a_trial_that_is_a_class_diverges_in_the_same_way(tmp_path: Path) -> Non
     # What the loop saves at its end.
     host.publish(Report(batches=2, checkpoint="checkpoint_2", final=True))
     assert host.end() == "diverged"
-    assert not any(report["final"] for report in desk.reports)
+    assert not any(report.final for report in desk.reports)
 
 
 def test_a_checkpoint_has_the_metric_whether_saved_before_or_after_the_report(tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def test_groups_become_rows_of_that_kind(tmp_path: Path) -> None:
     host = host_of(desk, tmp_path)
     host.report(Report(batches=3, groups={"inference": {"bleu": 31.5, "text": "no number"}}))
     host.close()
-    rows: list[Mapping[str, Any]] = [row for report in desk.reports for row in report["rows"]]
+    rows = [row for report in desk.reports for row in report.rows]
     assert [(row["kind"], row["name"], row["value"], row["batches"]) for row in rows] == [
         ("inference", "bleu", 31.5, 3)
     ]
