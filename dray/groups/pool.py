@@ -12,7 +12,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,17 @@ IN_TURN_S = 30.0
 """On a local cluster the first group, then Tune, then further groups start in turn: the time given to each."""
 END_S = 30.0
 """How long all groups together may take to shut down on a cluster that stays up."""
+
+
+@dataclass(slots=True)
+class _Member:
+    group: WorkerGroup
+    is_ready: bool = False
+    """All its processes can train."""
+    is_waiting: bool = False
+    """It had no slots when it was last checked."""
+    is_draining: bool = False
+    """Its trial saves and continues in another group; then its processes end."""
 
 
 class Groups:
@@ -82,10 +93,7 @@ class Groups:
         self._node_wait = NodeWait(slots, has_autoscaler=capacity.may_grow)
         self._names = (f"group-{number}" for number in itertools.count())
         self._starts = itertools.count(1)
-        self._groups: dict[str, WorkerGroup] = {}
-        self._starting: set[str] = set()
-        self._without_nodes: set[str] = set()
-        self._draining: set[WorkerGroup] = set()
+        self._groups: dict[str, _Member] = {}
         self._ended: list[str] = []
         self._starts_in_vain: Counter[str] = Counter()
         self._few_cores = own_cluster and capacity.starts_at_once() == 1
@@ -103,7 +111,7 @@ class Groups:
     @property
     def ready_count(self) -> int:
         """The number of groups that have started."""
-        return len(self._groups) - len(self._starting)
+        return sum(member.is_ready for member in self._groups.values())
 
     # ------------------------------------------------------------------ events
     def worker_arrived(self) -> None:
@@ -115,7 +123,8 @@ class Groups:
     def ready(self, name: str) -> None:
         """All processes of a group can train."""
         self._came_up = True
-        self._starting.discard(name)
+        if (member := self._groups.get(name)) is not None:
+            member.is_ready, member.is_waiting = True, False
         self._counts.groups_started += 1
         if self._elastic is not None:
             self._elastic.ready()
@@ -130,8 +139,8 @@ class Groups:
 
     def ended(self, name: str, start: int, *, is_lost: bool, error: str) -> None:
         """The processes of a group's start have ended; ``is_lost``: unexpectedly, because of ``error`` if known."""
-        group = self._groups.get(name)
-        if group is None or group.start != start:
+        member = self._groups.get(name)
+        if member is None or member.group.start != start:
             return
         self._end(name)
         self._ended.append(name)
@@ -150,9 +159,9 @@ class Groups:
 
     def nodes_drain(self, nodes: Collection[str]) -> None:
         """These nodes will be removed: the trials on them save, and continue elsewhere. Called from any thread."""
-        for name, group in list(self._groups.items()):
+        for name, member in list(self._groups.items()):
             # While it starts, there is nothing to save; this is called again in a second.
-            if name not in self._starting and group not in self._draining and not group.nodes.isdisjoint(nodes):
+            if member.is_ready and not member.is_draining and not member.group.nodes.isdisjoint(nodes):
                 self._display.say(f"a node of worker group {name} will be removed: its trial continues elsewhere")
                 self._drain(name)
 
@@ -172,7 +181,7 @@ class Groups:
         # Not for every message: it asks Ray for its nodes, and goes through all trials.
         pause = IN_TURN_S
         if self._more_may_start():
-            pause = 0.0 if looked or self._came_up else CLUSTER_CHECK_S if self._starting else SEEK_S
+            pause = 0.0 if looked or self._came_up else SEEK_S if self.ready_count == self.count else CLUSTER_CHECK_S
         if time.monotonic() - self._sought_at >= pause:
             self.start()
 
@@ -185,7 +194,7 @@ class Groups:
         wanted, fit = min(runnable, self._capacity.grown()), self._capacity.now()
         while len(self._groups) < wanted:
             # Groups that wait for a node do not slow down those whose workers start.
-            starting = len(self._starting - self._without_nodes)
+            starting = sum(not member.is_ready and not member.is_waiting for member in self._groups.values())
             if len(self._groups) < fit and starting >= self._capacity.starts_at_once():
                 return
             self._start(next(self._names))
@@ -193,20 +202,15 @@ class Groups:
     def _start(self, name: str) -> None:
         slots = replace(self._slots, per_trial=self._elastic.start()) if self._elastic else self._slots
         self._timeline.starts(name, slots.taken)
-        self._starting.add(name)
-        self._groups[name] = self._make(name, next(self._starts), slots)
+        self._groups[name] = _Member(self._make(name, next(self._starts), slots))
 
     def _drain(self, name: str) -> None:
         """Have a group's trial save and continue in another group; this one ends, and is replaced."""
-        self._draining.add(self._groups[name])
+        self._groups[name].is_draining = True
         self._desk.drain_group.remote(name)
 
     def _end(self, name: str) -> None:
-        group = self._groups.pop(name)
-        group.end()
-        self._draining.discard(group)
-        self._starting.discard(name)
-        self._without_nodes.discard(name)
+        self._groups.pop(name).group.end()
         self._timeline.ends(name)
 
     def _more_may_start(self) -> bool:
@@ -231,19 +235,23 @@ class Groups:
         if self._own_cluster or time.monotonic() < self._looked_at + LOOK_S:
             return False
         self._looked_at = time.monotonic()
-        self._without_nodes = {name for name in self._starting if not self._groups[name].is_placed}
+        for member in self._groups.values():
+            member.is_waiting = not member.is_ready and not member.group.is_placed
         if self._elastic is not None:
             self._resize(self._elastic)
         elif surplus := self._surplus():
             # First those that wait for nodes. The desk knows which of the others have no trial.
-            ends = sorted(self._without_nodes)[:surplus]
+            ends = sorted(self._waiting())[:surplus]
             for name in ends:
                 self._end(name)
             self._desk.retire_idle.remote(surplus - len(ends))
-        if news := self._node_wait.look(len(self._without_nodes), len(self._groups)):
+        if news := self._node_wait.look(len(self._waiting()), len(self._groups)):
             self._display.say(news)
         self._display.waits(self._node_wait.status)
         return True
+
+    def _waiting(self) -> list[str]:
+        return [name for name, member in self._groups.items() if member.is_waiting]
 
     def _surplus(self) -> int:
         """How many groups have had no trial for `IDLE_S`. One stays, even if no trial can run."""
@@ -259,12 +267,12 @@ class Groups:
 
     def _resize(self, elastic: Elastic) -> None:
         """Replace an elastic group by a larger one if there is room, or by a smaller one if others took its slots."""
-        for name, group in list(self._groups.items()):
-            if name in self._without_nodes and elastic.may_shrink():
+        for name, member in list(self._groups.items()):
+            if member.is_waiting and elastic.may_shrink():
                 self._display.say(f"others took slots of worker group {name}: its trial continues with fewer")
                 self._end(name)
                 self._start(name)
-            elif name not in self._starting and group not in self._draining and (size := elastic.may_grow()):
+            elif member.is_ready and not member.is_draining and (size := elastic.may_grow()):
                 self._display.say(
                     f"there is room for more slots than worker group {name} has: its trial continues with {size}"
                 )
@@ -280,6 +288,8 @@ class Groups:
         with contextlib.suppress(ray.exceptions.RayError):  # Ray may be gone
             if self._elastic is not None:
                 self._elastic.close()
-            for name in self._starting:  # what they wait for is not needed anymore
-                self._groups[name].end()
-            end_groups(self._groups.values(), within_s=0 if at_once else END_S)
+            groups = [member.group for member in self._groups.values()]
+            for member in self._groups.values():
+                if not member.is_ready:  # what it waits for is not needed anymore
+                    member.group.end()
+            end_groups(groups, within_s=0 if at_once else END_S)
