@@ -41,16 +41,10 @@ MOST_ENTRIES = 200_000
 """If a directory is too large, at most this many entries are read to find the largest ones."""
 
 # A directory with all files of one of these sets is not code.
-_FOREIGN = (
-    {"pyvenv.cfg"},
-    {"conda-meta"},
-    {"CACHEDIR.TAG"},
-    {"experiment.yaml", "journal.jsonl"},
-)
+_FOREIGN = ({"pyvenv.cfg"}, {"conda-meta"}, {"CACHEDIR.TAG"}, {"experiment.yaml", "journal.jsonl"})
 
 
-def told_size(size: int) -> str:
-    """A number of bytes, for a person."""
+def _size_text(size: int) -> str:
     if size < 2**10:
         return f"{size} bytes"
     return f"{size / 2**20:.1f} MiB" if size >= 2**20 / 10 else f"{size / 2**10:.1f} KiB"
@@ -74,9 +68,9 @@ class Code:
     size: int
 
     @property
-    def told(self) -> str:
-        """The number of files and their size, for a person."""
-        return f"{len(self.files)} {'file' if len(self.files) == 1 else 'files'}, {told_size(self.size)}"
+    def summary(self) -> str:
+        """The number of files and their size, as text."""
+        return f"{len(self.files)} file{'s' * (len(self.files) != 1)}, {_size_text(self.size)}"
 
     def targets(self) -> Iterator[tuple[str, str]]:
         """The target of each link, for a copy of the directory: relative if it is within, else absolute."""
@@ -132,7 +126,9 @@ def code_of(root: Path, *, leave_out: Path | None = None, deep: bool = True, fie
 
 def copied(root: Path) -> Code:
     """The code in a directory that `Code.copy` made: all files in it."""
-    walk = _Walk(root, None, None, deep=True)
+    from pathspec import GitIgnoreSpec
+
+    walk = _Walk(root, GitIgnoreSpec.from_lines([]), None, deep=True)
     walk.into("")
     return walk.code()
 
@@ -156,13 +152,12 @@ def _patterns(root: Path, field: str) -> GitIgnoreSpec:
 
 
 class _Walk:
-    def __init__(self, root: Path, ignored: GitIgnoreSpec | None, leave_out: Path | None, *, deep: bool) -> None:
+    def __init__(self, root: Path, ignored: GitIgnoreSpec, leave_out: Path | None, *, deep: bool) -> None:
         self._root, self._ignored, self._leave_out, self._deep = root, ignored, leave_out, deep
         self.folders: list[str] = []
         self.files: list[str] = []
         self.links: list[str] = []
-        self.sizes: Counter[str] = Counter()
-        """Total size of each file and directory, in bytes."""
+        self.sizes: Counter[str] = Counter()  # bytes of each file and directory
         self.entries = 0
 
     @property
@@ -188,17 +183,17 @@ class _Walk:
             entries = sorted(found, key=lambda entry: entry.name)
         names = {entry.name for entry in entries}
         if folder:
-            if self._ignored is not None and any(marks <= names for marks in _FOREIGN):
+            if any(marks <= names for marks in _FOREIGN):
                 return
             self.folders.append(folder.rstrip("/"))
         for entry in entries:
             # Once it is too large, reading on only serves to name the largest entries, so it is bounded.
             self.entries += 1
-            if self._ignored is not None and not self.is_whole and self.size > MOST_CODE_BYTES:
+            if not self.is_whole and self.size > MOST_CODE_BYTES:
                 return
             # True also for a link to a directory.
             name, is_folder = f"{folder}{entry.name}", os.path.isdir(entry.path)
-            if self._ignored is not None and self._ignored.match_file(f"{name}/" if is_folder else name):
+            if self._ignored.match_file(f"{name}/" if is_folder else name):
                 continue
             if entry.is_symlink() and not self._brings(entry.path):
                 self.links.append(name)
@@ -214,18 +209,17 @@ class _Walk:
     def _brings(self, link: str) -> bool:
         """Whether a link leads to code outside of the directory."""
         return (
-            self._ignored is not None
-            and os.path.isfile(link)
+            os.path.isfile(link)
             and os.path.getsize(link) <= MOST_LINKED_BYTES
             and not Path(os.path.realpath(link)).is_relative_to(os.path.realpath(self._root))
         )
 
 
 def _too_large(root: Path, walk: _Walk) -> str:
-    largest = ", ".join(f"{name} ({told_size(size)})" for name, size in _largest(walk))
+    largest = ", ".join(f"{name} ({_size_text(size)})" for name, size in _largest(walk))
     least = "" if walk.is_whole else "at least "
     return (
-        f"{root} has {least}{told_size(walk.size)} of files, more than the {MOST_CODE_BYTES >> 20} MiB that an "
+        f"{root} has {least}{_size_text(walk.size)} of files, more than the {MOST_CODE_BYTES >> 20} MiB that an "
         f"experiment copies and sends to its workers; the largest are {largest}; exclude what is not code in "
         f"{root / IGNORE_FILES[-1]} (.gitignore syntax), or give a directory with only the model's code"
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dray.code.startup_hook import HOOK
 from dray.compat import real_package_hint
-from dray.config.entrypoint import EXAMPLES, ClassName, Entrypoint, is_class
+from dray.config.entrypoint import EXAMPLES, ClassName, Entrypoint
 from dray.errors import EntrypointError, ImportRaisedError
 from dray.imports import import_model, module_file, no_module, raised, use_model_dir
 from dray.script import Script
@@ -27,8 +27,8 @@ def load_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[
     The directory stays at the front of ``sys.path``, as with ``load_trial_class``.
 
     Args:
-        entrypoint: Of a config.
-        model_dir: The directory of the model's code.
+        entrypoint: from a config; None: it has none.
+        model_dir: the directory of the model's code.
 
     Raises:
         EntrypointError: as ``load_trial_class``; there is no such program, or it has a syntax error.
@@ -36,10 +36,10 @@ def load_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike[
     if entrypoint is None:
         raise _error("entrypoint", f"missing required field; {EXAMPLES}")
     if isinstance(entrypoint, ClassName):
-        trial_class = load_trial_class(str(entrypoint), model_dir)
-        _check_constructor(trial_class, str(entrypoint))
+        trial_class = load_trial_class(entrypoint, model_dir)
+        _check_constructor(trial_class, entrypoint)
         return trial_class
-    directory = _directory(model_dir).resolve()
+    directory = _directory(model_dir)
     use_model_dir(directory)
     _check_program(entrypoint, directory)
     return entrypoint
@@ -60,7 +60,7 @@ def check_entrypoint(entrypoint: Entrypoint | None, model_dir: str | os.PathLike
             raise
 
 
-def _check_constructor(trial_class: type[PyTorchTrial], entrypoint: str) -> None:
+def _check_constructor(trial_class: type[PyTorchTrial], entrypoint: ClassName) -> None:
     try:
         inspect.signature(trial_class).bind(None)
     except TypeError as error:
@@ -106,33 +106,24 @@ def _installed(module: str, directory: Path) -> bool:
     return module_file(directory, outermost) is None and importlib.util.find_spec(outermost) is not None
 
 
-def load_trial_class(entrypoint: str, model_dir: str | os.PathLike[str]) -> type[PyTorchTrial]:
-    """Import the class that ``entrypoint`` names from ``model_dir``.
+def load_trial_class(entrypoint: ClassName, model_dir: str | os.PathLike[str]) -> type[PyTorchTrial]:
+    """Import a trial's class from ``model_dir``.
 
     The directory stays at the front of ``sys.path`` until another one is given. Modules of the previous one are
     forgotten first, so that two experiments in one process can each have their own ``model_def``.
-
-    Args:
-        entrypoint: ``module:Class``; the module may be in a package, ``models.digits:DigitsTrial``.
-        model_dir: The directory with the module.
 
     Raises:
         EntrypointError: no such directory, module or class, the module raises when it is imported (with the end of its
             traceback), or the class is not a ``PyTorchTrial``.
     """
-    directory = _directory(model_dir)
-    if not is_class(entrypoint):
-        raise _error("entrypoint", f"must be module:Class, got {entrypoint!r}; for example model_def:DigitsTrial")
-    module_name, _, class_name = entrypoint.partition(":")
-    module = import_model(module_name, directory.resolve())
-    return _find(module, class_name)
+    return _find(import_model(entrypoint.module, _directory(model_dir)), entrypoint.name)
 
 
 def _directory(model_dir: str | os.PathLike[str]) -> Path:
     directory = Path(model_dir)
     if not directory.is_dir():
         raise _error("model_dir", f"no such directory: {directory}; give the directory with the model's code")
-    return directory
+    return directory.resolve()
 
 
 def _find(module: ModuleType, name: str) -> type[PyTorchTrial]:
@@ -154,12 +145,10 @@ def _find(module: ModuleType, name: str) -> type[PyTorchTrial]:
         hint = real
     elif near:
         hint = f"did you mean {module.__name__}:{near[0]}?"
+    elif trials:
+        hint = f"its trials are {', '.join(trials)}"
     else:
-        hint = (
-            f"its trials are {', '.join(trials)}"
-            if trials
-            else "it has no trials: derive one from dray.pytorch.PyTorchTrial"
-        )
+        hint = "it has no trials: derive one from dray.pytorch.PyTorchTrial"
     if found is None:
         raise _error("entrypoint", f"{module.__name__} has no class {name}; {hint}")
     kind = "another class" if isinstance(found, type) else f"a value of type {type(found).__name__}"

@@ -40,7 +40,7 @@ def send(
     if directory.has_code or isinstance(load, FromDirectory):  # even if all its modules are installed
         code = copied(directory.code)
         sends.append(package(directory.code, tuple(code.targets())))
-        what = f"{directory.code} ({code.told})"
+        what = f"{directory.code} ({code.summary})"
     say(f"sending {what} and dray itself to the workers")
     runtime_env = environment(*sends)
     if isinstance(load, FromDirectory):

@@ -91,7 +91,7 @@ def test_size_is_that_of_the_code_alone(root: Path) -> None:
     write(root, "data/images.bin", size=3 << 20)
     (root / ".drayignore").write_text("data/\n")
     code = code_of(root)
-    assert (code.size, code.told) == (16, "4 files, 16 bytes")
+    assert (code.size, code.summary) == (16, "4 files, 16 bytes")
 
 
 def test_too_much_is_told_with_what_takes_the_most(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dray import imports
 from dray.code.load import check_entrypoint, load_entrypoint, load_trial_class
-from dray.config.entrypoint import parse_entrypoint
+from dray.config.entrypoint import ClassName, parse_entrypoint
 from dray.errors import ConfigError, EntrypointError
 from dray.script import Script
 
@@ -24,6 +24,7 @@ class {name}(pytorch.PyTorchTrial):
     def build_training_data_loader(self): pass
     def build_validation_data_loader(self): pass
 """
+MY_TRIAL = ClassName("my_model", "MyTrial")
 
 
 @pytest.fixture(autouse=True)
@@ -55,20 +56,21 @@ def fault(entrypoint: str | None, directory: Path) -> str:
 def test_class_is_loaded_from_the_model_directory(tmp_path: Path) -> None:
     from dray.pytorch import PyTorchTrial
 
-    found = load_trial_class("my_model:MyTrial", write(tmp_path, "my_model", TRIAL.format(name="MyTrial", here=1)))
+    found = load_trial_class(MY_TRIAL, write(tmp_path, "my_model", TRIAL.format(name="MyTrial", here=1)))
     assert issubclass(found, PyTorchTrial)
     assert found.__name__ == "MyTrial"
 
 
 def test_class_in_a_package_is_loaded(tmp_path: Path) -> None:
     write(tmp_path / "my_models", "digits", TRIAL.format(name="MyTrial", here=1))
-    assert load_trial_class("my_models.digits:MyTrial", tmp_path).__module__ == "my_models.digits"
+    assert load_trial_class(ClassName("my_models.digits", "MyTrial"), tmp_path).__module__ == "my_models.digits"
 
 
 def test_two_directories_with_a_module_of_one_name_both_work(tmp_path: Path) -> None:
     found = [
         load_trial_class(
-            "my_model:MyTrial", write(tmp_path / here, "my_model", TRIAL.format(name="MyTrial", here=here))
+            MY_TRIAL,
+            write(tmp_path / here, "my_model", TRIAL.format(name="MyTrial", here=here)),
         )
         for here in ("a", "b")
     ]
@@ -77,7 +79,7 @@ def test_two_directories_with_a_module_of_one_name_both_work(tmp_path: Path) -> 
 
 def test_missing_directory_is_told(tmp_path: Path) -> None:
     with pytest.raises(EntrypointError, match="model_dir: no such directory"):
-        load_trial_class("my_model:MyTrial", tmp_path / "none")
+        load_trial_class(MY_TRIAL, tmp_path / "none")
 
 
 def test_missing_entrypoint_is_told(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def test_module_that_was_mended_can_be_loaded_then(tmp_path: Path) -> None:
     fault("my_model:MyTrial", write(tmp_path, "my_model", "import my_half\n1 / 0"))
     write(tmp_path, "my_half", "")
     # Another length: the byte code that Python keeps is known by time (in seconds) and size.
-    load_trial_class("my_model:MyTrial", write(tmp_path, "my_model", TRIAL.format(name="MyTrial", here=1)))
+    load_trial_class(MY_TRIAL, write(tmp_path, "my_model", TRIAL.format(name="MyTrial", here=1)))
 
 
 def test_a_constructor_that_takes_more_than_the_context_is_told(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import dray.pytorch
 from dray import compat
 from dray.code.load import load_trial_class
 from dray.compat.names import COUNTERPARTS, MEMBERS, MISSING, MODULES, missing
+from dray.config.entrypoint import ClassName
 from dray.errors import EntrypointError
 from dray.imports import import_from_path, use_model_dir
 from dray.script import Script
@@ -316,7 +317,7 @@ def test_the_error_names_the_users_line(untouched: None, tmp_path: Path, monkeyp
         "from determined.keras import TFKerasTrial\n\n\nclass Mine(TFKerasTrial):\n    pass\n"
     )
     with pytest.raises(EntrypointError) as told:
-        load_trial_class("keras_def:Mine", tmp_path)
+        load_trial_class(ClassName("keras_def", "Mine"), tmp_path)
     text = str(told.value)
     assert 'keras_def.py", line 4' in text
     assert "class Mine(TFKerasTrial):" in text
@@ -364,7 +365,7 @@ def model_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.api("10.2", "10.3")
 def test_a_model_directory_needs_no_install(untouched: None, model_dir: Path) -> None:
-    trial = load_trial_class("det_model_def:Trial", model_dir)
+    trial = load_trial_class(ClassName("det_model_def", "Trial"), model_dir)
     assert trial.__base__ is dray.pytorch.PyTorchTrial
 
 
@@ -392,7 +393,7 @@ def test_a_checkpoints_code_may_import_determined(untouched: None, model_dir: Pa
 def test_a_directory_of_this_name_without_code_is_not_the_package(untouched: None, model_dir: Path) -> None:
     (model_dir / "determined").mkdir()
     (model_dir / "determined" / "notes.txt").write_text("of the user's")
-    assert load_trial_class("det_model_def:Trial", model_dir).__base__ is dray.pytorch.PyTorchTrial
+    assert load_trial_class(ClassName("det_model_def", "Trial"), model_dir).__base__ is dray.pytorch.PyTorchTrial
 
 
 def test_a_module_of_the_users_of_this_name_goes_first(
@@ -406,11 +407,11 @@ def test_a_module_of_the_users_of_this_name_goes_first(
 
 
 def test_the_next_model_directory_has_the_same_alias(untouched: None, model_dir: Path, tmp_path: Path) -> None:
-    first = load_trial_class("det_model_def:Trial", model_dir)
+    first = load_trial_class(ClassName("det_model_def", "Trial"), model_dir)
     package = sys.modules["determined"]
     (tmp_path / "next").mkdir()
     (tmp_path / "next" / "det_model_def.py").write_text(TRIAL)
-    second = load_trial_class("det_model_def:Trial", tmp_path / "next")
+    second = load_trial_class(ClassName("det_model_def", "Trial"), tmp_path / "next")
     assert first is not second
     assert sys.modules["determined"] is package
     assert sys.modules["determined.pytorch"] is dray.pytorch
@@ -554,7 +555,7 @@ def test_the_real_package_goes_first_with_a_warning(real: Path, caplog: pytest.L
 
 def test_a_class_of_the_real_package_is_an_error_with_the_fix(real: Path, model_dir: Path) -> None:
     with pytest.raises(EntrypointError) as told:
-        load_trial_class("det_model_def:Trial", model_dir)
+        load_trial_class(ClassName("det_model_def", "Trial"), model_dir)
     assert len(told.value.faults) == 1
     assert f"Determined's own package ({real / 'determined' / '__init__.py'})" in str(told.value)
     assert "pip uninstall determined" in str(told.value)
