@@ -123,6 +123,12 @@ def test_a_trial_that_reports_once_in_a_thousand_batches_saves_as_soon(
     assert saved_batches(path, 0) == len(attempt.batches) < 1000
 
 
+def take_terminal() -> None:
+    """Make standard input this session's terminal, whose end is then signalled, also if pytest runs under `nohup`."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 def test_trials_save_when_the_terminal_is_closed(tmp_path: Path) -> None:
     record, path = tmp_path / "record", tmp_path / "experiment"
     config = write_config(tmp_path, recorded(record, trials=1, batches=1000, pause_s=0.2))
@@ -134,7 +140,7 @@ def test_trials_save_when_the_terminal_is_closed(tmp_path: Path) -> None:
         stderr=inner,
         cwd=ROOT,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=take_terminal,
     )
     os.close(inner)
     os.set_blocking(terminal, False)
