@@ -75,7 +75,7 @@ def connect(address: str | None) -> Cluster:
 def _start() -> None:
     """Start a cluster on this machine, and connect to it."""
     # There is no dashboard: whoever wants one starts Ray first.
-    with _only_processes_of_use(), _signals_left_alone():
+    with _without_needless_processes(), _keep_signal_handlers():
         try:
             ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         except BaseException:  # also Ctrl-C: no half of a cluster stays
@@ -100,7 +100,7 @@ def join(address: str) -> None:
             socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
             refused = auth_error(address)
         if not refused:
-            with _signals_left_alone():
+            with _keep_signal_handlers():
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
         refused = local_auth_error() if address == "auto" else ""
@@ -114,7 +114,7 @@ def join(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _only_processes_of_use() -> Iterator[None]:
+def _without_needless_processes() -> Iterator[None]:
     """Ray that is started within the block has no autoscaler, no log monitor and no dashboard process, and its other
     processes each have their own session.
 
@@ -141,7 +141,7 @@ def _only_processes_of_use() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _signals_left_alone() -> Iterator[None]:
+def _keep_signal_handlers() -> Iterator[None]:
     """``ray.init()`` in the block leaves the process its own handler of SIGTERM.
 
     Ray would replace it by one that ends Ray at once, and below Python by one that prints a trace of the stack.

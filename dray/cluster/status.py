@@ -23,14 +23,8 @@ def status(address: str | None) -> dict[str, Any]:
     """
     address = address or os.environ.get("RAY_ADDRESS")
     if not address or address == "local":
-        return {
-            "address": None,
-            "nodes": [],
-            "cpus": os.cpu_count(),
-            "gpus": None,
-            "cpus_free": None,
-            "gpus_free": None,
-        }
+        unknown = {"gpus": None, "cpus_free": None, "gpus_free": None}
+        return {"address": None, "nodes": [], "cpus": os.cpu_count(), **unknown}
     # Imported here: it takes a second, and is not needed without a named cluster.
     import ray
 

@@ -86,4 +86,4 @@ class PreemptContext:
         self._host.interrupted()
 
     def _stop_requested(self) -> bool:
-        return self._train.stop_requested or self._host.asked_to_stop()
+        return self._train.stop_requested or self._host.stop_requested()

@@ -118,7 +118,7 @@ class OneTrialHost(LocalHost):
         Raises:
             SearcherMetricError: it never reported the searcher's metric.
         """
-        if self._own_loop and not (self._has_diverged or self.asked_to_stop()):
+        if self._own_loop and not (self._has_diverged or self.stop_requested()):
             self._checks.of_program(None, known=self._is_known)
 
     def best_validation(self) -> float | None:

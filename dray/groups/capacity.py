@@ -17,7 +17,7 @@ from dray.config.resources import Resources
 from dray.errors import ConfigError
 from dray.groups.group import Slots
 
-CPUS_OF_A_START = 4
+CPUS_PER_START = 4
 """CPUs that a node must have for each group that starts there at the same time."""
 
 
@@ -50,7 +50,7 @@ class Capacity:
         """How many groups may start at the same time: each worker takes several seconds of its node's CPUs."""
         kind, cpus = self._slots.kind, self._slots.cpus_per_slot
         usable = [node.resources for node in nodes() if slots_of(node.resources, kind, cpus)]
-        return max(1, sum(max(1, int(each["CPU"] // CPUS_OF_A_START)) for each in usable))
+        return max(1, sum(max(1, int(each["CPU"] // CPUS_PER_START)) for each in usable))
 
     def _fit(self, slots: list[int]) -> float:
         """How many groups fit on nodes with these numbers of slots."""

@@ -36,7 +36,7 @@ LOOK_S = 1.0
 IDLE_S = 15.0
 """How long there must have been more groups than trials before some are ended: about as long as a start takes, so that
 a wrong guess costs at most twice as much as the right one (ski rental; Karlin et al. 1988)."""
-STARTS_IN_VAIN = 5
+MAX_FAILED_STARTS = 5
 """A group that starts this many times without finishing a lease ends the experiment."""
 IN_TURN_S = 30.0
 """On a local cluster the first group, then Tune, then further groups start in turn: the time given to each."""
@@ -95,7 +95,7 @@ class Groups:
         self._starts = itertools.count(1)
         self._groups: dict[str, _Member] = {}
         self._ended: list[str] = []
-        self._starts_in_vain: Counter[str] = Counter()
+        self._failed_starts: Counter[str] = Counter()
         self._few_cores = own_cluster and capacity.starts_at_once() == 1
         self._began = time.monotonic()
         self._trains_since: float | None = None
@@ -135,7 +135,7 @@ class Groups:
 
     def trial_left(self, name: str) -> None:
         """A trial has left this group, which thus works."""
-        self._starts_in_vain[name] = 0
+        self._failed_starts[name] = 0
 
     def ended(self, name: str, start: int, *, is_lost: bool, error: str) -> None:
         """The processes of a group's start have ended; ``is_lost``: unexpectedly, because of ``error`` if known."""
@@ -147,12 +147,12 @@ class Groups:
         if not is_lost:
             return
         self._counts.groups_lost += 1
-        self._starts_in_vain[name] += 1
+        self._failed_starts[name] += 1
         if error:
             self._display.say(f"worker group {name} ended: {error}")
-        if self._starts_in_vain[name] >= STARTS_IN_VAIN:
+        if self._failed_starts[name] >= MAX_FAILED_STARTS:
             self.error = ExperimentError(
-                f"worker group {name} was started {STARTS_IN_VAIN} times and never finished a trial, the last time "
+                f"worker group {name} was started {MAX_FAILED_STARTS} times and never finished a trial, the last time "
                 f"because {error or 'its processes died'}; see Ray's logs, and resume with: dray experiment resume "
                 f"{self._experiment}"
             )

@@ -10,7 +10,7 @@ from dray.cluster import autoscaler
 from dray.cluster.nodes import nodes
 from dray.groups.group import Slots
 
-SAID_AFTER_S = 10.0
+SAY_AFTER_S = 10.0
 """How long a group must have waited before the user is told: with free nodes it takes less than a second, and an
 autoscaler looks every five."""
 LOOK_S = 5.0
@@ -45,7 +45,7 @@ class NodeWait:
             self._since, self._said, self.status = None, None, ""
             return ""
         self._since = now if self._since is None else self._since
-        if now - self._since < SAID_AFTER_S or (self._said is not None and now - self._looked_at < LOOK_S):
+        if now - self._since < SAY_AFTER_S or (self._said is not None and now - self._looked_at < LOOK_S):
             return ""
         self._looked_at = now
         which = f"{waiting} of {groups} worker groups wait" if groups > 1 else "the worker group waits"

@@ -265,7 +265,7 @@ class LocalHost:
             f"nor a directory; looked for {', '.join(str(path) for path in candidates)}"
         )
 
-    def asked_to_stop(self) -> bool:
+    def stop_requested(self) -> bool:
         if self._stop_requested_by and self._display is not None and not self._announced_stop:
             self._announced_stop = True
             self._display.say("stopping: saving a checkpoint after this batch; Ctrl-C again ends the run at once")

@@ -130,7 +130,7 @@ class Executor:
         rank, position = self.rank, self.rank.position
         self.agreement = Agreement(
             rank.peers,
-            stop_requested=self.host.asked_to_stop,
+            stop_requested=self.host.stop_requested,
             trained=lambda: position.trained,
             device=rank.device,
         )

@@ -139,7 +139,7 @@ class Host(Protocol):
         """
         ...
 
-    def asked_to_stop(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether training is to stop soon, to be resumed later: at a batch that all ranks agree on, with a checkpoint.
 
         Called repeatedly on every rank, in a thread beside the training. One rank's request stops all.

@@ -1,4 +1,4 @@
-"""The messages of one lease to the desk, and the desk's answers. All use of Ray by a trial's host is here."""
+"""The messages of one lease to the desk, and the desk's answers: all that a trial's host uses of Ray."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DeskLink:
         self._kept: list[Row] = []
         self._in_flight: deque[Any] = deque()
         self._sent_at = -math.inf
-        self._stop: Any = None
+        self._stop: Any = None  # the call that waits for a request to stop
 
     # ------------------------------------------------------------------ reports
     def send(self, report: DeskReport, *, wait: bool) -> Reply:
@@ -54,18 +54,18 @@ class DeskLink:
 
     def _answered(self) -> Reply:
         """The first answer other than "continue" among those that have come; otherwise "continue"."""
-        verdict: Reply = "continue"
-        while self._in_flight and verdict == "continue":
+        reply: Reply = "continue"
+        while self._in_flight and reply == "continue":
             # Only the oldest is checked: reports arrive in order.
             timeout = 0 if len(self._in_flight) <= MAX_IN_FLIGHT else None
             ready, _ = ray.wait([self._in_flight[0]], timeout=timeout)
             if not ready:
                 break
-            verdict = ray.get(self._in_flight.popleft())
-        return verdict
+            reply = ray.get(self._in_flight.popleft())
+        return reply
 
     def flush(self) -> None:
-        """Send the rows that are left."""
+        """Send the rows that `send_soon` has kept."""
         if self._kept:
             self.send(DeskReport(), wait=False)
 
@@ -82,7 +82,8 @@ class DeskLink:
         try:
             ready, _ = ray.wait([self._stop], timeout=0)
             return bool(ready) and bool(ray.get(self._stop))
-        except ray.exceptions.RayError:  # the next report raises the error
+        except ray.exceptions.RayError:
+            self._stop = None  # ask again: it may be unreachable for a moment; if it died, the next report fails
             return False
 
     # ------------------------------------------------------------------ the best of the experiment

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from dray.desk.failure import running_users_line
@@ -27,10 +26,9 @@ POLL_S = 0.1
 def collectives_begun() -> int:
     """How many collectives of all ranks this rank has begun; 0 if the count is not reliable.
 
-    gloo also counts what one rank sends to another: with two ranks it counts on both, with more not on all. So does
-    NCCL with older versions of torch for batched sends; there even two ranks may differ.
+    gloo also counts what one rank sends to another: with two ranks it counts on both, with more not on all.
     """
-    if not (torch.__version__ >= "2.7" if dist.get_backend() == "nccl" else dist.get_world_size() <= 2):
+    if dist.get_backend() != "nccl" and dist.get_world_size() > 2:
         return 0
     return int(dist.group.WORLD._get_sequence_number_for_group())  # type: ignore[union-attr]
 

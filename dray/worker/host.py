@@ -131,7 +131,7 @@ class RayHost:
         score = self.settings.score(self.settings.metric_of(validation))
         return math.isfinite(score) and self._link.is_best(score)
 
-    def asked_to_stop(self) -> bool:
+    def stop_requested(self) -> bool:
         return self._link.stop_requested()
 
     # ------------------------------------------------------------------ checkpoints

@@ -203,7 +203,7 @@ class Reports:
             report: the report.
             length: at its validation, in the search's unit.
         """
-        now = time.time()
+        common = {"batches": report.batches, "epochs": report.epochs, "time": time.time()}
         groups = {
             "training": report.training,
             "validation": report.validation,
@@ -211,14 +211,7 @@ class Reports:
             **(report.groups or {}),
         }
         rows = [
-            {
-                "batches": report.batches,
-                "epochs": report.epochs,
-                "kind": kind,
-                "name": name,
-                "value": value,
-                "time": now,
-            }
+            {**common, "kind": kind, "name": name, "value": value}
             for kind, metrics in groups.items()
             for name, value in (metrics or {}).items()
             if isinstance(value, (int, float)) and name not in ("batches", "epochs")
@@ -260,18 +253,18 @@ class Reports:
 
     # ------------------------------------------------------------------ decisions
     def _send(self, message: DeskReport, *, wait: bool) -> bool:
-        verdict = self._link.send(message, wait=wait)
+        reply = self._link.send(message, wait=wait)
         if message.final:
             self.life.on("complete")
-        return self._obey(verdict)
+        return self._obey(reply)
 
-    def _obey(self, verdict: Reply) -> bool:
+    def _obey(self, reply: Reply) -> bool:
         """Returns whether the trial should stop."""
-        if verdict == "fenced":
+        if reply == "fenced":
             self.life.on("lose")
             raise self._link.lost()
-        if verdict != "continue":
-            self.life.on(verdict)
+        if reply != "continue":
+            self.life.on(reply)
         return self.life.should_return
 
     def _stops_after(self, report: Report) -> bool:

@@ -60,19 +60,6 @@ def test_torchs_version_is_known_without_torch() -> None:
     assert versions()["dray"] == dray.__version__
 
 
-@pytest.mark.parametrize("line", ["__version__ = '2.4.0a0+git1'", '__version__: str = "2.4.0a0+git1"'], ids=str)
-def test_torchs_version_is_that_of_the_one_that_would_be_imported(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "version.py").write_text(f"debug = False\n{line}\ncuda: Optional[str] = None\n")
-    origin = str(tmp_path / "__init__.py")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(origin=origin))
-    assert node_checks.of_torch() == "2.4.0a0+git1"
-    assert node_checks.of_torch("cuda") == ""
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert node_checks.of_torch() == ""
-
-
 def test_a_directory_is_the_drivers_if_its_sign_is_there(tmp_path: Path) -> None:
     mine, other = tmp_path / "mine", tmp_path / "other"
     write_sign(mine, "run-1")

@@ -296,9 +296,9 @@ def test_trains_workers_need_nothing_that_dray_does_not_give() -> None:
 def test_processes_of_a_cluster_that_dray_starts_get_no_signal_of_its_group_and_die_with_it() -> None:
     from ray._private import services
 
-    from dray.cluster.connection import _only_processes_of_use
+    from dray.cluster.connection import _without_needless_processes
 
-    with _only_processes_of_use():
+    with _without_needless_processes():
         started = services.start_ray_process(["sleep", "600"], "sleep", fate_share=True).process
     try:
         assert os.getsid(started.pid) == started.pid, (

@@ -14,7 +14,7 @@ import ray
 from dray.display.counts import Counts
 from dray.groups.capacity import Capacity
 from dray.groups.group import Slots
-from dray.groups.pool import CLUSTER_CHECK_S, IDLE_S, IN_TURN_S, LOOK_S, SEEK_S, STARTS_IN_VAIN, Groups
+from dray.groups.pool import CLUSTER_CHECK_S, IDLE_S, IN_TURN_S, LOOK_S, MAX_FAILED_STARTS, SEEK_S, Groups
 from dray.records.timeline import FILE, Timeline
 from tests.groups.test_capacity import node
 
@@ -240,24 +240,24 @@ def test_a_group_that_keeps_dying_without_a_trial_ends_the_experiment(worlds: An
     groups.start()
     comes_up(groups, "group-0")
     groups.trial_left("group-0")
-    for number in range(STARTS_IN_VAIN):
+    for number in range(MAX_FAILED_STARTS):
         assert groups.error is None
         comes_up(groups, "group-0")
         ends(groups, world.made[-1], lost=True, error="no file descriptors" if number else "")
         groups.reconcile()
-    assert f"group-0 was started {STARTS_IN_VAIN} times and never finished a trial" in str(groups.error)
+    assert f"group-0 was started {MAX_FAILED_STARTS} times and never finished a trial" in str(groups.error)
     assert "because no file descriptors" in str(groups.error)
     assert str(world.directory) in str(groups.error), "it says how to go on"
-    assert (world.counts.groups_started, world.counts.groups_lost) == (STARTS_IN_VAIN + 1, STARTS_IN_VAIN)
-    assert len(world.made) == STARTS_IN_VAIN, "and no other is started"
+    assert (world.counts.groups_started, world.counts.groups_lost) == (MAX_FAILED_STARTS + 1, MAX_FAILED_STARTS)
+    assert len(world.made) == MAX_FAILED_STARTS, "and no other is started"
 
 
-def test_a_trial_that_leaves_resets_the_starts_in_vain_of_its_group(worlds: Any) -> None:
+def test_a_trial_that_leaves_resets_the_failed_starts_of_its_group(worlds: Any) -> None:
     world = worlds(1)
     groups = world.groups()
     world.trials = 2
     groups.start()
-    for _ in range(3 * STARTS_IN_VAIN):
+    for _ in range(3 * MAX_FAILED_STARTS):
         comes_up(groups, "group-0")
         groups.trial_left("group-0")
         ends(groups, world.made[-1], lost=True)
@@ -270,7 +270,7 @@ def test_groups_that_are_replaced_on_purpose_are_not_lost(worlds: Any) -> None:
     groups = world.groups()
     world.trials = 2
     groups.start()
-    for _ in range(2 * STARTS_IN_VAIN):
+    for _ in range(2 * MAX_FAILED_STARTS):
         comes_up(groups, "group-0")
         ends(groups, world.made[-1])
         groups.reconcile()

@@ -8,7 +8,7 @@ import ray
 from dray.cluster import autoscaler
 from dray.cluster.autoscaler import Activity
 from dray.groups.group import Slots
-from dray.groups.waiting import LOOK_S, SAID_AFTER_S, NodeWait
+from dray.groups.waiting import LOOK_S, SAY_AFTER_S, NodeWait
 from tests.groups.test_capacity import GPU_NODE, HEAD, node
 
 SLOTS = Slots(per_trial=2, gpu=True, cpus_per_slot=1, runtime_env={})
@@ -41,8 +41,8 @@ def test_waiting_is_reported_once_with_the_request_the_cluster_and_the_autoscale
     for _ in range(200):
         said.append(waiting.look(2, 3))
         world.now += 1
-    assert [said.index(each) for each in said if each] == [SAID_AFTER_S]
-    assert said[int(SAID_AFTER_S)] == (
+    assert [said.index(each) for each in said if each] == [SAY_AFTER_S]
+    assert said[int(SAY_AFTER_S)] == (
         "2 of 3 worker groups wait for nodes. Each needs 2 x (1 GPU and 1 CPU). "
         "The cluster has 4 CPUs (1 free) on 1 node; the autoscaler is starting 2 spot"
     )
@@ -53,7 +53,7 @@ def test_waiting_is_reported_once_with_the_request_the_cluster_and_the_autoscale
 def test_unavailable_nodes_are_reported_once(world: World) -> None:
     waiting = NodeWait(SLOTS, has_autoscaler=True)
     waiting.look(1, 1)
-    world.now += SAID_AFTER_S
+    world.now += SAY_AFTER_S
     assert "the worker group waits" in waiting.look(1, 1)
     world.activity = Activity(starting={}, failed={"spot": "no capacity"})
     assert waiting.look(1, 1) == ""
@@ -68,7 +68,7 @@ def test_a_missing_autoscaler_is_reported(world: World) -> None:
     waiting = NodeWait(SLOTS, has_autoscaler=False)
     world.nodes = [HEAD, GPU_NODE]
     waiting.look(1, 2)
-    world.now += SAID_AFTER_S
+    world.now += SAY_AFTER_S
     assert waiting.look(1, 2) == (
         "1 of 2 worker groups wait for nodes. Each needs 2 x (1 GPU and 1 CPU). "
         "The cluster has 2 GPUs (0 free) and 12 CPUs (1 free) on 2 nodes; no autoscaler is running to start more"
@@ -79,4 +79,4 @@ def test_a_short_wait_is_not_reported(world: World) -> None:
     waiting = NodeWait(SLOTS, has_autoscaler=True)
     for count in [1, 0] * 50:
         assert waiting.look(count, 1) == waiting.status == ""
-        world.now += SAID_AFTER_S - 1
+        world.now += SAY_AFTER_S - 1

@@ -81,7 +81,7 @@ class FakeHost:
         self.opened.append(checkpoint)
         return verify(Path(checkpoint))
 
-    def asked_to_stop(self) -> bool:
+    def stop_requested(self) -> bool:
         return self.asked
 
     def publish(self, report: Report) -> bool:

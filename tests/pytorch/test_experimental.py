@@ -110,7 +110,7 @@ def test_what_fails_on_one_rank_fails_on_both(monkeypatch: pytest.MonkeyPatch) -
 class Paused(LocalHost):
     """Is asked to stop."""
 
-    def asked_to_stop(self) -> bool:
+    def stop_requested(self) -> bool:
         return True
 
 

@@ -167,9 +167,9 @@ def test_what_a_trial_patches_is_what_it_and_only_it_runs(
         lambda: setattr(torch._dynamo.config, "capture_scalar_outputs", True),
         lambda: setattr(inductor, "max_autotune", True),
         lambda: torch.use_deterministic_algorithms(True),
-        lambda: torch.backends.cuda.enable_flash_sdp(False),
+        lambda: setattr(torch.backends.cudnn, "benchmark", True),
     ],
-    ids=["dynamo", "inductor", "determinism", "attention"],
+    ids=["dynamo", "inductor", "determinism", "cudnn"],
 )
 def test_trials_with_other_settings_compile_for_themselves(
     snapshot: ProcessSnapshot, change: Callable[[], Any]

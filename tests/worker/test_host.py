@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from dray.desk.messages import DeskReport
 from dray.storage import CheckpointStore, checkpoints
@@ -58,6 +59,23 @@ def test_metrics_within_an_interval_are_sent_together(
         assert not host.publish(Report(batches=batches, training={"loss": 0.5}))
     host.close()
     assert desk.reports == expected
+
+
+def test_a_request_to_stop_is_heard_after_the_desk_was_unreachable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Exception | bool] = [ray.exceptions.ActorUnavailableError("no connection", None), True]
+
+    def get(answer: Exception | bool) -> bool:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    fake = SimpleNamespace(get=get, wait=lambda refs, timeout: (refs, []), exceptions=ray.exceptions)
+    monkeypatch.setattr(desk_link, "ray", fake)
+    desk = SimpleNamespace(stop_wanted=SimpleNamespace(remote=lambda lease: answers.pop(0)))
+    host = RayHost(desk=desk, lease=lease_in(tmp_path), settings=SETTINGS, code_dir=None)
+    assert [host.stop_requested() for _ in range(3)] == [False, True, True]
 
 
 class Judge:

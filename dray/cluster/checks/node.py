@@ -13,10 +13,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
-import importlib.util
+import importlib.metadata
 import os
 import platform
-import re
 import secrets
 import shutil
 import sys
@@ -132,39 +131,25 @@ def versions() -> dict[str, str]:
     """Of this process: ``python``, ``ray``, ``torch`` (which is not imported for it), ``dray``; "" is none."""
     import ray
 
-    return {"python": platform.python_version(), "ray": ray.__version__, "torch": of_torch(), "dray": _of_dray()}
-
-
-def _of_dray() -> str:
-    try:
+    found = {"python": platform.python_version(), "ray": ray.__version__, "torch": "", "dray": ""}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["torch"] = importlib.metadata.version("torch")
+    with contextlib.suppress(ImportError):
         # By name: this layer must not import those above it, as the package's own module does.
-        return str(importlib.import_module("dray").__version__)
-    except ImportError:
-        return ""
-
-
-def of_torch(field: str = "__version__") -> str:
-    """A value of the version file of the torch that would be imported here; "" if there is none."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        return ""
-    with contextlib.suppress(OSError):
-        text = Path(found.origin).with_name("version.py").read_text()
-        if value := re.search(rf"^{field}\s*(?::[^=]*)?=\s*['\"](.*)['\"]", text, re.MULTILINE):
-            return value.group(1)
-    return ""
+        found["dray"] = importlib.import_module("dray").__version__
+    return found
 
 
 def other_versions(drivers: Mapping[str, str], here: Mapping[str, str]) -> Trouble | None:
     """What differs. Python is compared by its minor version, torch without ``+cpu`` or ``+cu126``."""
-    differ = [name for name in drivers if _that_counts(name, drivers[name]) != _that_counts(name, here[name])]
+    differ = [name for name in drivers if _compared_part(name, drivers[name]) != _compared_part(name, here[name])]
     if not differ:
         return None
     has, had = (", ".join(f"{name} {those[name] or 'none'}" for name in differ) for those in (here, drivers))
     return Trouble("versions", f"has {has}, but the driver has {had}")
 
 
-def _that_counts(name: str, version: str) -> str:
+def _compared_part(name: str, version: str) -> str:
     return version.rpartition(".")[0] if name == "python" else version.partition("+")[0]
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
-from pathlib import Path
 from types import FrameType
 
 import torch
 
-from dray.imports import is_installed
+from dray.desk.failure import is_users_file
 from dray.memory import MACHINE_MEMORY, give_back
 from dray.pytorch.cached import drop_all, unheld
 from dray.worker.children import END_S, children, end_children
@@ -20,10 +18,6 @@ LEAK = 1 / 20
 """How much more memory (as a share of the machine's, or of a GPU's) a process may keep after a trial than after the
 first one: little enough for the workers of eight GPUs at once, and enough that only a real leak restarts processes,
 which takes seconds."""
-
-_DRAY = Path(__file__).parents[2]
-# searchers is not imported: trials have no use for it.
-_OURS = tuple(f"{place}{os.sep}" for place in (_DRAY, _DRAY.parent / "searchers"))
 
 
 class Leaks:
@@ -89,12 +83,10 @@ class Leaks:
 
 
 def _users_line(frame: FrameType | None) -> str:
-    """The innermost line of this stack that is neither in an installed package nor in dray; "" if there is none."""
+    """The innermost line of this stack that is the user's own code; "" if there is none."""
     while frame is not None:
-        file = frame.f_code.co_filename
-        # Code made from a string, such as the methods of a dataclass, has no file.
-        if not file.startswith(("<", *_OURS)) and not is_installed(file):
-            return f"{file}:{frame.f_lineno}"
+        if is_users_file(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 

@@ -1,15 +1,14 @@
 """The process-wide settings that training code changes, each with how to read and how to restore it.
 
 Not listed: thread-local state (grad mode, autocast, the default device), because each trial has its own thread; the
-random number generators, which every trial seeds; and settings that trials rarely change, such as locale, umask, print
-options, resource limits and timers. A trial that changes one of those needs ``resources.reuse_workers: false``.
+random number generators, which every trial seeds; and settings that trials of one experiment rarely change, such as
+attention kernels, anomaly detection, the locale or print options. Those need ``resources.reuse_workers: false``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import multiprocessing
 import operator
 import os
@@ -20,8 +19,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.backends.cuda
-import torch.multiprocessing
 from torch.backends import cuda, cudnn
 
 
@@ -30,9 +27,9 @@ class Setting:
     """One setting.
 
     Attributes:
-        name: For messages.
-        get: Returns the current value, a copy that can be compared with ``==``.
-        put: Sets such a value.
+        name: for messages.
+        get: returns the current value, a copy that can be compared with ``==``.
+        put: sets such a value.
     """
 
     name: str
@@ -66,7 +63,6 @@ PYTHON = [
     Setting("sys.path", lambda: sys.path[:], lambda value: operator.setitem(sys.path, _whole, value)),
     Setting("sys.argv", lambda: sys.argv[:], lambda value: operator.setitem(sys.argv, _whole, value)),
     Setting("garbage collection", lambda: (gc.isenabled(), gc.get_threshold()), _set_collection),
-    Setting("logging.disable", lambda: logging.root.manager.disable, logging.disable),
     # A second trial that sets it without force=True would fail.
     Setting(
         "the start method of processes",
@@ -77,7 +73,7 @@ PYTHON = [
 
 
 # --------------------------------------------------------------------------------------------------------------- torch
-# Where torch >= 2.9 keeps float32 precisions, the more general ones first: an unset one takes the more general value.
+# Where torch >= 2.9 keeps float32 precisions, the general ones first: one that is not set has the general one's value.
 _PLACES = [
     ("generic", "all"),
     *((backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv", "rnn")),
@@ -89,11 +85,7 @@ _set_precision: Callable[..., object] = getattr(torch._C, "_set_fp32_precision_s
 def float32_precision() -> tuple[Any, ...]:
     """The precision of float32 operations (TF32, bfloat16): by torch's older API, then by its newer one."""
     values: list[Any] = []
-    for get in (
-        torch.get_float32_matmul_precision,
-        lambda: cudnn.allow_tf32,
-        lambda: cuda.matmul.allow_tf32,
-    ):
+    for get in (torch.get_float32_matmul_precision, lambda: cudnn.allow_tf32, lambda: cuda.matmul.allow_tf32):
         try:
             values.append(get())
         except RuntimeError:  # torch refuses to read these after a change by the newer API
@@ -124,18 +116,6 @@ TORCH = [
         for name in ("enabled", "benchmark", "deterministic")
     ),
     Setting("the precision of float32", float32_precision, _set_float32_precision),
-    *(
-        Setting(f"{kind} attention", getattr(cuda, f"{kind}_sdp_enabled"), getattr(cuda, f"enable_{kind}_sdp"))
-        for kind in ("flash", "mem_efficient", "math", "cudnn")
-    ),
-    Setting(
-        "anomaly detection",
-        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        lambda value: torch.set_anomaly_enabled(*value),
-    ),
-    Setting(
-        "the sharing strategy", torch.multiprocessing.get_sharing_strategy, torch.multiprocessing.set_sharing_strategy
-    ),
     # It can be set only once: restoring it fails, and the next trial gets a new process.
     Setting("the number of inter-op threads", torch.get_num_interop_threads, torch.set_num_interop_threads),
 ]

@@ -60,8 +60,6 @@ def precision() -> list[object]:
     return [torch.get_float32_matmul_precision(), *(getattr(place, "fp32_precision", None) for place in places)]
 
 
-attention = torch.backends.cuda
-
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Path], Any]]] = {
     # First, for they import torch's compiler.
     "determinism": (torch.get_deterministic_debug_mode, lambda tmp: torch.use_deterministic_algorithms(True)),
@@ -91,14 +89,9 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Path], Any]]] = {
         lambda: logging.getLogger("torch").level,
         lambda tmp: logging.getLogger("torch").setLevel(1),
     ),
-    "logging switched off": (lambda: logging.root.manager.disable, lambda tmp: logging.disable()),
     "decimals": (lambda: decimal.getcontext().prec, lambda tmp: setattr(decimal.getcontext(), "prec", 4)),
     "garbage collection": (lambda: [gc.isenabled(), *gc.get_threshold()], change_collection),
     "start method": (start_method, lambda tmp: multiprocessing.set_start_method("spawn", force=True)),
-    "sharing strategy": (
-        torch.multiprocessing.get_sharing_strategy,
-        lambda tmp: torch.multiprocessing.set_sharing_strategy("file_system"),
-    ),
     "numpy's errors": (lambda: sorted(np.geterr().items()), lambda tmp: np.seterr(all="raise")),
     "dtype": (lambda: str(torch.get_default_dtype()), lambda tmp: torch.set_default_dtype(torch.float64)),
     "device": (lambda: str(torch.ones(1).device), lambda tmp: torch.set_default_device("meta")),
@@ -108,13 +101,6 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Path], Any]]] = {
     "TF32 of convolutions": flip(torch.backends.cudnn, "allow_tf32"),
     "benchmark": flip(torch.backends.cudnn, "benchmark"),
     "cudnn": flip(torch.backends.cudnn, "enabled"),
-    "attention: flash": (attention.flash_sdp_enabled, lambda tmp: attention.enable_flash_sdp(False)),
-    "attention: memory": (
-        attention.mem_efficient_sdp_enabled,
-        lambda tmp: attention.enable_mem_efficient_sdp(False),
-    ),
-    "attention: math": (attention.math_sdp_enabled, lambda tmp: attention.enable_math_sdp(False)),
-    "anomalies": (torch.is_anomaly_enabled, lambda tmp: torch.autograd.set_detect_anomaly(True)),
     "denormals": (
         lambda: (torch.tensor([1e-40]) * torch.tensor([1.0])).item(),
         lambda tmp: torch.set_flush_denormal(True),
