@@ -74,7 +74,8 @@ def with_version(directory: Path, package: str, version: str) -> str:
         case "torch":
             (place / "torch").mkdir(parents=True)
             (place / "torch" / "__init__.py").write_text("raise ImportError('this torch is not for this machine')")
-            (place / "torch" / "version.py").write_text(f"__version__ = {version!r}\n")
+            (place / f"torch-{version}.dist-info").mkdir()
+            (place / f"torch-{version}.dist-info" / "METADATA").write_text(f"Name: torch\nVersion: {version}\n")
         case "dray":
             for name in ("dray", "searchers"):
                 shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))

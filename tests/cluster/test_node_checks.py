@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import errno
 import importlib.metadata
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray import cloudpickle
 
 import dray
-from dray.cluster.checks import node as node_checks
 from dray.cluster.checks.node import (
     LEAST_FREE_BYTES,
     Needs,
@@ -113,21 +108,6 @@ def test_a_disk_without_room_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free[place]))
     assert full_disk(["/a"]) is None
     assert full_disk(["/a", "/b"]) == ("full", "has a full disk: 63 MiB are free on /")
-
-
-@pytest.mark.slow
-def test_a_node_without_dray_looks_too(tmp_path: Path) -> None:
-    write_sign(tmp_path, "run")
-    with node_checks.pickled_by_value():
-        sent = cloudpickle.dumps(node_checks._look)
-    program = (
-        "import pickle, sys; sys.modules['dray'] = None\n"
-        f"look = pickle.loads({sent!r})\n"
-        f"print([look({str(tmp_path)!r}, sign)[1] for sign in ('run', 'another')])\n"
-    )
-    told = ast.literal_eval(subprocess.check_output([sys.executable, "-c", program], text=True).splitlines()[-1])
-    assert told == [None, ("unseen", f"has a different directory {tmp_path} than the driver")]
-    assert len(cloudpickle.dumps(node_checks._look)) < 100, "and by its name again"
 
 
 class Store:

@@ -104,46 +104,29 @@ class _Check:
             number: on_node(Inspector, node, runtime_env=sent, max_concurrency=2).remote()
             for number, node in enumerate(self._ids)
         }
-        ready, failed = self._asked({number: each.__ray_ready__.remote() for number, each in started.items()})
+        ready = self._answers({number: each.__ray_ready__.remote() for number, each in started.items()}, "run dray")
         self._inspectors = {number: started[number] for number in ready}
-        for number, error in failed.items():
-            self.checked.add_error(self.checked.nodes[number].name, f"can't run dray: {error}")
 
-    def _asked(self, references: Mapping[int, Any]) -> tuple[dict[int, Any], dict[int, str]]:
-        """The nodes' answers, and the errors of those that give none."""
+    def _answers(self, references: Mapping[int, Any], what: str = "be checked") -> dict[int, Any]:
+        """The nodes' answers. One that gives none can't do what it was asked for, and is asked nothing else."""
         import ray
 
         answers: dict[int, Any] = {}
-        failed: dict[int, str] = {}
-        if not references:
-            return answers, failed
-        done = set(ray.wait(list(references.values()), num_returns=len(references), timeout=ANSWER_S)[0])
+        deadline = time.monotonic() + ANSWER_S
         for number, reference in references.items():
-            if reference not in done:
-                failed[number] = f"no answer within {ANSWER_S:.0f} s"
-                continue
             try:
-                answers[number] = ray.get(reference)
+                answers[number] = ray.get(reference, timeout=max(0.0, deadline - time.monotonic()))
             except Exception as error:  # whatever the actor raised
-                failed[number] = " ".join(str(error).split())[-300:]
-        return answers, failed
-
-    def _all(self, what: str) -> dict[int, Any]:
-        """Ask all nodes the same; those that don't answer become findings."""
-        answers, failed = self._asked(
-            {number: getattr(each, what).remote() for number, each in self._inspectors.items()}
-        )
-        for number, error in failed.items():
-            self._lost(number, error)
+                late = isinstance(error, ray.exceptions.GetTimeoutError)
+                why = f"no answer within {ANSWER_S:.0f} s" if late else " ".join(str(error).split())[-300:]
+                self._inspectors.pop(number, None)
+                self.checked.add_error(self.checked.nodes[number].name, f"can't {what}: {why}")
         return answers
-
-    def _lost(self, number: int, error: str) -> None:
-        self._inspectors.pop(number, None)
-        self.checked.add_error(self.checked.nodes[number].name, f"can't be checked: {error}")
 
     def _look(self) -> None:
         drivers = versions()
-        for number, facts in self._all("facts").items():
+        asked = {number: inspector.facts.remote() for number, inspector in self._inspectors.items()}
+        for number, facts in self._answers(asked).items():
             self.checked.take_facts(self.checked.nodes[number], facts, drivers)
         self.checked.compare_nodes()
 
@@ -154,10 +137,9 @@ class _Check:
             node = self.checked.nodes[number]
             try:
                 ahead = ahead_s(lambda there=inspector: ray.get(there.clock.remote(), timeout=ANSWER_S))  # type: ignore[misc]
-            except Exception as error:
-                self._lost(number, " ".join(str(error).split())[-300:])
-            else:
-                self.checked.take_clock(node, ahead)
+            except ray.exceptions.RayError:
+                continue  # the next step reports that it does not answer
+            self.checked.take_clock(node, ahead)
 
     def _try_storage(self) -> None:
         with _SharedDirectory(self._place, self.checked) as shared:
@@ -167,11 +149,7 @@ class _Check:
                 number: each.storage.remote(shared.place, shared.sign, f"node-{number}")
                 for number, each in self._inspectors.items()
             }
-            answers, failed = self._asked(asked)
-            for number, error in failed.items():
-                self._lost(number, error)
-            for number, answer in answers.items():
-                trouble = None if answer is None else Trouble(*answer)
+            for number, trouble in self._answers(asked).items():
                 if trouble is None and not shared.has(f"node-{number}"):
                     trouble = Trouble("unseen", f"writes to {self._place}, but the driver does not see what it wrote")
                 if trouble is not None:
@@ -191,17 +169,14 @@ class _Check:
         numbers = sorted(self._inspectors)
         if len(numbers) < 2:
             return
-        places = self._all("listen")
+        places = self._answers({number: self._inspectors[number].listen.remote() for number in numbers})
         after = dict(zip(numbers, [*numbers[1:], numbers[0]], strict=True))
         asked = {
             number: self._inspectors[number].send.remote(places[after[number]])
             for number in numbers
             if number in self._inspectors and after[number] in places
         }
-        answers, failed = self._asked(asked)
-        for number, error in failed.items():
-            self._lost(number, error)
-        for number, (speed, error) in answers.items():
+        for number, (speed, error) in self._answers(asked).items():
             node, to = self.checked.nodes[number], self.checked.nodes[after[number]]
             node.sends_bytes_s = speed
             if speed is None:

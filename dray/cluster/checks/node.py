@@ -18,12 +18,10 @@ import os
 import platform
 import secrets
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -246,34 +244,20 @@ def nodes_without(directory: str, sign: str, resource: str) -> dict[str, Trouble
     from ray.exceptions import RayError
 
     from dray.cluster.nodes import nodes
+    from dray.code.packages import environment
 
     here = ray.get_runtime_context().get_node_id()
     others = [node.id for node in nodes() if node.id != here and node.resources.get(resource, 0) > 0]
-    with pickled_by_value():
-        asked = [on_node(_look, node).remote(directory, sign) for node in others]
+    sent = environment()
+    asked = [on_node(_look, node, runtime_env=sent).remote(directory, sign) for node in others]
     ready, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK_S) if asked else ([], [])
     found: dict[str, Trouble] = {}
     for reference in ready:
         with contextlib.suppress(RayError):  # the node is gone
             name, trouble = ray.get(reference)
             if trouble is not None:
-                found[name] = Trouble(*trouble)
+                found[name] = trouble
     return found
-
-
-@contextlib.contextmanager
-def pickled_by_value(*modules: ModuleType) -> Iterator[None]:
-    """Within the block, what these modules and this one define is sent by value: the nodes need no dray for it."""
-    from ray import cloudpickle
-
-    sent = [sys.modules[__name__], *modules]
-    for module in sent:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in sent:
-            cloudpickle.unregister_pickle_by_value(module)
 
 
 def on_node(what: Any, node: str, **options: Any) -> Any:
@@ -285,6 +269,5 @@ def on_node(what: Any, node: str, **options: Any) -> Any:
     return ray.remote(**options)(what)
 
 
-def _look(directory: str, sign: str) -> tuple[str, Any]:
-    trouble = directory_trouble(directory, sign)
-    return name_of_this_node(), None if trouble is None else (trouble.kind, trouble.what)
+def _look(directory: str, sign: str) -> tuple[str, Trouble | None]:
+    return name_of_this_node(), directory_trouble(directory, sign)
