@@ -1,7 +1,7 @@
 """Which files of a directory are code: those that an experiment copies and sends to its workers.
 
-All but those that match ``NOT_CODE`` and the directory's own ``.drayignore``, in the syntax of ``.gitignore``, where
-``!`` takes a pattern back; Determined's ``.detignore`` is read too. Always left out: virtual environments of any name,
+All but those that match ``NOT_CODE`` or the directory's own ``.drayignore``, in the syntax of ``.gitignore``, where
+``!`` negates a pattern; Determined's ``.detignore`` is read too. Always left out: virtual environments of any name,
 tagged caches (https://bford.info/cachedir/), and other experiments.
 """
 
@@ -32,7 +32,7 @@ NOT_CODE = (
     # Ray's launcher puts the key to a cluster's machines into the head's home directory.
     "ray_bootstrap_*",
 )
-"""Patterns before the directory's own, which may take some back."""
+"""Patterns before the directory's own, which may negate some."""
 MOST_CODE_BYTES = 96 * 2**20
 """Determined's limit."""
 MOST_LINKED_BYTES = 1 << 20

@@ -33,9 +33,9 @@ class Failure:
     """How a trial failed.
 
     Attributes:
-        kind: See ``FailureKind``.
-        where: The exception's type, and the innermost line of the user's code; "" without an exception.
-        batches: Batches trained before it failed; -1 if unknown.
+        kind: see ``FailureKind``.
+        where: the exception's type, and the innermost line of the user's code; "" without an exception.
+        batches: batches trained before it failed; -1 if unknown.
     """
 
     kind: FailureKind
@@ -83,9 +83,9 @@ def with_users_line(error: BaseException, trace: str, code: Path | None) -> str:
     """A traceback, preceded by what a user looks for: the error, and the line of their own code that it came from.
 
     Args:
-        error: Raised by a trial.
-        trace: Its traceback, as text.
-        code: The directory of the user's code, which is left out of file names.
+        error: raised by a trial.
+        trace: its traceback, as text.
+        code: the directory of the user's code, which is left out of file names.
 
     Returns:
         The traceback alone, if no line of the user's code led to it. Otherwise, above it and an empty line::
@@ -106,7 +106,7 @@ def users_line(error: BaseException, code: Path | None) -> list[str]:
     """The innermost line of the user's code that led to an error, below its location; [] if there is none.
 
     Args:
-        error, code: As in ``with_users_line``.
+        error, code: as in ``with_users_line``.
     """
     return _formatted(_users_frames(error), code)
 
@@ -115,8 +115,8 @@ def running_users_line(frame: FrameType, code: Path | None) -> list[str]:
     """The innermost line of the user's code that a thread is running, formatted as by ``users_line``.
 
     Args:
-        frame: The thread's innermost frame.
-        code: As in ``with_users_line``.
+        frame: the thread's innermost frame.
+        code: as in ``with_users_line``.
     """
     return _formatted(_users(traceback.extract_stack(frame)), code)
 

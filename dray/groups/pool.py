@@ -28,7 +28,7 @@ from dray.groups.waiting import NodeWait
 from dray.records.timeline import Timeline
 
 SEEK_S = 0.25
-"""How often room for another group is looked for, when nothing happens."""
+"""How often to look for room for another group, if nothing happens."""
 CLUSTER_CHECK_S = 5.0
 """The same while a group starts."""
 LOOK_S = 1.0
@@ -39,7 +39,8 @@ a wrong guess costs at most twice as much as the right one (ski rental; Karlin e
 MAX_FAILED_STARTS = 5
 """A group that starts this many times without finishing a lease ends the experiment."""
 IN_TURN_S = 30.0
-"""On a local cluster the first group, then Tune, then further groups start in turn: the time given to each."""
+"""On a local cluster the first group, Tune, and further groups start one after another: how long each may take before
+the next starts anyway."""
 END_S = 30.0
 """How long all groups together may take to shut down on a cluster that stays up."""
 

@@ -1,4 +1,4 @@
-"""Tells the user what worker groups wait for while they have no nodes."""
+"""What worker groups wait for while they have no nodes, as text for the user."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dray.cluster.nodes import nodes
 from dray.groups.group import Slots
 
 SAY_AFTER_S = 10.0
-"""How long a group must have waited before the user is told: with free nodes it takes less than a second, and an
+"""How long a group must have waited before that is reported: with free nodes it takes less than a second, and an
 autoscaler looks every five."""
 LOOK_S = 5.0
 """How often to ask for the autoscaler's activity."""

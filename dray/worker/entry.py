@@ -66,7 +66,7 @@ def _serve_leases(work: dict[str, Any]) -> None:
 
 
 def give_up(work: dict[str, Any], error: Exception) -> None:
-    """Report an error that any process in this one's place would have too; wait until the driver ends the run."""
+    """Report an error that any other process here would have too, and wait until the driver ends the run."""
     # Without its causes: the desk may not be able to import their classes.
     error.__cause__ = error.__context__ = None
     ray.get(work["desk"].broken.remote(work["group"], error.with_traceback(None)))

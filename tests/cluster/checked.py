@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from dray.cluster.checks.cluster import reduced
+from dray.cluster.checks.cluster import all_reduce_speed
 from dray.cluster.checks.findings import ClusterCheck
 from tests.cluster.bad_nodes import node, with_version
 from tests.storage.s3 import LocalS3
@@ -47,7 +47,7 @@ def well(directory: Path, address: str) -> dict[str, Any]:
         }
         ids = [each["NodeID"] for each in ray.nodes() if each["Alive"] and each["Resources"].get("CPU")]
         checked = ClusterCheck(address=address, storage="", nodes=[])
-        said["reduced"] = reduced(checked, ids, "gloo")
+        said["reduced"] = all_reduce_speed(checked, ids, "gloo")
         said["findings"] = [finding.what for finding in checked.findings]
     return said
 

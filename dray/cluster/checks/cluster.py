@@ -193,12 +193,12 @@ class _Check:
         if len(seen) == 1 and min(len(self.checked.nodes[seen[0]].gpus), self.checked.nodes[seen[0]].gpus_of_ray) > 1:
             seen *= 2
         if len(seen) > 1:
-            self.checked.reduces_bytes_s = reduced(
+            self.checked.reduces_bytes_s = all_reduce_speed(
                 self.checked, [self._ids[number] for number in seen[:MAX_RANKS]], "nccl"
             )
 
 
-def reduced(checked: ClusterCheck, nodes: Sequence[str], backend: Literal["nccl", "gloo"]) -> float | None:
+def all_reduce_speed(checked: ClusterCheck, nodes: Sequence[str], backend: Literal["nccl", "gloo"]) -> float | None:
     """The bus bandwidth of an all-reduce between processes on these nodes (ids); None if it failed, which is noted."""
     import ray
     from ray.exceptions import GetTimeoutError

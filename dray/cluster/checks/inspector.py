@@ -59,7 +59,7 @@ class Inspector:
         return {
             "host": platform.node(),
             **versions(),
-            **_of_torch_itself(),
+            **_torch_facts(),
             "disks": [Disk(path=mounted(place), free=its.free, size=its.total) for place, its in usage],
             "has_token": os.environ.get("RAY_AUTH_MODE", "").lower() == "token",
             "full": full.what if full else "",
@@ -120,8 +120,8 @@ def _take(listener: socket.socket) -> None:
         wire.sendall(b".")
 
 
-def _of_torch_itself() -> dict[str, Any]:
-    # In a process of its own: a broken torch may crash it; and Ray hides GPUs from an actor that asked for none.
+def _torch_facts() -> dict[str, Any]:
+    # In another process: a broken torch may crash it, and Ray hides GPUs from an actor that asked for none.
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:

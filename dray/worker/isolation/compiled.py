@@ -1,10 +1,9 @@
-"""What ``torch.compile`` has compiled stays from trial to trial, as long as a trial would have compiled the same.
+"""Keeps what ``torch.compile`` has compiled from trial to trial, as long as the next trial would compile the same.
 
 torch guards compiled code by what it depends on: shapes, dtypes, values of attributes and globals, functions that it
-calls, most flags. Not by the settings of the compiler and some others, nor by the methods of module classes. So these
-are compared before a trial trains; if one differs, everything is compiled anew. That is also done after a trial that
-has left something behind: it ran into the limit of recompilations (torch then leaves the function uncompiled), or used
-CUDA graphs, which hold memory.
+calls, most flags; but not by the compiler's settings and some others, nor by the methods of module classes. So these
+are compared before a trial trains, and if one differs, everything is compiled anew; also after a trial that hit the
+recompile limit (torch then leaves the function uncompiled), or used CUDA graphs, which hold memory.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dray.training import warm
 from dray.worker.isolation.settings import Setting
 
 MOST = 64
-"""Compilations of one function after which all is forgotten: each is a guard to check, and memory."""
+"""Compilations of one function after which everything is dropped: each is a guard to check, and memory."""
 
 State: TypeAlias = tuple[dict[tuple[str, str], Any], list[Any]]
 
@@ -103,7 +102,7 @@ def _backends() -> list[Any]:
 
 
 def _compilations() -> int:
-    """Of the function that was compiled most often."""
+    """How often the function that was compiled most often was."""
     return max(sys.modules["torch._dynamo.convert_frame"].FRAME_COMPILE_COUNTER.values(), default=0)
 
 

@@ -21,8 +21,8 @@ def log_tail(log: Path, start: int = 0) -> str:
     """The last lines of a trial's log, indented; after a crash, the first lines about it.
 
     Args:
-        log: Need not exist.
-        start: The number of bytes at the file's beginning to leave out.
+        log: need not exist.
+        start: the number of bytes at the file's beginning to leave out.
     """
     lines = _last_lines(log, start)
     return "\n".join(f"    | {line}" for line in lines[_crash(lines) :][:_LINES]) or "    | (nothing)"
@@ -32,8 +32,8 @@ def with_log_tail(error: str, log: Path) -> str:
     """The error of a process that died, with the last lines of its log.
 
     Args:
-        error: Says that it died.
-        log: Of its trial and rank.
+        error: says that it died.
+        log: of its trial and rank.
 
     Returns:
         After a crash, the kind of crash and the innermost line of the user's code come first::

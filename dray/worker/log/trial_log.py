@@ -76,7 +76,7 @@ class TrialLog:
     """The log file of a trial's rank, while output is redirected to it.
 
     Attributes:
-        path: Of the file.
+        path: of the file.
         descriptor: A file descriptor; what is written to it is appended to the file.
     """
 
@@ -99,8 +99,8 @@ def redirect_output(path: Path, secrets: Sequence[str] = ()) -> Iterator[TrialLo
     All of it is in the file when the block ends, or soon after the process is killed in it.
 
     Args:
-        path: Of the file; its directory is created.
-        secrets: Each byte of a secret in the output is replaced by an x.
+        path: of the file; its directory is created.
+        secrets: each byte of a secret in the output is replaced by an x.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = _writer.pipe_to(path, secrets)
