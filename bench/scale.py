@@ -38,6 +38,7 @@ from _measure import (
 
 if TYPE_CHECKING:
     from dray.desk.messages import Message
+    from dray.worker.spec import WorkerSpec
 
 GROUPS_PER_PLAYER = 30
 ROWS = 8
@@ -94,9 +95,9 @@ class Players:
 
         await desk.arrived.remote(group, "")
         number = 0
-        while (given := await desk.next_lease.remote(group, start, 0, 1, number)) is not None:
-            number, lease = given["number"], given["lease"]
+        while (lease := await desk.next_lease.remote(group, start, 0, 1, number)) is not None:
             assert isinstance(lease, TrialLease)
+            number = lease.number
             desk.begun.remote(number)
             outcome = await self._trial(desk, number, lease.trial_id, rungs)
             await desk.leave.remote(number, 0, outcome)
@@ -136,13 +137,12 @@ class LightGroup:
     is_placed = True
     nodes: frozenset[str] = frozenset()
 
-    def __init__(self, *, name: str, start: int, desk: Any, work: Mapping[str, Any], **_: Any) -> None:
-        self.name, self.start = name, start
+    def __init__(self, spec: WorkerSpec, **_: Any) -> None:
+        self.name, self.start = spec.group, spec.start
         player = self.players[LightGroup.made // GROUPS_PER_PLAYER % len(self.players)]
         LightGroup.made += 1
-        experiment = work["settings"]
-        rungs = sorted({int(rung.value) for rung in (*experiment.rungs, experiment.max_length)})
-        player.play.remote(desk, name, start, rungs)
+        lengths = [rung for rung in (*spec.settings.rungs, spec.settings.max_length) if rung is not None]
+        player.play.remote(spec.desk, spec.group, spec.start, sorted({int(length.value) for length in lengths}))
 
     def end(self) -> None:
         """It ends with its player."""

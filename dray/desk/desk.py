@@ -78,7 +78,7 @@ class Desk:
         while not self._leases.closing:
             await self._wakeups.wait(CLOSED)
 
-    async def next_lease(self, group: str, start: int, rank: int, size: int, after: int) -> dict[str, Any] | None:
+    async def next_lease(self, group: str, start: int, rank: int, size: int, after: int) -> object | None:
         """The next lease's parameters for this rank, as given to ``bind``. None if its process is to end.
 
         Args:
@@ -249,7 +249,7 @@ class Desk:
         """Take trials out of the queue: the search does not let them run now."""
         self._leases.withdraw(trials)
 
-    async def bind(self, lease: int, spec: dict[str, Any]) -> None:
+    async def bind(self, lease: int, spec: object) -> None:
         """Give a granted lease its parameters, so that its group's ranks begin."""
         self._leases.bind(lease, spec)
         self._wake()

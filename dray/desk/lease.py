@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from dray.desk.failure import LOW_MEMORY, Failure, FailureKind
 from dray.desk.messages import Decision, LeaseOutcome
@@ -38,7 +37,7 @@ class Lease:
     trial: int
     group: Group
     state: State = State.GRANTED
-    spec: dict[str, Any] | None = None
+    spec: object | None = None
     """The driver's parameters for the ranks."""
     left: dict[int, LeaseOutcome] = field(default_factory=dict)
     """Ranks that have left, and how."""

@@ -169,7 +169,7 @@ class Leases:
         return lease is not None and lease.holds_trial
 
     # ------------------------------------------------------------------ the life of a lease
-    def bind(self, number: int, spec: dict[str, Any]) -> None:
+    def bind(self, number: int, spec: object) -> None:
         """Give a granted lease its parameters, so that the ranks begin."""
         if (lease := self.live(number)) is not None:
             lease.spec = spec

@@ -309,7 +309,7 @@ class Run:
                 revived=granted.trial in self._revived,
                 send_every_s=max(SEND_EVERY_S, self.groups.count / REPORTS_PER_S),
             )
-        self.desk.bind.remote(granted.lease, {"number": granted.lease, "lease": lease})
+        self.desk.bind.remote(lease.number, lease)
 
     def _record(self, received: ReportReceived) -> None:
         trial, rows = received.trial, received.report["rows"]

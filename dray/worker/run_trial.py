@@ -8,13 +8,14 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import ray
 
+import dray
 from dray import core, pytorch
 from dray.desk.failure import LOG_TAIL, Failure, failure_of, users_line, with_users_line
 from dray.desk.messages import LeaseOutcome
@@ -32,6 +33,7 @@ from dray.worker.host import RayHost, RayProgramHost
 from dray.worker.isolation.handlers import redirect_handlers
 from dray.worker.lease import LeaseLost, TrialLease
 from dray.worker.log.trial_log import TrialLog, log_to_stderr, redirect_output, reset_logging
+from dray.worker.spec import WorkerSpec
 
 Program: TypeAlias = type[pytorch.PyTorchTrial] | Script
 
@@ -68,7 +70,7 @@ def run_trial(
     program: Program,
     code: Path | None,
     lease: TrialLease,
-    work: Mapping[str, Any],
+    worker: WorkerSpec,
     distributed: core.DistributedContext,
 ) -> Left:
     """Run one lease; whatever the trial raises is part of the answer.
@@ -77,25 +79,22 @@ def run_trial(
         program: the trial's class, or the program to run.
         code: the directory of the user's code, if there is one.
         lease: the trial.
-        work: as in `dray.worker.entry.serve_leases`.
         distributed: the group's ranks.
     """
     kind = RayProgramHost if isinstance(program, Script) else RayHost
-    host = kind(desk=work["desk"], lease=lease, settings=work["settings"], code_dir=code)
-    with redirect_output(log_path(lease, distributed.rank), work["settings"].secrets) as log:
+    host = kind(desk=worker.desk, lease=lease, settings=worker.settings, code_dir=code)
+    with redirect_output(log_path(lease, distributed.rank), worker.settings.secrets) as log:
         try:
-            watched = _exit_if_hung(host, work["desk"], distributed.rank, log)
+            watched = _exit_if_hung(host, worker.desk, distributed.rank, log)
             with watched, use_host(host, distributed), redirect_handlers():
-                return _run(program, code, host, work["log_format"], distributed)
+                return _run(program, code, host, distributed)
         except BaseException as error:  # also SystemExit: a class may call sys.exit(), which would end the process
             return _left_by(error, host, code, log)
         finally:
             host.close()
 
 
-def _run(
-    program: Program, code: Path | None, host: RayHost, log_format: str, distributed: core.DistributedContext
-) -> Left:
+def _run(program: Program, code: Path | None, host: RayHost, distributed: core.DistributedContext) -> Left:
     """Resume the trial, run its code, and agree with the other ranks on its end."""
     is_chief = distributed.rank == 0
     ended = host.resume() if is_chief else None
@@ -109,7 +108,7 @@ def _run(
                 return left
         else:
             assert not isinstance(program, Script)
-            log_to_stderr(log_format)
+            log_to_stderr(dray.LOG_FORMAT)
             _run_class(program, code, host)
     # Only the chief's host knows of reports.
     has_trained = is_chief and (host.has_trained or not isinstance(program, Script))
