@@ -75,6 +75,7 @@ class Groups:
             desk=self._desk,
             settings=settings,
             load_trial=Held(number),
+            log_format="",
             shared_by=1,
             needs=None,
         )

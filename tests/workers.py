@@ -10,4 +10,5 @@ from dray.worker.spec import WorkerSpec
 def worker_spec(desk: Any, settings: Any, **fields: Any) -> WorkerSpec:
     """On this machine, with a slot of its own."""
     defaults = {"run": "run", "group": "group-0", "start": 1, "load_trial": None, "shared_by": 1, "needs": None}
+    defaults |= {"log_format": "%(message)s"}
     return WorkerSpec(desk=desk, settings=settings, **{**defaults, **fields})

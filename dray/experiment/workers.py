@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import dray
 from dray.cluster.checks.node import Needs
 from dray.cluster.connection import Cluster
 from dray.code.factory import ByValue, FromDirectory, Sent
@@ -57,6 +58,7 @@ class Workers:
             desk=desk,
             settings=self.settings,
             load_trial=self.load_trial,
+            log_format=dray.LOG_FORMAT,
             shared_by=slots.shared_by,
             needs=self.needs,
         )

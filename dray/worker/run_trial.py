@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 
 import ray
 
-import dray
 from dray import core, pytorch
 from dray.desk.failure import LOG_TAIL, Failure, failure_of, users_line, with_users_line
 from dray.desk.messages import LeaseOutcome
@@ -87,14 +86,16 @@ def run_trial(
         try:
             watched = _exit_if_hung(host, worker.desk, distributed.rank, log)
             with watched, use_host(host, distributed), redirect_handlers():
-                return _run(program, code, host, distributed)
+                return _run(program, code, host, worker.log_format, distributed)
         except BaseException as error:  # also SystemExit: a class may call sys.exit(), which would end the process
             return _left_by(error, host, code, log)
         finally:
             host.close()
 
 
-def _run(program: Program, code: Path | None, host: RayHost, distributed: core.DistributedContext) -> Left:
+def _run(
+    program: Program, code: Path | None, host: RayHost, log_format: str, distributed: core.DistributedContext
+) -> Left:
     """Resume the trial, run its code, and agree with the other ranks on its end."""
     is_chief = distributed.rank == 0
     ended = host.resume() if is_chief else None
@@ -108,7 +109,7 @@ def _run(program: Program, code: Path | None, host: RayHost, distributed: core.D
                 return left
         else:
             assert not isinstance(program, Script)
-            log_to_stderr(dray.LOG_FORMAT)
+            log_to_stderr(log_format)
             _run_class(program, code, host)
     # Only the chief's host knows of reports.
     has_trained = is_chief and (host.has_trained or not isinstance(program, Script))

@@ -23,6 +23,7 @@ class WorkerSpec:
         desk: the desk's actor handle.
         settings: of all trials.
         load_trial: loads the trial's class, or the program.
+        log_format: of the log lines of trials.
         shared_by: how many groups of one worker share a slot.
         needs: what the node must have; None if the driver has started the cluster on this machine.
     """
@@ -33,5 +34,6 @@ class WorkerSpec:
     desk: Any
     settings: SharedSettings
     load_trial: FromDirectory | ByValue | Sent
+    log_format: str
     shared_by: int
     needs: Needs | None

@@ -80,13 +80,12 @@ def test_a_failed_extension_is_recorded_with_the_end_that_the_trial_keeps(tmp_pa
     )
     with Journal(directory.journal) as journal:
         restarts = Restarts(
-            [],
+            [{"event": "exited", "trial": 3, "reason": "completed"}],
             config=config,
             directory=directory,
             journal=journal,
             display=display,
             has_logs=True,
-            revived={3: "completed"},
         )
         left = TrialLeft(lease=1, group="g", trial=3, outcome="errored", error="ValueError: over", failure=error(16))
         assert restarts.end_of(left) is None
