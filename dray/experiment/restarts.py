@@ -129,9 +129,6 @@ def recorded(records: Iterable[Mapping[str, Any]]) -> dict[int, list[Failure]]:
     found: dict[int, list[Failure]] = {}
     for each in records:
         if each.get("event") == "restarted":
-            # Journals of older versions have only the error.
-            failure = Failure(
-                kind=each.get("kind", "died"), where=each.get("where", ""), batches=each.get("batches", -1)
-            )
+            failure = Failure(kind=each["kind"], where=each["where"], batches=each["batches"])
             found.setdefault(each["trial"], []).append(failure)
     return found

@@ -194,7 +194,7 @@ class Retention:
     def _add(self, trial: int, batches: int, checkpoint: str, value: float | None) -> None:
         value = value if value is not None and math.isfinite(value) else None
         saved = Saved(trial=trial, batches=batches, checkpoint=checkpoint, value=value)
-        self._damaged.discard(saved.checkpoint)  # written anew
+        self._damaged.discard(saved.checkpoint)  # it was written again
         self._on_disk.discard(saved)
         self._changed.add(saved.trial)
         mine = self._saved.setdefault(saved.trial, {})

@@ -230,7 +230,7 @@ class Run:
             case messages.GroupEnded():
                 self.groups.ended(message.group, message.start, is_lost=message.is_lost, error=message.error)
             case messages.LeaseGranted():
-                self._timeline.lent(message.group, message.trial, message.time)
+                self._timeline.granted(message.group, message.trial, message.time)
                 self._bind(message)
             case messages.ReportReceived():
                 self._record(message)

@@ -110,7 +110,3 @@ def test_failures_are_recovered_from_the_journal() -> None:
         {"event": "restarted", "trial": 3, "error": "...", **record(OOM)},
     ]
     assert recorded(records) == {3: [error(4), OOM], 1: [DIED]}
-
-
-def test_journals_of_older_versions_are_read() -> None:
-    assert recorded([{"event": "restarted", "trial": 3, "error": "boom"}]) == {3: [DIED]}

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -136,7 +136,8 @@ def test_a_process_that_died_when_the_kernel_killed_one_of_its_node_was_out_of_m
     heard: list[tuple[Any, ...]] = []
     group = world.start(slots=1, cpus=0.5)
     [process] = world.processes(1)
-    group._desk = SimpleNamespace(group_ended=SimpleNamespace(remote=lambda *told: heard.append(told)))
+    desk = SimpleNamespace(group_ended=SimpleNamespace(remote=lambda *told: heard.append(told)))
+    monkeypatch.setattr(group, "_spec", replace(group._spec, desk=desk))
     monkeypatch.setattr(lending, "oom_kills_of", lambda node, runtime_env: oom_kills()[1] + 1)
     os.kill(process["pid"], signal.SIGKILL)
     assert group.ended(by=time.monotonic() + 60)
